@@ -1,0 +1,267 @@
+//! The HTTP-CONNECT request head: an incremental parser with limits, and every response of that dialect.
+//!
+//! The parser takes what Go's `net/http` server takes, since that is what clients have been tested against, and
+//! is stricter in two places that no client of the proxy uses: the request target must be an authority and
+//! nothing else (Go drops user names and paths silently), and it has no percent-encoding (Go decodes it in
+//! IPv6 zones). The destination is handed on as it came; the agent judges it.
+
+mod reply;
+
+#[cfg(test)]
+mod tests;
+
+pub use reply::{ESTABLISHED, Rejection, TargetStatus, failure_response};
+
+/// Octets of a request head, unless configured otherwise: what Go's server takes.
+pub const HEAD_LEN_MAX: usize = 1024 * 1024;
+/// Octets kept of a `User-Agent`, which is only logged.
+const USER_AGENT_LEN_MAX: usize = 256;
+
+/// What [`RequestHead::parse`] found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// The head is incomplete: read more and call again.
+    NeedMore,
+    /// A request for a tunnel.
+    Connect(Connect),
+    /// Anything else: write [`Rejection::response`] and close.
+    Rejected(Rejection),
+}
+
+/// A request for a tunnel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Connect {
+    /// The request target, verbatim; usually `host:port`. `Host` headers have no part in it.
+    pub authority: String,
+    /// The first 256 octets of the first `User-Agent`, for the log.
+    pub user_agent: Option<String>,
+    /// Octets of the head. What lies behind it in the buffer is the tunnel's first data.
+    pub consumed: usize,
+}
+
+/// The parser of one request head.
+#[derive(Debug)]
+pub struct RequestHead {
+    len_max: usize,
+    /// Octets looked at, so that none is looked at twice.
+    scanned: usize,
+    /// Where the current line starts.
+    line_start: usize,
+    /// The request line was complete and acceptable.
+    request: Option<Request>,
+    user_agent: Option<String>,
+}
+
+impl Default for RequestHead {
+    fn default() -> Self {
+        Self::new(HEAD_LEN_MAX)
+    }
+}
+
+impl RequestHead {
+    /// A parser that refuses heads of more than `len_max` octets.
+    #[must_use]
+    pub fn new(len_max: usize) -> Self {
+        Self {
+            len_max,
+            scanned: 0,
+            line_start: 0,
+            request: None,
+            user_agent: None,
+        }
+    }
+
+    /// Looks at everything read so far: `bytes` starts with the head's first octet on every call and only ever
+    /// grows. After anything but [`Progress::NeedMore`] the parser is used up.
+    pub fn parse(&mut self, bytes: &[u8]) -> Progress {
+        // The limit is on the head alone: a head that fits may have any amount of data behind it.
+        let bound = bytes.len().min(self.len_max);
+        while let Some(&octet) = bytes.get(self.scanned).filter(|_| self.scanned < bound) {
+            self.scanned += 1;
+            if octet != b'\n' {
+                // Go finds these only at the end of the line; a TLS hello in the wrong place has no such end.
+                if is_control(octet) && octet != b'\r' {
+                    return Progress::Rejected(Rejection::Malformed);
+                }
+                continue;
+            }
+            let line = bytes.get(self.line_start..self.scanned).unwrap_or_default();
+            self.line_start = self.scanned;
+            match self.handle_line(without_line_end(line)) {
+                Ok(None) => {}
+                Ok(Some(done)) => return done,
+                Err(rejection) => return Progress::Rejected(rejection),
+            }
+        }
+        if bytes.len() >= self.len_max {
+            return Progress::Rejected(Rejection::TooLarge);
+        }
+        Progress::NeedMore
+    }
+
+    fn handle_line(&mut self, line: &[u8]) -> Result<Option<Progress>, Rejection> {
+        if line.contains(&b'\r') {
+            return Err(Rejection::Malformed);
+        }
+        let Some(request) = self.request.take() else {
+            self.request = Some(Request::parse(line)?);
+            return Ok(None);
+        };
+        if line.is_empty() {
+            let authority = request.into_authority()?;
+            let user_agent = self.user_agent.take();
+            let connect = Connect {
+                authority,
+                user_agent,
+                consumed: self.scanned,
+            };
+            return Ok(Some(Progress::Connect(connect)));
+        }
+        let is_first = request.headers == 0;
+        self.request = Some(Request {
+            headers: request.headers.saturating_add(1),
+            ..request
+        });
+        if matches!(line.first(), Some(b' ' | b'\t')) {
+            // An obsolete folded line continues the header before it; there has to be one.
+            return if is_first {
+                Err(Rejection::Malformed)
+            } else {
+                Ok(None)
+            };
+        }
+        let (name, value) = header(line).ok_or(Rejection::Malformed)?;
+        if name.eq_ignore_ascii_case(b"user-agent") && self.user_agent.is_none() {
+            let kept = value.get(..USER_AGENT_LEN_MAX).unwrap_or(value);
+            self.user_agent = Some(String::from_utf8_lossy(kept).into_owned());
+        }
+        Ok(None)
+    }
+}
+
+/// A request line and how many header lines followed.
+#[derive(Debug)]
+struct Request {
+    is_connect: bool,
+    target: String,
+    is_http_1: bool,
+    headers: usize,
+}
+
+impl Request {
+    /// `METHOD target HTTP/x.y`, with one space each, as Go has it.
+    fn parse(line: &[u8]) -> Result<Self, Rejection> {
+        let line = std::str::from_utf8(line).map_err(|_not_text| Rejection::Malformed)?;
+        let (method, rest) = line.split_once(' ').ok_or(Rejection::Malformed)?;
+        let (target, version) = rest.split_once(' ').ok_or(Rejection::Malformed)?;
+        if method.is_empty() || !method.bytes().all(is_token) || target.is_empty() {
+            return Err(Rejection::Malformed);
+        }
+        if target.contains('\t') {
+            return Err(Rejection::Malformed);
+        }
+        let is_http_1 = match version.strip_prefix("HTTP/").map(str::as_bytes) {
+            Some([major, b'.', minor]) if minor.is_ascii_digit() && major.is_ascii_digit() => {
+                *major == b'1'
+            }
+            _ => return Err(Rejection::Malformed),
+        };
+        Ok(Self {
+            is_connect: method == "CONNECT",
+            target: target.to_owned(),
+            is_http_1,
+            headers: 0,
+        })
+    }
+
+    /// The verdict on a head that is complete. Before that nothing is answered, so that a client that still
+    /// writes can read the answer instead of a connection reset.
+    fn into_authority(self) -> Result<String, Rejection> {
+        if !self.is_http_1 {
+            return Err(Rejection::VersionUnsupported);
+        }
+        if !self.is_connect {
+            return Err(Rejection::NotConnect);
+        }
+        if !is_authority(&self.target) {
+            return Err(Rejection::Malformed);
+        }
+        Ok(self.target)
+    }
+}
+
+/// Whether Go's `url.Parse` would take all of `target` as a host with an optional port.
+fn is_authority(target: &str) -> bool {
+    let after_host = match target.strip_prefix('[') {
+        Some(bracketed) => match bracketed.rsplit_once(']') {
+            Some((_, after)) => after,
+            None => return false,
+        },
+        None => target
+            .rfind(':')
+            .and_then(|colon| target.get(colon..))
+            .unwrap_or_default(),
+    };
+    let is_port = |port: &str| port.bytes().all(|octet| octet.is_ascii_digit());
+    target.bytes().all(is_host_octet)
+        && (after_host.is_empty() || after_host.strip_prefix(':').is_some_and(is_port))
+}
+
+/// What Go lets stand in a host, but for the percent sign. Octets of other scripts are left to the resolver.
+fn is_host_octet(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || octet >= 0x80 || b"-_.~!$&'()*+,;=:[]<>\"".contains(&octet)
+}
+
+/// Name and trimmed value of a header line; none for what Go's server refuses.
+fn header(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let colon = line.iter().position(|&octet| octet == b':')?;
+    let (name, value) = (line.get(..colon)?, line.get(colon + 1..)?);
+    (!name.is_empty() && name.iter().copied().all(is_token)).then(|| (name, value.trim_ascii()))
+}
+
+/// The line without its LF or CRLF.
+fn without_line_end(line: &[u8]) -> &[u8] {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
+
+/// Control octets, except the tab that header values may have.
+fn is_control(octet: u8) -> bool {
+    octet.is_ascii_control() && octet != b'\t'
+}
+
+/// RFC 9110, section 5.6.2.
+fn is_token(octet: u8) -> bool {
+    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+}
+
+/// For the fuzz target and the test that replays its corpus. The first byte is how the rest is cut.
+///
+/// # Panics
+///
+/// When the outcome depends on the cuts, or claims octets that were not there.
+#[doc(hidden)]
+pub fn fuzz_entry(data: &[u8]) {
+    let [cut, head @ ..] = data else { return };
+    let whole = RequestHead::new(512).parse(head);
+    let mut parser = RequestHead::new(512);
+    let mut pieces = Progress::NeedMore;
+    let step = usize::from(*cut) + 1;
+    for end in (step..head.len()).step_by(step).chain([head.len()]) {
+        pieces = parser.parse(head.get(..end).unwrap_or_default());
+        if pieces != Progress::NeedMore {
+            break;
+        }
+    }
+    assert_eq!(whole, pieces, "the outcome depends on how the input is cut");
+    match whole {
+        Progress::NeedMore => assert!(head.len() < 512, "the limit was not applied"),
+        Progress::Connect(found) => {
+            assert!(
+                found.consumed <= head.len() && !found.authority.is_empty(),
+                "{found:?}"
+            );
+        }
+        Progress::Rejected(rejection) => assert!(rejection.response().starts_with(b"HTTP/1.1 ")),
+    }
+}

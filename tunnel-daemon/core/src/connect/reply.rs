@@ -1,0 +1,152 @@
+//! Every response of the HTTP-CONNECT dialect, byte for byte as upstream writes it.
+
+use bytes::Bytes;
+
+use crate::failure::DialFailure;
+
+/// Written, alone, once the target is connected. Tunnel bytes follow in a write of their own: kube-apiserver
+/// fails when they arrive together with this line.
+pub const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
+
+/// Why a request head is not a request for a tunnel. The connection is closed after the response.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Rejection {
+    /// The method is another one.
+    #[error("method is not CONNECT")]
+    NotConnect,
+    /// Not HTTP/1, or a target that is no authority.
+    #[error("malformed HTTP request head")]
+    Malformed,
+    /// The head did not end within the limit.
+    #[error("HTTP request head exceeds the limit")]
+    TooLarge,
+    /// HTTP, but another major version.
+    #[error("unsupported HTTP version")]
+    VersionUnsupported,
+}
+
+impl Rejection {
+    /// All bytes to write. Texts are those of Go's `net/http` server, which answers for upstream.
+    #[must_use]
+    pub fn response(self) -> Bytes {
+        Bytes::from_static(match self {
+            Self::NotConnect => {
+                b"HTTP/1.1 405 Method Not Allowed\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\
+                X-Content-Type-Options: nosniff\r\n\
+                Content-Length: 45\r\n\
+                Connection: close\r\n\r\n\
+                this proxy only supports CONNECT passthrough\n"
+            }
+            Self::Malformed => {
+                b"HTTP/1.1 400 Bad Request\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\
+                Connection: close\r\n\r\n\
+                400 Bad Request"
+            }
+            Self::TooLarge => {
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\
+                Connection: close\r\n\r\n\
+                431 Request Header Fields Too Large"
+            }
+            Self::VersionUnsupported => {
+                b"HTTP/1.1 505 HTTP Version Not Supported: unsupported protocol version\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\
+                Connection: close\r\n\r\n\
+                505 HTTP Version Not Supported: unsupported protocol version"
+            }
+        })
+    }
+}
+
+/// What an agent's dial error means in HTTP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TargetStatus {
+    /// 502: refused, reset, unreachable, unknown host and whatever else.
+    BadGateway,
+    /// 503: the agent is out of descriptors.
+    ServiceUnavailable,
+    /// 504: the target did not answer in time.
+    GatewayTimeout,
+}
+
+impl TargetStatus {
+    /// Reads the agent's text as upstream does, by lower-cased substring, first match wins. The text is all
+    /// that the protocol carries.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        let text = text.to_lowercase();
+        if text.contains("timeout") || text.contains("deadline exceeded") {
+            Self::GatewayTimeout
+        } else if text.contains("too many open files") {
+            Self::ServiceUnavailable
+        } else {
+            Self::BadGateway
+        }
+    }
+
+    /// The numeric status.
+    #[must_use]
+    pub fn code(self) -> u16 {
+        match self {
+            Self::BadGateway => 502,
+            Self::ServiceUnavailable => 503,
+            Self::GatewayTimeout => 504,
+        }
+    }
+
+    /// Code and reason phrase.
+    fn line(self) -> &'static str {
+        match self {
+            Self::BadGateway => "502 Bad Gateway",
+            Self::ServiceUnavailable => "503 Service Unavailable",
+            Self::GatewayTimeout => "504 Gateway Timeout",
+        }
+    }
+}
+
+/// All bytes to write for a failed dial before the connection is closed; none where upstream writes none.
+#[must_use]
+pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
+    let plain = |status: TargetStatus, body: &str| {
+        let line = status.line();
+        format!("HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{body}")
+    };
+    let response = match failure {
+        DialFailure::NoAgent => format!(
+            "HTTP/1.1 500 Internal Server Error\r\n\
+            Content-Type: text/plain\r\n\r\n\
+            currently no tunnels available: {failure}"
+        ),
+        DialFailure::Target(text) => {
+            let line = TargetStatus::of(text).line();
+            format!(
+                "HTTP/1.1 {line}\r\n\
+                Connection: close\r\n\
+                Content-Type: text/plain; charset=utf-8\r\n\r\n\
+                {text}"
+            )
+        }
+        DialFailure::LinkBusy => plain(
+            TargetStatus::BadGateway,
+            &format!("Failed to tunnel dial request: {failure}\r\n"),
+        ),
+        DialFailure::LinkLost => {
+            // Go's text for an ended stream, to which clients and dashboards are used.
+            plain(
+                TargetStatus::BadGateway,
+                "Backend context error: context canceled\r\n",
+            )
+        }
+        DialFailure::TimedOut => plain(
+            TargetStatus::GatewayTimeout,
+            &format!("Backend dial timeout: {failure}\r\n"),
+        ),
+        DialFailure::TooManyPending { .. } | DialFailure::ShuttingDown => {
+            plain(TargetStatus::ServiceUnavailable, &format!("{failure}\r\n"))
+        }
+        DialFailure::Closed => return None,
+    };
+    Some(Bytes::from(response))
+}

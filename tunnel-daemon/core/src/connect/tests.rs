@@ -1,0 +1,367 @@
+//! Heads as clients send them, as they should not, and every response.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::failure::DialFailure;
+
+const KUBE_APISERVER: &[u8] =
+    b"CONNECT 10.0.0.7:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: kube-apiserver/v1.34\r\n\r\n";
+
+fn parse(bytes: &[u8]) -> Progress {
+    RequestHead::default().parse(bytes)
+}
+
+fn authority(bytes: &[u8]) -> String {
+    match parse(bytes) {
+        Progress::Connect(connect) => connect.authority,
+        other => panic!("{other:?} for {}", String::from_utf8_lossy(bytes)),
+    }
+}
+
+fn target(target: &str) -> Progress {
+    parse(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes())
+}
+
+#[test]
+fn the_request_target_is_the_destination_whatever_host_says() {
+    let expected = Connect {
+        authority: "10.0.0.7:10250".to_owned(),
+        user_agent: Some("kube-apiserver/v1.34".to_owned()),
+        consumed: KUBE_APISERVER.len(),
+    };
+    assert_eq!(parse(KUBE_APISERVER), Progress::Connect(expected));
+}
+
+#[test]
+fn pipelined_bytes_are_left_to_the_tunnel() {
+    let mut bytes = KUBE_APISERVER.to_vec();
+    bytes.extend_from_slice(b"\x16\x03\x01\0\r\n\r\n");
+    let Progress::Connect(connect) = parse(&bytes) else {
+        panic!("no request found")
+    };
+    assert_eq!(&bytes[connect.consumed..], b"\x16\x03\x01\0\r\n\r\n");
+}
+
+#[test]
+fn the_outcome_is_the_same_for_a_split_at_every_byte() {
+    for at in 0..KUBE_APISERVER.len() {
+        let mut parser = RequestHead::default();
+        assert_eq!(
+            parser.parse(&KUBE_APISERVER[..at]),
+            Progress::NeedMore,
+            "split at {at}"
+        );
+        assert_eq!(
+            parser.parse(KUBE_APISERVER),
+            parse(KUBE_APISERVER),
+            "split at {at}"
+        );
+    }
+}
+
+#[test]
+fn bare_line_feeds_and_folded_headers_are_tolerated() {
+    assert_eq!(authority(b"CONNECT a:1 HTTP/1.1\n\n"), "a:1");
+    assert_eq!(
+        authority(b"CONNECT a:1 HTTP/1.1\nHost: b\r\nX: 1\r\n\t2\n\r\n"),
+        "a:1"
+    );
+    assert_eq!(authority(b"CONNECT a:1 HTTP/1.0\r\n\r\n"), "a:1");
+}
+
+#[test]
+fn destinations_are_handed_on_verbatim() {
+    for text in [
+        "kubelet.example:10250",
+        "[fd00::1]:443",
+        "[fd00::1]",
+        "host",
+        "host:",
+        "::1:80",
+        "b\u{fc}ro:1",
+    ] {
+        let request = format!("CONNECT {text} HTTP/1.1\r\n\r\n");
+        assert_eq!(authority(request.as_bytes()), text);
+    }
+}
+
+#[test]
+fn targets_that_are_no_authority_are_malformed() {
+    for text in [
+        "", "/", "a:b", "[::1", "[::1]x", "[::1]80", "a:1/path", "u@a:1", "a?q", "a#f", "%2f:1",
+        "a\t:1",
+    ] {
+        assert_eq!(
+            target(text),
+            Progress::Rejected(Rejection::Malformed),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn request_lines_that_are_not_http_are_malformed() {
+    let lines: [&[u8]; 12] = [
+        b"\r\n",
+        b"\n",
+        b"CONNECT\r\n",
+        b"CONNECT a:1\r\n",
+        b"CONNECT  a:1 HTTP/1.1\r\n",
+        b"CONNECT a:1  HTTP/1.1\r\n",
+        b"CONNECT a:1 b HTTP/1.1\r\n",
+        b"CONNECT a:1 HTTP/11\r\n",
+        b"CONNECT a:1 http/1.1\r\n",
+        b"CONN(CT a:1 HTTP/1.1\r\n",
+        b" a:1 HTTP/1.1\r\n",
+        b"CONNECT \xff:1 HTTP/1.1\r\n",
+    ];
+    for line in lines {
+        assert_eq!(
+            parse(line),
+            Progress::Rejected(Rejection::Malformed),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn header_lines_that_are_not_http_are_malformed() {
+    let lines: [&[u8]; 7] = [
+        b" folded: first",
+        b"no colon",
+        b": no name",
+        b"Name : 1",
+        b"N\0: 1",
+        b"N: \0",
+        b"N: \x7f",
+    ];
+    for line in lines {
+        let bytes = [b"CONNECT a:1 HTTP/1.1\r\n", line, b"\r\n\r\n"].concat();
+        assert_eq!(
+            parse(&bytes),
+            Progress::Rejected(Rejection::Malformed),
+            "{line:?}"
+        );
+    }
+    let stray_cr = b"CONNECT a:1 HTTP/1.1\r\nN: a\rb\r\n\r\n";
+    assert_eq!(parse(stray_cr), Progress::Rejected(Rejection::Malformed));
+}
+
+#[test]
+fn a_tls_hello_is_refused_at_once() {
+    assert_eq!(
+        parse(&[0x16, 0x03, 0x01]),
+        Progress::Rejected(Rejection::Malformed)
+    );
+}
+
+#[test]
+fn other_methods_and_versions_are_answered_once_the_head_is_complete() {
+    assert_eq!(parse(b"GET / HTTP/1.1\r\nHost: a\r\n"), Progress::NeedMore);
+    for request in [
+        "GET / HTTP/1.1\r\n\r\n",
+        "connect a:1 HTTP/1.1\r\n\r\n",
+        "POST http://a/ HTTP/1.1\n\n",
+    ] {
+        assert_eq!(
+            parse(request.as_bytes()),
+            Progress::Rejected(Rejection::NotConnect),
+            "{request}"
+        );
+    }
+    for request in [
+        "CONNECT a:1 HTTP/2.0\r\n\r\n",
+        "GET / HTTP/0.9\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\n",
+    ] {
+        assert_eq!(
+            parse(request.as_bytes()),
+            Progress::Rejected(Rejection::VersionUnsupported),
+            "{request}"
+        );
+    }
+}
+
+#[test]
+fn the_limit_is_on_the_head_and_not_on_what_follows() {
+    let head = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
+    let with_data = [&head[..], &[0; 1000]].concat();
+    assert!(matches!(
+        RequestHead::new(head.len()).parse(&with_data),
+        Progress::Connect(_)
+    ));
+    let short = head.len() - 1;
+    assert_eq!(
+        RequestHead::new(short).parse(&with_data),
+        Progress::Rejected(Rejection::TooLarge)
+    );
+    assert_eq!(
+        RequestHead::new(short).parse(&head[..short - 1]),
+        Progress::NeedMore
+    );
+}
+
+#[test]
+fn a_head_without_end_is_refused_at_one_mebibyte() {
+    let mut bytes = b"CONNECT a:1 HTTP/1.1\r\nX: ".to_vec();
+    bytes.resize(HEAD_LEN_MAX, b'x');
+    assert_eq!(parse(&bytes[..HEAD_LEN_MAX - 1]), Progress::NeedMore);
+    assert_eq!(parse(&bytes), Progress::Rejected(Rejection::TooLarge));
+}
+
+#[test]
+fn a_user_agent_is_cut_and_the_first_one_counts() {
+    let long = "x".repeat(1000);
+    let request =
+        format!("CONNECT a:1 HTTP/1.1\r\nuser-agent: {long}\r\nUser-Agent: second\r\n\r\n");
+    let Progress::Connect(connect) = parse(request.as_bytes()) else {
+        panic!("no request found")
+    };
+    assert_eq!(connect.user_agent.unwrap(), "x".repeat(256));
+}
+
+#[test]
+fn rejections_say_what_is_wrong_and_close() {
+    let rows = [
+        (
+            Rejection::NotConnect,
+            "HTTP/1.1 405 Method Not Allowed\r\n",
+            "this proxy only supports CONNECT passthrough\n",
+        ),
+        (
+            Rejection::Malformed,
+            "HTTP/1.1 400 Bad Request\r\n",
+            "400 Bad Request",
+        ),
+        (
+            Rejection::TooLarge,
+            "HTTP/1.1 431 ",
+            "431 Request Header Fields Too Large",
+        ),
+        (
+            Rejection::VersionUnsupported,
+            "HTTP/1.1 505 ",
+            "505 HTTP Version Not Supported: unsupported protocol version",
+        ),
+    ];
+    for (rejection, start, body) in rows {
+        let response = String::from_utf8(rejection.response().to_vec()).unwrap();
+        let (head, found) = response.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with(start), "{response}");
+        assert!(
+            head.contains("\r\nContent-Type: text/plain; charset=utf-8\r\n"),
+            "{response}"
+        );
+        assert!(head.contains("\r\nConnection: close"), "{response}");
+        assert_eq!(found, body);
+        if let Some((_, len)) = head.split_once("Content-Length: ") {
+            assert!(len.starts_with(&body.len().to_string()), "{response}");
+        }
+    }
+}
+
+#[test]
+fn failed_dials_read_as_upstream_writes_them() {
+    const PLAIN: &str = "Content-Type: text/plain; charset=utf-8\r\n\r\n";
+    let rows = [
+        (
+            DialFailure::NoAgent,
+            "500 Internal Server Error\r\nContent-Type: text/plain\r\n\r\n\
+            currently no tunnels available: No agent available"
+                .to_owned(),
+        ),
+        (
+            DialFailure::Target("dial tcp 10.0.0.1:1: connect: connection refused".to_owned()),
+            format!(
+                "502 Bad Gateway\r\nConnection: close\r\n{PLAIN}dial tcp 10.0.0.1:1: connect: connection refused"
+            ),
+        ),
+        (
+            DialFailure::LinkBusy,
+            format!(
+                "502 Bad Gateway\r\n{PLAIN}Failed to tunnel dial request: backend link is not accepting dials\r\n"
+            ),
+        ),
+        (
+            DialFailure::LinkLost,
+            format!("502 Bad Gateway\r\n{PLAIN}Backend context error: context canceled\r\n"),
+        ),
+        (
+            DialFailure::TimedOut,
+            format!(
+                "504 Gateway Timeout\r\n{PLAIN}Backend dial timeout: timed out waiting for backend dial\r\n"
+            ),
+        ),
+        (
+            DialFailure::TooManyPending { per_agent: true },
+            format!("503 Service Unavailable\r\n{PLAIN}too many pending dials on this agent\r\n"),
+        ),
+        (
+            DialFailure::ShuttingDown,
+            format!("503 Service Unavailable\r\n{PLAIN}server is shutting down\r\n"),
+        ),
+    ];
+    for (failure, expected) in rows {
+        let response = failure_response(&failure).unwrap();
+        assert_eq!(response, format!("HTTP/1.1 {expected}"), "{failure:?}");
+    }
+    assert_eq!(failure_response(&DialFailure::Closed), None);
+}
+
+#[test]
+fn the_agents_text_picks_the_status() {
+    let rows = [
+        ("dial tcp 10.0.0.1:1: i/o Timeout", 504),
+        ("context deadline exceeded", 504),
+        ("timeout: too many open files", 504),
+        ("socket: Too many open files", 503),
+        ("lookup x: no such host", 502),
+        ("", 502),
+    ];
+    for (text, code) in rows {
+        assert_eq!(TargetStatus::of(text).code(), code, "{text}");
+    }
+}
+
+#[test]
+fn a_tunnel_is_announced_without_headers() {
+    assert_eq!(ESTABLISHED, b"HTTP/1.1 200 Connection Established\r\n\r\n");
+}
+
+proptest! {
+    #[test]
+    fn well_formed_requests_survive_any_split(
+        host in "[a-z0-9.-]{1,30}",
+        port in 0..=u16::MAX,
+        headers in prop::collection::vec("[A-Za-z-]{1,12}: [ -~\t]{0,40}(\r)?\n", 0..6),
+        data in prop::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let head = format!("CONNECT {host}:{port} HTTP/1.1\r\n{}\r\n", headers.concat());
+        let bytes = [head.as_bytes(), &data].concat();
+        for at in 0..bytes.len() {
+            let mut parser = RequestHead::default();
+            let mut progress = parser.parse(&bytes[..at]);
+            if at < head.len() {
+                prop_assert_eq!(&progress, &Progress::NeedMore);
+                progress = parser.parse(&bytes);
+            }
+            let Progress::Connect(connect) = progress else { return Err(TestCaseError::fail("not found")) };
+            prop_assert_eq!(connect.consumed, head.len());
+            prop_assert_eq!(connect.authority, format!("{host}:{port}"));
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic_and_never_depend_on_their_cuts(data in prop::collection::vec(any::<u8>(), 0..700)) {
+        fuzz_entry(&data);
+    }
+
+    #[test]
+    fn likely_texts_never_panic_and_never_depend_on_their_cuts(
+        cut in any::<u8>(),
+        text in "(CONNECT |GET )?[a:\\[\\]/ ]{0,8}( HTTP/[12].[01])?\r?\n([A:\r\n ]{0,12}\n){0,4}",
+    ) {
+        fuzz_entry(&[&[cut], text.as_bytes()].concat());
+    }
+}

@@ -1,0 +1,400 @@
+//! Destination lists: which addresses an end may dial.
+//!
+//! The end that dials checks each resolved address just before it connects, so a name cannot smuggle in
+//! an address that the list does not cover. Cloud metadata and link-local addresses are refused even by
+//! an open list, unless an entry names them: a tunnel must not hand out a node's credentials.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::text::Excerpt;
+
+/// Ranges an entry must name (lie within) to allow: link-local of both families, EC2's metadata address.
+const METADATA: [IpNet; 3] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
+        10,
+    )),
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254),
+        128,
+    )),
+];
+
+/// For a list that guards the control plane the dialling host itself must be named, too.
+const LOOPBACK: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
+];
+
+/// NAT64's well-known prefix: the last 32 bits are the IPv4 address that will be reached.
+const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+
+/// The address a connect to `ip` reaches: IPv4-mapped is IPv4, and unspecified is this machine.
+#[must_use]
+pub fn canonical_ip(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(v4) if v4.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(v6) if v6.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        canonical => canonical,
+    }
+}
+
+/// Which addresses may be dialled. Cheap to check (a few comparisons per entry), immutable.
+#[derive(Clone, Debug)]
+pub struct DestinationList {
+    scope: Scope,
+    entries: Vec<Entry>,
+    guarded: Vec<IpNet>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scope {
+    /// Everything but the guarded ranges.
+    Open,
+    /// Only what an entry covers.
+    Listed,
+}
+
+impl DestinationList {
+    /// No list given: everything may be dialled but the metadata and link-local ranges.
+    #[must_use]
+    pub fn open() -> Self {
+        Self {
+            scope: Scope::Open,
+            entries: Vec::new(),
+            guarded: METADATA.to_vec(),
+        }
+    }
+
+    /// An agent's `--allow-target` list of `CIDR|host[:port]`; no entry at all means [`Self::open`].
+    ///
+    /// # Errors
+    /// The first entry that cannot be read.
+    pub fn allow_targets<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
+        if entries.is_empty() {
+            return Ok(Self::open());
+        }
+        let entries = entries
+            .iter()
+            .map(|e| e.as_ref().parse())
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            scope: Scope::Listed,
+            entries,
+            guarded: METADATA.to_vec(),
+        })
+    }
+
+    /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing,
+    /// and loopback addresses must be named like the metadata ranges. The server's own listeners are
+    /// the caller's to refuse, because only it knows them.
+    ///
+    /// # Errors
+    /// The first entry that cannot be read or has no port.
+    pub fn allowed_destinations<S: AsRef<str>>(entries: &[S]) -> Result<Self, EntryError> {
+        let strict = |text: &S| {
+            let entry: Entry = text.as_ref().parse()?;
+            match entry.port {
+                Some(_) => Ok(entry),
+                None => Err(EntryError::new(text.as_ref(), EntryFlaw::PortNeeded)),
+            }
+        };
+        let entries = entries.iter().map(strict).collect::<Result<_, _>>()?;
+        let guarded = METADATA.iter().chain(&LOOPBACK).copied().collect();
+        Ok(Self {
+            scope: Scope::Listed,
+            entries,
+            guarded,
+        })
+    }
+
+    /// May `addr` be connected to, reached by literal address or (`name`) by resolving that name?
+    ///
+    /// # Errors
+    /// [`Denied`] with the reason and the remedy.
+    pub fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
+        let ip = canonical_ip(addr.ip());
+        let denied = |why| {
+            Err(Denied {
+                ip,
+                port: addr.port(),
+                name: name.map(str::to_owned),
+                why,
+            })
+        };
+        if let Some(guarded) = self.guarded.iter().find(|range| reaches(range, ip)) {
+            let named = |e: &Entry| e.covers_within(ip, addr.port(), guarded);
+            return if self.entries.iter().any(named) {
+                Ok(())
+            } else {
+                denied(Why::Guarded)
+            };
+        }
+        let covered = || self.entries.iter().any(|e| e.covers(ip, addr.port(), name));
+        if self.scope == Scope::Open || covered() {
+            Ok(())
+        } else {
+            denied(Why::NotListed)
+        }
+    }
+}
+
+/// Is `ip` in `range`, directly or through NAT64?
+fn reaches(range: &IpNet, ip: IpAddr) -> bool {
+    range.contains(&ip) || embedded_v4(ip).is_some_and(|v4| range.contains(&v4))
+}
+
+fn embedded_v4(ip: IpAddr) -> Option<IpAddr> {
+    let IpAddr::V6(v6) = ip else { return None };
+    let [.., a, b, c, d] = v6.octets();
+    NAT64
+        .contains(&v6)
+        .then_some(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
+}
+
+/// One line of a list: a network or a name, with an optional port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    place: Place,
+    port: Option<u16>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Place {
+    Net(IpNet),
+    /// ASCII lower case, without the final dot.
+    Name(String),
+}
+
+impl Entry {
+    fn takes_port(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
+    }
+
+    fn covers(&self, ip: IpAddr, port: u16, name: Option<&str>) -> bool {
+        self.takes_port(port)
+            && match &self.place {
+                Place::Net(net) => net.contains(&ip),
+                Place::Name(own) => {
+                    name.is_some_and(|asked| absolute(asked).eq_ignore_ascii_case(own))
+                }
+            }
+    }
+
+    /// Does this entry name `ip` inside a guarded range? A name or a wide network does not.
+    fn covers_within(&self, ip: IpAddr, port: u16, guarded: &IpNet) -> bool {
+        let Place::Net(net) = &self.place else {
+            return false;
+        };
+        let narrow = guarded.contains(net)
+            || matches!(net, IpNet::V6(v6) if NAT64.contains(v6) && v6 != &NAT64);
+        self.takes_port(port) && narrow && net.contains(&ip)
+    }
+}
+
+fn absolute(name: &str) -> &str {
+    name.strip_suffix('.').unwrap_or(name)
+}
+
+impl FromStr for Entry {
+    type Err = EntryError;
+
+    fn from_str(text: &str) -> Result<Self, EntryError> {
+        let fail = |flaw| EntryError::new(text, flaw);
+        if text.trim() != text || text.is_empty() {
+            return Err(fail(EntryFlaw::Blank));
+        }
+        if let Some((ip, rest)) = text.split_once('/') {
+            return parse_net(ip, rest).map_err(fail);
+        }
+        // A bare IPv6 address has colons of its own, so it is tried before a port is looked for.
+        if let Ok(ip) = text.parse::<IpAddr>() {
+            return Ok(Self {
+                place: Place::Net(canonical_ip(ip).into()),
+                port: None,
+            });
+        }
+        if let Some(inside) = text.strip_prefix('[') {
+            let (ip, rest) = inside
+                .split_once(']')
+                .ok_or_else(|| fail(EntryFlaw::Bracket))?;
+            let ip: Ipv6Addr = ip.parse().map_err(|_bad| fail(EntryFlaw::Address))?;
+            let port = optional_port(rest).map_err(fail)?;
+            return Ok(Self {
+                place: Place::Net(canonical_ip(ip.into()).into()),
+                port,
+            });
+        }
+        let (host, port) = match text.split_once(':') {
+            Some((host, port)) => (host, Some(parse_port(port).map_err(fail)?)),
+            None => (text, None),
+        };
+        let place = match host.parse::<Ipv4Addr>() {
+            Ok(ip) => Place::Net(canonical_ip(ip.into()).into()),
+            Err(_) => Place::Name(parse_name(host).map_err(fail)?),
+        };
+        Ok(Self { place, port })
+    }
+}
+
+/// `10.0.0.0` `8`, `10.0.0.0` `8:443`, `[fd00::` `8]:443`, `[fd00::]` `8:443`: the two sides of the slash.
+fn parse_net(ip: &str, rest: &str) -> Result<Entry, EntryFlaw> {
+    let opened = ip.strip_prefix('[');
+    let ip = opened.map_or(ip, |inside| inside.strip_suffix(']').unwrap_or(inside));
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (prefix, after) = rest.split_at(digits);
+    let after = if opened.is_some() {
+        after.strip_prefix(']').unwrap_or(after)
+    } else {
+        after
+    };
+    let ip: IpAddr = ip.parse().map_err(|_bad| EntryFlaw::Address)?;
+    let prefix: u8 = prefix.parse().map_err(|_bad| EntryFlaw::Prefix)?;
+    let net = IpNet::new(ip, prefix)
+        .map_err(|_too_long| EntryFlaw::Prefix)?
+        .trunc();
+    Ok(Entry {
+        place: Place::Net(canonical_net(net)),
+        port: optional_port(after)?,
+    })
+}
+
+/// Addresses are compared as IPv4 when mapped, so a mapped network must become IPv4 as well.
+fn canonical_net(net: IpNet) -> IpNet {
+    match net {
+        IpNet::V6(v6) => match (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) {
+            (Some(v4), Some(prefix)) => Ipv4Net::new(v4, prefix).map_or(net, IpNet::V4),
+            _ => net,
+        },
+        IpNet::V4(_) => net,
+    }
+}
+
+fn optional_port(after_host: &str) -> Result<Option<u16>, EntryFlaw> {
+    match after_host.strip_prefix(':') {
+        Some(port) => parse_port(port).map(Some),
+        None if after_host.is_empty() => Ok(None),
+        None => Err(EntryFlaw::Trailing),
+    }
+}
+
+fn parse_port(text: &str) -> Result<u16, EntryFlaw> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|port| digits && *port != 0)
+        .ok_or(EntryFlaw::Port)
+}
+
+/// Names hold letters, digits, `-`, `_` and dots. A last label of digits is a mistyped IPv4 address.
+fn parse_name(text: &str) -> Result<String, EntryFlaw> {
+    let name = absolute(text);
+    let label_ok = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    let last_is_number = name
+        .rsplit('.')
+        .next()
+        .is_some_and(|label| label.bytes().all(|b| b.is_ascii_digit()));
+    if name.len() > 253 || last_is_number || !name.split('.').all(label_ok) {
+        return Err(EntryFlaw::Address);
+    }
+    Ok(name.to_ascii_lowercase())
+}
+
+/// An entry of a destination list that cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("destination \"{entry}\": {flaw}")]
+pub struct EntryError {
+    /// Excerpt of the entry.
+    pub entry: String,
+    /// What is wrong with it.
+    pub flaw: EntryFlaw,
+}
+
+impl EntryError {
+    fn new(entry: &str, flaw: EntryFlaw) -> Self {
+        Self {
+            entry: Excerpt(entry).to_string(),
+            flaw,
+        }
+    }
+}
+
+/// What is wrong with an entry, and how to write it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EntryFlaw {
+    /// Empty, or with blanks around it.
+    #[error("is empty or has blanks around it; write CIDR, address or name, and :port if wanted")]
+    Blank,
+    /// Neither address, network nor name.
+    #[error(
+        "is no address, CIDR or DNS name; write 10.0.0.0/8, 10.0.0.1:443, [fd00::1]:443 or name:443"
+    )]
+    Address,
+    /// The prefix length is no number or too long.
+    #[error("has a bad prefix length; use 0 to 32 for IPv4, 0 to 128 for IPv6")]
+    Prefix,
+    /// `[` without `]`.
+    #[error("lacks its closing bracket; write [fd00::1]:443")]
+    Bracket,
+    /// Text between the host and the port.
+    #[error("has text behind the host that is no :port")]
+    Trailing,
+    /// The port is no number from 1 to 65535.
+    #[error("has a bad port; use 1 to 65535")]
+    Port,
+    /// No port, where one is needed.
+    #[error("needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443")]
+    PortNeeded,
+}
+
+/// An address that this end may not dial.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Denied {
+    /// The canonical address.
+    pub ip: IpAddr,
+    /// The port asked for.
+    pub port: u16,
+    /// The name that was resolved to the address, if there was one.
+    pub name: Option<String>,
+    /// Why it is denied.
+    pub why: Why,
+}
+
+/// Why an address is denied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// No entry of the list covers it.
+    NotListed,
+    /// It is in a range that an entry has to name.
+    Guarded,
+}
+
+impl std::error::Error for Denied {}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "destination {}", SocketAddr::new(self.ip, self.port))?;
+        if let Some(name) = &self.name {
+            write!(f, " (of {})", Excerpt(name))?;
+        }
+        f.write_str(match self.why {
+            Why::NotListed => " is not on the list of allowed destinations",
+            Why::Guarded => {
+                " is a metadata, link-local or loopback address that no list entry names"
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Tests of destination lists.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn targets(entries: &[&str]) -> DestinationList {
+    DestinationList::allow_targets(entries).unwrap()
+}
+
+fn allows(list: &DestinationList, addr: &str) -> bool {
+    list.check(addr.parse().unwrap(), None).is_ok()
+}
+
+#[test]
+fn no_list_allows_all_but_metadata_addresses() {
+    let list = targets(&[]);
+    for addr in [
+        "10.0.0.1:80",
+        "127.0.0.1:1",
+        "[::1]:1",
+        "[fd00:ec2::253]:53",
+        "8.8.8.8:53",
+    ] {
+        assert!(allows(&list, addr), "{addr}");
+    }
+    for addr in [
+        "169.254.169.254:80",
+        "169.254.0.1:1",
+        "[fe80::1]:80",
+        "[febf::1]:80",
+        "[fd00:ec2::254]:80",
+        "[::ffff:169.254.169.254]:80",
+        "[64:ff9b::a9fe:a9fe]:80",
+    ] {
+        assert!(!allows(&list, addr), "{addr}");
+    }
+}
+
+#[test]
+fn a_wide_entry_or_a_name_does_not_name_metadata_addresses() {
+    let list = targets(&["0.0.0.0/0", "::/0", "metadata.internal", "169.0.0.0/8"]);
+    assert!(!allows(&list, "169.254.169.254:80"));
+    assert!(!allows(&list, "[fe80::1]:80"));
+    let by_name = list.check(
+        "169.254.169.254:80".parse().unwrap(),
+        Some("metadata.internal"),
+    );
+    assert_eq!(by_name.unwrap_err().why, Why::Guarded);
+}
+
+#[test]
+fn an_entry_within_a_guarded_range_names_it_on_its_port_only() {
+    let list = targets(&["169.254.20.10:53", "fe80::/10", "fd00:ec2::254"]);
+    assert!(allows(&list, "169.254.20.10:53"));
+    assert!(!allows(&list, "169.254.20.10:54"));
+    assert!(!allows(&list, "169.254.20.11:53"));
+    assert!(allows(&list, "[fe80::7]:1"));
+    assert!(allows(&list, "[fd00:ec2::254]:80"));
+    assert!(allows(&targets(&["169.254.0.0/16"]), "169.254.169.254:80"));
+}
+
+#[test]
+fn networks_ports_and_mapped_addresses_are_compared_by_value() {
+    let list = targets(&[
+        "10.0.0.0/8:443",
+        "192.168.1.7",
+        "fd00::/8:443",
+        "[fd11::/16]:80",
+        "::ffff:172.16.0.0/108",
+    ]);
+    assert!(allows(&list, "10.9.9.9:443"));
+    assert!(allows(&list, "[::ffff:10.9.9.9]:443"));
+    assert!(!allows(&list, "10.9.9.9:444"));
+    assert!(!allows(&list, "11.0.0.1:443"));
+    assert!(allows(&list, "192.168.1.7:1"));
+    assert!(allows(&list, "[fd00::1]:443"));
+    assert!(allows(&list, "[fd11::1]:80"));
+    assert!(!allows(&list, "[fd12::1]:80"));
+    assert!(allows(&list, "172.16.3.4:5"));
+    assert!(!allows(&list, "172.32.3.4:5"));
+}
+
+#[test]
+fn the_unspecified_address_is_this_machine() {
+    let list = targets(&["127.0.0.0/8"]);
+    assert!(allows(&list, "0.0.0.0:80"));
+    assert!(!allows(&targets(&["10.0.0.0/8"]), "0.0.0.0:80"));
+    assert!(!allows(&targets(&["10.0.0.0/8"]), "[::]:80"));
+}
+
+#[test]
+fn a_name_entry_covers_what_that_name_resolves_to() {
+    let list = targets(&["Api.Example.com:443"]);
+    let addr = "203.0.113.9:443".parse().unwrap();
+    assert_eq!(list.check(addr, Some("api.example.COM.")), Ok(()));
+    assert!(list.check(addr, Some("other.example.com")).is_err());
+    assert!(list.check(addr, None).is_err());
+    assert!(
+        list.check("203.0.113.9:80".parse().unwrap(), Some("api.example.com"))
+            .is_err()
+    );
+}
+
+#[test]
+fn a_servers_list_denies_when_empty_needs_ports_and_guards_loopback() {
+    let none: [&str; 0] = [];
+    let empty = DestinationList::allowed_destinations(&none).unwrap();
+    assert!(!allows(&empty, "10.0.0.1:443"));
+
+    let wide = DestinationList::allowed_destinations(&["0.0.0.0/0:6443", "::/0:6443", "kas:6443"])
+        .unwrap();
+    assert!(allows(&wide, "10.0.0.1:6443"));
+    for addr in [
+        "127.0.0.1:6443",
+        "[::1]:6443",
+        "0.0.0.0:6443",
+        "169.254.169.254:6443",
+    ] {
+        assert!(!allows(&wide, addr), "{addr}");
+    }
+    assert!(
+        wide.check("127.0.0.1:6443".parse().unwrap(), Some("kas"))
+            .is_err(),
+        "a name rebound to loopback"
+    );
+    let named = DestinationList::allowed_destinations(&["127.0.0.1:6443"]).unwrap();
+    assert!(allows(&named, "127.0.0.1:6443"));
+
+    let error = DestinationList::allowed_destinations(&["10.0.0.0/8"])
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "destination \"10.0.0.0/8\": needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443"
+    );
+    assert!(DestinationList::allowed_destinations(&["fd00::1"]).is_err());
+}
+
+#[test]
+fn a_bad_entry_is_named_with_its_flaw() {
+    for (entry, flaw) in [
+        ("", EntryFlaw::Blank),
+        (" 10.0.0.1", EntryFlaw::Blank),
+        ("10.0.0.0/33", EntryFlaw::Prefix),
+        ("10.0.0.0/", EntryFlaw::Prefix),
+        ("10.0.0.0/8x", EntryFlaw::Trailing),
+        ("10.0.0/8", EntryFlaw::Address),
+        ("10.0.0.300", EntryFlaw::Address),
+        ("10.1", EntryFlaw::Address),
+        ("a..b", EntryFlaw::Address),
+        ("*.example.com", EntryFlaw::Address),
+        ("[fd00::1", EntryFlaw::Bracket),
+        ("[fd00::1]443", EntryFlaw::Trailing),
+        ("host:0", EntryFlaw::Port),
+        ("host:+80", EntryFlaw::Port),
+        ("host:70000", EntryFlaw::Port),
+        (":80", EntryFlaw::Address),
+    ] {
+        let error = DestinationList::allow_targets(&["10.0.0.1", entry]).unwrap_err();
+        assert_eq!((error.entry.as_str(), error.flaw), (entry, flaw));
+    }
+}
+
+#[test]
+fn a_denial_says_what_and_why() {
+    let denied = targets(&["10.0.0.0/8"])
+        .check("[::ffff:1.2.3.4]:80".parse().unwrap(), Some("x.y"))
+        .unwrap_err();
+    assert_eq!(
+        denied.to_string(),
+        "destination 1.2.3.4:80 (of x.y) is not on the list of allowed destinations"
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_entry_panics_the_parser(entry in "\\PC*|[\\[\\]:/a1.]{0,14}") {
+        let _ = DestinationList::allow_targets(&[&entry]);
+        let _ = DestinationList::allowed_destinations(&[&entry]);
+    }
+
+    #[test]
+    fn an_address_is_allowed_by_its_own_entry_and_by_no_other_address(ip: IpAddr, port in 1..=u16::MAX, other: IpAddr) {
+        let addr = SocketAddr::new(ip, port);
+        let list = DestinationList::allow_targets(&[addr.to_string()]).unwrap();
+        prop_assert!(list.check(addr, None).is_ok());
+        prop_assume!(canonical_ip(other) != canonical_ip(ip));
+        prop_assert!(list.check(SocketAddr::new(other, port), None).is_err());
+    }
+}

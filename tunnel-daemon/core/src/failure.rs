@@ -1,0 +1,47 @@
+//! Why a dial did not become a tunnel, and how each cause reads at every edge.
+
+/// Outcome of a failed dial, one variant per thing a caller does differently.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DialFailure {
+    /// No strategy found an agent for the target.
+    #[error("No agent available")]
+    NoAgent,
+    /// The agent answered that the target cannot be reached; the text is the agent's.
+    #[error("{0}")]
+    Target(String),
+    /// Neither the agent's answer nor a cancel came before the deadline.
+    #[error("timed out waiting for backend dial")]
+    TimedOut,
+    /// The link to the chosen agent ended while the dial was pending.
+    #[error("agent connection lost during dial")]
+    LinkLost,
+    /// The dial request could not be handed to any matching agent's link.
+    #[error("backend link is not accepting dials")]
+    LinkBusy,
+    /// A cap on dials in flight was reached.
+    #[error("too many pending dials{}", if *.per_agent { " on this agent" } else { "" })]
+    TooManyPending {
+        /// Whether the agent's own cap was reached, or the process-wide one.
+        per_agent: bool,
+    },
+    /// The agent abandoned the dial (`DIAL_CLS`).
+    #[error("dial closed")]
+    Closed,
+    /// This server is shutting down and takes no new dials.
+    #[error("server is shutting down")]
+    ShuttingDown,
+}
+
+impl DialFailure {
+    /// Value of the `reason` label of `dial_failure_count`.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoAgent => "no_agent",
+            Self::Target(_) => "error_response",
+            Self::TimedOut => "backend_dial_timeout",
+            Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",
+            Self::TooManyPending { .. } | Self::ShuttingDown => "refused",
+        }
+    }
+}

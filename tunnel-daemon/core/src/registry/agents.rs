@@ -1,0 +1,358 @@
+//! Live links by the keys they answer to, and who owns an agent id.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::pool::{Phase, Pool};
+use super::strategy::{Strategies, Strategy};
+use crate::ids::{AgentId, LinkId};
+use crate::target::Host;
+use crate::wire::identifiers::Identifiers;
+
+/// What a link answers to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Key {
+    Any,
+    DefaultRoute,
+    Host(Host),
+    Net(IpNet),
+}
+
+/// What came of adding a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a shadowed link deserves a warning: two principals claim one agent id"]
+pub enum Standing {
+    /// The link takes dials.
+    Serving,
+    /// Another principal's links hold this agent id; this one takes dials only once they are gone.
+    Shadowed,
+    /// The link was there before; nothing changed.
+    Known,
+}
+
+/// All live links of a server, indexed for the strategies it was made with.
+///
+/// Pure: the random draw is an argument, and arrival order is the order of calls. An agent id belongs to
+/// the principal that brought it first, for as long as that principal has a live link: a newer link wins
+/// over an older one only within the same principal, so nobody can take an agent's dials by claiming its id.
+#[derive(Debug)]
+pub struct Registry {
+    strategies: Strategies,
+    links: HashMap<LinkId, Link>,
+    agents: HashMap<AgentId, Claims>,
+    any: Pool,
+    default_route: Pool,
+    hosts: HashMap<Host, Pool>,
+    nets: Nets,
+}
+
+#[derive(Debug)]
+struct Link {
+    agent: AgentId,
+    principal: Option<Arc<str>>,
+    keys: Vec<Key>,
+    phase: Phase,
+}
+
+/// Who claims an agent id: its owner, and all its live links in order of arrival.
+#[derive(Debug)]
+struct Claims {
+    owner: Option<Arc<str>>,
+    links: Vec<LinkId>,
+}
+
+impl Registry {
+    /// An empty registry that answers by `strategies`.
+    #[must_use]
+    pub fn new(strategies: Strategies) -> Self {
+        Self {
+            strategies,
+            links: HashMap::new(),
+            agents: HashMap::new(),
+            any: Pool::default(),
+            default_route: Pool::default(),
+            hosts: HashMap::new(),
+            nets: Nets::default(),
+        }
+    }
+
+    /// Adds a link as the newest of its agent. `principal` is whom the link's certificate or token names;
+    /// links without one share the principal "none". Identifiers that are no valid network are passed over.
+    pub fn add(
+        &mut self,
+        link: LinkId,
+        agent: AgentId,
+        identifiers: &Identifiers,
+        principal: Option<&str>,
+    ) -> Standing {
+        let keys = self.keys_of(identifiers);
+        let principal: Option<Arc<str>> = principal.map(Arc::from);
+        let Entry::Vacant(free) = self.links.entry(link) else {
+            return Standing::Known;
+        };
+        free.insert(Link {
+            agent: agent.clone(),
+            principal: principal.clone(),
+            keys,
+            phase: Phase::Ready,
+        });
+        let claims = self.agents.entry(agent).or_insert_with(|| Claims {
+            owner: principal.clone(),
+            links: Vec::new(),
+        });
+        claims.links.push(link);
+        if claims.owner != principal {
+            return Standing::Shadowed;
+        }
+        self.list(link);
+        Standing::Serving
+    }
+
+    /// Removes a link. When it was the last of its agent's owner, the principal that has waited longest
+    /// takes the agent id over. Unknown links have no effect.
+    pub fn remove(&mut self, link: LinkId) {
+        let Some(gone) = self.links.remove(&link) else {
+            return;
+        };
+        for key in &gone.keys {
+            self.unlist(key, &gone.agent, link);
+        }
+        let Some(claims) = self.agents.get_mut(&gone.agent) else {
+            return;
+        };
+        claims.links.retain(|id| *id != link);
+        let principal_of = |id: &LinkId| self.links.get(id).map(|link| link.principal.clone());
+        let Some(heir) = claims.links.first().and_then(principal_of) else {
+            self.agents.remove(&gone.agent);
+            return;
+        };
+        if claims
+            .links
+            .iter()
+            .filter_map(principal_of)
+            .any(|principal| principal == claims.owner)
+        {
+            return;
+        }
+        claims.owner.clone_from(&heir);
+        let inherited: Vec<LinkId> = claims
+            .links
+            .iter()
+            .copied()
+            .filter(|id| principal_of(id).is_some_and(|principal| principal == heir))
+            .collect();
+        for id in inherited {
+            self.list(id);
+        }
+    }
+
+    /// Marks a link as draining, for good. Unknown links have no effect.
+    pub fn set_draining(&mut self, link: LinkId) {
+        let Some(known) = self.links.get_mut(&link) else {
+            return;
+        };
+        known.phase = Phase::Draining;
+        let (agent, keys) = (known.agent.clone(), known.keys.clone());
+        for key in &keys {
+            if let Some(pool) = self.pool_mut(key) {
+                pool.set_draining(&agent, link);
+            }
+        }
+    }
+
+    /// Chooses a link for a destination host, never one of `exclude`.
+    ///
+    /// The strategies are asked in order for a link that is not draining; only when none of them has one,
+    /// they are asked again for a draining one. Among equal agents `draw` decides, evenly when it is
+    /// uniform; within an agent the newest link does.
+    #[must_use]
+    pub fn pick(&self, host: &Host, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
+        [Phase::Ready, Phase::Draining]
+            .into_iter()
+            .find_map(|phase| {
+                self.strategies.iter().find_map(|strategy| match strategy {
+                    Strategy::Default => self.any.pick(phase, draw, exclude),
+                    Strategy::DefaultRoute => self.default_route.pick(phase, draw, exclude),
+                    Strategy::DestHost => self.hosts.get(host)?.pick(phase, draw, exclude),
+                    Strategy::DestCidr => match host {
+                        Host::Ip(ip) => self
+                            .nets
+                            .around(*ip)
+                            .find_map(|pool| pool.pick(phase, draw, exclude)),
+                        Host::Name(_) => None,
+                    },
+                })
+            })
+    }
+
+    /// Number of keys under a strategy, for `ready_backends`: agents, but for `destHost` distinct hosts and
+    /// for `destCIDR` distinct networks. 0 for a strategy that is not in use.
+    #[must_use]
+    pub fn keys(&self, strategy: Strategy) -> usize {
+        match strategy {
+            Strategy::Default => self.any.len(),
+            Strategy::DefaultRoute => self.default_route.len(),
+            Strategy::DestHost => self.hosts.len(),
+            Strategy::DestCidr => self.nets.pools.len(),
+        }
+    }
+
+    /// Whether the server is ready: the first strategy has an agent.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.keys(self.strategies.first()) > 0
+    }
+
+    /// The strategies in use.
+    #[must_use]
+    pub fn strategies(&self) -> &Strategies {
+        &self.strategies
+    }
+
+    /// Number of live links, shadowed ones included.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.links.len()
+    }
+
+    /// Live links that claim an agent id, oldest first; for a cap on links per agent.
+    #[must_use]
+    pub fn links_of(&self, agent: &AgentId) -> &[LinkId] {
+        self.agents.get(agent).map_or(&[], |claims| &claims.links)
+    }
+
+    /// The keys of a link, each once, only those that a strategy in use asks for.
+    fn keys_of(&self, identifiers: &Identifiers) -> Vec<Key> {
+        let mut keys = Vec::new();
+        if self.strategies.contains(Strategy::Default) {
+            keys.push(Key::Any);
+        }
+        if self.strategies.contains(Strategy::DefaultRoute) && identifiers.default_route {
+            keys.push(Key::DefaultRoute);
+        }
+        if self.strategies.contains(Strategy::DestHost) {
+            let hosts = identifiers
+                .ipv4
+                .iter()
+                .chain(&identifiers.ipv6)
+                .chain(&identifiers.host);
+            keys.extend(hosts.map(|host| Key::Host(Host::parse(host))));
+        }
+        if self.strategies.contains(Strategy::DestCidr) {
+            let nets = identifiers
+                .cidr
+                .iter()
+                .filter_map(|cidr| cidr.parse::<IpNet>().ok());
+            keys.extend(nets.map(|net| Key::Net(net.trunc())));
+        }
+        let mut seen = HashSet::new();
+        keys.retain(|key| seen.insert(key.clone()));
+        keys
+    }
+
+    /// Enters a known link into the pools of its keys.
+    fn list(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(&id) else {
+            return;
+        };
+        for key in &link.keys {
+            let pool = match key {
+                Key::Any => &mut self.any,
+                Key::DefaultRoute => &mut self.default_route,
+                Key::Host(host) => self.hosts.entry(host.clone()).or_default(),
+                Key::Net(net) => self.nets.entry(*net),
+            };
+            pool.add(&link.agent, id, link.phase);
+        }
+    }
+
+    fn unlist(&mut self, key: &Key, agent: &AgentId, link: LinkId) {
+        match key {
+            Key::Any => self.any.remove(agent, link),
+            Key::DefaultRoute => self.default_route.remove(agent, link),
+            Key::Host(host) => {
+                remove_from(&mut self.hosts, host, agent, link);
+            }
+            Key::Net(net) => self.nets.remove(*net, agent, link),
+        }
+    }
+
+    fn pool_mut(&mut self, key: &Key) -> Option<&mut Pool> {
+        match key {
+            Key::Any => Some(&mut self.any),
+            Key::DefaultRoute => Some(&mut self.default_route),
+            Key::Host(host) => self.hosts.get_mut(host),
+            Key::Net(net) => self.nets.pools.get_mut(net),
+        }
+    }
+}
+
+/// Removes a link from the pool under `key`, and the pool when nobody is left; true if it was removed.
+fn remove_from<K: Eq + Hash>(
+    pools: &mut HashMap<K, Pool>,
+    key: &K,
+    agent: &AgentId,
+    link: LinkId,
+) -> bool {
+    let Some(pool) = pools.get_mut(key) else {
+        return false;
+    };
+    pool.remove(agent, link);
+    pool.len() == 0 && pools.remove(key).is_some()
+}
+
+/// Pools by network. A lookup masks the address once per prefix length that is in use.
+#[derive(Default, Debug)]
+struct Nets {
+    pools: HashMap<IpNet, Pool>,
+    /// How many networks have a prefix length.
+    v4_lengths: BTreeMap<u8, usize>,
+    v6_lengths: BTreeMap<u8, usize>,
+}
+
+impl Nets {
+    fn lengths(&mut self, net: IpNet) -> &mut BTreeMap<u8, usize> {
+        match net {
+            IpNet::V4(_) => &mut self.v4_lengths,
+            IpNet::V6(_) => &mut self.v6_lengths,
+        }
+    }
+
+    fn entry(&mut self, net: IpNet) -> &mut Pool {
+        if !self.pools.contains_key(&net) {
+            *self.lengths(net).entry(net.prefix_len()).or_default() += 1;
+        }
+        self.pools.entry(net).or_default()
+    }
+
+    fn remove(&mut self, net: IpNet, agent: &AgentId, link: LinkId) {
+        if !remove_from(&mut self.pools, &net, agent, link) {
+            return;
+        }
+        let lengths = self.lengths(net);
+        match lengths.get_mut(&net.prefix_len()) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                lengths.remove(&net.prefix_len());
+            }
+        }
+    }
+
+    /// The pools of all networks around `ip`, the longest prefix first.
+    fn around(&self, ip: IpAddr) -> impl Iterator<Item = &Pool> {
+        let lengths = if ip.is_ipv4() {
+            &self.v4_lengths
+        } else {
+            &self.v6_lengths
+        };
+        lengths
+            .keys()
+            .rev()
+            .filter_map(move |length| self.pools.get(&IpNet::new(ip, *length).ok()?.trunc()))
+    }
+}

@@ -1,0 +1,11 @@
+//! Live agents and the strategies that choose one for a dial.
+
+mod agents;
+mod pool;
+mod strategy;
+
+pub use agents::{Registry, Standing};
+pub use strategy::{Strategies, StrategiesError, Strategy};
+
+#[cfg(test)]
+mod tests;

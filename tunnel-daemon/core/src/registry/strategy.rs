@@ -1,0 +1,148 @@
+//! The ways to choose an agent, and the list of them that an operator gives.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::text::Excerpt;
+
+/// One way to find agents for a destination host.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Strategy {
+    /// Any agent.
+    Default,
+    /// Agents that claim exactly this host by an `ipv4`, `ipv6` or `host` identifier.
+    DestHost,
+    /// Agents that claim `default-route`.
+    DefaultRoute,
+    /// Agents with the longest `cidr` identifier around the address. Ours; upstream has none.
+    DestCidr,
+}
+
+impl Strategy {
+    /// Every strategy, for metrics that exist from the start.
+    pub const ALL: [Self; 4] = [
+        Self::Default,
+        Self::DestHost,
+        Self::DefaultRoute,
+        Self::DestCidr,
+    ];
+
+    /// The name on the command line and in the `proxy_strategy` label.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::DestHost => "destHost",
+            Self::DefaultRoute => "defaultRoute",
+            Self::DestCidr => "destCIDR",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = StrategiesError;
+
+    fn from_str(text: &str) -> Result<Self, StrategiesError> {
+        let named = Self::ALL
+            .into_iter()
+            .find(|strategy| strategy.name() == text);
+        named.ok_or_else(|| StrategiesError::Unknown(Excerpt(text).to_string()))
+    }
+}
+
+/// A list of strategies in the order they are asked; never empty, duplicates kept.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Strategies(Vec<Strategy>);
+
+impl Strategies {
+    /// In the order they are asked.
+    pub fn iter(&self) -> impl Iterator<Item = Strategy> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// The one that decides readiness.
+    #[must_use]
+    pub fn first(&self) -> Strategy {
+        self.0.first().copied().unwrap_or(Strategy::Default)
+    }
+
+    /// Is `strategy` in the list?
+    #[must_use]
+    pub fn contains(&self, strategy: Strategy) -> bool {
+        self.0.contains(&strategy)
+    }
+}
+
+impl Default for Strategies {
+    fn default() -> Self {
+        Self(vec![Strategy::Default])
+    }
+}
+
+impl FromStr for Strategies {
+    type Err = StrategiesError;
+
+    /// Reads a comma-separated list; empty items are skipped, names are case-sensitive.
+    fn from_str(text: &str) -> Result<Self, StrategiesError> {
+        let items = text.split(',').filter(|item| !item.is_empty());
+        let list = items.map(str::parse).collect::<Result<Vec<_>, _>>()?;
+        if list.is_empty() {
+            Err(StrategiesError::Empty)
+        } else {
+            Ok(Self(list))
+        }
+    }
+}
+
+impl fmt::Display for Strategies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, strategy) in self.iter().enumerate() {
+            f.write_str(if index == 0 { "" } else { "," })?;
+            f.write_str(strategy.name())?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a list of strategies is refused. The first words are upstream's.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StrategiesError {
+    /// A name that is none of ours.
+    #[error("unknown proxy strategy: {0} (known: default, destHost, defaultRoute, destCIDR)")]
+    Unknown(String),
+    /// Nothing in the list.
+    #[error("proxy strategies cannot be empty")]
+    Empty,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_keeps_order_and_duplicates_and_skips_empty_items() {
+        let list: Strategies = ",destHost,,default,destCIDR,defaultRoute,default,"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            list.to_string(),
+            "destHost,default,destCIDR,defaultRoute,default"
+        );
+        assert_eq!(list.first(), Strategy::DestHost);
+    }
+
+    #[test]
+    fn unknown_and_empty_lists_are_refused_in_upstreams_words() {
+        let error = |text: &str| text.parse::<Strategies>().unwrap_err().to_string();
+        assert!(error("default,desthost").starts_with("unknown proxy strategy: desthost"));
+        assert!(error(" default").starts_with("unknown proxy strategy:  default"));
+        assert_eq!(error(""), "proxy strategies cannot be empty");
+        assert_eq!(error(",,"), "proxy strategies cannot be empty");
+    }
+}

@@ -1,0 +1,443 @@
+//! Tests of the registry: the strategies' rules, draining, identity, and the index itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::strategy::Strategy as Strategy_;
+
+use super::{Registry, Standing, Strategy};
+use crate::ids::{AgentId, LinkId};
+use crate::target::Host;
+use crate::wire::identifiers::Identifiers;
+
+struct World(Registry);
+
+impl World {
+    fn new(strategies: &str) -> Self {
+        Self(Registry::new(strategies.parse().unwrap()))
+    }
+
+    fn add(&mut self, link: u64, agent: &str, identifiers: &str) {
+        let identifiers = Identifiers::parse(identifiers).unwrap();
+        assert_eq!(
+            self.0
+                .add(LinkId(link), AgentId::new(agent), &identifiers, None),
+            Standing::Serving
+        );
+    }
+
+    fn add_as(&mut self, principal: &str, link: u64, agent: &str) -> Standing {
+        self.0.add(
+            LinkId(link),
+            AgentId::new(agent),
+            &Identifiers::default(),
+            Some(principal),
+        )
+    }
+
+    fn remove(&mut self, link: u64) {
+        self.0.remove(LinkId(link));
+    }
+
+    fn drain(&mut self, link: u64) {
+        self.0.set_draining(LinkId(link));
+    }
+
+    /// Every link that some draw leads to.
+    fn choices(&self, address: &str) -> Vec<u64> {
+        self.choices_without(address, &[])
+    }
+
+    fn choices_without(&self, address: &str, exclude: &[u64]) -> Vec<u64> {
+        let exclude: Vec<LinkId> = exclude.iter().copied().map(LinkId).collect();
+        let host = Host::of_address(address);
+        let draws = (0..60).filter_map(|draw| self.0.pick(&host, draw, &exclude));
+        draws
+            .map(|link| link.0)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect()
+    }
+}
+
+#[test]
+fn default_spreads_evenly_over_all_agents() {
+    let mut world = World::new("default");
+    assert_eq!(world.choices("x:1"), []);
+    for (link, agent) in [(1, "a"), (2, "b"), (3, "c")] {
+        world.add(link, agent, "");
+    }
+    let mut counts = BTreeMap::new();
+    for draw in 0..300 {
+        *counts
+            .entry(world.0.pick(&Host::parse("x"), draw, &[]))
+            .or_insert(0) += 1;
+    }
+    assert!(counts.values().all(|count| *count == 100), "{counts:?}");
+    world.remove(1);
+    world.remove(3);
+    assert_eq!(world.choices("x:1"), [2]);
+    world.remove(2);
+    assert_eq!(world.choices("x:1"), []);
+}
+
+#[test]
+fn default_route_takes_only_agents_that_claim_it() {
+    let mut world = World::new("defaultRoute");
+    world.add(1, "a", "");
+    world.add(2, "b", "default-route=false");
+    assert_eq!(world.choices("x:1"), []);
+    world.add(3, "c", "default-route=true");
+    assert_eq!(world.choices("x:1"), [3]);
+}
+
+#[test]
+fn dest_host_matches_host_and_address_without_port_and_by_value() {
+    let mut world = World::new("destHost");
+    world.add(
+        1,
+        "a",
+        "host=localhost&host=node1.mydomain.com&ipv4=1.2.3.4&ipv6=9878::7675:1292",
+    );
+    world.add(2, "b", "host=Node2.mydomain.com&ipv4=5.6.7.8&ipv6=::");
+    world.add(3, "c", "");
+    for (address, expected) in [
+        ("localhost:8080", vec![1]),
+        ("localhost", vec![1]),
+        ("1.2.3.4:80", vec![1]),
+        ("[9878:0::7675:1292]:80", vec![1]),
+        ("9878::7675:1292", vec![1]),
+        ("NODE2.mydomain.com:443", vec![2]),
+        ("[::ffff:5.6.7.8]:1", vec![2]),
+        ("::", vec![2]),
+        ("[::]", vec![2]),
+        ("node3.mydomain.com:443", vec![]),
+        ("node2.mydomain", vec![]),
+    ] {
+        assert_eq!(world.choices(address), expected, "{address}");
+    }
+}
+
+#[test]
+fn dest_host_spreads_over_agents_that_share_an_identifier_and_survives_the_loss_of_one() {
+    let mut world = World::new("destHost");
+    world.add(1, "a", "host=shared&ipv4=1.1.1.1");
+    world.add(2, "b", "host=shared");
+    assert_eq!(world.choices("shared:1"), [1, 2]);
+    world.remove(1);
+    assert_eq!(world.choices("shared:1"), [2]);
+    assert_eq!(world.choices("1.1.1.1:1"), []);
+}
+
+#[test]
+fn strategies_are_asked_in_order() {
+    let mut world = World::new("destHost,defaultRoute,default");
+    world.add(1, "a", "host=node1");
+    world.add(2, "b", "default-route=true");
+    world.add(3, "c", "");
+    assert_eq!(world.choices("node1:1"), [1]);
+    assert_eq!(world.choices("node2:1"), [2]);
+    world.remove(1);
+    assert_eq!(world.choices("node1:1"), [2]);
+    world.remove(2);
+    assert_eq!(world.choices("node1:1"), [3]);
+    world.remove(3);
+    assert_eq!(world.choices("node1:1"), []);
+}
+
+#[test]
+fn dest_cidr_takes_the_longest_prefix_and_falls_back_to_shorter_ones() {
+    let mut world = World::new("destCIDR,default");
+    world.add(1, "a", "cidr=10.0.0.0/8&cidr=fd00::/8&cidr=bad");
+    world.add(2, "b", "cidr=10.1.99.99/16");
+    world.add(3, "c", "cidr=10.1.2.0/24");
+    world.add(4, "d", "cidr=10.1.2.0/24");
+    assert_eq!(world.choices("10.1.2.3:1"), [3, 4]);
+    assert_eq!(world.choices("10.1.3.3:1"), [2]);
+    assert_eq!(world.choices("10.2.0.0:1"), [1]);
+    assert_eq!(world.choices("[fd12::1]:1"), [1]);
+    assert_eq!(world.choices("some.name:1"), [1, 2, 3, 4]);
+    assert_eq!(world.0.keys(Strategy::DestCidr), 4);
+    world.drain(3);
+    world.remove(4);
+    assert_eq!(
+        world.choices("10.1.2.3:1"),
+        [2],
+        "a shorter prefix that is ready beats a draining one"
+    );
+    world.remove(2);
+    world.remove(1);
+    assert_eq!(world.choices("10.1.2.3:1"), [3]);
+    world.remove(3);
+    assert_eq!(world.0.keys(Strategy::DestCidr), 0);
+}
+
+#[test]
+fn the_newest_live_link_of_an_agent_takes_new_dials() {
+    let mut world = World::new("default");
+    world.add(1, "a", "");
+    world.add(2, "a", "");
+    assert_eq!(world.choices("x:1"), [2]);
+    world.drain(2);
+    assert_eq!(
+        world.choices("x:1"),
+        [1],
+        "an older link that is not draining"
+    );
+    world.add(3, "a", "");
+    assert_eq!(world.choices("x:1"), [3]);
+    world.remove(3);
+    world.remove(1);
+    assert_eq!(world.choices("x:1"), [2]);
+}
+
+#[test]
+fn a_draining_agent_is_chosen_only_when_no_strategy_has_another() {
+    let mut world = World::new("destHost,default");
+    world.add(1, "a", "host=h");
+    world.add(2, "b", "host=h");
+    world.add(3, "c", "");
+    world.drain(1);
+    assert_eq!(world.choices("h:1"), [2]);
+    world.drain(2);
+    assert_eq!(
+        world.choices("h:1"),
+        [3],
+        "the next strategy, before a draining match"
+    );
+    world.drain(3);
+    assert_eq!(
+        world.choices("h:1"),
+        [1, 2],
+        "all drain: the first strategy's matches"
+    );
+    assert_eq!(world.choices("other:1"), [1, 2, 3]);
+}
+
+#[test]
+fn an_agents_draining_leaves_other_hosts_alone() {
+    let mut world = World::new("destHost");
+    world.add(1, "a", "host=one");
+    world.add(2, "b", "host=two");
+    world.drain(1);
+    assert_eq!(world.choices("two:1"), [2]);
+    assert_eq!(world.choices("one:1"), [1]);
+}
+
+#[test]
+fn another_principal_never_displaces_the_owner_of_an_agent_id() {
+    let mut world = World::new("default");
+    assert_eq!(world.add_as("node-a", 1, "a"), Standing::Serving);
+    assert_eq!(world.add_as("intruder", 2, "a"), Standing::Shadowed);
+    assert_eq!(world.choices("x:1"), [1]);
+    assert_eq!(world.add_as("node-a", 3, "a"), Standing::Serving);
+    assert_eq!(world.choices("x:1"), [3]);
+    world.remove(1);
+    assert_eq!(
+        world.choices("x:1"),
+        [3],
+        "though the intruder's link is older"
+    );
+    world.drain(3);
+    assert_eq!(world.choices("x:1"), [3]);
+    assert_eq!(world.0.keys(Strategy::Default), 1);
+    assert_eq!(world.0.links_of(&AgentId::new("a")), [LinkId(2), LinkId(3)]);
+    world.remove(3);
+    assert_eq!(world.choices("x:1"), [2], "the owner is gone");
+    assert_eq!(world.add_as("node-a", 4, "a"), Standing::Shadowed);
+}
+
+#[test]
+fn a_shadowed_link_that_drained_inherits_as_draining() {
+    let mut world = World::new("default");
+    let _ = world.add_as("p", 1, "a");
+    let _ = world.add_as("q", 2, "a");
+    let _ = world.add_as("r", 3, "b");
+    world.drain(2);
+    world.remove(1);
+    assert_eq!(world.choices("x:1"), [3]);
+    world.remove(3);
+    assert_eq!(world.choices("x:1"), [2]);
+}
+
+#[test]
+fn excluded_links_are_never_chosen_and_their_agents_come_last() {
+    let mut world = World::new("default");
+    world.add(1, "a", "");
+    world.add(2, "a", "");
+    world.add(3, "b", "");
+    assert_eq!(world.choices_without("x:1", &[2]), [3]);
+    assert_eq!(world.choices_without("x:1", &[2, 3]), [1]);
+    assert_eq!(world.choices_without("x:1", &[1, 2, 3]), []);
+}
+
+#[test]
+fn an_excluded_match_falls_to_the_next_strategy() {
+    let mut world = World::new("destHost,default");
+    world.add(1, "a", "host=h");
+    world.add(2, "b", "");
+    assert_eq!(world.choices_without("h:1", &[1]), [2]);
+}
+
+#[test]
+fn adding_a_link_twice_changes_nothing() {
+    let mut world = World::new("default,destHost");
+    world.add(1, "a", "host=h");
+    let again = world
+        .0
+        .add(LinkId(1), AgentId::new("b"), &Identifiers::default(), None);
+    assert_eq!(again, Standing::Known);
+    assert_eq!((world.0.keys(Strategy::Default), world.0.links()), (1, 1));
+    world.remove(1);
+    world.remove(1);
+    world.drain(1);
+    assert_eq!(
+        (
+            world.0.keys(Strategy::Default),
+            world.0.keys(Strategy::DestHost)
+        ),
+        (0, 0)
+    );
+}
+
+#[test]
+fn gauges_count_agents_but_for_dest_host_distinct_identifiers() {
+    let mut world = World::new("destHost,default,defaultRoute");
+    assert!(!world.0.is_ready());
+    world.add(1, "a", "default-route=1");
+    assert!(!world.0.is_ready(), "the first strategy has no agent");
+    world.add(2, "b", "host=h&host=H&ipv4=1.1.1.1");
+    world.add(3, "b", "host=h&ipv6=::ffff:1.1.1.1");
+    assert!(world.0.is_ready());
+    let counts = |world: &World| Strategy::ALL.map(|strategy| world.0.keys(strategy));
+    assert_eq!(counts(&world), [2, 2, 1, 0]);
+    world.remove(2);
+    assert_eq!(counts(&world), [2, 2, 1, 0]);
+    world.remove(3);
+    assert_eq!(counts(&world), [1, 0, 1, 0]);
+}
+
+#[test]
+fn ten_thousand_agents_come_and_go() {
+    let mut world = World::new("destHost,destCIDR,defaultRoute,default");
+    let name = |n: u64| format!("agent-{n}");
+    for n in 0..10_000 {
+        let (a, b) = (n / 256, n % 256);
+        world.add(
+            n,
+            &name(n),
+            &format!("ipv4=10.0.{a}.{b}&cidr=10.{a}.{b}.0/24&host=node-{n}&default-route=1"),
+        );
+    }
+    assert_eq!(world.choices("10.0.4.1:1"), [4 * 256 + 1]);
+    assert_eq!(world.choices("10.7.9.1:1"), [7 * 256 + 9]);
+    for n in 0..10_000 {
+        world.remove(n);
+    }
+    assert_eq!(Strategy::ALL.map(|strategy| world.0.keys(strategy)), [0; 4]);
+    assert_eq!(world.choices("10.0.4.1:1"), []);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add {
+        agent: u8,
+        hosts: u8,
+        principal: bool,
+    },
+    Remove(usize),
+    Drain(usize),
+}
+
+fn step() -> impl Strategy_<Value = Step> {
+    prop_oneof![
+        4 => (0..4u8, 0..8u8, prop::bool::weighted(0.2))
+            .prop_map(|(agent, hosts, principal)| Step::Add { agent, hosts, principal }),
+        2 => any::<usize>().prop_map(Step::Remove),
+        2 => any::<usize>().prop_map(Step::Drain),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    link: u64,
+    agent: u8,
+    hosts: u8,
+    principal: bool,
+    draining: bool,
+}
+
+/// The rules again, over a plain list: who may be chosen for a host, and with which preference.
+fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64> {
+    let newest = |by_host: bool, draining: bool| -> BTreeSet<u64> {
+        let usable = rows.iter().filter(|row| {
+            owners.get(&row.agent) == Some(&row.principal)
+                && row.draining == draining
+                && (!by_host || row.hosts & (1 << host) != 0)
+        });
+        usable
+            .map(|row| (row.agent, row.link))
+            .collect::<BTreeMap<_, _>>()
+            .into_values()
+            .collect()
+    };
+    // An agent with any link that is ready (under that key) is not asked for its draining ones, but then
+    // the first pass has found it already.
+    [(true, false), (false, false), (true, true), (false, true)]
+        .into_iter()
+        .map(|(by_host, draining)| newest(by_host, draining))
+        .find(|set| !set.is_empty())
+        .unwrap_or_default()
+}
+
+proptest! {
+    #[test]
+    fn any_history_gives_what_the_rules_say(steps in prop::collection::vec(step(), 1..60)) {
+        let mut world = World::new("destHost,default");
+        let mut rows: Vec<Row> = Vec::new();
+        let mut owners: BTreeMap<u8, bool> = BTreeMap::new();
+        for (link, step) in (0u64..).zip(steps) {
+            match step {
+                Step::Add { agent, hosts, principal } => {
+                    let named = (0..3).filter(|bit| hosts & (1 << bit) != 0);
+                    let host = named.map(|bit| format!("h{bit}")).collect();
+                    let identifiers = Identifiers { host, ..Identifiers::default() };
+                    let principal_name = if principal { "p" } else { "q" };
+                    let standing = world.0.add(
+                        LinkId(link), AgentId::new(&agent.to_string()), &identifiers, Some(principal_name));
+                    owners.entry(agent).or_insert(principal);
+                    prop_assert_eq!(standing == Standing::Serving, owners[&agent] == principal);
+                    rows.push(Row { link, agent, hosts, principal, draining: false });
+                }
+                Step::Remove(at) if !rows.is_empty() => {
+                    let gone = rows.remove(at % rows.len());
+                    world.remove(gone.link);
+                    let mut left = rows.iter().filter(|row| row.agent == gone.agent);
+                    if !left.clone().any(|row| row.principal == owners[&gone.agent]) {
+                        match left.next() {
+                            Some(heir) => owners.insert(gone.agent, heir.principal),
+                            None => owners.remove(&gone.agent),
+                        };
+                    }
+                }
+                Step::Drain(at) if !rows.is_empty() => {
+                    let at = at % rows.len();
+                    rows[at].draining = true;
+                    world.drain(rows[at].link);
+                }
+                Step::Remove(_) | Step::Drain(_) => (),
+            }
+            for host in 0..3u8 {
+                let chosen: BTreeSet<u64> = world.choices(&format!("h{host}:1")).into_iter().collect();
+                prop_assert_eq!(&chosen, &allowed(&rows, &owners, host));
+                let exclude: Vec<u64> = chosen.iter().copied().take(2).collect();
+                let others = world.choices_without(&format!("h{host}:1"), &exclude);
+                prop_assert!(others.iter().all(|link| !exclude.contains(link)));
+                let serving = rows.iter().filter(|row| owners[&row.agent] == row.principal).count();
+                prop_assert_eq!(others.is_empty(), serving <= exclude.len());
+            }
+            prop_assert_eq!(world.0.links(), rows.len());
+            prop_assert_eq!(world.0.keys(Strategy::Default), owners.len());
+        }
+    }
+}

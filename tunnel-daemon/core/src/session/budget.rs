@@ -1,0 +1,59 @@
+//! Bytes held for legs that do not read, and credit granted, over all links of the process.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Shared by all links of a process. Sums only: who has to give is decided inside one link.
+#[derive(Debug)]
+pub struct ProcessBudget {
+    max_bytes: u64,
+    held: AtomicU64,
+    granted: AtomicU64,
+}
+
+impl ProcessBudget {
+    /// A budget of `max_bytes` for held bytes, and as much again for credit granted and not yet used.
+    #[must_use]
+    pub fn new(max_bytes: u64) -> Self {
+        Self {
+            max_bytes,
+            held: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes held for legs now.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Credit outstanding now, bytes.
+    #[must_use]
+    pub fn granted_bytes(&self) -> u64 {
+        self.granted.load(Relaxed)
+    }
+
+    pub(super) fn hold(&self, bytes: u64) {
+        self.held.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn release(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Relaxed);
+    }
+
+    pub(super) fn over(&self) -> bool {
+        self.held_bytes() > self.max_bytes
+    }
+
+    pub(super) fn grant(&self, bytes: u64) {
+        self.granted.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn ungrant(&self, bytes: u64) {
+        self.granted.fetch_sub(bytes, Relaxed);
+    }
+
+    pub(super) fn credit_left(&self) -> u64 {
+        self.max_bytes.saturating_sub(self.granted_bytes())
+    }
+}

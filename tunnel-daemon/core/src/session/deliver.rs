@@ -1,0 +1,169 @@
+//! Peer -> leg: bytes, credit, and who has to go when a budget runs full.
+
+use bytes::Bytes;
+
+use super::link::{Action, Event, Link, Role};
+use super::tunnel::TunnelEnd;
+use super::{
+    Moment, WINDOW_AT_LEAST_EVERY, WINDOW_GROWS_WITHIN, WINDOW_MAX_BYTES, WINDOW_MIN_BYTES,
+};
+use crate::ids::{ConnId, TunnelKey};
+use crate::wire::packet::{Packet, PacketType};
+
+impl Link {
+    pub(super) fn handle_data(&mut self, conn: ConnId, bytes: Bytes, now: Moment) {
+        if bytes.is_empty() {
+            return;
+        }
+        let Some(&key) = self.conns.get(&conn) else {
+            return self.unknown_conn(conn);
+        };
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        let length = bytes.len() as u64;
+        if self.config.credit && tunnel.inc.received + length > tunnel.inc.granted && !tunnel.ended
+        {
+            return self.end_by_us(key, TunnelEnd::CreditViolation, now);
+        }
+        if tunnel.ended || tunnel.inc.fin {
+            // Bytes that crossed our close; nobody is there to take them.
+            return;
+        }
+        if tunnel.held() == 0 {
+            tunnel.inc.progress_at = now;
+        }
+        tunnel.inc.received += length;
+        tunnel.active_at = now;
+        self.held += length;
+        self.budget.hold(length);
+        self.actions.push_back(Action::Deliver { key, bytes });
+        if !self.config.credit {
+            self.enforce_budgets(key, now);
+        }
+    }
+
+    fn unknown_conn(&mut self, conn: ConnId) {
+        if !self.forget(conn) {
+            return;
+        }
+        self.count(Event::Foreign(PacketType::Data));
+        self.control(match self.config.role {
+            Role::Server => Packet::CloseReq { conn },
+            Role::Agent => Packet::CloseRsp {
+                conn,
+                error: String::from("unrecognized connectID"),
+            },
+        });
+    }
+
+    /// The share of held bytes a tunnel owns: never promised twice.
+    pub(super) fn share(&self) -> u64 {
+        let tunnels = (self.tunnels.len() as u64).max(1);
+        let isolation = &self.config.isolation;
+        isolation
+            .tunnel_share_bytes
+            .min(isolation.link_budget_bytes / tunnels)
+    }
+
+    fn enforce_budgets(&mut self, key: TunnelKey, now: Moment) {
+        let share = self.share();
+        // Under its share now, it may be over it when more tunnels have come.
+        self.watch(key, now);
+        while self.held > self.config.isolation.link_budget_bytes || self.budget.over() {
+            let stalled = self.tunnels.iter().filter(|(_, t)| t.held() > share);
+            let Some((largest, tunnel)) = stalled.max_by_key(|(_, t)| t.held()) else {
+                break;
+            };
+            if tunnel.ended {
+                // What lingers after a close counts like any other byte, or closing would be a way around.
+                self.abort(largest);
+            } else {
+                self.end_by_us(largest, TunnelEnd::Budget, now);
+            }
+        }
+    }
+
+    /// The leg has got rid of `total` bytes since the tunnel opened (cumulative, so repeats are harmless).
+    pub fn leg_drained(&mut self, key: TunnelKey, total: u64, now: Moment) {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        let total = total.min(tunnel.inc.received);
+        let fresh = total.saturating_sub(tunnel.inc.drained);
+        if fresh == 0 {
+            return;
+        }
+        tunnel.inc.drained = total;
+        tunnel.inc.progress_at = now;
+        let over = tunnel.ended || tunnel.inc.fin;
+        self.drained += fresh;
+        self.release(fresh);
+        self.ungrant(fresh);
+        if self.config.credit && !over {
+            self.refill(key, now);
+        }
+    }
+
+    /// Keeps the window open: announced when half of it is drained (or the peer has waited for long), grown
+    /// for legs that wait for more, never beyond what the budgets have left except for the smallest window.
+    fn refill(&mut self, key: TunnelKey, now: Moment) {
+        let link_left = self
+            .config
+            .isolation
+            .link_budget_bytes
+            .saturating_sub(self.granted);
+        let left = link_left.min(self.budget.credit_left());
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        let inc = &mut tunnel.inc;
+        let open = inc.granted - inc.drained;
+        let peer_waits = now.since(inc.window_at) >= WINDOW_AT_LEAST_EVERY
+            && (inc.granted - inc.received).saturating_mul(2) <= inc.window;
+        if open.saturating_mul(2) > inc.window && !peer_waits {
+            return;
+        }
+        let hungry = (inc.received - inc.drained).saturating_mul(8) <= inc.window;
+        if hungry && now.since(inc.window_at) < WINDOW_GROWS_WITHIN && left >= inc.window * 2 {
+            inc.window = (inc.window * 2).min(WINDOW_MAX_BYTES);
+        }
+        // Others may have been promised what this window had grown to; it grows again when there is room.
+        let most = open.saturating_add(left).max(WINDOW_MIN_BYTES);
+        inc.window = inc.window.min(most);
+        inc.window_at = now;
+        let more = inc.window.saturating_sub(open);
+        if more == 0 {
+            return;
+        }
+        inc.granted += more;
+        let queued = inc.window_due > 0;
+        inc.window_due += more;
+        self.grant(more);
+        if !queued {
+            self.windows.push_back(key);
+        }
+    }
+
+    pub(super) fn handle_window(&mut self, conn: ConnId, bytes: u64, now: Moment) {
+        let Some(&key) = self.conns.get(&conn) else {
+            return self.count(Event::LateCredit);
+        };
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        let Some(credit) = tunnel.out.credit else {
+            return;
+        };
+        match credit
+            .checked_add(bytes)
+            .filter(|sum| bytes > 0 && *sum <= WINDOW_MAX_BYTES)
+        {
+            Some(sum) => {
+                tunnel.out.credit = Some(sum);
+                self.schedule(key);
+            }
+            None => self.end_by_us(key, TunnelEnd::CreditViolation, now),
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The machine of one link: state, inputs from the peer, bookkeeping shared by its parts.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::slab::Slab;
+use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
+use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY};
+use crate::failure::DialFailure;
+use crate::ids::{ConnId, DialId, TunnelKey};
+use crate::wire::packet::{Packet, PacketType, Received, Side, Violation};
+
+/// Which end of the link this is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Dials; its legs are clients.
+    Server,
+    /// Answers dials; its legs are targets.
+    Agent,
+}
+
+/// What a link was negotiated and configured to do.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkConfig {
+    /// Which end this is.
+    pub role: Role,
+    /// Both ends are Adit: `WINDOW` and `FIN` are used.
+    pub credit: bool,
+    /// Most payload bytes in one `DATA`.
+    pub packet_bytes_max: usize,
+    /// Most dials in flight.
+    pub dials_max: usize,
+    /// Server: how long a dial may take. `None`: no limit.
+    pub dial_timeout: Option<Duration>,
+    /// What one tunnel may cost the others.
+    pub isolation: Isolation,
+    /// Most control packets waiting; beyond it the link ends.
+    pub control_max: usize,
+}
+
+/// A dial asked for by a frontend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DialRequest {
+    /// The id to use if it is free on this link.
+    pub dial: DialId,
+    /// The id to use otherwise.
+    pub spare: DialId,
+    /// Network name, passed as it is.
+    pub protocol: String,
+    /// `host:port`, passed as it is.
+    pub address: String,
+}
+
+/// A dial that ended before it was open: `written` tells whether the peer may have seen it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CancelledDial {
+    /// Why.
+    pub failure: DialFailure,
+    /// Only a dial that was not written may be tried on another link.
+    pub written: bool,
+}
+
+/// What the driver must do, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Agent: dial the target, then call [`Link::dialed`].
+    StartDial {
+        key: TunnelKey,
+        protocol: String,
+        address: String,
+    },
+    /// Agent: stop a dial; the key is already gone.
+    CancelDial { key: TunnelKey },
+    /// Server: the tunnel is open.
+    DialDone { key: TunnelKey, conn: ConnId },
+    /// Server: the tunnel did not open; the key is already gone.
+    DialFailed {
+        key: TunnelKey,
+        outcome: CancelledDial,
+    },
+    /// Bytes for the leg. It reports them with [`Link::leg_drained`] once they have left.
+    Deliver { key: TunnelKey, bytes: Bytes },
+    /// The peer's side sends no more; the other direction goes on.
+    PeerFin { key: TunnelKey },
+    /// The tunnel is over; [`TunnelEnd::delivers_rest`] tells what happens to bytes not yet out.
+    Ended { key: TunnelKey, end: TunnelEnd },
+    /// The leg must drop whatever it still holds.
+    Abort { key: TunnelKey },
+    /// Server: the agent announced that it is going away.
+    PeerDraining,
+    /// The link cannot go on.
+    Failed(LinkFailure),
+    /// For counters only.
+    Count(Event),
+}
+
+/// Why a whole link ends from inside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LinkFailure {
+    /// The peer takes no control packets.
+    #[error("control queue overflow: the peer does not read")]
+    ControlOverflow,
+}
+
+/// Things worth counting that change nothing else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A packet type this version does not know.
+    UnknownType(i32),
+    /// A message that broke the protocol.
+    Offence(Violation),
+    /// A packet for a connection or dial this link does not have.
+    Foreign(PacketType),
+    /// An answer to a dial that is not pending.
+    UnrecognizedResponse,
+    /// A client left while its dial was pending.
+    DialAbandoned,
+    /// A `WINDOW` or `FIN` for a tunnel already gone.
+    LateCredit,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Control {
+    Packet(Packet),
+    Dial { key: TunnelKey, packet: Packet },
+}
+
+/// One end of one link.
+#[derive(Debug)]
+pub struct Link {
+    pub(super) config: LinkConfig,
+    pub(super) budget: Arc<ProcessBudget>,
+    pub(super) tunnels: Slab<Tunnel>,
+    pub(super) conns: HashMap<ConnId, TunnelKey>,
+    pub(super) dials: HashMap<DialId, TunnelKey>,
+    pub(super) dial_order: VecDeque<(Moment, TunnelKey)>,
+    pub(super) conn_last: i64,
+    pub(super) control: VecDeque<Control>,
+    pub(super) windows: VecDeque<TunnelKey>,
+    pub(super) ends: VecDeque<TunnelKey>,
+    pub(super) ready: VecDeque<TunnelKey>,
+    pub(super) actions: VecDeque<Action>,
+    pub(super) held: u64,
+    pub(super) granted: u64,
+    pub(super) drained: u64,
+    pub(super) watched: Vec<TunnelKey>,
+    pub(super) sweep_at: Option<Moment>,
+    forgotten: HashSet<ConnId>,
+    forgotten_order: VecDeque<ConnId>,
+    failed: bool,
+}
+
+impl Link {
+    /// A link without tunnels.
+    #[must_use]
+    pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>) -> Self {
+        Self {
+            config,
+            budget,
+            tunnels: Slab::default(),
+            conns: HashMap::new(),
+            dials: HashMap::new(),
+            dial_order: VecDeque::new(),
+            conn_last: 0,
+            control: VecDeque::new(),
+            windows: VecDeque::new(),
+            ends: VecDeque::new(),
+            ready: VecDeque::new(),
+            actions: VecDeque::new(),
+            held: 0,
+            granted: 0,
+            drained: 0,
+            watched: Vec::new(),
+            sweep_at: None,
+            forgotten: HashSet::new(),
+            forgotten_order: VecDeque::new(),
+            failed: false,
+        }
+    }
+
+    /// Whether `WINDOW` and `FIN` are in use.
+    #[must_use]
+    pub fn has_credit(&self) -> bool {
+        self.config.credit
+    }
+
+    /// Tunnels and dials this link knows, closing ones included.
+    #[must_use]
+    pub fn tunnels(&self) -> usize {
+        self.tunnels.len()
+    }
+
+    /// Dials without an answer.
+    #[must_use]
+    pub fn pending_dials(&self) -> usize {
+        self.dials.len()
+    }
+
+    /// Bytes delivered to legs that have not left yet.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held
+    }
+
+    /// Bytes legs have got rid of since the link began.
+    #[must_use]
+    pub fn drained_bytes(&self) -> u64 {
+        self.drained
+    }
+
+    /// Whether a link without credit holds so much that reading on would soon cost a tunnel its life.
+    #[must_use]
+    pub fn is_nearly_full(&self) -> bool {
+        !self.config.credit && self.held > self.config.isolation.link_budget_bytes / 4 * 3
+    }
+
+    /// Whether held bytes come near a budget, so that exact accounts matter.
+    #[must_use]
+    pub fn is_near_budget(&self) -> bool {
+        self.held > self.config.isolation.link_budget_bytes / 2 || self.budget.over()
+    }
+
+    /// The next thing to do, if any.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Takes what came from the peer.
+    pub fn handle_packet(&mut self, received: Received, now: Moment) {
+        let packet = match received {
+            Received::Packet(packet) => packet,
+            Received::Unknown(number) => return self.count(Event::UnknownType(number)),
+            Received::Violation(violation) => {
+                self.count(Event::Offence(violation));
+                if let Violation::Oversize(Some(conn)) = violation
+                    && let Some(&key) = self.conns.get(&conn)
+                {
+                    self.end_by_us(key, TunnelEnd::Oversize, now);
+                }
+                return;
+            }
+        };
+        match packet {
+            Packet::Data { conn, bytes } => self.handle_data(conn, bytes, now),
+            Packet::Window { conn, bytes } if self.config.credit => {
+                self.handle_window(conn, bytes, now)
+            }
+            Packet::Fin { conn, side } if self.config.credit => self.handle_fin(conn, side, now),
+            Packet::DialReq {
+                dial,
+                protocol,
+                address,
+                window,
+            } if self.config.role == Role::Agent => {
+                self.handle_dial_req(dial, protocol, address, window, now);
+            }
+            Packet::DialRsp {
+                dial,
+                conn,
+                error,
+                window,
+            } if self.config.role == Role::Server => {
+                self.handle_dial_rsp(dial, conn, error, window, now);
+            }
+            Packet::DialCls { dial } => self.handle_dial_cls(dial),
+            Packet::CloseReq { conn } if self.config.role == Role::Agent => {
+                self.handle_close_req(conn, now)
+            }
+            Packet::CloseRsp { conn, error } if self.config.role == Role::Server => {
+                self.handle_close_rsp(conn, error, now)
+            }
+            Packet::Drain if self.config.role == Role::Server => {
+                self.actions.push_back(Action::PeerDraining)
+            }
+            other => self.count(Event::UnknownType(other.kind().into())),
+        }
+    }
+
+    fn handle_fin(&mut self, conn: ConnId, side: Side, now: Moment) {
+        let Some(&key) = self.conns.get(&conn) else {
+            return self.count(Event::LateCredit);
+        };
+        let ours = if self.config.role == Role::Server {
+            Side::Client
+        } else {
+            Side::Target
+        };
+        if side == ours {
+            self.count(Event::Offence(Violation::PayloadMismatch(
+                PacketType::Fin.into(),
+            )));
+            return self.end_by_us(key, TunnelEnd::CreditViolation, now);
+        }
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if tunnel.inc.fin || tunnel.ended {
+            return;
+        }
+        tunnel.inc.fin = true;
+        tunnel.active_at = now;
+        let we_finished = tunnel.out.end == OutEnd::Fin;
+        self.actions.push_back(Action::PeerFin { key });
+        if we_finished {
+            self.close_outgoing(key, String::new(), now);
+        } else {
+            self.watch(key, now);
+        }
+    }
+
+    /// A close asked for by the server: what this end had read is sent as far as credit goes, then confirmed.
+    fn handle_close_req(&mut self, conn: ConnId, now: Moment) {
+        let Some(&key) = self.conns.get(&conn) else {
+            return self.deny_close(conn);
+        };
+        // The id stays known until the answer leaves: an answer to a repeated question, or to late data,
+        // would pass the bytes the real answer waits for.
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if tunnel.out.close_asked {
+            tunnel.out.close_asked_again = true;
+            return;
+        }
+        tunnel.out.close_asked = true;
+        self.end_leg(key, TunnelEnd::PeerClosing, now);
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if let Some(credit) = tunnel.out.credit {
+            tunnel.out.truncate(credit);
+        }
+        self.close_outgoing(key, String::new(), now);
+    }
+
+    pub(super) fn deny_close(&mut self, conn: ConnId) {
+        let error = String::from("Unknown connectID");
+        self.control(Packet::CloseRsp { conn, error });
+    }
+
+    fn handle_close_rsp(&mut self, conn: ConnId, error: String, now: Moment) {
+        let Some(key) = self.conns.remove(&conn) else {
+            if !self.forgotten.contains(&conn) {
+                self.count(Event::Foreign(PacketType::CloseRsp));
+            }
+            return;
+        };
+        self.end_leg(key, TunnelEnd::Closed { error }, now);
+        self.finish_protocol(key, conn);
+    }
+
+    pub(super) fn count(&mut self, event: Event) {
+        self.actions.push_back(Action::Count(event));
+    }
+
+    pub(super) fn control(&mut self, packet: Packet) {
+        self.push_control(Control::Packet(packet));
+    }
+
+    pub(super) fn push_control(&mut self, control: Control) {
+        if self.control.len() >= self.config.control_max {
+            if !self.failed {
+                self.failed = true;
+                self.actions
+                    .push_back(Action::Failed(LinkFailure::ControlOverflow));
+            }
+            return;
+        }
+        self.control.push_back(control);
+    }
+
+    /// Tells the leg, once, that it is over.
+    pub(super) fn end_leg(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if tunnel.ended || tunnel.leg_gone {
+            tunnel.ended = true;
+            return;
+        }
+        tunnel.ended = true;
+        // What the leg still holds has the linger time from now on, however long it had paused before.
+        tunnel.inc.progress_at = now;
+        let held = tunnel.held();
+        let delivers = end.delivers_rest();
+        self.actions.push_back(Action::Ended { key, end });
+        if !delivers {
+            self.discard_held(key);
+        } else if held > 0 {
+            self.watch(key, now);
+        }
+    }
+
+    /// The leg drops what it holds; the accounts forget it now.
+    pub(super) fn discard_held(&mut self, key: TunnelKey) {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        let held = tunnel.held();
+        tunnel.inc.drained = tunnel.inc.received;
+        self.release(held);
+        self.ungrant(held);
+    }
+
+    /// Ends a tunnel from this side at once: queued bytes are discarded, the peer is asked to close.
+    pub(super) fn end_by_us(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
+        let text = match self.config.role {
+            Role::Server => String::new(),
+            Role::Agent => format!("closed by the agent: {}", end.reason()),
+        };
+        self.end_leg(key, end, now);
+        if let Some(tunnel) = self.tunnels.get_mut(key) {
+            tunnel.out.clear();
+        }
+        self.close_outgoing(key, text, now);
+    }
+
+    /// No packet for this connection is expected or sent any more.
+    pub(super) fn finish_protocol(&mut self, key: TunnelKey, conn: ConnId) {
+        self.forget(conn);
+        if let Some(tunnel) = self.tunnels.get_mut(key) {
+            tunnel.phase = Phase::Done;
+            tunnel.out.clear();
+            tunnel.close_deadline = None;
+        }
+        self.free_if_over(key);
+    }
+
+    pub(super) fn free_if_over(&mut self, key: TunnelKey) {
+        let over = self
+            .tunnels
+            .get(key)
+            .is_some_and(|t| t.phase == Phase::Done && t.leg_gone);
+        if over && let Some(tunnel) = self.tunnels.remove(key) {
+            self.release(tunnel.held());
+            self.ungrant(tunnel.inc.open_credit());
+        }
+    }
+
+    /// Whether this id has not been answered or closed here lately; from now on it has.
+    pub(super) fn forget(&mut self, conn: ConnId) -> bool {
+        if !self.forgotten.insert(conn) {
+            return false;
+        }
+        self.forgotten_order.push_back(conn);
+        if self.forgotten_order.len() > FORGOTTEN_IDS_MAX
+            && let Some(oldest) = self.forgotten_order.pop_front()
+        {
+            self.forgotten.remove(&oldest);
+        }
+        true
+    }
+
+    pub(super) fn release(&mut self, bytes: u64) {
+        self.held -= bytes;
+        self.budget.release(bytes);
+    }
+
+    pub(super) fn ungrant(&mut self, bytes: u64) {
+        if self.config.credit {
+            self.granted -= bytes;
+            self.budget.ungrant(bytes);
+        }
+    }
+
+    /// Has the slow clauses looked at for this tunnel.
+    pub(super) fn watch(&mut self, key: TunnelKey, now: Moment) {
+        if let Some(tunnel) = self.tunnels.get_mut(key)
+            && !tunnel.watched
+        {
+            tunnel.watched = true;
+            self.watched.push(key);
+            self.sweep_at.get_or_insert_with(|| now.after(SWEEP_EVERY));
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // A link that is dropped with tunnels gives back what it had taken from the process budget.
+        self.budget.release(self.held);
+        if self.config.credit {
+            self.budget.ungrant(self.granted);
+        }
+    }
+}

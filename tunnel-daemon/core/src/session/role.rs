@@ -1,0 +1,366 @@
+//! Dials: the server asks, the agent answers. Also what legs ask for.
+
+use bytes::Bytes;
+
+use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role};
+use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
+use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
+use crate::failure::DialFailure;
+use crate::ids::{ConnId, DialId, TunnelKey};
+use crate::wire::packet::{Packet, PacketType};
+
+impl Link {
+    /// Server: starts a dial. The outcome comes as [`Action::DialDone`] or [`Action::DialFailed`].
+    ///
+    /// # Errors
+    /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached.
+    pub fn dial(&mut self, request: DialRequest, now: Moment) -> Result<TunnelKey, DialFailure> {
+        if self.dials.len() >= self.config.dials_max {
+            return Err(DialFailure::TooManyPending { per_agent: true });
+        }
+        let mut dial = request.dial;
+        if self.dials.contains_key(&dial) {
+            dial = request.spare;
+        }
+        while self.dials.contains_key(&dial) {
+            dial = DialId(dial.0.wrapping_add(1) & i64::MAX);
+        }
+        let deadline = self.config.dial_timeout.map(|timeout| now.after(timeout));
+        let window = self.starting_window();
+        let phase = Phase::Dialing {
+            dial,
+            deadline,
+            written: false,
+        };
+        let tunnel = Tunnel::new(phase, self.config.credit, window, now);
+        let Some(key) = self.tunnels.insert(tunnel) else {
+            self.ungrant(window);
+            return Err(DialFailure::TooManyPending { per_agent: true });
+        };
+        self.dials.insert(dial, key);
+        if let Some(deadline) = deadline {
+            self.dial_order.push_back((deadline, key));
+        }
+        let DialRequest {
+            protocol, address, ..
+        } = request;
+        let packet = Packet::DialReq {
+            dial,
+            protocol,
+            address,
+            window,
+        };
+        self.push_control(Control::Dial { key, packet });
+        Ok(key)
+    }
+
+    pub(super) fn handle_dial_rsp(
+        &mut self,
+        dial: DialId,
+        conn: ConnId,
+        error: String,
+        window: u64,
+        now: Moment,
+    ) {
+        let Some(key) = self.dials.remove(&dial) else {
+            self.count(Event::UnrecognizedResponse);
+            if conn.0 != 0 && !self.conns.contains_key(&conn) && self.forget(conn) {
+                self.control(Packet::CloseReq { conn });
+            }
+            return;
+        };
+        if !error.is_empty() {
+            return self.fail_dial(key, DialFailure::Target(error));
+        }
+        if conn.0 == 0 || self.conns.contains_key(&conn) {
+            let text = format!(
+                "agent answered with connection id {}, which is not free",
+                conn.0
+            );
+            return self.fail_dial(key, DialFailure::Target(text));
+        }
+        self.conns.insert(conn, key);
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        tunnel.phase = Phase::Open { conn };
+        tunnel.active_at = now;
+        if let Some(credit) = &mut tunnel.out.credit {
+            *credit = window;
+        }
+        let ends = tunnel.out.end != OutEnd::None;
+        self.actions.push_back(Action::DialDone { key, conn });
+        self.schedule(key);
+        if ends {
+            // It may have been half-closed before there was anything to watch.
+            self.watch(key, now);
+        }
+    }
+
+    pub(super) fn handle_dial_cls(&mut self, dial: DialId) {
+        let Some(key) = self.dials.remove(&dial) else {
+            return self.count(Event::Foreign(PacketType::DialCls));
+        };
+        match self.config.role {
+            Role::Server => self.fail_dial(key, DialFailure::Closed),
+            Role::Agent => {
+                self.actions.push_back(Action::CancelDial { key });
+                self.drop_dial(key);
+            }
+        }
+    }
+
+    /// Agent: a dial for a client of the server.
+    pub(super) fn handle_dial_req(
+        &mut self,
+        dial: DialId,
+        protocol: String,
+        address: String,
+        window: u64,
+        now: Moment,
+    ) {
+        // Counted for failing dials too, as every agent does.
+        self.conn_last = self.conn_last.wrapping_add(1).max(1);
+        if self.dials.len() >= self.config.dials_max {
+            let error = DialFailure::TooManyPending { per_agent: true }.to_string();
+            return self.control(Packet::DialRsp {
+                dial,
+                conn: ConnId(0),
+                error,
+                window: 0,
+            });
+        }
+        if self.dials.contains_key(&dial) {
+            let error = String::from("a dial with this id is already pending");
+            return self.control(Packet::DialRsp {
+                dial,
+                conn: ConnId(0),
+                error,
+                window: 0,
+            });
+        }
+        let granted = self.starting_window();
+        let mut tunnel = Tunnel::new(
+            Phase::Dialing {
+                dial,
+                deadline: None,
+                written: true,
+            },
+            self.config.credit,
+            granted,
+            now,
+        );
+        if let Some(credit) = &mut tunnel.out.credit {
+            *credit = window;
+        }
+        tunnel.out.conn_reserved = self.conn_last;
+        let Some(key) = self.tunnels.insert(tunnel) else {
+            return self.ungrant(granted);
+        };
+        self.dials.insert(dial, key);
+        self.actions.push_back(Action::StartDial {
+            key,
+            protocol,
+            address,
+        });
+    }
+
+    /// Agent: the outcome of [`Action::StartDial`]. Returns whether a connected socket is still wanted.
+    pub fn dialed(&mut self, key: TunnelKey, outcome: Result<(), String>, now: Moment) -> bool {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return false;
+        };
+        let Phase::Dialing { dial, .. } = tunnel.phase else {
+            return false;
+        };
+        self.dials.remove(&dial);
+        match outcome {
+            Ok(()) => {
+                let conn = ConnId(tunnel.out.conn_reserved);
+                tunnel.phase = Phase::Open { conn };
+                tunnel.active_at = now;
+                let window = if self.config.credit {
+                    tunnel.inc.granted
+                } else {
+                    0
+                };
+                self.conns.insert(conn, key);
+                self.control(Packet::DialRsp {
+                    dial,
+                    conn,
+                    error: String::new(),
+                    window,
+                });
+                true
+            }
+            Err(error) => {
+                self.control(Packet::DialRsp {
+                    dial,
+                    conn: ConnId(0),
+                    error,
+                    window: 0,
+                });
+                self.drop_dial(key);
+                false
+            }
+        }
+    }
+
+    /// Bytes from the leg for the peer. Returns `false` when the tunnel takes no more; they are dropped then.
+    pub fn leg_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return false;
+        };
+        if tunnel.out.end != OutEnd::None || tunnel.ended || tunnel.phase == Phase::Done {
+            return false;
+        }
+        // An empty piece would hold the end of the tunnel back and spin in the encoder.
+        if !bytes.is_empty() {
+            tunnel.out.push(bytes);
+            self.schedule(key);
+        }
+        true
+    }
+
+    /// The leg sends no more bytes. Where the wire has no half-close this closes the tunnel.
+    pub fn leg_fin(&mut self, key: TunnelKey, now: Moment) {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if tunnel.out.end != OutEnd::None || tunnel.ended {
+            return;
+        }
+        if !self.config.credit || tunnel.inc.fin {
+            return self.close_outgoing(key, String::new(), now);
+        }
+        tunnel.out.end = OutEnd::Fin;
+        tunnel.active_at = now;
+        self.schedule(key);
+        self.watch(key, now);
+    }
+
+    /// The leg wants the tunnel closed once its bytes are sent. Agents may give the peer a text.
+    pub fn leg_close(&mut self, key: TunnelKey, error: String, now: Moment) {
+        self.close_outgoing(key, error, now);
+    }
+
+    /// The leg is gone. Without a close before it, its queued bytes are discarded and the peer is told at once.
+    pub fn leg_gone(&mut self, key: TunnelKey, now: Moment) {
+        let Some(tunnel) = self.tunnels.get_mut(key) else {
+            return;
+        };
+        if tunnel.leg_gone {
+            return;
+        }
+        tunnel.leg_gone = true;
+        tunnel.ended = true;
+        let phase = tunnel.phase;
+        let closing = matches!(tunnel.out.end, OutEnd::CloseReq | OutEnd::CloseRsp(_));
+        self.discard_held(key);
+        match phase {
+            Phase::Dialing { dial, written, .. } => {
+                self.dials.remove(&dial);
+                self.count(Event::DialAbandoned);
+                if self.config.role == Role::Server && written {
+                    self.control(Packet::DialCls { dial });
+                }
+                self.drop_dial(key);
+            }
+            Phase::Open { .. } if !closing => {
+                if let Some(tunnel) = self.tunnels.get_mut(key) {
+                    tunnel.out.clear();
+                }
+                self.close_outgoing(key, String::new(), now);
+            }
+            Phase::Open { .. } => self.watch(key, now),
+            Phase::Done => self.free_if_over(key),
+        }
+    }
+
+    /// Agent: tells the server that this agent is going away.
+    pub fn drain(&mut self) {
+        self.control(Packet::Drain);
+    }
+
+    /// The link is gone: every dial fails and every tunnel ends, at once.
+    pub fn lost(&mut self, now: Moment) {
+        for key in self.tunnels.keys() {
+            let Some(tunnel) = self.tunnels.get(key) else {
+                continue;
+            };
+            if let Phase::Dialing { .. } = tunnel.phase {
+                match self.config.role {
+                    Role::Server => self.fail_dial(key, DialFailure::LinkLost),
+                    Role::Agent => {
+                        self.actions.push_back(Action::CancelDial { key });
+                        self.drop_dial(key);
+                    }
+                }
+            } else {
+                self.end_leg(key, TunnelEnd::LinkLost, now);
+                if let Some(tunnel) = self.tunnels.get_mut(key) {
+                    tunnel.phase = Phase::Done;
+                    tunnel.out.clear();
+                }
+                self.free_if_over(key);
+            }
+        }
+        self.conns.clear();
+        self.dials.clear();
+        self.control.clear();
+    }
+
+    pub(super) fn fail_dial(&mut self, key: TunnelKey, failure: DialFailure) {
+        let written = match self.tunnels.get(key).map(|t| t.phase) {
+            Some(Phase::Dialing { written, .. }) => written,
+            _ => true,
+        };
+        self.drop_dial(key);
+        self.actions.push_back(Action::DialFailed {
+            key,
+            outcome: CancelledDial { failure, written },
+        });
+    }
+
+    pub(super) fn drop_dial(&mut self, key: TunnelKey) {
+        if let Some(tunnel) = self.tunnels.remove(key) {
+            self.ungrant(tunnel.inc.open_credit());
+            if let Phase::Dialing {
+                dial,
+                written: false,
+                ..
+            } = tunnel.phase
+            {
+                self.dials.remove(&dial);
+                self.control.retain(
+                    |control| !matches!(control, Control::Dial { key: k, .. } if *k == key),
+                );
+            }
+        }
+    }
+
+    /// Credit a new tunnel starts with; taken from the budgets. 0 where the peer knows no credit.
+    fn starting_window(&mut self) -> u64 {
+        if !self.config.credit {
+            return 0;
+        }
+        let left = self
+            .config
+            .isolation
+            .link_budget_bytes
+            .saturating_sub(self.granted)
+            .min(self.budget.credit_left());
+        let window = if left >= WINDOW_START_BYTES {
+            WINDOW_START_BYTES
+        } else {
+            WINDOW_MIN_BYTES
+        };
+        self.grant(window);
+        window
+    }
+
+    pub(super) fn grant(&mut self, bytes: u64) {
+        self.granted += bytes;
+        self.budget.grant(bytes);
+    }
+}

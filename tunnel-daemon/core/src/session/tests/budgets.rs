@@ -1,0 +1,134 @@
+//! Peers without credit: shares, budgets, and who has to go.
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn rig(link_budget_bytes: u64) -> Rig {
+    let mut small = config(Role::Server, false);
+    small.isolation.link_budget_bytes = link_budget_bytes;
+    Rig::new(small)
+}
+
+fn ends(rig: &mut Rig) -> Vec<(TunnelKey, TunnelEnd)> {
+    rig.actions()
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Ended { key, end } => Some((key, end)),
+            _ => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_paused_reader_is_not_punished_while_memory_is_free() {
+    let mut rig = rig(64 * MIB);
+    let (_, conn) = rig.open(0);
+    rig.data(conn, 60 * MIB);
+    assert_eq!(ends(&mut rig), []);
+}
+
+#[test]
+fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
+    let mut rig = rig(64 * MIB);
+    let (small, small_conn) = rig.open(0);
+    let (large, large_conn) = rig.open(0);
+    let (_, over_conn) = rig.open(0);
+    rig.data(small_conn, 3 * MIB);
+    rig.data(large_conn, 40 * MIB);
+    rig.data(over_conn, 20 * MIB);
+    rig.data(small_conn, MIB);
+    assert_eq!(ends(&mut rig), []);
+    rig.data(small_conn, 1);
+    assert_eq!(ends(&mut rig), [(large, TunnelEnd::Budget)]);
+    assert_eq!(rig.link.held_bytes(), 24 * MIB + 1);
+    assert!(rig.link.leg_data(small, bytes(1)));
+    assert_eq!(rig.packets().len(), 2, "one close, one packet");
+}
+
+#[test]
+fn nobody_under_its_share_is_ended() {
+    // 16 tunnels of 64 MiB own 4 MiB each, 32 own 2 MiB each.
+    let mut rig = rig(64 * MIB);
+    let conns: Vec<_> = (0..32).map(|_| rig.open(0).1).collect();
+    for conn in &conns {
+        rig.data(*conn, 2 * MIB);
+    }
+    assert_eq!((ends(&mut rig).len(), rig.link.held_bytes()), (0, 64 * MIB));
+    rig.data(conns[0], 1);
+    assert_eq!(ends(&mut rig).len(), 1, "the one over its share");
+}
+
+/// What lingers after a close is memory too.
+#[test]
+fn lingering_bytes_give_way_when_the_budget_is_full() {
+    let mut rig = rig(64 * MIB);
+    let (lingers, closed) = rig.open(0);
+    let (_, lives) = rig.open(0);
+    rig.data(closed, 50 * MIB);
+    rig.receive(close_rsp(closed, ""));
+    rig.actions();
+    rig.data(lives, 15 * MIB);
+    let actions = rig.actions();
+    assert!(
+        actions.contains(&Action::Abort { key: lingers }),
+        "{}",
+        actions.len()
+    );
+    assert_eq!(rig.link.held_bytes(), 15 * MIB);
+}
+
+#[test]
+fn a_full_process_budget_is_taken_from_the_link_that_adds_to_it() {
+    let budget = Arc::new(ProcessBudget::new(20 * MIB));
+    let mut one = Rig::with_budget(config(Role::Server, false), &budget);
+    let mut other = Rig::with_budget(config(Role::Server, false), &budget);
+    let (_, quiet) = one.open(0);
+    one.data(quiet, 15 * MIB);
+    let (key, greedy) = other.open(0);
+    let (_, modest) = other.open(0);
+    other.data(modest, MIB);
+    other.data(greedy, 5 * MIB);
+    assert_eq!(ends(&mut other), [(key, TunnelEnd::Budget)]);
+    assert_eq!(ends(&mut one), []);
+    assert_eq!(budget.held_bytes(), 16 * MIB);
+    drop(one);
+    drop(other);
+    assert_eq!(budget.held_bytes(), 0);
+}
+
+#[test]
+fn over_its_share_without_progress_for_five_minutes_is_the_end() {
+    let mut rig = rig(64 * MIB);
+    let (over, over_conn) = rig.open(0);
+    let (_, under_conn) = rig.open(0);
+    rig.data(over_conn, 5 * MIB);
+    rig.data(under_conn, 4 * MIB);
+    rig.pass(seconds(290));
+    rig.link.leg_drained(over, 10, rig.now);
+    rig.pass(seconds(299));
+    assert_eq!(ends(&mut rig), []);
+    rig.pass(seconds(2));
+    assert_eq!(ends(&mut rig), [(over, TunnelEnd::Stalled)]);
+}
+
+#[test]
+fn a_share_that_shrinks_makes_a_quiet_tunnel_stalled() {
+    let mut rig = rig(64 * MIB);
+    let (paused, conn) = rig.open(0);
+    rig.data(conn, 3 * MIB);
+    for _more in 0..63 {
+        rig.open(0);
+    }
+    rig.pass(seconds(302));
+    assert_eq!(ends(&mut rig), [(paused, TunnelEnd::Stalled)]);
+}
+
+#[test]
+fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
+    let mut rig = Rig::server(true);
+    let (_, conn) = rig.open(1_000);
+    rig.data(conn, 256 << 10);
+    rig.pass(seconds(4_000));
+    assert_eq!(ends(&mut rig), []);
+}

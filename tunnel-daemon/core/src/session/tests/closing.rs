@@ -1,0 +1,206 @@
+//! Ends: half-close, graceful close, reset, lingering, and what both sides say about it.
+
+use super::*;
+
+#[test]
+fn half_close_leaves_the_other_direction_open() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.link.leg_data(key, bytes(10));
+    rig.link.leg_fin(key, rig.now);
+    assert_eq!(rig.packets(), [payload(conn, 10), fin(conn, Side::Client)]);
+    assert!(!rig.link.leg_data(key, bytes(1)), "it had finished");
+    rig.data(conn, 20);
+    rig.receive(fin(conn, Side::Target));
+    let actions = rig.actions();
+    assert_eq!(actions.len(), 2);
+    assert_eq!(actions[1], Action::PeerFin { key });
+    assert_eq!(rig.packets(), [close_req(conn)], "both have finished");
+    rig.receive(close_rsp(conn, ""));
+    assert!(rig.end_of(key).is_some_and(|end| end.delivers_rest()));
+    rig.gone(key);
+    assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
+}
+
+#[test]
+fn without_credit_a_fin_closes_the_tunnel() {
+    let mut server = Rig::server(false);
+    let (key, conn) = server.open(0);
+    server.link.leg_data(key, bytes(10));
+    server.link.leg_fin(key, server.now);
+    assert_eq!(server.packets(), [payload(conn, 10), close_req(conn)]);
+}
+
+/// Compat 58: the target closes, the peer hears it with an empty text and the id is free.
+#[test]
+fn a_target_that_ends_is_a_close_with_an_empty_text() {
+    let mut rig = Rig::agent(false);
+    let (key, conn) = rig.open(0);
+    rig.link.leg_data(key, bytes(10));
+    rig.link.leg_fin(key, rig.now);
+    assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
+    assert_eq!(rig.end_of(key), Some(TunnelEnd::Confirmed));
+    rig.gone(key);
+    assert_eq!((rig.link.tunnels(), rig.link.conns.len()), (0, 0));
+}
+
+/// Compat 59, also when both requests come before the answer could leave.
+#[test]
+fn the_second_close_request_finds_an_unknown_connection() {
+    let mut rig = Rig::agent(true);
+    let (key, conn) = rig.open(1_000);
+    rig.link.leg_data(key, bytes(10));
+    rig.receive(close_req(conn));
+    rig.receive(close_req(conn));
+    assert_eq!(
+        rig.packets(),
+        [
+            payload(conn, 10),
+            close_rsp(conn, ""),
+            close_rsp(conn, "Unknown connectID")
+        ]
+    );
+    rig.receive(close_req(conn));
+    assert_eq!(rig.packets(), [close_rsp(conn, "Unknown connectID")]);
+    rig.gone(key);
+    assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Compat 60 for a connection that is closing: nothing passes the bytes its answer waits for.
+#[test]
+fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
+    let mut rig = Rig::agent(false);
+    let (key, conn) = rig.open(0);
+    rig.link.leg_data(key, bytes(10));
+    rig.receive(close_req(conn));
+    rig.data(conn, 5);
+    assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
+}
+
+/// Compat 85: what was sent before the close arrives.
+#[test]
+fn bytes_before_a_close_are_delivered_and_then_the_end() {
+    let mut rig = Rig::agent(true);
+    let (key, conn) = rig.open(1_000);
+    rig.data(conn, 100);
+    rig.receive(close_req(conn));
+    let actions = rig.actions();
+    assert!(matches!(actions[0], Action::Deliver { .. }));
+    let end = TunnelEnd::PeerClosing;
+    assert_eq!(actions[1..], [Action::Ended { key, end }]);
+    assert_eq!(rig.packets(), [close_rsp(conn, "")]);
+    assert_eq!(rig.link.held_bytes(), 100, "the leg still has them");
+    rig.link.leg_drained(key, 100, rig.now);
+    rig.gone(key);
+    assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
+}
+
+/// Rule 1: 30 s without progress, then the leg is cut. Progress starts them again.
+#[test]
+fn a_leg_lingers_thirty_seconds_without_progress() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.data(conn, 100);
+    rig.pass(seconds(500));
+    rig.receive(close_rsp(conn, ""));
+    rig.actions();
+    rig.pass(seconds(25));
+    rig.link.leg_drained(key, 10, rig.now);
+    rig.pass(seconds(29));
+    assert_eq!(rig.actions(), []);
+    rig.pass(seconds(2));
+    assert_eq!(rig.actions(), [Action::Abort { key }]);
+    assert_eq!(rig.link.held_bytes(), 0);
+    rig.gone(key);
+    assert_eq!((rig.link.tunnels(), rig.link.next_deadline()), (0, None));
+}
+
+/// Rule 1, the sending side: bytes behind a close wait 30 s for credit, and a cut is not a clean end.
+#[test]
+fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
+    let mut rig = Rig::agent(true);
+    let (key, conn) = rig.open(10);
+    rig.link.leg_data(key, bytes(40));
+    rig.link.leg_close(key, String::new(), rig.now);
+    assert_eq!(rig.packets(), [payload(conn, 10)]);
+    rig.pass(seconds(25));
+    rig.receive(window(conn, 10));
+    // Bytes of the other direction are no progress of this one.
+    rig.data(conn, 5);
+    assert_eq!(rig.packets(), [payload(conn, 10)]);
+    rig.pass(seconds(29));
+    rig.data(conn, 5);
+    assert_eq!(rig.packets(), []);
+    rig.pass(seconds(2));
+    match &rig.packets()[..] {
+        [Packet::CloseRsp { error, .. }] => assert!(!error.is_empty()),
+        other => panic!("a close with a text, not {other:?}"),
+    }
+}
+
+#[test]
+fn a_close_nobody_confirms_is_over_after_ten_seconds() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.link.leg_close(key, String::new(), rig.now);
+    assert_eq!(rig.packets(), [close_req(conn)]);
+    rig.pass(seconds(9));
+    assert_eq!(rig.actions(), []);
+    rig.pass(seconds(2));
+    assert_eq!(rig.end_of(key), Some(TunnelEnd::Unconfirmed));
+    rig.gone(key);
+    assert_eq!(rig.link.tunnels(), 0);
+    rig.data(conn, 5);
+    assert_eq!(rig.packets(), [], "it was closed once");
+}
+
+/// Rule 9: five minutes without a byte; a byte, or a reader that drains, starts them again.
+#[test]
+fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
+    for mut rig in [Rig::server(true), Rig::agent(true)] {
+        let (key, conn) = rig.open(1_000);
+        rig.link.leg_fin(key, rig.now);
+        rig.packets();
+        rig.pass(seconds(299));
+        rig.data(conn, 100);
+        rig.pass(seconds(299));
+        rig.actions();
+        rig.link.leg_drained(key, 1, rig.now);
+        rig.pass(seconds(299));
+        assert_eq!(rig.actions(), []);
+        rig.pass(seconds(2));
+        assert_eq!(rig.end_of(key), Some(TunnelEnd::HalfClosedIdle));
+        assert_eq!(rig.packets().len(), 1);
+    }
+}
+
+#[test]
+fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.data(conn, 100);
+    rig.actions();
+    rig.pass(seconds(3_000));
+    assert_eq!((rig.actions(), rig.packets()), (vec![], vec![]));
+    assert!(rig.link.leg_data(key, bytes(1)));
+}
+
+#[test]
+fn a_half_close_during_the_dial_is_watched_too() {
+    let mut rig = Rig::server(true);
+    let key = rig.dial();
+    rig.link.leg_fin(key, rig.now);
+    rig.pass(seconds(5));
+    rig.packets();
+    rig.dial_rsp(1, 1, 1_000);
+    rig.pass(seconds(301));
+    assert_eq!(rig.end_of(key), Some(TunnelEnd::HalfClosedIdle));
+}
+
+#[test]
+fn a_fin_of_the_wrong_side_ends_the_tunnel() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.receive(fin(conn, Side::Client));
+    assert_eq!(rig.end_of(key), Some(TunnelEnd::CreditViolation));
+}

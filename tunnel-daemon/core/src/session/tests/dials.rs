@@ -1,0 +1,242 @@
+//! Dials: one outcome each, cancels that cross answers, ids, caps and deadlines.
+
+use super::*;
+
+#[test]
+fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
+    let mut rig = Rig::server(false);
+    let key = rig.dial();
+    let sent = Packet::DialReq {
+        dial: DialId(1),
+        protocol: String::from("tcp"),
+        address: String::from("10.0.0.1:80"),
+        window: 0,
+    };
+    assert_eq!(rig.packets(), [sent]);
+    rig.dial_rsp(1, 9, 0);
+    let conn = ConnId(9);
+    assert_eq!(rig.actions(), [Action::DialDone { key, conn }]);
+    assert_eq!(rig.link.pending_dials(), 0);
+}
+
+/// Compat 42: three packets and then `DIAL_CLS`, where the stream ends before its dial is answered.
+#[test]
+fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
+    let mut rig = Rig::server(false);
+    let (key, conn) = rig.open(0);
+    let pending = rig.dial();
+    assert!(rig.link.leg_data(key, bytes(3)));
+    rig.link.leg_close(key, String::new(), rig.now);
+    let kinds: Vec<_> = rig.packets().iter().map(Packet::kind).collect();
+    assert_eq!(kinds.len(), 3, "{kinds:?}");
+    rig.gone(pending);
+    let dial = DialId(2);
+    assert_eq!(rig.packets(), [Packet::DialCls { dial }]);
+    rig.receive(close_rsp(conn, ""));
+    rig.gone(key);
+    assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Compat 29: what one client leaves behind, others do not notice.
+#[test]
+fn a_client_that_leaves_takes_only_its_own_pending_dials() {
+    let mut rig = Rig::server(true);
+    let leaves = rig.dial();
+    let stays = rig.dial();
+    rig.packets();
+    rig.gone(leaves);
+    assert_eq!(rig.link.pending_dials(), 1);
+    rig.dial_rsp(2, 5, 1_000);
+    let conn = ConnId(5);
+    assert_eq!(rig.actions(), [Action::DialDone { key: stays, conn }]);
+}
+
+/// Rule 7: only a dial that was not written may be tried elsewhere.
+#[test]
+fn a_failed_dial_tells_whether_the_agent_may_have_seen_it() {
+    let mut rig = Rig::server(true);
+    rig.dial();
+    rig.packets();
+    rig.dial();
+    rig.link.lost(rig.now);
+    let actions = rig.actions();
+    assert_eq!(failed(&actions[0]), (&DialFailure::LinkLost, true));
+    assert_eq!(failed(&actions[1]), (&DialFailure::LinkLost, false));
+    assert_eq!(actions.len(), 2);
+}
+
+#[test]
+fn a_dial_that_never_left_leaves_no_packet_behind() {
+    let mut rig = Rig::server(true);
+    let cancelled = rig.dial();
+    rig.gone(cancelled);
+    rig.dial();
+    rig.pass(seconds(25));
+    let actions = rig.actions();
+    assert_eq!(failed(&actions[0]), (&DialFailure::TimedOut, false));
+    assert_eq!(rig.packets(), []);
+    assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Rule 7: 25 s, and the agent is told.
+#[test]
+fn a_written_dial_times_out_and_is_called_off() {
+    let mut rig = Rig::server(true);
+    rig.dial();
+    rig.packets();
+    rig.pass(seconds(24));
+    assert_eq!(rig.actions(), []);
+    rig.pass(seconds(1));
+    assert_eq!(failed(&rig.actions()[0]), (&DialFailure::TimedOut, true));
+    let dial = DialId(1);
+    assert_eq!(rig.packets(), [Packet::DialCls { dial }]);
+    assert_eq!(rig.link.pending_dials(), 0);
+    assert_eq!(rig.link.next_deadline(), None);
+}
+
+#[test]
+fn without_a_timeout_a_dial_waits() {
+    let mut rig = Rig::new(LinkConfig {
+        dial_timeout: None,
+        ..config(Role::Server, true)
+    });
+    rig.dial();
+    rig.pass(seconds(1_000));
+    assert_eq!(rig.link.pending_dials(), 1);
+    assert_eq!(rig.link.next_deadline(), None);
+}
+
+#[test]
+fn an_answer_that_crossed_the_cancel_is_closed_once() {
+    let mut rig = Rig::server(true);
+    let key = rig.dial();
+    rig.packets();
+    rig.gone(key);
+    rig.packets();
+    rig.dial_rsp(1, 4, 1_000);
+    assert_eq!(rig.packets(), [close_req(4)]);
+    rig.data(4, 10);
+    rig.receive(close_rsp(4, ""));
+    assert_eq!((rig.packets(), rig.actions()), (vec![], vec![]));
+}
+
+#[test]
+fn a_taken_dial_id_is_replaced_by_the_spare_and_then_by_a_free_one() {
+    let mut rig = Rig::server(true);
+    let request = DialRequest {
+        spare: DialId(2),
+        ..rig.request()
+    };
+    for _same in 0..3 {
+        rig.link.dial(request.clone(), rig.now).unwrap();
+    }
+    let ids: Vec<_> = rig
+        .packets()
+        .into_iter()
+        .map(|packet| match packet {
+            Packet::DialReq { dial, .. } => dial.0,
+            other => panic!("a dial, not {other:?}"),
+        })
+        .collect();
+    assert_eq!(ids, [1, 2, 3]);
+}
+
+#[test]
+fn both_ends_cap_dials_in_flight() {
+    let few = |role| LinkConfig {
+        dials_max: 1,
+        ..config(role, true)
+    };
+    let mut server = Rig::new(few(Role::Server));
+    server.dial();
+    let request = server.request();
+    let refused = server.link.dial(request, server.now);
+    assert_eq!(
+        refused,
+        Err(DialFailure::TooManyPending { per_agent: true })
+    );
+    let mut agent = Rig::new(few(Role::Agent));
+    agent.dial_req(1, 1_000);
+    agent.receive(Packet::DialReq {
+        dial: DialId(2),
+        protocol: String::from("tcp"),
+        address: String::from("10.0.0.1:80"),
+        window: 1_000,
+    });
+    assert_eq!(agent.actions(), []);
+    match &agent.packets()[..] {
+        [Packet::DialRsp { conn, error, .. }] => {
+            assert!(conn.0 == 0 && !error.is_empty());
+        }
+        other => panic!("a refusal, not {other:?}"),
+    }
+}
+
+/// Compat 58, first half.
+#[test]
+fn an_agent_answers_with_the_same_random_and_a_connection_id() {
+    let mut rig = Rig::agent(false);
+    let key = rig.dial_req(77, 0);
+    assert!(rig.link.dialed(key, Ok(()), rig.now));
+    let opened = Packet::DialRsp {
+        dial: DialId(77),
+        conn: ConnId(1),
+        error: String::new(),
+        window: 0,
+    };
+    assert_eq!(rig.packets(), [opened]);
+    let refused = rig.dial_req(78, 0);
+    let error = String::from("connection refused");
+    assert!(!rig.link.dialed(refused, Err(error.clone()), rig.now));
+    let refused = Packet::DialRsp {
+        dial: DialId(78),
+        conn: ConnId(0),
+        error,
+        window: 0,
+    };
+    assert_eq!(rig.packets(), [refused]);
+    // The failed dial has used up its id, as every agent counts.
+    assert_eq!(rig.dial_req(79, 0).slot, 1);
+    assert_eq!(rig.link.conn_last, 3);
+}
+
+#[test]
+fn a_cancelled_dial_wants_no_socket_and_sends_no_answer() {
+    let mut rig = Rig::agent(true);
+    let key = rig.dial_req(1, 1_000);
+    let dial = DialId(1);
+    rig.receive(Packet::DialCls { dial });
+    assert_eq!(rig.actions(), [Action::CancelDial { key }]);
+    assert!(!rig.link.dialed(key, Ok(()), rig.now));
+    assert_eq!(rig.packets(), []);
+    assert_eq!((rig.link.tunnels(), rig.link.granted), (0, 0));
+}
+
+#[test]
+fn an_agent_may_call_a_dial_off() {
+    let mut rig = Rig::server(true);
+    rig.dial();
+    rig.packets();
+    let dial = DialId(1);
+    rig.receive(Packet::DialCls { dial });
+    assert_eq!(failed(&rig.actions()[0]), (&DialFailure::Closed, true));
+    assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Compat 41 and 2 where they concern a link: the agent's text reaches whoever dialled.
+#[test]
+fn a_refused_dial_carries_the_text_of_the_agent() {
+    let mut rig = Rig::server(true);
+    rig.dial();
+    rig.packets();
+    let error = String::from("dial tcp: connect: connection refused");
+    rig.receive(Packet::DialRsp {
+        dial: DialId(1),
+        conn: ConnId(0),
+        error: error.clone(),
+        window: 0,
+    });
+    let target = DialFailure::Target(error);
+    assert_eq!(failed(&rig.actions()[0]), (&target, true));
+    assert_eq!((rig.link.tunnels(), rig.link.granted), (0, 0));
+}

@@ -1,0 +1,171 @@
+//! One link never touches another, and one connection never another.
+
+use super::*;
+use crate::session::Event;
+use crate::wire::packet::Violation;
+
+/// Compat 84: at once, not by timeout. Compat 39 and 40: only what belongs to that link.
+#[test]
+fn a_lost_link_fails_its_dials_and_ends_its_tunnels_at_once_and_no_others() {
+    let budget = Arc::new(ProcessBudget::new(1 << 40));
+    let mut lost = Rig::with_budget(config(Role::Server, true), &budget);
+    let mut lives = Rig::with_budget(config(Role::Server, true), &budget);
+    let (open, conn) = lost.open(1_000);
+    lost.dial();
+    lost.packets();
+    lost.data(conn, 50);
+    lost.actions();
+    let (other, other_conn) = lives.open(1_000);
+    assert_eq!(conn, other_conn, "ids are a link's own");
+    lost.link.lost(lost.now);
+    let actions = lost.actions();
+    assert_eq!(actions.len(), 2);
+    assert!(actions.contains(&Action::Ended {
+        key: open,
+        end: TunnelEnd::LinkLost
+    }));
+    assert_eq!(lost.link.held_bytes(), 0);
+    lost.gone(open);
+    assert_eq!((lost.link.tunnels(), lost.link.granted), (0, 0));
+    assert_eq!(lost.packets(), []);
+    lives.data(other_conn, 5);
+    assert!(matches!(lives.actions()[..], [Action::Deliver { key, .. }] if key == other));
+}
+
+#[test]
+fn a_lost_link_cancels_the_dials_of_an_agent() {
+    let mut rig = Rig::agent(true);
+    let key = rig.dial_req(1, 1_000);
+    rig.link.lost(rig.now);
+    assert_eq!(rig.actions(), [Action::CancelDial { key }]);
+    assert!(!rig.link.dialed(key, Ok(()), rig.now));
+    assert_eq!((rig.link.tunnels(), rig.link.granted), (0, 0));
+}
+
+/// Compat 87: on another link the id or dial does not exist; the victim notices nothing.
+#[test]
+fn a_foreign_agent_cannot_answer_or_write_for_another() {
+    let mut victim = Rig::server(true);
+    let mut foreign = Rig::server(true);
+    let (open, conn) = victim.open(1_000);
+    let pending = victim.dial();
+    victim.packets();
+    foreign.dial_rsp(victim.dials, 40, 1_000);
+    foreign.data(conn, 10);
+    foreign.receive(close_rsp(conn, "mine now"));
+    assert_eq!(foreign.actions(), []);
+    assert_eq!(foreign.packets(), [close_req(40), close_req(conn)]);
+    victim.dial_rsp(2, 2, 1_000);
+    let done = ConnId(2);
+    assert_eq!(
+        victim.actions(),
+        [Action::DialDone {
+            key: pending,
+            conn: done
+        }]
+    );
+    assert!(victim.link.leg_data(open, bytes(3)));
+    assert_eq!(victim.packets(), [payload(conn, 3)]);
+}
+
+/// Compat 87 on one link: an answer that names a connection in use fails its own dial only.
+#[test]
+fn an_answer_with_an_id_in_use_does_not_touch_its_owner() {
+    let mut rig = Rig::server(true);
+    let (owner, conn) = rig.open(1_000);
+    rig.dial();
+    rig.packets();
+    rig.dial_rsp(2, conn, 1_000);
+    assert!(matches!(
+        failed(&rig.actions()[0]).0,
+        DialFailure::Target(_)
+    ));
+    rig.data(conn, 5);
+    assert!(matches!(rig.actions()[..], [Action::Deliver { key, .. }] if key == owner));
+    assert_eq!(rig.packets(), []);
+}
+
+/// Compat 88: two streams of one agent with equal connection ids.
+#[test]
+fn two_streams_of_one_agent_do_not_mix() {
+    let mut streams = [Rig::server(true), Rig::server(true)];
+    for (index, rig) in streams.iter_mut().enumerate() {
+        let (key, conn) = rig.open(1_000);
+        assert_eq!(conn, 1);
+        rig.link.leg_data(key, bytes(10 + index as u64));
+        rig.data(conn, 20 + index as u64);
+    }
+    for (index, rig) in streams.iter_mut().enumerate() {
+        assert_eq!(rig.packets(), [payload(1, 10 + index as u64)]);
+        assert_eq!(rig.link.held_bytes(), 20 + index as u64);
+    }
+}
+
+/// Compat 81: an oversized message hurts its own connection.
+#[test]
+fn an_oversized_message_ends_the_connection_it_names() {
+    let mut rig = Rig::agent(true);
+    let (bad, conn) = rig.open(1_000);
+    let (good, _) = rig.open(1_000);
+    for named in [Some(ConnId(conn)), Some(ConnId(88)), None] {
+        let oversize = Received::Violation(Violation::Oversize(named));
+        rig.link.handle_packet(oversize, rig.now);
+    }
+    assert_eq!(rig.end_of(bad), Some(TunnelEnd::Oversize));
+    assert!(rig.link.leg_data(good, bytes(1)));
+}
+
+/// Compat 80: packets of the other role and unknown types change nothing.
+#[test]
+fn packets_that_make_no_sense_are_counted_and_change_nothing() {
+    let mut rig = Rig::server(true);
+    rig.open(1_000);
+    rig.receive(close_req(1));
+    rig.receive(Packet::DialReq {
+        dial: DialId(1),
+        protocol: String::new(),
+        address: String::new(),
+        window: 0,
+    });
+    rig.receive(Packet::DialCls { dial: DialId(9) });
+    rig.receive(close_rsp(55, ""));
+    rig.link.handle_packet(Received::Unknown(42), rig.now);
+    let mut counted = 0;
+    while let Some(action) = rig.link.poll_action() {
+        assert!(matches!(action, Action::Count(event) if event != Event::LateCredit));
+        counted += 1;
+    }
+    assert_eq!((counted, rig.packets()), (5, vec![]));
+    assert_eq!(rig.link.tunnels(), 1);
+}
+
+#[test]
+fn late_events_of_a_leg_find_no_other_tunnel() {
+    let mut rig = Rig::server(true);
+    let (old, conn) = rig.open(1_000);
+    rig.receive(close_rsp(conn, ""));
+    rig.gone(old);
+    let (new, new_conn) = rig.open(1_000);
+    assert_eq!(old.slot, new.slot);
+    rig.actions();
+    rig.data(new_conn, 10);
+    assert!(!rig.link.leg_data(old, bytes(1)));
+    rig.link.leg_drained(old, 10, rig.now);
+    rig.link.leg_close(old, String::new(), rig.now);
+    rig.gone(old);
+    assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (1, 10));
+    assert_eq!(rig.packets(), []);
+}
+
+#[test]
+fn an_agent_that_drains_says_so_and_nothing_ends() {
+    let mut agent = Rig::agent(false);
+    agent.open(0);
+    agent.link.drain();
+    assert_eq!(agent.packets(), [Packet::Drain]);
+    let mut server = Rig::server(false);
+    server.open(0);
+    server.receive(Packet::Drain);
+    assert_eq!(server.actions(), [Action::PeerDraining]);
+    assert_eq!(server.link.tunnels(), 1);
+}

@@ -1,0 +1,160 @@
+//! What passes what on the wire, how large packets are, and that nobody is starved.
+
+use super::*;
+
+const TUNNELS: usize = 1_000;
+
+fn is_dial(transmit: &Transmit) -> bool {
+    matches!(
+        transmit,
+        Transmit::Control(Packet::DialReq { .. } | Packet::DialRsp { .. })
+    )
+}
+
+/// Rule 1: ends and credit of other tunnels pass data, an end stays behind its own.
+#[test]
+fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
+    let mut rig = Rig::server(true);
+    let (busy, busy_conn) = rig.open(1 << 20);
+    let (ends, ends_conn) = rig.open(1 << 20);
+    let (reads, reads_conn) = rig.open(1 << 20);
+    rig.link.leg_data(busy, bytes(40 << 10));
+    rig.link.leg_close(busy, String::new(), rig.now);
+    rig.link.leg_fin(ends, rig.now);
+    rig.data(reads_conn, 200 << 10);
+    rig.now = rig.now.after(seconds(1));
+    rig.link.leg_drained(reads, 200 << 10, rig.now);
+    rig.dial();
+    let packets = rig.packets();
+    assert!(matches!(packets[0], Packet::DialReq { .. }));
+    assert_eq!(
+        packets[1..],
+        [
+            window(reads_conn, 200 << 10),
+            fin(ends_conn, Side::Client),
+            payload(busy_conn, 32 << 10),
+            payload(busy_conn, 8 << 10),
+            close_req(busy_conn),
+        ]
+    );
+}
+
+/// Rule 1: without a close before it, a leg that is gone is a reset.
+#[test]
+fn a_leg_that_vanishes_discards_its_queued_bytes() {
+    for mut rig in [Rig::server(true), Rig::agent(true)] {
+        let (key, conn) = rig.open(1 << 20);
+        rig.link.leg_data(key, bytes(100));
+        rig.gone(key);
+        let end = match rig.link.config.role {
+            Role::Server => close_req(conn),
+            Role::Agent => close_rsp(conn, ""),
+        };
+        assert_eq!(rig.packets(), [end]);
+    }
+}
+
+/// Rule 2, peer to leg: readers that pause do not hold up the link.
+#[test]
+fn a_thousand_paused_readers_do_not_delay_a_dial() {
+    for credit in [true, false] {
+        let mut server = Rig::server(credit);
+        let mut agent = Rig::agent(credit);
+        for rig in [&mut server, &mut agent] {
+            for _tunnel in 0..TUNNELS {
+                let (_, conn) = rig.open(16 << 10);
+                rig.data(conn, 16 << 10);
+                assert_eq!(rig.actions().len(), 1, "delivered, not held back");
+            }
+            assert_eq!(rig.packets(), []);
+        }
+        server.dial();
+        assert!(is_dial(&server.transmits()[0]));
+        let key = agent.dial_req(9_999, 1_000);
+        assert!(agent.link.dialed(key, Ok(()), agent.now));
+        assert!(is_dial(&agent.transmits()[0]));
+    }
+}
+
+/// Rule 2, leg to peer: bytes that wait for credit, or for their turn, do not hold up the link either.
+#[test]
+fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
+    for window in [0, 1 << 20] {
+        for mut rig in [Rig::server(true), Rig::agent(true)] {
+            let keys: Vec<_> = (0..TUNNELS).map(|_| rig.open(window).0).collect();
+            for key in keys {
+                rig.link.leg_data(key, bytes(1_000));
+            }
+            let fresh = if rig.link.config.role == Role::Server {
+                rig.dial();
+                None
+            } else {
+                let key = rig.dial_req(9_999, 1_000);
+                assert!(rig.link.dialed(key, Ok(()), rig.now));
+                rig.link.leg_data(key, bytes(5));
+                Some(key)
+            };
+            let sent = rig.transmits();
+            assert!(is_dial(&sent[0]));
+            assert_eq!(
+                sent.len() - 1,
+                if window == 0 { 0 } else { TUNNELS } + usize::from(fresh.is_some())
+            );
+        }
+    }
+}
+
+#[test]
+fn tunnels_take_turns_packet_by_packet() {
+    let mut rig = Rig::server(true);
+    let (first, a) = rig.open(1 << 20);
+    let (second, b) = rig.open(1 << 20);
+    rig.link.leg_data(first, bytes(96 << 10));
+    rig.link.leg_data(second, bytes(64 << 10));
+    let full = 32 << 10;
+    assert_eq!(
+        rig.packets(),
+        [
+            payload(a, full),
+            payload(b, full),
+            payload(a, full),
+            payload(b, full),
+            payload(a, full)
+        ]
+    );
+}
+
+/// Rule 6 and compat 82: pieces are joined up to the limit, never beyond it, and never empty.
+#[test]
+fn small_pieces_share_a_packet_up_to_the_limit() {
+    let mut rig = Rig::server(false);
+    let (key, conn) = rig.open(0);
+    for length in [0, 10_000, 20_000, 0, 10_000, 0] {
+        assert!(rig.link.leg_data(key, bytes(length)));
+    }
+    let packets = rig.packets();
+    assert_eq!(
+        packets,
+        [payload(conn, 32 << 10), payload(conn, 40_000 - (32 << 10))]
+    );
+}
+
+/// An empty piece once held the close back for ever.
+#[test]
+fn an_empty_piece_holds_nothing_back() {
+    for mut rig in [Rig::server(true), Rig::agent(true)] {
+        let (key, _) = rig.open(1 << 20);
+        assert!(rig.link.leg_data(key, Bytes::new()));
+        rig.link.leg_close(key, String::new(), rig.now);
+        assert_eq!(rig.packets().len(), 1);
+    }
+}
+
+#[test]
+fn empty_data_from_the_peer_is_nothing() {
+    let mut rig = Rig::server(true);
+    let (_, conn) = rig.open(1_000);
+    rig.data(conn, 0);
+    rig.data(999, 0);
+    assert_eq!((rig.actions(), rig.packets()), (vec![], vec![]));
+}

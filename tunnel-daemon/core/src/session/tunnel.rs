@@ -1,0 +1,204 @@
+//! State of one tunnel on a link, both directions.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::Moment;
+use crate::ids::{ConnId, DialId};
+
+/// Why a tunnel ended, for the leg, the access event and metrics.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TunnelEnd {
+    /// The peer closed it; the text is usually empty.
+    Closed {
+        /// The peer's `CLOSE_RSP` text.
+        error: String,
+    },
+    /// The peer asked to close it (`CLOSE_REQ`): deliver what was received, then close.
+    PeerClosing,
+    /// This side closed it and the peer confirmed, or had nothing to confirm.
+    Confirmed,
+    /// The link is gone.
+    LinkLost,
+    /// A shared byte budget ran full and this was the largest stalled tunnel.
+    Budget,
+    /// Over its share without progress for too long.
+    Stalled,
+    /// Half-closed and silent for too long.
+    HalfClosedIdle,
+    /// The peer sent more than its credit, or a useless `WINDOW`.
+    CreditViolation,
+    /// The peer sent a message over the size limit.
+    Oversize,
+    /// This side closed it and the peer never confirmed.
+    Unconfirmed,
+}
+
+impl TunnelEnd {
+    /// Value of the `reason` label.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Closed { error } if error.is_empty() => "peer_closed",
+            Self::Closed { .. } => "peer_error",
+            Self::PeerClosing => "peer_closed",
+            Self::Confirmed => "closed",
+            Self::LinkLost => "link_lost",
+            Self::Budget => "budget",
+            Self::Stalled => "stalled",
+            Self::HalfClosedIdle => "half_closed_idle",
+            Self::CreditViolation => "credit_violation",
+            Self::Oversize => "oversize",
+            Self::Unconfirmed => "unconfirmed",
+        }
+    }
+
+    /// Whether bytes received before the end still belong to the leg.
+    #[must_use]
+    pub fn delivers_rest(&self) -> bool {
+        matches!(
+            self,
+            Self::Closed { .. } | Self::PeerClosing | Self::Confirmed | Self::Unconfirmed
+        )
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// The dial is on its way; `written` once the peer may have seen it.
+    Dialing {
+        dial: DialId,
+        deadline: Option<Moment>,
+        written: bool,
+    },
+    Open {
+        conn: ConnId,
+    },
+    /// No packet for this connection is expected or sent any more.
+    Done,
+}
+
+/// What follows the queued bytes of the outgoing direction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum OutEnd {
+    None,
+    Fin,
+    CloseReq,
+    CloseRsp(String),
+}
+
+/// Leg -> peer.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) queue: VecDeque<Bytes>,
+    pub(super) bytes: u64,
+    /// `None`: the peer has no credit, send at will.
+    pub(super) credit: Option<u64>,
+    pub(super) end: OutEnd,
+    pub(super) end_sent: bool,
+    pub(super) in_ready: bool,
+    pub(super) in_ends: bool,
+    /// The close was asked for, or bytes left for the peer since.
+    pub(super) progress_at: Moment,
+    /// Agent: the peer asked to close, and asked once more before it was answered.
+    pub(super) close_asked: bool,
+    pub(super) close_asked_again: bool,
+    /// Agent: the id this dial gets if it succeeds.
+    pub(super) conn_reserved: i64,
+}
+
+/// Peer -> leg. All counts are cumulative; differences are what is held or granted.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) received: u64,
+    pub(super) drained: u64,
+    /// With credit: how far the peer may send, and the window that is kept open beyond `drained`.
+    pub(super) granted: u64,
+    pub(super) window: u64,
+    pub(super) window_at: Moment,
+    pub(super) progress_at: Moment,
+    pub(super) fin: bool,
+    /// Credit not yet announced; its presence in the window queue is `> 0`.
+    pub(super) window_due: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Tunnel {
+    pub(super) phase: Phase,
+    pub(super) out: Outgoing,
+    pub(super) inc: Incoming,
+    /// The leg has been told the end; nothing is delivered any more.
+    pub(super) ended: bool,
+    /// The leg is gone (or never came); only the protocol keeps this entry.
+    pub(super) leg_gone: bool,
+    pub(super) watched: bool,
+    pub(super) close_deadline: Option<Moment>,
+    pub(super) active_at: Moment,
+}
+
+impl Incoming {
+    /// Credit granted and not yet used up by drained bytes; 0 where the peer knows no credit.
+    pub(super) fn open_credit(&self) -> u64 {
+        self.granted.saturating_sub(self.drained)
+    }
+}
+
+impl Tunnel {
+    pub(super) fn new(phase: Phase, credit: bool, window: u64, now: Moment) -> Self {
+        Self {
+            phase,
+            out: Outgoing {
+                queue: VecDeque::new(),
+                bytes: 0,
+                credit: credit.then_some(0),
+                end: OutEnd::None,
+                end_sent: false,
+                in_ready: false,
+                in_ends: false,
+                progress_at: now,
+                close_asked: false,
+                close_asked_again: false,
+                conn_reserved: 0,
+            },
+            inc: Incoming {
+                received: 0,
+                drained: 0,
+                granted: window,
+                window,
+                window_at: now,
+                progress_at: now,
+                fin: false,
+                window_due: 0,
+            },
+            ended: false,
+            leg_gone: false,
+            watched: false,
+            close_deadline: None,
+            active_at: now,
+        }
+    }
+
+    pub(super) fn held(&self) -> u64 {
+        self.inc.received - self.inc.drained
+    }
+
+    pub(super) fn conn(&self) -> Option<ConnId> {
+        match self.phase {
+            Phase::Open { conn } => Some(conn),
+            Phase::Dialing { .. } | Phase::Done => None,
+        }
+    }
+
+    /// Whether a close is queued or sent and the protocol is not over.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.out.end, OutEnd::CloseReq | OutEnd::CloseRsp(_)) && self.phase != Phase::Done
+    }
+
+    /// Whether one direction has ended and the other has not.
+    pub(super) fn half_closed(&self) -> bool {
+        matches!(self.phase, Phase::Open { .. })
+            && (self.inc.fin != (self.out.end == OutEnd::Fin))
+            && matches!(self.out.end, OutEnd::None | OutEnd::Fin)
+    }
+}

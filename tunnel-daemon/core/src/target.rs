@@ -1,0 +1,271 @@
+//! Where a client wants to go: host or address, and port.
+//!
+//! Two readings of the same text (`DIAL_REQ.address`). The server only needs the host to choose an agent
+//! and must pass on whatever it got, so [`Host::of_address`] never fails. The end that dials needs both
+//! parts, so [`Target::parse`] is strict and fails with the texts of Go's dialler.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::text::Excerpt;
+
+/// A destination host in canonical form, so that equal means "the same place".
+///
+/// Addresses compare by value (`::1` is `0:0:0:0:0:0:0:1`) and IPv4-mapped IPv6 is IPv4; names are ASCII
+/// lower case. Compared with upstream, which compares text, this only widens matches.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Host {
+    /// A literal address, never IPv4-mapped.
+    Ip(IpAddr),
+    /// Anything else, in ASCII lower case. Not checked to be a valid DNS name.
+    Name(String),
+}
+
+impl Host {
+    /// Reads a host without port and brackets. Every text is a host; what is no address is a name.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        text.parse::<IpAddr>().map_or_else(
+            |_not_an_address| Self::Name(text.to_ascii_lowercase()),
+            |ip| Self::Ip(ip.to_canonical()),
+        )
+    }
+
+    /// The canonical host of a dial address, see [`host_part`].
+    #[must_use]
+    pub fn of_address(address: &str) -> Self {
+        Self::parse(host_part(address))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => Excerpt(name).fmt(f),
+        }
+    }
+}
+
+/// The host in a dial address, without port and brackets. Never fails: what has no port is all host.
+///
+/// Upstream's rules with `[::1]` (no port) read right: brackets enclose the host; otherwise fewer than
+/// two `:` mean that the host ends at the first, and more mean a bare IPv6 address. Blanks are kept.
+#[must_use]
+pub fn host_part(address: &str) -> &str {
+    if let Some((_, inside)) = address.split_once('[') {
+        return inside.split_once(']').map_or(inside, |(host, _)| host);
+    }
+    match address.split_once(':') {
+        Some((host, rest)) if !rest.contains(':') => host,
+        _ => address,
+    }
+}
+
+/// A dial address taken apart: a host and a port.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Target {
+    /// Canonical host; an empty name stands for the dialling machine itself, as in Go.
+    pub host: Host,
+    /// Port. 0 is accepted here, as in Go; the kernel refuses to connect to it.
+    pub port: u16,
+}
+
+impl Target {
+    /// Reads `host:port`, `[v6]:port`; an empty host or port is taken as Go takes it (local machine, 0).
+    ///
+    /// # Errors
+    /// The texts of Go's `net.SplitHostPort` and port parser; they are what operators know.
+    pub fn parse(address: &str) -> Result<Self, TargetError> {
+        let (host, port) = split_host_port(address).map_err(|flaw| TargetError::Address {
+            address: Excerpt(address).to_string(),
+            flaw,
+        })?;
+        Ok(Self {
+            host: Host::parse(host),
+            port: parse_port(port)?,
+        })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Ip(ip) => SocketAddr::new(*ip, self.port).fmt(f),
+            Host::Name(name) => write!(f, "{}:{}", Excerpt(name), self.port),
+        }
+    }
+}
+
+/// Why a text is no dial address. `Display` gives Go's words behind `dial tcp: `.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TargetError {
+    /// The text cannot be split into host and port.
+    #[error("address {address}: {flaw}")]
+    Address {
+        /// Excerpt of the text.
+        address: String,
+        /// What is wrong with it.
+        flaw: AddressFlaw,
+    },
+    /// A number, but none from 0 to 65535.
+    #[error("address {0}: invalid port")]
+    PortRange(String),
+    /// Not a number. Service names are not looked up.
+    #[error("lookup tcp/{0}: unknown port")]
+    PortName(String),
+}
+
+/// What keeps a text from being `host:port`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AddressFlaw {
+    /// No `:` where the port should follow.
+    #[error("missing port in address")]
+    MissingPort,
+    /// An IPv6 address without brackets, most of the time.
+    #[error("too many colons in address")]
+    TooManyColons,
+    /// `[` without its `]`.
+    #[error("missing ']' in address")]
+    MissingBracket,
+    /// A `[` that is not the first character.
+    #[error("unexpected '[' in address")]
+    UnexpectedOpening,
+    /// A second `]`, or one without `[`.
+    #[error("unexpected ']' in address")]
+    UnexpectedClosing,
+}
+
+/// Splits as Go's `net.SplitHostPort` does, with the same choice of complaint.
+fn split_host_port(address: &str) -> Result<(&str, &str), AddressFlaw> {
+    let (before_port, port) = address.rsplit_once(':').ok_or(AddressFlaw::MissingPort)?;
+    let host = if let Some(inside) = address.strip_prefix('[') {
+        let (host, after) = inside.split_once(']').ok_or(AddressFlaw::MissingBracket)?;
+        match after.strip_prefix(':') {
+            Some(rest) if rest.contains(':') => return Err(AddressFlaw::TooManyColons),
+            Some(_port) => host,
+            None => return Err(AddressFlaw::MissingPort),
+        }
+    } else if before_port.contains(':') {
+        return Err(AddressFlaw::TooManyColons);
+    } else {
+        before_port
+    };
+    if host.contains('[') || port.contains('[') {
+        return Err(AddressFlaw::UnexpectedOpening);
+    }
+    if host.contains(']') || port.contains(']') {
+        return Err(AddressFlaw::UnexpectedClosing);
+    }
+    Ok((host, port))
+}
+
+fn parse_port(text: &str) -> Result<u16, TargetError> {
+    if text.is_empty() {
+        return Ok(0);
+    }
+    if !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(TargetError::PortName(Excerpt(text).to_string()));
+    }
+    text.parse()
+        .map_err(|_out_of_range| TargetError::PortRange(Excerpt(text).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn host_part_follows_upstream_and_reads_bracketed_v6_without_port() {
+        let full = "fd70:6e61:7465:7761:7265:0000:0000:0001";
+        for (address, host) in [
+            ("localhost:8080", "localhost"),
+            ("localhost", "localhost"),
+            ("192.168.0.1:8080", "192.168.0.1"),
+            ("192.168.0.1", "192.168.0.1"),
+            ("::", "::"),
+            ("::1", "::1"),
+            (full, full),
+            ("[::1]:8080", "::1"),
+            ("[::1]", "::1"),
+            ("[::]", "::"),
+            ("[fd70::1]:443", "fd70::1"),
+            (" localhost:8080", " localhost"),
+            (" localhost", " localhost"),
+            ("[::1", "::1"),
+            ("", ""),
+            (":80", ""),
+            ("[", ""),
+        ] {
+            assert_eq!(host_part(address), host, "address {address:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_compare_by_value_not_by_spelling() {
+        for (a, b) in [
+            ("::1", "0:0:0:0:0:0:0:1"),
+            ("FD00::A", "fd00:0::a"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("Node1.Example", "node1.example"),
+        ] {
+            assert_eq!(Host::parse(a), Host::parse(b));
+        }
+        assert_ne!(Host::parse(" localhost"), Host::parse("localhost"));
+        assert_ne!(
+            Host::parse("010.0.0.1"),
+            Host::parse("10.0.0.1"),
+            "octal look-alikes are names"
+        );
+    }
+
+    #[test]
+    fn a_target_needs_host_and_port_and_complains_in_the_words_of_go() {
+        let target = Target::parse("[::FFFF:1.2.3.4]:443").unwrap();
+        assert_eq!(target.to_string(), "1.2.3.4:443");
+        assert_eq!(Target::parse("[::1]:0080").unwrap().to_string(), "[::1]:80");
+        assert_eq!(
+            Target::parse("Web.Example:1").unwrap().to_string(),
+            "web.example:1"
+        );
+        assert_eq!(Target::parse("h:").unwrap().port, 0);
+        for (address, text) in [
+            ("x", "address x: missing port in address"),
+            ("", "address : missing port in address"),
+            ("::1", "address ::1: too many colons in address"),
+            ("a:b:1", "address a:b:1: too many colons in address"),
+            ("[::1]", "address [::1]: missing port in address"),
+            ("[::1]x:1", "address [::1]x:1: missing port in address"),
+            ("[::1]:1:2", "address [::1]:1:2: too many colons in address"),
+            ("[::1:80", "address [::1:80: missing ']' in address"),
+            ("a[b:80", "address a[b:80: unexpected '[' in address"),
+            ("a]b:80", "address a]b:80: unexpected ']' in address"),
+            ("h:65536", "address 65536: invalid port"),
+            (
+                "h:99999999999999999999",
+                "address 99999999999999999999: invalid port",
+            ),
+            ("h:http", "lookup tcp/http: unknown port"),
+            ("h:-1", "lookup tcp/-1: unknown port"),
+        ] {
+            assert_eq!(Target::parse(address).unwrap_err().to_string(), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_a_parser(address in "\\PC*|[\\[\\]:a1.%\\n]{0,12}") {
+            let _ = Target::parse(&address);
+            prop_assert!(address.contains(host_part(&address)));
+        }
+
+        #[test]
+        fn a_target_survives_printing(ip: IpAddr, port: u16) {
+            let target = Target { host: Host::Ip(ip.to_canonical()), port };
+            prop_assert_eq!(Target::parse(&target.to_string()).unwrap(), target.clone());
+            prop_assert_eq!(Host::of_address(&target.to_string()), target.host);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Text that came from a peer or an operator, made safe to show: short, on one line, printable.
+
+use std::fmt;
+
+/// Longest excerpt, in characters. A DNS name with its port fits into it.
+const SHOWN_CHARS_MAX: usize = 260;
+
+/// Shows at most 260 characters; control characters and line ends are escaped, a cut is marked with `…`.
+///
+/// Error texts travel back to clients and into logs, so a peer must not be able to make them long or
+/// to write lines of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Excerpt<'a>(pub &'a str);
+
+impl fmt::Display for Excerpt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use fmt::Write as _;
+        for (shown, c) in self.0.chars().enumerate() {
+            if shown == SHOWN_CHARS_MAX {
+                return f.write_char('…');
+            }
+            if c.is_control() {
+                write!(f, "{}", c.escape_default())?;
+            } else {
+                f.write_char(c)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_ends_are_escaped_and_long_text_is_cut() {
+        assert_eq!(Excerpt("a\nb\u{1b}[1m é").to_string(), "a\\nb\\u{1b}[1m é");
+        let long = Excerpt(&"x".repeat(5000)).to_string();
+        assert_eq!(long.chars().count(), SHOWN_CHARS_MAX + 1);
+        assert!(long.ends_with('…'));
+    }
+}

@@ -1,0 +1,313 @@
+//! A streaming decoder: HTTP/2 payload in, packets out; `DATA` payload is handed on as it arrives.
+//!
+//! A `DATA` message in the field order every known peer uses is not collected first: each piece that
+//! arrives leaves as a `DATA` of its own, which the protocol allows. Everything else is collected (up to
+//! the message limit) and judged by prost. Memory held is at most one message, and that only for messages
+//! that are not plain `DATA`.
+
+use bytes::{Buf, Bytes, BytesMut};
+use prost::Message as _;
+
+use super::packet::{Packet, Received, Violation};
+use super::{GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX, packets as raw};
+use crate::ids::ConnId;
+
+/// Longest head of a `DATA` message before its payload: see the encoder.
+const DATA_HEAD_MAX: usize = 25;
+
+/// Pieces below this are copied, so that a few bytes do not pin a whole receive buffer.
+const COPY_BELOW_BYTES: usize = 1024;
+
+/// Why the stream cannot be read any further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StreamError {
+    /// The compression flag was set although no encoding was negotiated.
+    #[error("compressed gRPC message without a negotiated encoding (flag {0})")]
+    Compressed(u8),
+    /// The stream ended inside a message.
+    #[error("stream ended inside a gRPC message")]
+    Truncated,
+}
+
+#[derive(Debug)]
+enum State {
+    Prefix,
+    /// The first bytes of a message of this length decide how it is read.
+    Head {
+        length: usize,
+    },
+    Payload {
+        conn: ConnId,
+        left: usize,
+    },
+    Whole {
+        length: usize,
+    },
+    Skip {
+        left: usize,
+    },
+}
+
+/// Decoder of one direction of one stream.
+#[derive(Debug)]
+pub struct Decoder {
+    state: State,
+    /// Bytes not yet consumed that had to be joined because a head was split.
+    joined: BytesMut,
+    input: Bytes,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self {
+            state: State::Prefix,
+            joined: BytesMut::new(),
+            input: Bytes::new(),
+        }
+    }
+}
+
+enum Head {
+    More,
+    Data {
+        conn: ConnId,
+        head: usize,
+        payload: usize,
+    },
+    Other,
+}
+
+impl Decoder {
+    /// Gives the next piece of the stream. Call [`Self::next`] until it returns `None` before the next push.
+    pub fn push(&mut self, bytes: Bytes) {
+        if self.joined.is_empty() && self.input.is_empty() {
+            self.input = bytes;
+        } else {
+            self.joined.extend_from_slice(&self.input);
+            self.joined.extend_from_slice(&bytes);
+            self.input = Bytes::new();
+        }
+    }
+
+    /// Whether the stream may end here.
+    ///
+    /// # Errors
+    /// [`StreamError::Truncated`] inside a message.
+    pub fn finish(&self) -> Result<(), StreamError> {
+        match self.state {
+            State::Prefix if self.available() == 0 => Ok(()),
+            _ => Err(StreamError::Truncated),
+        }
+    }
+
+    /// The next packet, offence, or `None` when more input is needed.
+    ///
+    /// # Errors
+    /// [`StreamError`] when the stream cannot be read on.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would hide the error and the need for more input"
+    )]
+    pub fn next(&mut self) -> Result<Option<Received>, StreamError> {
+        loop {
+            match self.state {
+                State::Prefix => {
+                    let Some([flag, a, b, c, d]) = self.peek::<GRPC_PREFIX_BYTES>() else {
+                        return Ok(None);
+                    };
+                    if flag != 0 {
+                        return Err(StreamError::Compressed(flag));
+                    }
+                    self.skip(GRPC_PREFIX_BYTES);
+                    self.state = State::Head {
+                        length: u32::from_be_bytes([a, b, c, d]) as usize,
+                    };
+                }
+                State::Head { length } => match parse_head(self.readable(), length) {
+                    Head::More => return Ok(None),
+                    Head::Data {
+                        conn,
+                        head,
+                        payload,
+                    } => {
+                        self.skip(head);
+                        if length > MESSAGE_BYTES_MAX {
+                            self.state = State::Skip { left: payload };
+                            return Ok(Some(Received::Violation(Violation::Oversize(Some(conn)))));
+                        }
+                        if conn.0 == 0 {
+                            self.state = State::Skip { left: payload };
+                            return Ok(Some(Received::Violation(Violation::DataWithoutConn)));
+                        }
+                        self.state = State::Payload {
+                            conn,
+                            left: payload,
+                        };
+                    }
+                    Head::Other if length > MESSAGE_BYTES_MAX => {
+                        self.state = State::Skip { left: length };
+                        return Ok(Some(Received::Violation(Violation::Oversize(None))));
+                    }
+                    Head::Other => self.state = State::Whole { length },
+                },
+                State::Payload { left: 0, .. } | State::Skip { left: 0 } => {
+                    self.state = State::Prefix
+                }
+                State::Payload { conn, left } => {
+                    let bytes = self.take_up_to(left);
+                    if bytes.is_empty() {
+                        return Ok(None);
+                    }
+                    self.state = State::Payload {
+                        conn,
+                        left: left - bytes.len(),
+                    };
+                    return Ok(Some(Received::Packet(Packet::Data { conn, bytes })));
+                }
+                State::Skip { left } => {
+                    let count = left.min(self.available());
+                    if count == 0 {
+                        return Ok(None);
+                    }
+                    self.skip(count);
+                    self.state = State::Skip { left: left - count };
+                }
+                State::Whole { length } => {
+                    if self.available() < length {
+                        return Ok(None);
+                    }
+                    let message = self.take_up_to(length);
+                    self.state = State::Prefix;
+                    return Ok(Some(judge(message)));
+                }
+            }
+        }
+    }
+
+    fn available(&self) -> usize {
+        self.joined.len() + self.input.len()
+    }
+
+    fn readable(&self) -> &[u8] {
+        if self.joined.is_empty() {
+            &self.input
+        } else {
+            &self.joined
+        }
+    }
+
+    fn peek<const N: usize>(&self) -> Option<[u8; N]> {
+        self.readable().first_chunk::<N>().copied()
+    }
+
+    fn skip(&mut self, count: usize) {
+        if self.joined.is_empty() {
+            self.input.advance(count)
+        } else {
+            self.joined.advance(count)
+        }
+    }
+
+    fn take_up_to(&mut self, count: usize) -> Bytes {
+        if self.joined.is_empty() {
+            let piece = self.input.split_to(count.min(self.input.len()));
+            if piece.len() < COPY_BELOW_BYTES {
+                Bytes::copy_from_slice(&piece)
+            } else {
+                piece
+            }
+        } else {
+            let count = count.min(self.joined.len());
+            self.joined.split_to(count).freeze()
+        }
+    }
+}
+
+fn judge(message: Bytes) -> Received {
+    match raw::Packet::decode(message) {
+        Ok(packet) => Packet::from_raw(packet),
+        Err(_malformed) => Received::Violation(Violation::Malformed),
+    }
+}
+
+/// Recognises `type=DATA, data{connectID, data}` with the payload as the very last bytes of the message.
+fn parse_head(readable: &[u8], length: usize) -> Head {
+    let seen = readable
+        .get(..length.min(readable.len()).min(DATA_HEAD_MAX))
+        .unwrap_or_default();
+    let complete = seen.len() == length.min(DATA_HEAD_MAX);
+    match data_head(seen, length) {
+        Some(Some((conn, head, payload))) => Head::Data {
+            conn,
+            head,
+            payload,
+        },
+        None if !complete => Head::More,
+        Some(None) | None => Head::Other,
+    }
+}
+
+/// `None`: too short to tell. `Some(None)`: another shape.
+#[expect(
+    clippy::option_option,
+    reason = "two ways of not being a DATA head that the caller treats differently"
+)]
+fn data_head(seen: &[u8], length: usize) -> Option<Option<(ConnId, usize, usize)>> {
+    let mut at = 0;
+    for expected in [0x08, 0x04, 0x22] {
+        if *seen.get(at)? != expected {
+            return Some(None);
+        }
+        at += 1;
+    }
+    let Some(inner) = varint(seen, &mut at)? else {
+        return Some(None);
+    };
+    let inner_ends_message =
+        usize::try_from(inner).is_ok_and(|inner| at.checked_add(inner) == Some(length));
+    if !inner_ends_message {
+        return Some(None);
+    }
+    let mut conn = 0;
+    if *seen.get(at)? == 0x08 {
+        at += 1;
+        let Some(id) = varint(seen, &mut at)? else {
+            return Some(None);
+        };
+        conn = id;
+    }
+    if *seen.get(at)? != 0x1a {
+        return Some(None);
+    }
+    at += 1;
+    let Some(payload) = varint(seen, &mut at)? else {
+        return Some(None);
+    };
+    match usize::try_from(payload) {
+        Ok(payload) if at.checked_add(payload) == Some(length) => {
+            Some(Some((ConnId(conn.cast_signed()), at, payload)))
+        }
+        _ => Some(None),
+    }
+}
+
+/// `None`: too short. `Some(None)`: longer than ten bytes.
+#[expect(
+    clippy::option_option,
+    reason = "too short and not a varint are different answers"
+)]
+fn varint(seen: &[u8], at: &mut usize) -> Option<Option<u64>> {
+    let mut value = 0_u64;
+    for shift in 0..10 {
+        let byte = *seen.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << (7 * shift);
+        if byte & 0x80 == 0 {
+            return Some(Some(value));
+        }
+    }
+    Some(None)
+}
+
+#[cfg(test)]
+mod tests;

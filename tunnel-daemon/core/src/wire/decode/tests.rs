@@ -1,0 +1,202 @@
+//! The decoder against prost: whatever the split, the meaning is the same.
+
+use bytes::{BufMut as _, Bytes};
+use proptest::prelude::*;
+use prost::Message as _;
+
+use super::*;
+use crate::ids::DialId;
+
+fn frame(message: &[u8]) -> Vec<u8> {
+    let mut out = vec![0];
+    out.put_u32(u32::try_from(message.len()).unwrap());
+    out.extend_from_slice(message);
+    out
+}
+
+/// Feeds `stream` cut at `cuts`, joining neighbouring DATA of one connection.
+fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
+    let mut decoder = Decoder::default();
+    let mut out: Vec<Received> = Vec::new();
+    let mut at = 0;
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    ends.push(stream.len());
+    ends.sort_unstable();
+    for end in ends {
+        decoder.push(Bytes::copy_from_slice(&stream[at..end]));
+        at = end;
+        while let Some(received) = decoder.next()? {
+            if let (
+                Some(Received::Packet(Packet::Data {
+                    conn: last,
+                    bytes: have,
+                })),
+                Received::Packet(Packet::Data { conn, bytes }),
+            ) = (out.last_mut(), &received)
+                && last == conn
+            {
+                *have = [&have[..], &bytes[..]].concat().into();
+                continue;
+            }
+            out.push(received);
+        }
+    }
+    decoder.finish()?;
+    Ok(out)
+}
+
+fn packet() -> impl Strategy<Value = Packet> {
+    let id = prop_oneof![
+        Just(1_i64),
+        any::<i64>().prop_filter("0 is none", |id| *id != 0)
+    ];
+    let bytes = proptest::collection::vec(any::<u8>(), 1..3000).prop_map(Bytes::from);
+    prop_oneof![
+        (any::<i64>(), ".{0,20}", ".{0,40}", any::<u64>()).prop_map(
+            |(dial, protocol, address, window)| {
+                Packet::DialReq {
+                    dial: DialId(dial),
+                    protocol,
+                    address,
+                    window,
+                }
+            }
+        ),
+        (any::<i64>(), any::<i64>(), ".{0,40}", any::<u64>()).prop_map(
+            |(dial, conn, error, window)| {
+                Packet::DialRsp {
+                    dial: DialId(dial),
+                    conn: ConnId(conn),
+                    error,
+                    window,
+                }
+            }
+        ),
+        any::<i64>().prop_map(|conn| Packet::CloseReq { conn: ConnId(conn) }),
+        (any::<i64>(), ".{0,40}").prop_map(|(conn, error)| Packet::CloseRsp {
+            conn: ConnId(conn),
+            error
+        }),
+        (id, bytes).prop_map(|(conn, bytes)| Packet::Data {
+            conn: ConnId(conn),
+            bytes
+        }),
+        any::<i64>().prop_map(|dial| Packet::DialCls { dial: DialId(dial) }),
+        Just(Packet::Drain),
+        (any::<i64>(), any::<u64>()).prop_map(|(conn, bytes)| Packet::Window {
+            conn: ConnId(conn),
+            bytes
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_split_gives_the_packets_that_were_sent(
+        packets in proptest::collection::vec(packet(), 1..8),
+        cuts in proptest::collection::vec(any::<usize>(), 0..12),
+    ) {
+        let mut stream = Vec::new();
+        let mut expected: Vec<Received> = Vec::new();
+        for packet in packets {
+            stream.extend(frame(&packet.clone().into_raw().encode_to_vec()));
+            match (expected.last_mut(), &packet) {
+                (Some(Received::Packet(Packet::Data { conn: last, bytes: have })), Packet::Data { conn, bytes })
+                    if last == conn => *have = [&have[..], &bytes[..]].concat().into(),
+                _ => expected.push(Received::Packet(packet)),
+            }
+        }
+        prop_assert_eq!(decode(&stream, &cuts), Ok(expected));
+    }
+
+    #[test]
+    fn garbage_never_panics(stream in proptest::collection::vec(any::<u8>(), 0..600), cuts in proptest::collection::vec(any::<usize>(), 0..6)) {
+        let _outcome = decode(&stream, &cuts);
+    }
+}
+
+#[test]
+fn an_empty_message_is_a_dial_request_without_payload() {
+    assert_eq!(
+        decode(&frame(&[]), &[]),
+        Ok(vec![Received::Violation(Violation::PayloadMismatch(0))])
+    );
+}
+
+#[test]
+fn unknown_types_and_wrong_payloads_are_named() {
+    assert_eq!(
+        decode(&frame(&[0x08, 0x63]), &[]),
+        Ok(vec![Received::Unknown(99)])
+    );
+    let mut raw = Packet::DialCls { dial: DialId(7) }.into_raw();
+    raw.r#type = 4;
+    let got = decode(&frame(&raw.encode_to_vec()), &[]);
+    assert_eq!(
+        got,
+        Ok(vec![Received::Violation(Violation::PayloadMismatch(4))])
+    );
+}
+
+#[test]
+fn data_without_payload_bytes_disappears_and_id_zero_is_an_offence() {
+    let empty = Packet::Data {
+        conn: ConnId(3),
+        bytes: Bytes::new(),
+    }
+    .into_raw()
+    .encode_to_vec();
+    let got = decode(&frame(&empty), &[]).unwrap();
+    let silent = got
+        .iter()
+        .all(|r| matches!(r, Received::Packet(Packet::Data { bytes, .. }) if bytes.is_empty()));
+    assert!(silent, "{got:?}");
+    let zero = Packet::Data {
+        conn: ConnId(0),
+        bytes: Bytes::from_static(b"x"),
+    }
+    .into_raw()
+    .encode_to_vec();
+    assert_eq!(
+        decode(&frame(&zero), &[]),
+        Ok(vec![Received::Violation(Violation::DataWithoutConn)])
+    );
+}
+
+#[test]
+fn a_message_over_the_limit_is_skipped_and_named_and_the_next_one_is_read() {
+    let big = Packet::Data {
+        conn: ConnId(5),
+        bytes: vec![0; MESSAGE_BYTES_MAX + 1].into(),
+    };
+    let mut stream = frame(&big.into_raw().encode_to_vec());
+    stream.extend(frame(&Packet::Drain.into_raw().encode_to_vec()));
+    let expected = vec![
+        Received::Violation(Violation::Oversize(Some(ConnId(5)))),
+        Received::Packet(Packet::Drain),
+    ];
+    assert_eq!(decode(&stream, &[70_000, 2_000_000]), Ok(expected));
+}
+
+#[test]
+fn a_full_size_message_passes() {
+    let payload = MESSAGE_BYTES_MAX - 20;
+    let full = Packet::Data {
+        conn: ConnId(5),
+        bytes: vec![7; payload].into(),
+    };
+    let got = decode(&frame(&full.clone().into_raw().encode_to_vec()), &[100_000]);
+    assert_eq!(got, Ok(vec![Received::Packet(full)]));
+}
+
+#[test]
+fn compression_and_truncation_end_the_stream() {
+    assert_eq!(
+        decode(&[1, 0, 0, 0, 0], &[]),
+        Err(StreamError::Compressed(1))
+    );
+    assert_eq!(
+        decode(&[0, 0, 0, 0, 9, 8], &[]),
+        Err(StreamError::Truncated)
+    );
+}

@@ -1,0 +1,296 @@
+//! Agent identifiers: what an agent says it stands for, in the encoding of a URL query.
+
+use std::slice;
+
+use crate::text::Excerpt;
+
+/// Identifiers one agent may bring. Far above any real agent (a node has a handful), low enough that the
+/// registry's work per agent stays small.
+pub const IDENTIFIERS_MAX: usize = 1024;
+
+/// What an agent claims to reach, by kind; repeated values keep their order. Values are as received:
+/// neither checked nor brought to canonical form, which is the registry's business.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Identifiers {
+    /// Addresses of the agent's node or network, for `destHost`.
+    pub ipv4: Vec<String>,
+    /// The same for IPv6, without brackets.
+    pub ipv6: Vec<String>,
+    /// Host names, for `destHost`.
+    pub host: Vec<String>,
+    /// Networks behind the agent, for `destCIDR`.
+    pub cidr: Vec<String>,
+    /// Whether the agent takes what nobody else claims, for `defaultRoute`.
+    pub default_route: bool,
+}
+
+/// Why identifiers cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum IdentifiersError {
+    /// `;` separates nothing; Go refuses it since it stopped doing so.
+    #[error("invalid semicolon separator in query; separate identifiers with &")]
+    Semicolon,
+    /// `%` not followed by two hexadecimal digits.
+    #[error("invalid URL escape \"{0}\"")]
+    Escape(String),
+    /// Only in an agent's own configuration: a kind that does not exist, `uid` included.
+    #[error(
+        "agent address is invalid: unknown address type: {0} (known: ipv4, ipv6, host, cidr, default-route)"
+    )]
+    UnknownKind(String),
+    /// More than [`IDENTIFIERS_MAX`].
+    #[error("more than {IDENTIFIERS_MAX} identifiers")]
+    TooMany,
+}
+
+impl Identifiers {
+    /// Reads what a peer sent. Unknown kinds and the reserved `uid` are left out, a `default-route` that
+    /// is no Go boolean is false, and only the first `default-route` counts.
+    ///
+    /// # Errors
+    /// A `;`, a broken percent escape, or too many identifiers.
+    pub fn parse(query: &str) -> Result<Self, IdentifiersError> {
+        Self::read(query, |_kind| Ok(()))
+    }
+
+    /// Reads an agent's own `--agent-identifiers`: as [`Self::parse`], but an unknown kind is an error.
+    ///
+    /// # Errors
+    /// As [`Self::parse`], and [`IdentifiersError::UnknownKind`].
+    pub fn parse_flag(query: &str) -> Result<Self, IdentifiersError> {
+        Self::read(query, |kind| {
+            Err(IdentifiersError::UnknownKind(Excerpt(kind).to_string()))
+        })
+    }
+
+    fn read(
+        query: &str,
+        unknown: impl Fn(&str) -> Result<(), IdentifiersError>,
+    ) -> Result<Self, IdentifiersError> {
+        let mut read = Self::default();
+        let mut default_route = None;
+        for (index, pair) in query.split('&').filter(|pair| !pair.is_empty()).enumerate() {
+            if pair.contains(';') {
+                return Err(IdentifiersError::Semicolon);
+            }
+            if index == IDENTIFIERS_MAX {
+                return Err(IdentifiersError::TooMany);
+            }
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (unescape(key)?, unescape(value)?);
+            match key.as_str() {
+                "ipv4" => read.ipv4.push(value),
+                "ipv6" => read.ipv6.push(value),
+                "host" => read.host.push(value),
+                "cidr" => read.cidr.push(value),
+                "default-route" => {
+                    default_route.get_or_insert_with(|| parse_go_bool(&value) == Some(true));
+                }
+                other => unknown(other)?,
+            }
+        }
+        read.default_route = default_route.unwrap_or(false);
+        Ok(read)
+    }
+
+    /// The header value: ASCII only, kinds in the order of their names as Go writes them.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut out = String::new();
+        for value in &self.cidr {
+            push_pair(&mut out, "cidr", value);
+        }
+        if self.default_route {
+            push_pair(&mut out, "default-route", "true");
+        }
+        for (kind, values) in [
+            ("host", &self.host),
+            ("ipv4", &self.ipv4),
+            ("ipv6", &self.ipv6),
+        ] {
+            for value in values {
+                push_pair(&mut out, kind, value);
+            }
+        }
+        out
+    }
+}
+
+/// The words of Go's `strconv.ParseBool`.
+fn parse_go_bool(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// Undoes `%xx` and `+`. Bytes that are not UTF-8 become U+FFFD: such a value matches no destination, and
+/// refusing the whole agent for it would be stricter than upstream.
+fn unescape(text: &str) -> Result<String, IdentifiersError> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.as_bytes().iter();
+    while let Some(&byte) = bytes.next() {
+        out.push(match byte {
+            b'+' => b' ',
+            b'%' => unescape_byte(&mut bytes)?,
+            other => other,
+        });
+    }
+    Ok(String::from_utf8_lossy(&out).into_owned())
+}
+
+/// Reads the two digits behind a `%`.
+fn unescape_byte(bytes: &mut slice::Iter<'_, u8>) -> Result<u8, IdentifiersError> {
+    let rest = bytes.as_slice();
+    let digits = (
+        bytes.next().copied().and_then(hex_value),
+        bytes.next().copied().and_then(hex_value),
+    );
+    if let (Some(high), Some(low)) = digits {
+        return Ok(high << 4 | low);
+    }
+    let shown = String::from_utf8_lossy(rest.get(..2).unwrap_or(rest));
+    Err(IdentifiersError::Escape(
+        Excerpt(&format!("%{shown}")).to_string(),
+    ))
+}
+
+fn hex_value(byte: u8) -> Option<u8> {
+    char::from(byte)
+        .to_digit(16)
+        .and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// Appends `key=value`, escaping all that Go's `QueryEscape` escapes.
+fn push_pair(out: &mut String, key: &str, value: &str) {
+    const HEX: [char; 16] = [
+        '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',
+    ];
+    if !out.is_empty() {
+        out.push('&');
+    }
+    out.push_str(key);
+    out.push('=');
+    for byte in value.bytes() {
+        match byte {
+            b' ' => out.push('+'),
+            b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            _ if byte.is_ascii_alphanumeric() => out.push(char::from(byte)),
+            _ => out.extend([
+                '%',
+                HEX[usize::from(byte >> 4)],
+                HEX[usize::from(byte & 15)],
+            ]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_is_read_and_repeats_keep_their_order() {
+        let text = "host=localhost&host=node1.example&cidr=127.0.0.1/16&ipv4=1.2.3.4&ipv4=5.6.7.8&ipv6=100::1&default-route=true";
+        let read = Identifiers::parse(text).unwrap();
+        assert_eq!(read.host, ["localhost", "node1.example"]);
+        assert_eq!(read.cidr, ["127.0.0.1/16"]);
+        assert_eq!(read.ipv4, ["1.2.3.4", "5.6.7.8"]);
+        assert_eq!(read.ipv6, ["100::1"]);
+        assert!(read.default_route);
+        assert_eq!(Identifiers::parse("").unwrap(), Identifiers::default());
+        assert_eq!(Identifiers::parse("&&host").unwrap().host, [""]);
+    }
+
+    #[test]
+    fn unknown_kinds_and_uid_are_left_out_by_a_server_and_refused_by_an_agent() {
+        let text = "uid=x&CIDR=1&ipv4=1.2.3.4";
+        assert_eq!(Identifiers::parse(text).unwrap().encode(), "ipv4=1.2.3.4");
+        for (text, kind) in [("uid=x", "uid"), ("ipv4=1.2.3.4&HOST=a", "HOST")] {
+            assert_eq!(
+                Identifiers::parse_flag(text),
+                Err(IdentifiersError::UnknownKind(kind.to_owned()))
+            );
+        }
+        assert!(Identifiers::parse_flag("ipv4=1.2.3.4&default-route=no").is_ok());
+    }
+
+    #[test]
+    fn default_route_takes_the_boolean_words_of_go_and_its_first_value() {
+        for word in ["1", "t", "T", "TRUE", "true", "True"] {
+            assert!(
+                Identifiers::parse(&format!("default-route={word}"))
+                    .unwrap()
+                    .default_route
+            );
+        }
+        for word in ["0", "f", "F", "FALSE", "false", "False", "tRUE", "yes", ""] {
+            assert!(
+                !Identifiers::parse(&format!("default-route={word}"))
+                    .unwrap()
+                    .default_route
+            );
+        }
+        assert!(
+            !Identifiers::parse("default-route=x&default-route=true")
+                .unwrap()
+                .default_route
+        );
+        assert!(
+            Identifiers::parse("default-route=1&default-route=0")
+                .unwrap()
+                .default_route
+        );
+    }
+
+    #[test]
+    fn escapes_apply_to_keys_and_values_and_broken_ones_are_refused() {
+        let read = Identifiers::parse("h%6Fst=a%2eb+c%3B%26&host=%C3%A9&host=%ff").unwrap();
+        assert_eq!(read.host, ["a.b c;&", "é", "\u{fffd}"]);
+        for (text, shown) in [
+            ("host=%", "%"),
+            ("host=%4", "%4"),
+            ("host=%zz", "%zz"),
+            ("%g0=1", "%g0"),
+        ] {
+            assert_eq!(
+                Identifiers::parse(text),
+                Err(IdentifiersError::Escape(shown.to_owned()))
+            );
+        }
+        assert_eq!(
+            Identifiers::parse("host=a;host=b"),
+            Err(IdentifiersError::Semicolon)
+        );
+    }
+
+    #[test]
+    fn a_flood_of_identifiers_is_refused() {
+        let text = "ipv4=1.1.1.1&".repeat(IDENTIFIERS_MAX);
+        assert!(Identifiers::parse(&text).is_ok());
+        assert_eq!(
+            Identifiers::parse(&format!("{text}host=a")),
+            Err(IdentifiersError::TooMany)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics_the_parser(text in "\\PC*|[%a=&;+]{0,16}") {
+            let _ = Identifiers::parse(&text);
+        }
+
+        #[test]
+        fn identifiers_round_trip_as_ascii(
+            ipv4: Vec<String>, ipv6: Vec<String>, host: Vec<String>, cidr: Vec<String>, default_route: bool,
+        ) {
+            let sent = Identifiers { ipv4, ipv6, host, cidr, default_route };
+            let text = sent.encode();
+            prop_assert!(text.is_ascii());
+            prop_assert_eq!(Identifiers::parse(&text), Ok(sent));
+        }
+    }
+}

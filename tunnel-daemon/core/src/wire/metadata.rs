@@ -1,0 +1,420 @@
+//! Stream headers of the agent connection: agent id, identifiers, server id and count, bearer token.
+//!
+//! Headers are plain `(name, value)` pairs here, names in lower case as on the wire, so that neither the
+//! HTTP library nor the side of the connection matters. Names that are not ours are passed over.
+
+use std::fmt;
+
+use super::identifiers::{Identifiers, IdentifiersError};
+use crate::ids::{AgentId, ServerId};
+use crate::text::Excerpt;
+
+/// Request header: the agent's id, exactly one, may be empty.
+pub const AGENT_ID: &str = "agentid";
+/// Request header: the agent's identifiers, at most one.
+pub const AGENT_IDENTIFIERS: &str = "agentidentifiers";
+/// Request header: `Bearer ` and a service account token.
+pub const AUTHORIZATION: &str = "authorization";
+/// Response header: the server's id.
+pub const SERVER_ID: &str = "serverid";
+/// Response header: how many servers an agent should be connected to.
+pub const SERVER_COUNT: &str = "servercount";
+/// Both ways: this end understands WINDOW and FIN on the link. Unknown to Go peers.
+pub const ADIT_LINK: &str = "adit-link";
+/// Both ways: this end understands lanes. Unknown to Go peers.
+pub const ADIT_LANES: &str = "adit-lanes";
+
+/// What both ends must offer before it is used. An absent key or another value than `1` is "no".
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Extensions {
+    /// [`ADIT_LINK`]: credit and half-close on the link.
+    pub link: bool,
+    /// [`ADIT_LANES`]: dedicated data connections.
+    pub lanes: bool,
+}
+
+impl Extensions {
+    /// What this end may use: offered by both.
+    #[must_use]
+    pub fn both(self, other: Self) -> Self {
+        Self {
+            link: self.link && other.link,
+            lanes: self.lanes && other.lanes,
+        }
+    }
+
+    fn note(&mut self, name: &str, value: &str) {
+        match name {
+            ADIT_LINK => self.link = value == "1",
+            ADIT_LANES => self.lanes = value == "1",
+            _ => (),
+        }
+    }
+
+    fn push_to(self, pairs: &mut Vec<(&'static str, String)>) {
+        for (offered, name) in [(self.link, ADIT_LINK), (self.lanes, ADIT_LANES)] {
+            if offered {
+                pairs.push((name, "1".to_owned()));
+            }
+        }
+    }
+}
+
+/// What an agent says when it connects.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentHello {
+    /// The claimed id. Whether the agent may bear it is decided elsewhere.
+    pub agent: AgentId,
+    /// The claimed identifiers.
+    pub identifiers: Identifiers,
+    /// What the agent offers beyond upstream's protocol.
+    pub extensions: Extensions,
+}
+
+impl AgentHello {
+    /// Reads the request headers of `Connect`.
+    ///
+    /// # Errors
+    /// [`HelloError`], whose text belongs into the stream's status.
+    pub fn from_headers<'a>(
+        headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, HelloError> {
+        let (mut ids, mut sets, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
+        for (name, value) in headers {
+            match name {
+                AGENT_ID => ids.push(value),
+                AGENT_IDENTIFIERS => sets.push(value),
+                _ => extensions.note(name, value),
+            }
+        }
+        let &[id] = &ids[..] else {
+            return Err(HelloError::AgentId(Values::of(&ids)));
+        };
+        let identifiers = match sets[..] {
+            [] => Identifiers::default(),
+            [set] => Identifiers::parse(set).map_err(HelloError::Unreadable)?,
+            _ => return Err(HelloError::IdentifierSets(Values::of(&sets))),
+        };
+        Ok(Self {
+            agent: AgentId::new(id),
+            identifiers,
+            extensions,
+        })
+    }
+
+    /// The headers to send. The identifiers are always there, if empty, as Go sends them.
+    #[must_use]
+    pub fn to_headers(&self) -> Vec<(&'static str, String)> {
+        let mut pairs = vec![
+            (AGENT_ID, self.agent.as_str().to_owned()),
+            (AGENT_IDENTIFIERS, self.identifiers.encode()),
+        ];
+        self.extensions.push_to(&mut pairs);
+        pairs
+    }
+}
+
+/// What a server answers before the first packet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerHello {
+    /// The server's id.
+    pub server: ServerId,
+    /// How many servers there are. As received: 0 or less means "not known" to the caller.
+    pub server_count: i64,
+    /// What the server offers beyond upstream's protocol.
+    pub extensions: Extensions,
+}
+
+impl ServerHello {
+    /// Reads the response headers of `Connect`.
+    ///
+    /// # Errors
+    /// [`HelloError`] when id or count are missing, repeated, or the count is no integer. Headers that
+    /// came without any of ours are most likely a refusal: look at the stream's status first.
+    pub fn from_headers<'a>(
+        headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, HelloError> {
+        let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
+        for (name, value) in headers {
+            match name {
+                SERVER_ID => ids.push(value),
+                SERVER_COUNT => counts.push(value),
+                _ => extensions.note(name, value),
+            }
+        }
+        let &[id] = &ids[..] else {
+            return Err(HelloError::ServerId(Values::of(&ids)));
+        };
+        let &[count] = &counts[..] else {
+            return Err(HelloError::ServerCounts(Values::of(&counts)));
+        };
+        let server_count = count
+            .parse()
+            .map_err(|_bad| HelloError::ServerCount(Excerpt(count).to_string()))?;
+        Ok(Self {
+            server: ServerId::new(id),
+            server_count,
+            extensions,
+        })
+    }
+
+    /// The headers to send, at once and before authentication of anything else is awaited.
+    #[must_use]
+    pub fn to_headers(&self) -> Vec<(&'static str, String)> {
+        let mut pairs = vec![
+            (SERVER_ID, self.server.as_str().to_owned()),
+            (SERVER_COUNT, self.server_count.to_string()),
+        ];
+        self.extensions.push_to(&mut pairs);
+        pairs
+    }
+}
+
+/// Why a peer's headers cannot be used. The first words are upstream's: operators search for them.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum HelloError {
+    /// No `agentid`, or several.
+    #[error("expected one agent ID in the context, got {0}")]
+    AgentId(Values),
+    /// Several `agentidentifiers`.
+    #[error("expected at most one set of agent identifiers in the context, got {0}")]
+    IdentifierSets(Values),
+    /// The identifiers cannot be decoded.
+    #[error("fail to parse agent identifiers: {0}")]
+    Unreadable(#[source] IdentifiersError),
+    /// No `serverid`, or several.
+    #[error(
+        "expected one server ID in the context, got {0}; is the address that of a proxy server's agent port?"
+    )]
+    ServerId(Values),
+    /// No `servercount`, or several.
+    #[error("expected one server count in the context, got {0}")]
+    ServerCounts(Values),
+    /// The `servercount` is no integer.
+    #[error("server count in the context is not an integer: \"{0}\"")]
+    ServerCount(String),
+}
+
+/// Header values as Go prints a list of strings, `[a b]`; at most four, each an excerpt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Values(String);
+
+impl Values {
+    fn of(values: &[&str]) -> Self {
+        let mut shown: Vec<String> = values
+            .iter()
+            .take(4)
+            .map(|v| Excerpt(v).to_string())
+            .collect();
+        if values.len() > shown.len() {
+            shown.push(format!("… {} in all", values.len()));
+        }
+        Self(format!("[{}]", shown.join(" ")))
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A token as received; `Debug` does not show it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct BearerToken<'a>(&'a str);
+
+impl<'a> BearerToken<'a> {
+    /// Takes the token out of the `authorization` values of a request.
+    ///
+    /// # Errors
+    /// [`BearerError`] unless there is exactly one value with the prefix `Bearer `.
+    pub fn from_headers(
+        headers: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, BearerError> {
+        let values: Vec<&str> = headers
+            .into_iter()
+            .filter_map(|(name, value)| (name == AUTHORIZATION).then_some(value))
+            .collect();
+        match values[..] {
+            [] => Err(BearerError::Missing),
+            [value] => value
+                .strip_prefix("Bearer ")
+                .map(Self)
+                .ok_or(BearerError::NotBearer),
+            _ => Err(BearerError::TooMany(values.len())),
+        }
+    }
+
+    /// The secret itself, for a token review only.
+    #[must_use]
+    pub fn reveal(self) -> &'a str {
+        self.0
+    }
+}
+
+impl fmt::Debug for BearerToken<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BearerToken(***)")
+    }
+}
+
+/// Why a request carries no usable token. The texts are upstream's and never show a value.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BearerError {
+    /// No `authorization` header.
+    #[error("Authentication context was not found in metadata")]
+    Missing,
+    /// Several `authorization` headers.
+    #[error("too many ({0}) tokens are received")]
+    TooMany(usize),
+    /// Another scheme than `Bearer `.
+    #[error("received token does not have \"Bearer \" prefix")]
+    NotBearer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(result: Result<impl fmt::Debug, impl fmt::Display>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_agent_needs_exactly_one_id_and_at_most_one_set_of_identifiers() {
+        let hello = AgentHello::from_headers([("agentid", ""), ("user-agent", "grpc-go")]).unwrap();
+        assert_eq!(
+            (hello.agent.as_str(), hello.identifiers),
+            ("", Identifiers::default())
+        );
+        for (headers, error) in [
+            (vec![], "expected one agent ID in the context, got []"),
+            (
+                vec![("agentid", "a"), ("agentid", "b")],
+                "expected one agent ID in the context, got [a b]",
+            ),
+            (
+                vec![
+                    ("agentid", "a"),
+                    ("agentidentifiers", "host=a"),
+                    ("agentidentifiers", ""),
+                ],
+                "expected at most one set of agent identifiers in the context, got [host=a ]",
+            ),
+            (
+                vec![("agentid", "a"), ("agentidentifiers", "host=a;")],
+                "fail to parse agent identifiers: invalid semicolon separator in query; separate identifiers with &",
+            ),
+        ] {
+            assert_eq!(text(AgentHello::from_headers(headers)), error);
+        }
+    }
+
+    #[test]
+    fn hellos_round_trip_with_every_extension() {
+        for (link, lanes) in [(false, false), (true, false), (false, true), (true, true)] {
+            let extensions = Extensions { link, lanes };
+            let identifiers = Identifiers::parse("ipv4=1.2.3.4&default-route=true").unwrap();
+            let agent = AgentHello {
+                agent: AgentId::new("a"),
+                identifiers,
+                extensions,
+            };
+            let pairs = agent.to_headers();
+            assert_eq!(AgentHello::from_headers(borrowed(&pairs)), Ok(agent));
+            let server = ServerHello {
+                server: ServerId::new("s"),
+                server_count: 3,
+                extensions,
+            };
+            let pairs = server.to_headers();
+            assert_eq!(ServerHello::from_headers(borrowed(&pairs)), Ok(server));
+        }
+    }
+
+    fn borrowed<'a>(
+        pairs: &'a [(&'static str, String)],
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        pairs.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    #[test]
+    fn an_extension_counts_only_when_both_ends_say_one() {
+        let headers = [("agentid", "a"), ("adit-link", "1"), ("adit-lanes", "2")];
+        let offered = AgentHello::from_headers(headers).unwrap().extensions;
+        assert_eq!(
+            offered,
+            Extensions {
+                link: true,
+                lanes: false
+            }
+        );
+        assert_eq!(
+            offered.both(Extensions {
+                link: false,
+                lanes: true
+            }),
+            Extensions::default()
+        );
+    }
+
+    #[test]
+    fn a_server_needs_one_id_and_one_integer_count() {
+        for (headers, error) in [
+            (
+                vec![("servercount", "1")],
+                "expected one server ID in the context, got []; is the address that of a proxy server's agent port?",
+            ),
+            (
+                vec![("serverid", "s")],
+                "expected one server count in the context, got []",
+            ),
+            (
+                vec![
+                    ("serverid", "s"),
+                    ("servercount", "1"),
+                    ("servercount", "2"),
+                ],
+                "expected one server count in the context, got [1 2]",
+            ),
+            (
+                vec![("serverid", "s"), ("servercount", "1.5")],
+                "server count in the context is not an integer: \"1.5\"",
+            ),
+        ] {
+            assert_eq!(text(ServerHello::from_headers(headers)), error);
+        }
+    }
+
+    #[test]
+    fn a_list_of_many_values_is_cut() {
+        let many = vec![("agentid", "x"); 100];
+        assert_eq!(
+            text(AgentHello::from_headers(many)),
+            "expected one agent ID in the context, got [x x x x … 100 in all]"
+        );
+    }
+
+    #[test]
+    fn a_token_is_taken_from_exactly_one_bearer_value_and_stays_secret() {
+        let token = BearerToken::from_headers([("authorization", "Bearer s3cret")]).unwrap();
+        assert_eq!(token.reveal(), "s3cret");
+        assert!(!format!("{token:?}").contains("s3cret"));
+        for (headers, error) in [
+            (
+                vec![("auth", "Bearer x")],
+                "Authentication context was not found in metadata",
+            ),
+            (
+                vec![("authorization", "Bearer x"), ("authorization", "Bearer y")],
+                "too many (2) tokens are received",
+            ),
+            (
+                vec![("authorization", "bearer x")],
+                "received token does not have \"Bearer \" prefix",
+            ),
+        ] {
+            assert_eq!(text(BearerToken::from_headers(headers)), error);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What travels on a stream: packets, their framing, and the metadata around them.
+
+pub mod decode;
+pub mod encode;
+pub mod identifiers;
+pub mod metadata;
+pub mod packet;
+pub mod packets;
+
+/// Largest gRPC message any party accepts, bytes. Both Go ends keep gRPC-Go's default receive limit.
+pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Bytes of gRPC framing before each message: a compression flag and a big-endian length.
+pub const GRPC_PREFIX_BYTES: usize = 5;

@@ -1,0 +1,243 @@
+//! Typed packets, and what an untrusted message may turn out to be.
+
+use bytes::Bytes;
+
+use super::packets as raw;
+use super::packets::packet::Payload;
+pub use super::packets::{PacketType, Side};
+use crate::ids::{ConnId, DialId};
+
+/// One packet of the protocol, payload and type agreeing by construction.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Packet {
+    /// Open a connection to `address` (`host:port`).
+    DialReq {
+        /// Copied into the answer.
+        dial: DialId,
+        /// Network name; peers send `tcp`.
+        protocol: String,
+        /// Destination as the client gave it.
+        address: String,
+        /// Adit only: bytes the target side may send at first; 0 from other peers.
+        window: u64,
+    },
+    /// Outcome of a dial: `error` empty means `conn` is open.
+    DialRsp {
+        /// The dial this answers.
+        dial: DialId,
+        /// Id of the new connection, 0 on failure.
+        conn: ConnId,
+        /// Text for the user; empty on success.
+        error: String,
+        /// Adit only: bytes the client side may send at first; 0 from other peers.
+        window: u64,
+    },
+    /// Ask to close a connection.
+    CloseReq {
+        /// Which.
+        conn: ConnId,
+    },
+    /// A connection is closed; also sent unasked when the remote ends.
+    CloseRsp {
+        /// Which.
+        conn: ConnId,
+        /// Usually empty.
+        error: String,
+    },
+    /// Bytes of a connection; never empty.
+    Data {
+        /// Which.
+        conn: ConnId,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// Abandon a dial that has no connection id yet.
+    DialCls {
+        /// Which.
+        dial: DialId,
+    },
+    /// The agent is going away.
+    Drain,
+    /// Adit only: the receiver takes this many bytes more.
+    Window {
+        /// Which connection.
+        conn: ConnId,
+        /// Additional bytes.
+        bytes: u64,
+    },
+    /// Adit only: `side` will send no more bytes.
+    Fin {
+        /// Which connection.
+        conn: ConnId,
+        /// The side that has finished.
+        side: Side,
+    },
+}
+
+/// What one message on a stream turned out to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Received {
+    /// A well-formed packet.
+    Packet(Packet),
+    /// A type of a newer peer: counted and skipped.
+    Unknown(i32),
+    /// An offence: counted; closes at most the connection it names.
+    Violation(Violation),
+}
+
+/// How a message broke the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Violation {
+    /// The message is not protobuf of this schema.
+    Malformed,
+    /// The payload is missing or is not the one its type asks for.
+    PayloadMismatch(i32),
+    /// `DATA` with connection id 0.
+    DataWithoutConn,
+    /// A message above [`super::MESSAGE_BYTES_MAX`]; the connection, if its head named one.
+    Oversize(Option<ConnId>),
+}
+
+impl Violation {
+    /// Value of the `kind` label of offence counters.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::PayloadMismatch(_) => "payload_mismatch",
+            Self::DataWithoutConn => "data_without_conn",
+            Self::Oversize(_) => "oversize",
+        }
+    }
+}
+
+impl Packet {
+    /// The number of this packet's type on the wire.
+    #[must_use]
+    pub fn kind(&self) -> PacketType {
+        match self {
+            Self::DialReq { .. } => PacketType::DialReq,
+            Self::DialRsp { .. } => PacketType::DialRsp,
+            Self::CloseReq { .. } => PacketType::CloseReq,
+            Self::CloseRsp { .. } => PacketType::CloseRsp,
+            Self::Data { .. } => PacketType::Data,
+            Self::DialCls { .. } => PacketType::DialCls,
+            Self::Drain => PacketType::Drain,
+            Self::Window { .. } => PacketType::Window,
+            Self::Fin { .. } => PacketType::Fin,
+        }
+    }
+
+    /// The message as prost knows it, with the payload that matches the type.
+    #[must_use]
+    pub fn into_raw(self) -> raw::Packet {
+        let kind = self.kind();
+        let payload = match self {
+            Self::DialReq {
+                dial,
+                protocol,
+                address,
+                window,
+            } => Payload::DialRequest(raw::DialRequest {
+                protocol,
+                address,
+                random: dial.0,
+                window,
+            }),
+            Self::DialRsp {
+                dial,
+                conn,
+                error,
+                window,
+            } => Payload::DialResponse(raw::DialResponse {
+                error,
+                connect_id: conn.0,
+                random: dial.0,
+                window,
+            }),
+            Self::CloseReq { conn } => {
+                Payload::CloseRequest(raw::CloseRequest { connect_id: conn.0 })
+            }
+            Self::CloseRsp { conn, error } => Payload::CloseResponse(raw::CloseResponse {
+                error,
+                connect_id: conn.0,
+            }),
+            Self::Data { conn, bytes } => Payload::Data(raw::Data {
+                connect_id: conn.0,
+                error: String::new(),
+                data: bytes,
+            }),
+            Self::DialCls { dial } => Payload::CloseDial(raw::CloseDial { random: dial.0 }),
+            Self::Drain => Payload::Drain(raw::Drain {}),
+            Self::Window { conn, bytes } => Payload::Window(raw::Window {
+                connect_id: conn.0,
+                bytes,
+            }),
+            Self::Fin { conn, side } => Payload::Fin(raw::Fin {
+                connect_id: conn.0,
+                side: side.into(),
+            }),
+        };
+        raw::Packet {
+            r#type: kind.into(),
+            payload: Some(payload),
+        }
+    }
+
+    /// Judges an untrusted message. Every party switches on the type, not on the payload that came.
+    #[must_use]
+    pub fn from_raw(message: raw::Packet) -> Received {
+        let number = message.r#type;
+        let Ok(kind) = PacketType::try_from(number) else {
+            return Received::Unknown(number);
+        };
+        let packet = match (kind, message.payload) {
+            (PacketType::DialReq, Some(Payload::DialRequest(p))) => Self::DialReq {
+                dial: DialId(p.random),
+                protocol: p.protocol,
+                address: p.address,
+                window: p.window,
+            },
+            (PacketType::DialRsp, Some(Payload::DialResponse(p))) => Self::DialRsp {
+                dial: DialId(p.random),
+                conn: ConnId(p.connect_id),
+                error: p.error,
+                window: p.window,
+            },
+            (PacketType::CloseReq, Some(Payload::CloseRequest(p))) => Self::CloseReq {
+                conn: ConnId(p.connect_id),
+            },
+            (PacketType::CloseRsp, Some(Payload::CloseResponse(p))) => Self::CloseRsp {
+                conn: ConnId(p.connect_id),
+                error: p.error,
+            },
+            (PacketType::Data, Some(Payload::Data(p))) if p.connect_id == 0 => {
+                return Received::Violation(Violation::DataWithoutConn);
+            }
+            (PacketType::Data, Some(Payload::Data(p))) => Self::Data {
+                conn: ConnId(p.connect_id),
+                bytes: p.data,
+            },
+            (PacketType::DialCls, Some(Payload::CloseDial(p))) => Self::DialCls {
+                dial: DialId(p.random),
+            },
+            // An empty message: proto3 peers may send the type alone, and there is nothing to miss.
+            (PacketType::Drain, Some(Payload::Drain(_)) | None) => Self::Drain,
+            (PacketType::Window, Some(Payload::Window(p))) => Self::Window {
+                conn: ConnId(p.connect_id),
+                bytes: p.bytes,
+            },
+            (PacketType::Fin, Some(Payload::Fin(p))) => {
+                let Ok(side) = Side::try_from(p.side) else {
+                    return Received::Violation(Violation::PayloadMismatch(number));
+                };
+                Self::Fin {
+                    conn: ConnId(p.connect_id),
+                    side,
+                }
+            }
+            (_, _) => return Received::Violation(Violation::PayloadMismatch(number)),
+        };
+        Received::Packet(packet)
+    }
+}
