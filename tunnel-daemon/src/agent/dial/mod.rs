@@ -1,0 +1,149 @@
+//! Dialling a target: network, address, resolution, allow-list, connect, all under one deadline.
+//!
+//! What a client asked for arrives as two texts of `DIAL_REQ`; what went wrong leaves as a text that a
+//! Go dialler would have written, because clients and servers match on its words.
+
+mod connect;
+mod error;
+mod race;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::destination::{DestinationList, canonical_ip};
+use adit_core::target::{Host, Target};
+use adit_core::text::Excerpt;
+use tokio::time::{Instant, timeout_at};
+
+pub use connect::{Connect, TcpConnect};
+pub use error::{AttemptError, DialError, Network};
+
+use crate::agent::resolve::{Resolve, ResolveError};
+
+/// Upstream's limit on a dial, resolution and every address included.
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Addresses tried for one name. With 300 ms between starts no more than 17 can be waited for in 5 s, but
+/// addresses that refuse at once make room for others.
+const ADDRESSES_MAX: usize = 32;
+
+/// Dials targets for tunnels. Cheap to clone; all dials share the resolver and the list.
+#[derive(Clone)]
+pub struct Dialer<C = TcpConnect> {
+    resolver: Arc<dyn Resolve>,
+    allowed: Arc<DestinationList>,
+    timeout: Duration,
+    connect: C,
+}
+
+impl Dialer {
+    /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
+    #[must_use]
+    pub fn new(resolver: Arc<dyn Resolve>, allowed: DestinationList, timeout: Duration) -> Self {
+        Self::with_connect(resolver, allowed, timeout, TcpConnect)
+    }
+}
+
+impl<C: Connect> Dialer<C> {
+    /// A dialler with its own way to connect, for tests without a network.
+    #[must_use]
+    pub fn with_connect(
+        resolver: Arc<dyn Resolve>,
+        allowed: DestinationList,
+        timeout: Duration,
+        connect: C,
+    ) -> Self {
+        Self {
+            resolver,
+            allowed: Arc::new(allowed),
+            timeout,
+            connect,
+        }
+    }
+
+    /// Connects to `address` (`host:port`) over `protocol` (`tcp`, `tcp4` or `tcp6`).
+    ///
+    /// All addresses of a name are tried, IPv6 and IPv4 in turn, a new one every 300 ms or as soon as one
+    /// fails; the first connection wins. Each address is checked against the allow-list just before.
+    /// A dropped call leaves no socket and no task behind.
+    ///
+    /// # Errors
+    /// [`DialError`], whose text goes into `DIAL_RSP`.
+    pub async fn dial(&self, protocol: &str, address: &str) -> Result<C::Stream, DialError> {
+        let deadline = Instant::now() + self.timeout;
+        let network: Network = protocol.parse()?;
+        let target = Target::parse(address).map_err(|flaw| DialError::Address { network, flaw })?;
+        let addrs = self.addresses(network, &target, deadline).await?;
+        let Some(&first) = addrs.first() else {
+            return Err(DialError::NoSuitable {
+                network,
+                host: target.host.to_string(),
+            });
+        };
+        let name = match &target.host {
+            Host::Name(name) if !name.is_empty() => Some(name.as_str()),
+            Host::Name(_) | Host::Ip(_) => None,
+        };
+        let attempt = |addr| self.attempt(addr, name);
+        match timeout_at(deadline, race::first_to_connect(addrs, attempt)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(failures)) => Err(error::most_telling(network, first, failures)),
+            Err(_elapsed) => Err(DialError::Timeout {
+                network,
+                addr: first,
+            }),
+        }
+    }
+
+    async fn attempt(
+        &self,
+        addr: SocketAddr,
+        name: Option<&str>,
+    ) -> Result<C::Stream, AttemptError> {
+        self.allowed
+            .check(addr, name)
+            .map_err(AttemptError::Denied)?;
+        self.connect
+            .connect(addr)
+            .await
+            .map_err(AttemptError::Failed)
+    }
+
+    /// The addresses to try, in order, canonical and of the families that the network takes.
+    async fn addresses(
+        &self,
+        network: Network,
+        target: &Target,
+        deadline: Instant,
+    ) -> Result<Vec<SocketAddr>, DialError> {
+        let ips = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            // Go dials this machine when the host is empty.
+            Host::Name(name) if name.is_empty() => {
+                vec![
+                    IpAddr::V6(Ipv6Addr::LOCALHOST),
+                    IpAddr::V4(Ipv4Addr::LOCALHOST),
+                ]
+            }
+            Host::Name(name) => {
+                let failed = |cause| DialError::Lookup {
+                    network,
+                    host: Excerpt(name).to_string(),
+                    cause,
+                };
+                timeout_at(deadline, self.resolver.lookup_ip(name))
+                    .await
+                    .unwrap_or(Err(ResolveError::TimedOut))
+                    .map_err(failed)?
+            }
+        };
+        let mut ips: Vec<IpAddr> = ips.into_iter().map(canonical_ip).collect();
+        ips.retain(|ip| network.takes(*ip));
+        let ips = race::interleave(ips).into_iter().take(ADDRESSES_MAX);
+        Ok(ips.map(|ip| SocketAddr::new(ip, target.port)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,392 @@
+//! One connection to one server: open it, learn who answered, run its link.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::ids::{ServerId, TunnelKey};
+use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
+use adit_core::wire::metadata::{AgentHello, HelloError, ServerHello};
+use adit_core::wire::packet::PacketType;
+use h2::client::SendRequest;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::dial::Dialer;
+use super::targets::serve_target;
+use crate::hub::{Command, Dialed, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox};
+use crate::net::grpc::{self, Windows};
+use crate::net::tasks::Tasks;
+use crate::telemetry::labels::{EndpointDialFailure, Segment};
+use crate::telemetry::{AgentMetrics, PacketCounter};
+use adit_core::wire::encode::MessageBuf;
+
+/// Commands (dial outcomes above all) a link may have waiting.
+const COMMANDS_MAX: usize = 1024;
+/// How long a server may take to answer the call with its headers; upstream waits for ever.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes on the way from one server: enough for 1 Gbit/s over 100 ms.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Packets towards a Go server.
+const PACKET_BYTES_GO: usize = 32 * 1024;
+/// Packets towards our own server.
+const PACKET_BYTES_ADIT: usize = 64 * 1024;
+/// Control packets waiting for a server that does not read.
+const CONTROL_MAX: usize = 65_536;
+/// Dials at once for one server.
+const DIALS_MAX: usize = 4096;
+/// Servers refuse pings that come more often.
+const PING_EVERY_MIN: Duration = Duration::from_secs(30);
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The HTTP/2 connection or the call failed.
+    #[error("call to the server failed: {0}")]
+    Http2(#[from] h2::Error),
+    /// The server refused the call; this is its own text.
+    #[error("the server refused this agent: {message} (gRPC status {status})")]
+    Refused {
+        /// gRPC status number as sent.
+        status: String,
+        /// The server's words.
+        message: String,
+    },
+    /// The answer's headers are not a Konnectivity server's.
+    #[error(transparent)]
+    Headers(#[from] HelloError),
+    /// No headers in time.
+    #[error("the server did not answer the call within {} s", HEADERS_TIMEOUT.as_secs())]
+    Silent,
+    /// This agent is at its limit of tasks.
+    #[error("no room for another connection: too many targets are open")]
+    Busy,
+    /// Something of ours that should be ASCII is not.
+    #[error("{0} cannot be sent as a header")]
+    BadHeader(&'static str),
+}
+
+/// What one agent says of itself to every server.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Id and identifiers.
+    pub hello: AgentHello,
+    /// Bearer token of this attempt, if tokens are in use.
+    pub token: Option<String>,
+}
+
+/// An accepted call, not yet running.
+pub struct Opened {
+    /// Who answered.
+    pub server: ServerHello,
+    streams: LinkStreams,
+    /// The connection lives as long as this.
+    _requests: SendRequest<MessageBuf>,
+}
+
+/// Opens the `Connect` call over a fresh connection. `connection_task` must be spawned by the caller's [`Tasks`].
+///
+/// # Errors
+/// See [`ConnectError`]. A cancelled call leaves nothing behind once `io` is dropped.
+pub async fn open<S>(
+    io: S,
+    authority: &str,
+    identity: &Identity,
+    keepalive: Duration,
+    tasks: &Tasks,
+) -> Result<Opened, ConnectError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let windows = Windows {
+        stream_bytes: STREAM_WINDOW_BYTES,
+        send_buffer_bytes: SEND_BUFFER_BYTES,
+    };
+    let (requests, mut connection) = grpc::client_builder(windows)
+        .handshake::<_, MessageBuf>(io)
+        .await?;
+    let ping = connection.ping_pong();
+    let connection = async move {
+        tokio::select! {
+            over = connection => if let Err(error) = over {
+                tracing::debug!(%error, "connection to a server ended");
+            },
+            () = grpc::keepalive(ping, keepalive.max(PING_EVERY_MIN)) => {
+                tracing::info!("a server did not answer a keepalive ping; dropping the connection");
+            }
+        }
+    };
+    if tasks.spawn("agent-connection", connection).is_err() {
+        return Err(ConnectError::Busy);
+    }
+    let mut requests = requests.ready().await?;
+    let (response, send) = requests.send_request(request(authority, identity)?, false)?;
+    let response = tokio::time::timeout(HEADERS_TIMEOUT, response)
+        .await
+        .map_err(|_elapsed| ConnectError::Silent)??;
+    refused(response.headers())?;
+    let server = ServerHello::from_headers(header_values(response.headers()))?;
+    let streams = LinkStreams {
+        send,
+        recv: response.into_body(),
+        withhold_bytes: 0,
+    };
+    Ok(Opened {
+        server,
+        streams,
+        _requests: requests,
+    })
+}
+
+fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectError> {
+    let uri = Uri::builder()
+        .scheme("https")
+        .authority(authority)
+        .path_and_query("/AgentService/Connect")
+        .build()
+        .map_err(|_invalid| ConnectError::BadHeader("the server's name"))?;
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    let headers = request.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/grpc"),
+    );
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(
+        header::USER_AGENT,
+        HeaderValue::from_static(concat!("adit/", env!("CARGO_PKG_VERSION"))),
+    );
+    for (name, value) in identity.hello.to_headers() {
+        let value =
+            HeaderValue::from_str(&value).map_err(|_invalid| ConnectError::BadHeader(name))?;
+        headers.insert(name, value);
+    }
+    if let Some(token) = &identity.token {
+        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim()))
+            .map_err(|_invalid| ConnectError::BadHeader("the token"))?;
+        value.set_sensitive(true);
+        headers.insert(header::AUTHORIZATION, value);
+    }
+    Ok(request)
+}
+
+/// A trailers-only answer carries the status among the headers.
+fn refused(headers: &HeaderMap) -> Result<(), ConnectError> {
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v: &HeaderValue| v.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let status = text("grpc-status");
+    if status.is_empty() || status == "0" {
+        return Ok(());
+    }
+    Err(ConnectError::Refused {
+        status,
+        message: text("grpc-message"),
+    })
+}
+
+fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
+}
+
+/// What every link of an agent shares.
+#[derive(Clone)]
+pub struct LinkContext {
+    /// Dials targets.
+    pub dialer: Arc<Dialer>,
+    /// What one tunnel may cost the others.
+    pub isolation: Isolation,
+    /// Bytes held in the whole process.
+    pub budget: Arc<ProcessBudget>,
+    /// Counters.
+    pub metrics: AgentMetrics,
+    /// Where dials and targets run.
+    pub tasks: Tasks,
+}
+
+/// A running link, as its owner holds it.
+#[derive(Clone)]
+pub struct AgentLink {
+    /// Who is at the other end.
+    pub server: ServerId,
+    /// Reaches the link task.
+    pub commands: mpsc::Sender<Command>,
+}
+
+impl Opened {
+    /// Splits into a handle and the future that is the link.
+    pub fn start(
+        self,
+        context: &LinkContext,
+    ) -> (AgentLink, impl Future<Output = LinkOver> + Send + 'static) {
+        let credit = self.server.extensions.link;
+        let config = LinkConfig {
+            role: Role::Agent,
+            credit,
+            packet_bytes_max: if credit {
+                PACKET_BYTES_ADIT
+            } else {
+                PACKET_BYTES_GO
+            },
+            dials_max: DIALS_MAX,
+            dial_timeout: None,
+            isolation: context.isolation,
+            control_max: CONTROL_MAX,
+        };
+        let link = Link::new(config, Arc::clone(&context.budget));
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let handle = AgentLink {
+            server: self.server.server.clone(),
+            commands: sender.clone(),
+        };
+        let hooks = Hooks {
+            context: context.clone(),
+            commands: sender.downgrade(),
+            dials: HashMap::new(),
+            received: context.metrics.packets(Segment::ToAgent),
+            sent: context.metrics.packets(Segment::FromAgent),
+        };
+        let driver = LinkDriver::new(
+            link,
+            self.streams,
+            commands,
+            Arc::new(Mailbox::default()),
+            hooks,
+        );
+        let requests = self._requests;
+        let running = async move {
+            let over = driver.await;
+            drop(requests);
+            over
+        };
+        (handle, running)
+    }
+}
+
+struct Hooks {
+    context: LinkContext,
+    commands: mpsc::WeakSender<Command>,
+    dials: HashMap<TunnelKey, CancellationToken>,
+    received: PacketCounter,
+    sent: PacketCounter,
+}
+
+impl LinkHooks for Hooks {
+    fn start_dial(&mut self, key: TunnelKey, protocol: String, address: String) {
+        let Some(commands) = self.commands.upgrade() else {
+            return;
+        };
+        let cancel = CancellationToken::new();
+        self.dials.insert(key, cancel.clone());
+        let context = self.context.clone();
+        let refused = commands.clone();
+        let work = async move {
+            cancel
+                .run_until_cancelled(dial_and_serve(context, commands, key, protocol, address))
+                .await;
+        };
+        if self.context.tasks.spawn("target", work).is_err() {
+            // The dial's answer tells the client; the queue is never full of answers to dials not started.
+            let (leg, _dropped) = oneshot::channel();
+            let outcome = Err(String::from(
+                "dial refused: this agent is at its limit of open targets",
+            ));
+            let _full = refused.try_send(Command::Dialed(Dialed { key, outcome, leg }));
+        }
+    }
+
+    fn cancel_dial(&mut self, key: TunnelKey) {
+        if let Some(cancel) = self.dials.remove(&key) {
+            cancel.cancel();
+        }
+    }
+
+    fn dial_finished(&mut self, key: TunnelKey) {
+        self.dials.remove(&key);
+    }
+
+    fn peer_draining(&mut self) {}
+
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.received.count(kind),
+            Err(number) => self.received.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.sent.count(kind);
+    }
+
+    fn count(&mut self, event: Event) {
+        let adit = self.context.metrics.adit();
+        match event {
+            Event::Offence(violation) => adit.protocol_offence(violation.kind()),
+            Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),
+            Event::UnknownType(_)
+            | Event::UnrecognizedResponse
+            | Event::DialAbandoned
+            | Event::LateCredit => (),
+        }
+    }
+
+    fn opened(&mut self, _key: TunnelKey) {}
+}
+
+async fn dial_and_serve(
+    context: LinkContext,
+    commands: mpsc::Sender<Command>,
+    key: TunnelKey,
+    protocol: String,
+    address: String,
+) {
+    let started = tokio::time::Instant::now();
+    // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+    let dialed = Box::pin(context.dialer.dial(&protocol, &address)).await;
+    let (sender, leg) = oneshot::channel();
+    let (outcome, socket) = match dialed {
+        Ok(socket) => {
+            context.metrics.dial_succeeded(started.elapsed());
+            (Ok(()), Some(socket))
+        }
+        Err(error) => {
+            let timeout = error.is_timeout();
+            let reason = if timeout {
+                EndpointDialFailure::Timeout
+            } else {
+                EndpointDialFailure::Unknown
+            };
+            context.metrics.dial_failure(reason);
+            (Err(error.to_string()), None)
+        }
+    };
+    // A link that is gone has no use for the socket.
+    if commands
+        .send(Command::Dialed(Dialed {
+            key,
+            outcome,
+            leg: sender,
+        }))
+        .await
+        .is_err()
+    {
+        return;
+    }
+    drop(commands);
+    if let (Some(socket), Ok(leg)) = (socket, leg.await) {
+        let _open = context.metrics.open_endpoint_connection();
+        serve_target(socket, leg, &address).await;
+    }
+}

@@ -1,0 +1,192 @@
+//! Finding servers by name: addresses (A, AAAA) of a host, or SRV records of a service.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Resolve, ResolveError, SrvRecord};
+
+/// Addresses taken from one name: many more than a control plane has servers.
+const SERVERS_MAX: usize = 64;
+
+/// One place to connect to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerAddress {
+    /// The name to verify in the certificate and to send as SNI: the host as given, or the SRV target
+    /// without its final dot.
+    pub host: String,
+    /// Address and port.
+    pub addr: SocketAddr,
+}
+
+/// The addresses behind `host`, in the order to try them; never empty.
+///
+/// A literal address is itself, and `port` belongs to it and to a host's addresses. A name that starts with
+/// `_` (`_konnectivity._tcp.example.org`) is a service: its SRV records bring the ports, lower priorities
+/// come first, and among equals the order is drawn by weight. `draw(n)` gives a number below `n`, n > 0.
+///
+/// # Errors
+/// The failure of the lookup. A service with some targets that resolve uses those.
+pub async fn servers(
+    resolver: &dyn Resolve,
+    host: &str,
+    port: u16,
+    draw: impl FnMut(u64) -> u64,
+) -> Result<Vec<ServerAddress>, ResolveError> {
+    let literal = host
+        .strip_prefix('[')
+        .and_then(|h| h.strip_suffix(']'))
+        .unwrap_or(host);
+    if let Ok(ip) = literal.parse::<IpAddr>() {
+        let addr = SocketAddr::new(ip.to_canonical(), port);
+        return Ok(vec![ServerAddress {
+            host: literal.to_owned(),
+            addr,
+        }]);
+    }
+    if !host.starts_with('_') {
+        let ips = resolver.lookup_ip(host).await?;
+        return Ok(addresses(host, &ips, port).take(SERVERS_MAX).collect());
+    }
+    let mut found = Vec::new();
+    let mut failure = ResolveError::NotFound;
+    for record in in_order(resolver.lookup_srv(host).await?, draw) {
+        match resolver.lookup_ip(&record.target).await {
+            Ok(ips) => found.extend(addresses(&record.target, &ips, record.port)),
+            Err(cause) => failure = failure.or_worse(cause),
+        }
+        if found.len() >= SERVERS_MAX {
+            found.truncate(SERVERS_MAX);
+            break;
+        }
+    }
+    if found.is_empty() {
+        Err(failure)
+    } else {
+        Ok(found)
+    }
+}
+
+fn addresses(host: &str, ips: &[IpAddr], port: u16) -> impl Iterator<Item = ServerAddress> {
+    let host = host.strip_suffix('.').unwrap_or(host);
+    ips.iter().map(move |ip| ServerAddress {
+        host: host.to_owned(),
+        addr: SocketAddr::new(ip.to_canonical(), port),
+    })
+}
+
+/// RFC 2782: by priority, then repeatedly one record drawn with a chance in proportion to its weight.
+fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Vec<SrvRecord> {
+    records.truncate(SERVERS_MAX);
+    // Weight 0 goes first within a priority, where it is taken only when the draw is 0.
+    records.sort_by_key(|record| (record.priority, record.weight));
+    let mut ordered = Vec::with_capacity(records.len());
+    while let Some(first) = records.first() {
+        let priority = first.priority;
+        let equals = records
+            .iter()
+            .take_while(|record| record.priority == priority);
+        let weights: Vec<u64> = equals.map(|record| u64::from(record.weight)).collect();
+        let drawn = draw(weights.iter().sum::<u64>() + 1);
+        let mut sum = 0;
+        let reached = |weight: &u64| {
+            sum += weight;
+            sum >= drawn
+        };
+        let at = weights.iter().position(reached).unwrap_or(0);
+        ordered.push(records.remove(at));
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Answer;
+    use super::*;
+
+    /// `node1.` to `node9.` have the address 10.0.0.N; `_p._tcp.x` lists some of them.
+    struct Book(Vec<SrvRecord>);
+
+    impl Resolve for Book {
+        fn lookup_ip<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<IpAddr>> {
+            let digit = name
+                .trim_end_matches('.')
+                .strip_prefix("node")
+                .and_then(|d| d.parse().ok());
+            let ips = digit.map(|d: u8| vec![IpAddr::from([10, 0, 0, d])]);
+            Box::pin(async move { ips.ok_or(ResolveError::NotFound) })
+        }
+
+        fn lookup_srv<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<SrvRecord>> {
+            Box::pin(async { Ok(self.0.clone()) })
+        }
+    }
+
+    fn srv(priority: u16, weight: u16, target: &str) -> SrvRecord {
+        SrvRecord {
+            priority,
+            weight,
+            port: 8091,
+            target: target.to_owned(),
+        }
+    }
+
+    async fn found(book: &Book, host: &str, drawn: u64) -> Result<Vec<String>, ResolveError> {
+        let servers = servers(book, host, 8132, |below| drawn.min(below - 1)).await?;
+        Ok(servers
+            .into_iter()
+            .map(|s| format!("{} {}", s.host, s.addr))
+            .collect())
+    }
+
+    #[tokio::test]
+    async fn literals_and_hosts_keep_the_given_port() {
+        let book = Book(vec![]);
+        assert_eq!(
+            found(&book, "10.1.1.1", 0).await.unwrap(),
+            ["10.1.1.1 10.1.1.1:8132"]
+        );
+        assert_eq!(
+            found(&book, "[fd00::1]", 0).await.unwrap(),
+            ["fd00::1 [fd00::1]:8132"]
+        );
+        assert_eq!(
+            found(&book, "node3", 0).await.unwrap(),
+            ["node3 10.0.0.3:8132"]
+        );
+        assert_eq!(found(&book, "other", 0).await, Err(ResolveError::NotFound));
+    }
+
+    #[tokio::test]
+    async fn a_service_gives_ports_priorities_and_weights() {
+        let book = Book(vec![
+            srv(2, 0, "node9."),
+            srv(1, 10, "node1."),
+            srv(1, 30, "node2."),
+            srv(1, 0, "gone."),
+        ]);
+        let (a, b, c) = (
+            "node1 10.0.0.1:8091",
+            "node2 10.0.0.2:8091",
+            "node9 10.0.0.9:8091",
+        );
+        assert_eq!(found(&book, "_p._tcp.x", 1).await.unwrap(), [a, b, c]);
+        assert_eq!(
+            found(&book, "_p._tcp.x", u64::MAX).await.unwrap(),
+            [b, a, c]
+        );
+        let gone = Book(vec![srv(1, 1, "gone.")]);
+        assert_eq!(
+            found(&gone, "_p._tcp.x", 0).await,
+            Err(ResolveError::NotFound)
+        );
+    }
+
+    #[test]
+    fn weights_are_shares() {
+        let first_of = |drawn| {
+            in_order(vec![srv(1, 1, "a"), srv(1, 3, "b")], |_| drawn)[0]
+                .target
+                .clone()
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(first_of).join(""), "aabbb");
+    }
+}

@@ -1,0 +1,374 @@
+//! The resolver of this host: `/etc/hosts`, `localhost`, then DNS by `/etc/resolv.conf`.
+//!
+//! The search list is walked here and not by the DNS library, so that `/etc/hosts` is asked before the
+//! search domains, both families of a name come from the same domain, and a failing name server is not
+//! reported as "no such host". Both files are read again when they changed.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use hickory_resolver::config::{
+    NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy,
+};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
+use hickory_resolver::{Hosts, TokioResolver, system_conf};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+
+use super::search::{absolute_names, is_localhost};
+use super::{Answer, Resolve, ResolveError, SrvRecord};
+
+/// Lookups under way at once; more wait. A burst of dials must not become a burst at the cluster's DNS.
+const LOOKUPS_MAX: usize = 128;
+/// How often the files are looked at, at most; Go's value.
+const RECHECK: Duration = Duration::from_secs(5);
+/// Longest wait for one answer. Below half a dial's deadline, so that a lost datagram is asked for again.
+const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+/// Longest time an answer is reused, whatever its TTL: services move, and the Go agent asks every time.
+const REUSE_MAX: Duration = Duration::from_secs(10);
+/// The same for "no such host": someone is waiting for the name to appear.
+const NEGATIVE_REUSE_MAX: Duration = Duration::from_secs(1);
+/// Answers kept for reuse.
+const ANSWERS_MAX: u64 = 1024;
+/// Once one family answered with addresses, the other gets this much longer: servers that drop AAAA
+/// questions must not cost the whole deadline (RFC 8305, section 3, with room for a slow path).
+const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
+
+/// Resolves as the system is configured to. Share one per process.
+pub struct SystemResolver {
+    files: Files,
+    state: ArcSwap<State>,
+    next_check: Mutex<Instant>,
+    lookups: Semaphore,
+}
+
+/// Where the configuration comes from.
+#[derive(Clone)]
+struct Files {
+    resolv_conf: PathBuf,
+    hosts: PathBuf,
+    /// Port of the name servers; resolv.conf cannot say, so it is 53 outside tests.
+    dns_port: u16,
+}
+
+/// The configuration as last read.
+struct State {
+    stamps: [Option<Stamp>; 2],
+    hosts: Hosts,
+    search: Vec<String>,
+    ndots: usize,
+    dns: TokioResolver,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    modified: Option<SystemTime>,
+    bytes: u64,
+    inode: u64,
+}
+
+impl From<Metadata> for Stamp {
+    fn from(meta: Metadata) -> Self {
+        Self {
+            modified: meta.modified().ok(),
+            bytes: meta.len(),
+            inode: meta.ino(),
+        }
+    }
+}
+
+impl SystemResolver {
+    /// Reads the system's files, with Go's defaults where they are missing (name server 127.0.0.1).
+    ///
+    /// # Errors
+    /// When the DNS client cannot be set up at all.
+    pub fn new() -> Result<Self, ResolveError> {
+        Self::from_files(Files {
+            resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            hosts: PathBuf::from("/etc/hosts"),
+            dns_port: 53,
+        })
+    }
+
+    fn from_files(files: Files) -> Result<Self, ResolveError> {
+        let state = State::read(&files).or_else(|cause| {
+            tracing::warn!(%cause, file = %files.resolv_conf.display(), "no usable resolver configuration: asking 127.0.0.1");
+            let local = NameServerConfig::udp_and_tcp(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let config = ResolverConfig::from_name_servers(vec![local]);
+            State::build(&files, config, ResolverOpts::default())
+        })?;
+        Ok(Self {
+            files,
+            state: ArcSwap::from_pointee(state),
+            next_check: Mutex::new(Instant::now() + RECHECK),
+            lookups: Semaphore::new(LOOKUPS_MAX),
+        })
+    }
+
+    /// The configuration, read again when the files changed since. One caller in five seconds pays for
+    /// the look at the files; a file that became unusable leaves the old configuration in place.
+    async fn current(&self) -> Arc<State> {
+        if self.is_check_due() {
+            let (files, old) = (self.files.clone(), self.state.load().stamps);
+            let read = move || (files.stamps() != old).then(|| State::read(&files));
+            match spawn_blocking(read).await {
+                Ok(Some(Ok(state))) => {
+                    tracing::info!("resolver configuration changed and was read again");
+                    self.state.store(Arc::new(state));
+                }
+                Ok(Some(Err(cause))) => {
+                    tracing::warn!(%cause, "changed resolver configuration is unusable: keeping the old one");
+                }
+                Ok(None) | Err(_) => (),
+            }
+        }
+        self.state.load_full()
+    }
+
+    fn is_check_due(&self) -> bool {
+        let mut next = self
+            .next_check
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let due = now >= *next;
+        if due {
+            *next = now + RECHECK;
+        }
+        due
+    }
+
+    async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
+        let state = self.current().await;
+        let fixed = state.fixed_addresses(name);
+        if !fixed.is_empty() {
+            return Ok(fixed);
+        }
+        let _permit = self
+            .lookups
+            .acquire()
+            .await
+            .map_err(|_closed| ResolveError::TimedOut)?;
+        let mut failure = ResolveError::NotFound;
+        for candidate in absolute_names(name, &state.search, state.ndots) {
+            match state.both_families(&candidate).await {
+                Ok(ips) => return Ok(ips),
+                Err(cause) => failure = failure.or_worse(cause),
+            }
+        }
+        Err(failure)
+    }
+
+    async fn services(&self, name: &str) -> Result<Vec<SrvRecord>, ResolveError> {
+        let state = self.current().await;
+        let _permit = self
+            .lookups
+            .acquire()
+            .await
+            .map_err(|_closed| ResolveError::TimedOut)?;
+        let mut failure = ResolveError::NotFound;
+        for candidate in absolute_names(name, &state.search, state.ndots) {
+            match state.records(&candidate, RecordType::SRV, srv_of).await {
+                Ok(records) => return Ok(records),
+                Err(cause) => failure = failure.or_worse(cause),
+            }
+        }
+        Err(failure)
+    }
+}
+
+impl Resolve for SystemResolver {
+    fn lookup_ip<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<IpAddr>> {
+        Box::pin(self.addresses(name))
+    }
+
+    fn lookup_srv<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<SrvRecord>> {
+        Box::pin(self.services(name))
+    }
+}
+
+impl Files {
+    fn stamps(&self) -> [Option<Stamp>; 2] {
+        [&self.resolv_conf, &self.hosts].map(|path| fs::metadata(path).ok().map(Stamp::from))
+    }
+}
+
+impl State {
+    /// Reads both files. Blocks.
+    fn read(files: &Files) -> Result<Self, ResolveError> {
+        let failed = |cause: &dyn std::fmt::Display| {
+            ResolveError::Failed(format!("{}: {cause}", files.resolv_conf.display()))
+        };
+        let text = fs::read(&files.resolv_conf).map_err(|cause| failed(&cause))?;
+        let (config, opts) =
+            system_conf::parse_resolv_conf(text).map_err(|cause| failed(&cause))?;
+        Self::build(files, config, opts)
+    }
+
+    fn build(
+        files: &Files,
+        config: ResolverConfig,
+        mut opts: ResolverOpts,
+    ) -> Result<Self, ResolveError> {
+        // Taken before the files are read: a change in between is then seen at the next look.
+        let stamps = files.stamps();
+        let (domain, mut search, mut name_servers) = config.into_parts();
+        if search.is_empty() {
+            search.extend(domain);
+        }
+        for connection in name_servers
+            .iter_mut()
+            .flat_map(|server| &mut server.connections)
+        {
+            connection.port = files.dns_port;
+        }
+        let ndots = opts.ndots;
+        opts.use_hosts_file = ResolveHosts::Never;
+        opts.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
+        opts.timeout = opts.timeout.min(ATTEMPT_MAX);
+        opts.positive_max_ttl = Some(REUSE_MAX);
+        opts.negative_max_ttl = Some(NEGATIVE_REUSE_MAX);
+        opts.cache_size = ANSWERS_MAX;
+        let dns = TokioResolver::builder_with_config(
+            ResolverConfig::from_name_servers(name_servers),
+            TokioRuntimeProvider::default(),
+        )
+        .with_options(opts)
+        .build()
+        .map_err(|cause| ResolveError::Failed(cause.to_string()))?;
+        let mut hosts = Hosts::default();
+        let read =
+            fs::read(&files.hosts).and_then(|text| hosts.read_hosts_conf(io::Cursor::new(text)));
+        if let Err(cause) = read {
+            tracing::debug!(%cause, file = %files.hosts.display(), "no hosts file");
+        }
+        let search = search.iter().map(Name::to_ascii).collect();
+        Ok(Self {
+            stamps,
+            hosts,
+            search,
+            ndots,
+            dns,
+        })
+    }
+
+    /// What needs no DNS: the hosts file, and `localhost`.
+    fn fixed_addresses(&self, name: &str) -> Vec<IpAddr> {
+        let mut ips = Vec::new();
+        if let Ok(parsed) = Name::from_ascii(name.to_ascii_lowercase()) {
+            for kind in [RecordType::AAAA, RecordType::A] {
+                let found = self
+                    .hosts
+                    .lookup_static_host(&Query::query(parsed.clone(), kind));
+                ips.extend(
+                    found
+                        .iter()
+                        .flat_map(|lookup| lookup.answers())
+                        .filter_map(ip_of),
+                );
+            }
+        }
+        if ips.is_empty() && is_localhost(name) {
+            ips = vec![
+                IpAddr::V6(Ipv6Addr::LOCALHOST),
+                IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ];
+        }
+        ips
+    }
+
+    /// The addresses of an absolute name, IPv6 first. One family is enough.
+    async fn both_families(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
+        let v6 = self.records(name, RecordType::AAAA, ip_of);
+        let v4 = self.records(name, RecordType::A, ip_of);
+        tokio::pin!(v6, v4);
+        let (v6, v4) = tokio::select! {
+            v6 = &mut v6 => {
+                let v4 = if v6.is_ok() { or_give_up(v4).await } else { v4.await };
+                (v6, v4)
+            }
+            v4 = &mut v4 => {
+                let v6 = if v4.is_ok() { or_give_up(v6).await } else { v6.await };
+                (v6, v4)
+            }
+        };
+        match (v6, v4) {
+            (Ok(mut ips), Ok(more)) => {
+                ips.extend(more);
+                Ok(ips)
+            }
+            (Ok(ips), Err(_)) | (Err(_), Ok(ips)) => Ok(ips),
+            (Err(one), Err(other)) => Err(one.or_worse(other)),
+        }
+    }
+
+    /// The records of one kind under an absolute name, never empty.
+    async fn records<T>(
+        &self,
+        name: &str,
+        kind: RecordType,
+        read: impl Fn(&Record) -> Option<T>,
+    ) -> Result<Vec<T>, ResolveError> {
+        let name = Name::from_ascii(name).map_err(|_no_dns_name| ResolveError::NotFound)?;
+        let lookup = self
+            .dns
+            .lookup(name, kind)
+            .await
+            .map_err(|cause| failure_of(&cause))?;
+        let records: Vec<T> = lookup.answers().iter().filter_map(read).collect();
+        if records.is_empty() {
+            Err(ResolveError::NotFound)
+        } else {
+            Ok(records)
+        }
+    }
+}
+
+async fn or_give_up<T>(
+    other: impl Future<Output = Result<T, ResolveError>>,
+) -> Result<T, ResolveError> {
+    timeout(OTHER_FAMILY_GRACE, other)
+        .await
+        .unwrap_or(Err(ResolveError::TimedOut))
+}
+
+fn ip_of(record: &Record) -> Option<IpAddr> {
+    record.data.ip_addr()
+}
+
+fn srv_of(record: &Record) -> Option<SrvRecord> {
+    let RData::SRV(srv) = &record.data else {
+        return None;
+    };
+    let target = srv.target.to_ascii();
+    // A lone "." says that the service is decidedly not available here (RFC 2782).
+    (target != ".").then_some(SrvRecord {
+        priority: srv.priority,
+        weight: srv.weight,
+        port: srv.port,
+        target,
+    })
+}
+
+fn failure_of(cause: &NetError) -> ResolveError {
+    match cause {
+        NetError::Dns(DnsError::NoRecordsFound(_)) => ResolveError::NotFound,
+        NetError::Dns(_) => ResolveError::Misbehaving,
+        NetError::Timeout => ResolveError::TimedOut,
+        NetError::Io(io) if io.kind() == io::ErrorKind::TimedOut => ResolveError::TimedOut,
+        other => ResolveError::Failed(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! Tests of the system resolver against a small name server of our own.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+
+use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
+use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};
+use tempfile::TempDir;
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+
+use super::*;
+
+/// Answers A, AAAA and SRV questions from a list; unlisted names do not exist. Stops when dropped.
+struct NameServer {
+    port: u16,
+    asked: Arc<Mutex<Vec<String>>>,
+    _task: JoinSet<()>,
+}
+
+#[derive(Clone)]
+enum Reply {
+    Data(Vec<RData>),
+    Code(ResponseCode),
+    /// Only the other family is answered.
+    Silence,
+}
+
+impl NameServer {
+    async fn start(zone: BTreeMap<&'static str, Reply>) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut buf = [0; 1500];
+            loop {
+                let (len, from) = socket.recv_from(&mut buf).await.unwrap();
+                let question = Message::from_vec(&buf[..len]).unwrap();
+                let query = question.queries[0].clone();
+                let (name, kind) = (query.name().to_ascii().to_lowercase(), query.query_type());
+                log.lock().unwrap().push(format!("{kind} {name}"));
+                let mut answer = Message::response(question.metadata.id, OpCode::Query);
+                answer.add_query(query.clone());
+                match zone.get(name.as_str()) {
+                    Some(Reply::Data(data)) => {
+                        for data in data.iter().filter(|data| data.record_type() == kind) {
+                            answer.add_answer(Record::from_rdata(
+                                query.name().clone(),
+                                60,
+                                data.clone(),
+                            ));
+                        }
+                    }
+                    Some(Reply::Code(code)) => answer.metadata.response_code = *code,
+                    Some(Reply::Silence) if kind == RecordType::AAAA => continue,
+                    Some(Reply::Silence) => {
+                        let data = RData::A(A::new(10, 0, 0, 9));
+                        answer.add_answer(Record::from_rdata(query.name().clone(), 60, data));
+                    }
+                    None => answer.metadata.response_code = ResponseCode::NXDomain,
+                }
+                socket
+                    .send_to(&answer.to_vec().unwrap(), from)
+                    .await
+                    .unwrap();
+            }
+        });
+        Self {
+            port,
+            asked,
+            _task: task,
+        }
+    }
+
+    fn asked(&self) -> HashSet<String> {
+        self.asked.lock().unwrap().drain(..).collect()
+    }
+}
+
+fn v4(last: u8) -> RData {
+    RData::A(A::new(10, 0, 0, last))
+}
+
+fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> SystemResolver {
+    let files = Files {
+        resolv_conf: dir.join("resolv.conf"),
+        hosts: dir.join("hosts"),
+        dns_port: server.port,
+    };
+    fs::write(&files.resolv_conf, resolv_conf).unwrap();
+    fs::write(&files.hosts, hosts).unwrap();
+    SystemResolver::from_files(files).unwrap()
+}
+
+fn ips(list: &str) -> Vec<IpAddr> {
+    list.split_whitespace()
+        .map(|ip| ip.parse().unwrap())
+        .collect()
+}
+
+const CONF: &str = "nameserver 127.0.0.1\nsearch ns.svc.test svc.test\noptions ndots:5\n";
+
+#[tokio::test]
+async fn search_domains_are_walked_in_order_and_both_families_come_from_one_domain() {
+    let zone = BTreeMap::from([
+        (
+            "web.svc.test.",
+            Reply::Data(vec![
+                v4(1),
+                RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, 1)),
+            ]),
+        ),
+        ("web.", Reply::Data(vec![v4(2)])),
+        ("outside.example.", Reply::Data(vec![v4(3)])),
+    ]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(dir.path(), &server, CONF, "");
+    assert_eq!(resolver.lookup_ip("WEB").await, Ok(ips("fd00::1 10.0.0.1")));
+    let asked = server.asked();
+    assert!(
+        asked.contains("A web.ns.svc.test.") && !asked.contains("A web."),
+        "{asked:?}"
+    );
+    assert_eq!(resolver.lookup_ip("web.").await, Ok(ips("10.0.0.2")));
+    assert_eq!(
+        resolver.lookup_ip("outside.example").await,
+        Ok(ips("10.0.0.3")),
+        "ndots 5: asked last"
+    );
+}
+
+#[tokio::test]
+async fn missing_names_and_failing_servers_are_told_apart() {
+    let zone = BTreeMap::from([
+        ("nodata.", Reply::Data(vec![])),
+        ("broken.svc.test.", Reply::Code(ResponseCode::ServFail)),
+    ]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(dir.path(), &server, CONF, "");
+    for name in ["gone", "gone.", "nodata.", "fe80::1%eth0", "a b", ""] {
+        assert_eq!(
+            resolver.lookup_ip(name).await,
+            Err(ResolveError::NotFound),
+            "{name:?}"
+        );
+    }
+    assert_eq!(
+        resolver.lookup_ip("broken").await,
+        Err(ResolveError::Misbehaving)
+    );
+}
+
+#[tokio::test]
+async fn the_hosts_file_and_localhost_come_before_dns() {
+    let server = NameServer::start(BTreeMap::from([(
+        "pinned.ns.svc.test.",
+        Reply::Data(vec![v4(1)]),
+    )]))
+    .await;
+    let dir = TempDir::new().unwrap();
+    let hosts = "10.7.7.7 Pinned alias # note\nfd07::7 pinned\n";
+    let resolver = resolver(dir.path(), &server, CONF, hosts);
+    assert_eq!(
+        resolver.lookup_ip("pinned").await,
+        Ok(ips("fd07::7 10.7.7.7"))
+    );
+    assert_eq!(resolver.lookup_ip("ALIAS").await, Ok(ips("10.7.7.7")));
+    assert_eq!(
+        resolver.lookup_ip("localhost").await,
+        Ok(ips("::1 127.0.0.1"))
+    );
+    assert_eq!(server.asked(), HashSet::new());
+}
+
+#[tokio::test]
+async fn a_server_that_drops_aaaa_questions_costs_little() {
+    let server = NameServer::start(BTreeMap::from([("half.", Reply::Silence)])).await;
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    let start = Instant::now();
+    assert_eq!(resolver.lookup_ip("half.").await, Ok(ips("10.0.0.9")));
+    assert!(start.elapsed() < ATTEMPT_MAX, "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn changed_files_are_read_again_and_broken_ones_are_not_used() {
+    let server =
+        NameServer::start(BTreeMap::from([("web.b.test.", Reply::Data(vec![v4(1)]))])).await;
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(
+        dir.path(),
+        &server,
+        "nameserver 127.0.0.1\nsearch a.test\n",
+        "",
+    );
+    let due = || *resolver.next_check.lock().unwrap() = Instant::now();
+    assert_eq!(resolver.lookup_ip("web").await, Err(ResolveError::NotFound));
+
+    fs::write(
+        dir.path().join("resolv.conf"),
+        "nameserver 127.0.0.1\nsearch b.test\n# longer\n",
+    )
+    .unwrap();
+    assert_eq!(
+        resolver.lookup_ip("web").await,
+        Err(ResolveError::NotFound),
+        "not looked at yet"
+    );
+    due();
+    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
+
+    fs::write(dir.path().join("hosts"), "10.5.5.5 web\n").unwrap();
+    due();
+    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.5.5.5")));
+
+    fs::write(dir.path().join("resolv.conf"), "no name server here\n").unwrap();
+    due();
+    assert_eq!(resolver.lookup_ip("web.b.test.").await, Ok(ips("10.0.0.1")));
+}
+
+#[tokio::test]
+async fn services_are_found_by_srv() {
+    let target = Name::from_ascii("node1.test.").unwrap();
+    let zone = BTreeMap::from([
+        (
+            "_adit._tcp.ns.svc.test.",
+            Reply::Data(vec![RData::SRV(SRV::new(1, 2, 8091, target))]),
+        ),
+        (
+            "_off._tcp.test.",
+            Reply::Data(vec![RData::SRV(SRV::new(0, 0, 0, Name::root()))]),
+        ),
+    ]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(dir.path(), &server, CONF, "");
+    let expected = SrvRecord {
+        priority: 1,
+        weight: 2,
+        port: 8091,
+        target: "node1.test.".to_owned(),
+    };
+    assert_eq!(resolver.lookup_srv("_adit._tcp").await, Ok(vec![expected]));
+    assert_eq!(
+        resolver.lookup_srv("_off._tcp.test.").await,
+        Err(ResolveError::NotFound)
+    );
+}
+
+#[tokio::test]
+async fn without_a_configuration_the_local_name_server_is_asked() {
+    let server = NameServer::start(BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))])).await;
+    let missing = PathBuf::from("/nonexistent/file");
+    let files = Files {
+        resolv_conf: missing.clone(),
+        hosts: missing,
+        dns_port: server.port,
+    };
+    let resolver = SystemResolver::from_files(files).unwrap();
+    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
+}

@@ -1,0 +1,225 @@
+//! All connections of one agent: finds servers, keeps one link to each, replaces what is lost.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::ServerId;
+use adit_core::wire::metadata::AgentHello;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, open};
+use super::reach::{Reach, ReachError, Reached};
+use super::sync::{Attempt, SyncPolicy, SyncState};
+use crate::config::address::ServerAddress;
+use crate::config::limits;
+use crate::hub::Command;
+use crate::net::tasks::Tasks;
+use crate::telemetry::labels::LinkDirection;
+
+/// What the search for servers needs.
+pub struct ServersSettings {
+    /// Where servers may be.
+    pub addresses: Vec<ServerAddress>,
+    /// How to get to them.
+    pub reach: Reach,
+    /// Id, identifiers and extensions of this agent.
+    pub hello: AgentHello,
+    /// Bearer token file, re-read at every attempt so that rotation works.
+    pub token_path: Option<PathBuf>,
+    /// How often it may try.
+    pub policy: SyncPolicy,
+    /// HTTP/2 ping interval.
+    pub keepalive: Duration,
+}
+
+/// Handle to the search and its links.
+pub struct Servers {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: ServersSettings,
+    context: LinkContext,
+    state: Mutex<SyncState>,
+    links: Mutex<Vec<(u64, AgentLink)>>,
+    connected: Arc<AtomicUsize>,
+    changed: Notify,
+}
+
+/// Why an attempt came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error(transparent)]
+    Reach(#[from] ReachError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("cannot read the token {path}: {source}", path = path.display())]
+    Token {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("no answer within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
+    Elapsed,
+}
+
+impl Servers {
+    /// Starts the search on `tasks`.
+    #[must_use]
+    pub fn start(settings: ServersSettings, context: LinkContext, tasks: &Tasks) -> Self {
+        let state = Mutex::new(SyncState::new(settings.policy, settings.addresses.len()));
+        let shared = Arc::new(Shared {
+            settings,
+            context,
+            state,
+            links: Mutex::new(Vec::new()),
+            connected: Arc::new(AtomicUsize::new(0)),
+            changed: Notify::new(),
+        });
+        shared.publish();
+        let search = Arc::clone(&shared);
+        tasks.spawn_always("server-search", async move { search.run().await });
+        Self { shared }
+    }
+
+    /// Servers held now, shared for readiness.
+    #[must_use]
+    pub fn connected(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.shared.connected)
+    }
+
+    /// Tells every server that this agent goes away, and stops looking for more.
+    pub fn drain(&self) {
+        // Links first and held: a link that is being opened now finds out in `keep`, and only there.
+        let links = locked(&self.shared.links);
+        locked(&self.shared.state).drain();
+        for (_, link) in links.iter() {
+            announce_drain(link);
+        }
+        drop(links);
+        self.shared.changed.notify_one();
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn announce_drain(link: &AgentLink) {
+    // A link whose queue is full is about to end anyway.
+    let _full = link.commands.try_send(Command::Drain);
+}
+
+impl Shared {
+    async fn run(self: Arc<Self>) {
+        let mut serial = 0_u64;
+        loop {
+            let next = locked(&self.state).next_attempt(Instant::now());
+            let Some((at, when)) = next else {
+                self.changed.notified().await;
+                continue;
+            };
+            tokio::select! {
+                () = sleep_until(when) => (),
+                () = self.changed.notified() => continue,
+            }
+            serial += 1;
+            let outcome = self.attempt(at, serial).await;
+            locked(&self.state).attempted(at, outcome, Instant::now(), rand::random::<f64>());
+            self.publish();
+        }
+    }
+
+    async fn attempt(self: &Arc<Self>, at: usize, serial: u64) -> Attempt {
+        let Some(address) = self.settings.addresses.get(at) else {
+            return Attempt::Failed;
+        };
+        let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, self.connect(address));
+        let opened = match connecting.await.unwrap_or(Err(AttemptError::Elapsed)) {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.context
+                    .metrics
+                    .server_connection_failure(LinkDirection::ToServer);
+                tracing::warn!(server = %address, %error, "cannot connect to a server");
+                return Attempt::Failed;
+            }
+        };
+        let (server, count) = (opened.server.server.clone(), opened.server.server_count);
+        if locked(&self.state).holds(&server) {
+            tracing::debug!(%server, "already connected to this server");
+            return Attempt::Duplicate { server };
+        }
+        self.keep(opened, &server, serial);
+        Attempt::New { server, count }
+    }
+
+    fn keep(self: &Arc<Self>, opened: Opened, server: &ServerId, serial: u64) {
+        let credit = opened.server.extensions.link;
+        let (link, running) = opened.start(&self.context);
+        tracing::info!(%server, adit = credit, "connected to a server");
+        let mut links = locked(&self.links);
+        if locked(&self.state).is_draining() {
+            announce_drain(&link);
+        }
+        links.push((serial, link));
+        drop(links);
+        let (shared, lost) = (Arc::clone(self), server.clone());
+        let link = async move {
+            let over = running.await;
+            tracing::info!(server = %lost, reason = %over, "server connection ended");
+            shared
+                .context
+                .metrics
+                .server_connection_failure(LinkDirection::FromServer);
+            // By identity: a slow end must not take its own successor away.
+            locked(&shared.links).retain(|(id, _)| *id != serial);
+            locked(&shared.state).lost(&lost, Instant::now(), rand::random::<f64>());
+            shared.publish();
+            shared.changed.notify_one();
+        };
+        if self.context.tasks.spawn("link", link).is_err() {
+            tracing::error!(%server, "no room for another link: too many targets are open");
+        }
+    }
+
+    async fn connect(&self, address: &ServerAddress) -> Result<Opened, AttemptError> {
+        let token = match &self.settings.token_path {
+            None => None,
+            Some(path) => {
+                let read = tokio::fs::read_to_string(path).await;
+                Some(read.map_err(|source| AttemptError::Token {
+                    path: path.clone(),
+                    source,
+                })?)
+            }
+        };
+        let Reached { stream, authority } = self.settings.reach.connect(address).await?;
+        let identity = Identity {
+            hello: self.settings.hello.clone(),
+            token,
+        };
+        Ok(open(
+            stream,
+            &authority,
+            &identity,
+            self.settings.keepalive,
+            &self.context.tasks,
+        )
+        .await?)
+    }
+
+    fn publish(&self) {
+        let state = locked(&self.state);
+        self.connected.store(state.held(), Relaxed);
+        self.context
+            .metrics
+            .set_open_server_connections(state.held());
+        self.context
+            .metrics
+            .set_known_server_count(state.known_count());
+    }
+}

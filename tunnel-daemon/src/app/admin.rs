@@ -1,0 +1,280 @@
+//! The admin thread: health and metrics listeners on a thread and runtime of their own, so that a scrape
+//! cannot delay a packet and a busy data path cannot delay a liveness probe.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::probes::HttpService;
+use crate::telemetry::AditMetrics;
+use crate::telemetry::labels::Listener;
+
+/// Listeners waiting to be taken up by the thread; a process has a handful.
+const COMMANDS_MAX: usize = 8;
+/// What connections get to finish their response once their listener closes or their time is up.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// Pause after a failed accept, so that running out of descriptors does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Limits of each listener.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AdminLimits {
+    /// Time for the headers of one request, waiting for a further request included.
+    pub header_timeout: Duration,
+    /// Size of one request's headers, in bytes; hyper's least is 8192.
+    pub header_bytes_max: usize,
+    /// Connections at once, at least 1. A further one ends the oldest: probes and scrapes last
+    /// milliseconds, so what is old is idle or slow on purpose, and a liveness probe still gets in.
+    pub connections_max: usize,
+    /// Life of one connection, so that a reader that never reads does not hold its place for good.
+    pub connection_life: Duration,
+}
+
+impl Default for AdminLimits {
+    /// Upstream's header limits (60 s, 1 MiB), and ours where it has none.
+    fn default() -> Self {
+        Self {
+            header_timeout: Duration::from_secs(60),
+            header_bytes_max: 1024 * 1024,
+            connections_max: 256,
+            connection_life: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Why a listener does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// The address cannot be listened on.
+    #[error("{name} port: cannot listen on {address}: {cause}; choose another address or port")]
+    Bind {
+        /// Which listener.
+        name: &'static str,
+        /// The address asked for.
+        address: SocketAddr,
+        /// The system's answer.
+        cause: io::Error,
+    },
+    /// The thread or its runtime could not be made.
+    #[error("cannot start the admin thread: {0}")]
+    Start(#[source] io::Error),
+    /// The thread has ended or has too many listeners waiting.
+    #[error("{name} port: the admin thread takes no more listeners")]
+    NotTaken {
+        /// Which listener.
+        name: &'static str,
+    },
+}
+
+struct Serve {
+    name: &'static str,
+    listener: TcpListener,
+    service: HttpService,
+    closing: watch::Receiver<bool>,
+}
+
+/// The thread. Dropping it ends every listener and connection at once.
+#[derive(Debug)]
+pub struct AdminThread {
+    commands: Option<mpsc::Sender<Serve>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AdminThread {
+    /// Starts the thread, without listeners yet. Connections ended by the cap are counted in `metrics`.
+    ///
+    /// # Errors
+    /// [`AdminError::Start`] if the system gives no thread or descriptors.
+    pub fn start(limits: AdminLimits, metrics: AditMetrics) -> Result<Self, AdminError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(AdminError::Start)?;
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let thread = std::thread::Builder::new()
+            .name("adit-admin".to_owned())
+            .spawn(move || runtime.block_on(run(received, limits, metrics)))
+            .map_err(AdminError::Start)?;
+        Ok(Self {
+            commands: Some(commands),
+            thread: Some(thread),
+        })
+    }
+
+    /// Listens on `address` (port 0: any) and serves until the returned handle is dropped. `name` is for
+    /// messages: `health`, `admin`. An error concerns this listener only; upstream logs it and goes on.
+    ///
+    /// # Errors
+    /// [`AdminError::Bind`] with the address; [`AdminError::NotTaken`] if the thread is gone.
+    pub fn serve(
+        &self,
+        name: &'static str,
+        address: SocketAddr,
+        service: HttpService,
+    ) -> Result<AdminListener, AdminError> {
+        let bind = || {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let local = listener.local_addr()?;
+            Ok((listener, local))
+        };
+        let (listener, local) = bind().map_err(|cause| AdminError::Bind {
+            name,
+            address,
+            cause,
+        })?;
+        let (close, closing) = watch::channel(false);
+        let taken = self.commands.as_ref().map(|commands| {
+            commands.try_send(Serve {
+                name,
+                listener,
+                service,
+                closing,
+            })
+        });
+        match taken {
+            Some(Ok(())) => Ok(AdminListener {
+                local,
+                _close: close,
+            }),
+            _ => Err(AdminError::NotTaken { name }),
+        }
+    }
+}
+
+impl Drop for AdminThread {
+    fn drop(&mut self) {
+        drop(self.commands.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there was already reported by the panic hook.
+            let _panicked = thread.join();
+        }
+    }
+}
+
+/// One listener. Dropping it closes the port; requests in flight get a moment to finish.
+#[derive(Debug)]
+pub struct AdminListener {
+    local: SocketAddr,
+    /// Its end is what the listener's tasks watch for.
+    _close: watch::Sender<bool>,
+}
+
+impl AdminListener {
+    /// The address it is bound to, with the port chosen if 0 was asked for.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+/// Main task of the thread; ends, and with it the runtime, when the owner goes.
+async fn run(mut commands: mpsc::Receiver<Serve>, limits: AdminLimits, metrics: AditMetrics) {
+    let mut listeners = JoinSet::new();
+    while let Some(serve) = commands.recv().await {
+        while listeners.try_join_next().is_some() {}
+        listeners.spawn(accept(serve, limits, metrics.clone()));
+    }
+}
+
+/// Accept loop of one listener, then the drain of its connections.
+async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
+    let Serve {
+        name,
+        listener,
+        service,
+        mut closing,
+    } = serve;
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(port = name, %error, "listener lost");
+            return;
+        }
+    };
+    let mut connections = JoinSet::new();
+    let mut by_age = VecDeque::new();
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _closed = closing.changed() => break,
+            Some(_ended) = connections.join_next(), if !connections.is_empty() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                if connections.len() >= limits.connections_max {
+                    metrics.accept_error(Listener::Admin);
+                    end_oldest(&mut by_age);
+                    connections.join_next().await;
+                }
+                let task = connection(stream, service.clone(), limits, closing.clone());
+                by_age.push_back(connections.spawn(task));
+            }
+            Err(error) => {
+                metrics.accept_error(Listener::Admin);
+                tracing::warn!(port = name, %error, "accept failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    // Each ends by itself within the grace.
+    while connections.join_next().await.is_some() {}
+}
+
+/// Ends the oldest connection still open and forgets those that ended by themselves.
+fn end_oldest(by_age: &mut VecDeque<AbortHandle>) {
+    by_age.retain(|connection| !connection.is_finished());
+    if let Some(oldest) = by_age.pop_front() {
+        oldest.abort();
+    }
+}
+
+/// One connection, keep-alive included. Bad requests and timeouts end it and concern nobody else.
+async fn connection(
+    stream: TcpStream,
+    service: HttpService,
+    limits: AdminLimits,
+    mut closing: watch::Receiver<bool>,
+) {
+    let Ok(local) = stream.local_addr() else {
+        return;
+    };
+    let answer = service_fn(move |request| {
+        let service = service.clone();
+        async move { Ok::<_, std::convert::Infallible>(service.answer(&request, local).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_buf_size(limits.header_bytes_max)
+        .serve_connection(TokioIo::new(stream), answer);
+    let mut serving = pin!(serving);
+    tokio::select! {
+        ended = serving.as_mut() => {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "admin connection ended");
+            }
+            return;
+        }
+        _closed = closing.changed() => {}
+        () = tokio::time::sleep(limits.connection_life) => {}
+    }
+    serving.as_mut().graceful_shutdown();
+    let _cut = tokio::time::timeout(CLOSE_GRACE, serving).await;
+}
+
+#[cfg(test)]
+#[path = "admin_tests.rs"]
+mod tests;

@@ -1,0 +1,196 @@
+//! The agent: links to servers, probes, and how it drains.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use adit_core::destination::DestinationList;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::{AgentHello, Extensions};
+use tokio_util::sync::CancellationToken;
+
+use super::admin::{AdminLimits, AdminListener, AdminThread};
+use super::listeners::{CountedReloads, Watched, socket_addr};
+use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
+use super::run::wait_until;
+use super::server::{allow_failed_listener, isolation, process_budget};
+use crate::agent::dial::Dialer;
+use crate::agent::link::LinkContext;
+use crate::agent::reach::Reach;
+use crate::agent::resolve::{Resolve, SystemResolver};
+use crate::agent::servers::{Servers, ServersSettings};
+use crate::agent::sync::SyncPolicy;
+use crate::config::limits;
+use crate::config::plan::AgentPlan;
+use crate::config::tls_policy::TlsPolicy;
+use crate::net::reload::{self, Reload, Reloadable};
+use crate::net::tasks::Tasks;
+use crate::net::tls::{Alpn, ClientTls};
+use crate::telemetry::AgentMetrics;
+
+/// Targets, dials and connections at once: far above any descriptor limit.
+const TASKS_MAX: usize = 200_000;
+/// Search, watchers and the like.
+const SERVICE_TASKS_MAX: usize = 16;
+
+/// An agent that runs.
+pub struct RunningAgent {
+    /// Where probes and scrapes go.
+    pub health: Option<SocketAddr>,
+    /// Counters.
+    pub metrics: AgentMetrics,
+    servers: Servers,
+    targets: Tasks,
+    services: Tasks,
+    stop: CancellationToken,
+    _admin: (AdminThread, Vec<AdminListener>),
+}
+
+/// Starts an agent on the current runtime.
+///
+/// # Errors
+/// Whatever a certificate, a destination entry or the admin thread says, with its name.
+pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
+    let metrics = AgentMetrics::new();
+    let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
+    let stop = CancellationToken::new();
+    let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
+    let allowed = match &plan.allow_targets {
+        None => DestinationList::open(),
+        Some(entries) => DestinationList::allow_targets(entries)?,
+    };
+    let tls = Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity: plan
+            .tls
+            .identity
+            .as_ref()
+            .map(|identity| (identity.cert.clone(), identity.key.clone())),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    })?;
+    let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
+    let events = Arc::new(CountedReloads(metrics.adit().clone()));
+    services.spawn_always(
+        "tls-files",
+        reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
+    );
+
+    let context = LinkContext {
+        dialer: Arc::new(Dialer::new(
+            Arc::clone(&resolver),
+            allowed,
+            plan.dial_timeout,
+        )),
+        isolation: isolation(&plan.isolation),
+        budget: process_budget(&plan.isolation),
+        metrics: metrics.clone(),
+        tasks: targets.clone(),
+    };
+    let settings = ServersSettings {
+        addresses: plan.servers.clone(),
+        reach: Reach {
+            resolver,
+            tls,
+            proxy: plan.forward_proxy.clone(),
+        },
+        hello: AgentHello {
+            agent: plan.agent_id.clone(),
+            identifiers: Identifiers::parse_flag(&plan.identifiers)?,
+            extensions: Extensions {
+                link: true,
+                lanes: false,
+            },
+        },
+        token_path: plan.token_path.clone(),
+        policy: SyncPolicy {
+            interval: plan.sync_interval,
+            interval_cap: plan.sync_interval_cap,
+            forever: plan.sync_forever,
+        },
+        keepalive: plan.keepalive.time,
+    };
+    let servers = Servers::start(settings, context, &services);
+    let (health, admin) = probes(plan, &metrics, &servers, &services)?;
+    Ok(RunningAgent {
+        health,
+        metrics,
+        servers,
+        targets,
+        services,
+        stop,
+        _admin: admin,
+    })
+}
+
+type Admin = (AdminThread, Vec<AdminListener>);
+
+fn probes(
+    plan: &AgentPlan,
+    metrics: &AgentMetrics,
+    servers: &Servers,
+    services: &Tasks,
+) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
+    let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+    let (asker, questions) = readiness_channel();
+    let connected = servers.connected();
+    services.spawn_always("readiness", async move {
+        questions
+            .answer(move || {
+                if connected.load(Relaxed) > 0 {
+                    Readiness::Ready
+                } else {
+                    Readiness::NotReady(NO_SERVER.into())
+                }
+            })
+            .await;
+    });
+    let mut listeners = Vec::new();
+    let mut health = None;
+    if let Some(bind) = &plan.health {
+        let service = HttpService::agent_health(Arc::new(asker), metrics.scrape());
+        match thread.serve("health", socket_addr(bind)?, service) {
+            Ok(listener) => {
+                health = Some(listener.local_addr());
+                listeners.push(listener);
+            }
+            Err(error) => allow_failed_listener(plan.compat, error)?,
+        }
+    }
+    if let (Some(bind), Some(health)) = (&plan.admin, health) {
+        match thread.serve(
+            "admin",
+            socket_addr(bind)?,
+            HttpService::agent_admin(health.port()),
+        ) {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => allow_failed_listener(plan.compat, error)?,
+        }
+    }
+    Ok((health, (thread, listeners)))
+}
+
+impl RunningAgent {
+    /// Announces that this agent goes away; tunnels and even new dials go on.
+    pub fn drain(&self) {
+        self.servers.drain();
+    }
+
+    /// Waits until no target connection is left, at most `grace`.
+    pub async fn idle(&self, grace: Duration) {
+        wait_until(grace, || self.metrics.open_endpoint_connections() == 0).await;
+    }
+
+    /// Cuts whatever is left.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        let services = self.services.drain(Duration::ZERO).await;
+        let targets = self.targets.drain(limits::SHUTDOWN_FLUSH).await;
+        tracing::info!(
+            targets = targets.cut_off,
+            services = services.cut_off,
+            "stopped"
+        );
+    }
+}

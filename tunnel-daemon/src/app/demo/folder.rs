@@ -1,0 +1,170 @@
+//! The folder of one run: everything in it goes away with it.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+
+/// Longest name a unix socket can have, without the final zero.
+const SOCKET_NAME_BYTES_MAX: usize = 107;
+/// Keys are in it, and sockets that anyone in our group could use.
+const FOLDER_MODE: u32 = 0o700;
+
+/// A folder only this user can enter.
+pub(super) struct Folder {
+    path: PathBuf,
+    place: Place,
+}
+
+enum Place {
+    /// Removed by its own drop.
+    Temporary { _dir: tempfile::TempDir },
+    /// The user's: what we put there is removed, and the folder itself if we made it.
+    Given { made: bool },
+}
+
+impl Folder {
+    /// A new temporary folder, or `dir`, which must be empty or not there yet.
+    ///
+    /// # Errors
+    /// It cannot be made, or something is in it.
+    pub(super) fn make(dir: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(dir) = dir else {
+            let temporary = tempfile::Builder::new()
+                .prefix("adit-demo-")
+                .permissions(fs::Permissions::from_mode(FOLDER_MODE))
+                .tempdir()
+                .with_context(|| format!("no folder in {}", std::env::temp_dir().display()))?;
+            return Ok(Self {
+                path: temporary.path().to_owned(),
+                place: Place::Temporary { _dir: temporary },
+            });
+        };
+        let shown = dir.display();
+        let made = match fs::DirBuilder::new().mode(FOLDER_MODE).create(dir) {
+            Ok(()) => true,
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(error).with_context(|| format!("--dir {shown}")),
+        };
+        // The commands that are printed must work from any working directory.
+        let path = fs::canonicalize(dir).with_context(|| format!("--dir {shown}"))?;
+        let folder = Self {
+            path,
+            place: Place::Given { made },
+        };
+        if !made && let Err(error) = folder.check_empty() {
+            // Nothing in it is ours: no cleaning up.
+            std::mem::forget(folder);
+            return Err(error.context(format!("--dir {shown}")));
+        }
+        Ok(folder)
+    }
+
+    fn check_empty(&self) -> anyhow::Result<()> {
+        let mut entries = fs::read_dir(&self.path)?;
+        ensure!(
+            entries.next().is_none(),
+            "not empty: give a new or empty folder, whatever is in it goes away at the end"
+        );
+        Ok(())
+    }
+
+    /// The path of `name` in it.
+    #[must_use]
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The path for a unix socket.
+    ///
+    /// # Errors
+    /// It is longer than the system allows.
+    pub(super) fn socket(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let path = self.file(name);
+        let length = path.as_os_str().len();
+        ensure!(
+            length <= SOCKET_NAME_BYTES_MAX,
+            "{} has {length} bytes, a unix socket at most {SOCKET_NAME_BYTES_MAX}: give a shorter --dir",
+            path.display()
+        );
+        Ok(path)
+    }
+
+    /// Writes a file that only this user can read.
+    ///
+    /// # Errors
+    /// What the system says, with the path.
+    pub(super) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
+        let path = self.file(name);
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        options
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let Place::Given { made } = self.place else {
+            return;
+        };
+        // It was empty at the start. Folders and what cannot be removed are not ours and stay.
+        let entries = fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for entry in entries {
+            let _left = fs::remove_file(entry.path());
+        }
+        if made {
+            let _left = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn given_folder_is_emptied_and_goes_only_if_it_was_made_here() {
+        let outer = tempfile::tempdir().unwrap();
+        let new = outer.path().join("new");
+        let folder = Folder::make(Some(&new)).unwrap();
+        folder.write("file", "text").unwrap();
+        drop(folder);
+        assert!(!new.exists());
+        let folder = Folder::make(Some(outer.path())).unwrap();
+        folder.write("file", "text").unwrap();
+        drop(folder);
+        assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn folders_made_here_are_for_this_user_alone() {
+        let outer = tempfile::tempdir().unwrap();
+        for given in [None, Some(outer.path().join("new"))] {
+            let folder = Folder::make(given.as_deref()).unwrap();
+            let mode = fs::metadata(&folder.path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, FOLDER_MODE, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn folder_with_something_in_it_is_refused_and_left_alone() {
+        let outer = tempfile::tempdir().unwrap();
+        fs::write(outer.path().join("precious"), "text").unwrap();
+        let error = Folder::make(Some(outer.path())).err().unwrap();
+        assert!(format!("{error:#}").contains("not empty"), "{error:#}");
+        assert!(outer.path().join("precious").exists());
+    }
+
+    #[test]
+    fn socket_name_that_is_too_long_names_the_remedy() {
+        let folder = Folder::make(None).unwrap();
+        let error = folder.socket(&"x".repeat(108)).unwrap_err();
+        assert!(error.to_string().contains("shorter --dir"), "{error}");
+    }
+}

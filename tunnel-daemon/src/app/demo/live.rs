@@ -1,0 +1,181 @@
+//! After the checks: a gentle load for ever, and a summary that stays up to date.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use super::checks::{CREDIT_LINKS, Driver, OPEN_TUNNELS, TUNNELS};
+use super::screen::{Screen, Tone};
+use super::stats::{Rate, Stats, bytes};
+use super::world::World;
+
+/// Between two rounds of the load.
+const ROUND_PAUSE: Duration = Duration::from_secs(1);
+/// A round that takes longer is a wrong one.
+const ROUND_PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes per round and frontend, down and a quarter of it up.
+const ROUND_BYTES: u64 = 4 << 20;
+/// Requests per round and frontend on one tunnel.
+const ROUND_ANSWERS: usize = 20;
+/// Tunnels per round and frontend, one after the other.
+const ROUND_DIALS: usize = 3;
+/// Between two summaries on a terminal.
+const REDRAW_EVERY: Duration = Duration::from_millis(500);
+/// Between two summaries on a pipe.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// What went wrong since the checks.
+#[derive(Default)]
+pub(super) struct Wrong(Mutex<Vec<String>>);
+
+impl Wrong {
+    /// How often something did.
+    #[must_use]
+    pub(super) fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    fn add(&self, what: String) {
+        /// The rest looks the same.
+        const KEPT: usize = 1000;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < KEPT {
+            all.push(what);
+        }
+    }
+}
+
+/// Drives tunnels until cancelled.
+pub(super) async fn drive(
+    world: &World,
+    stats: &Stats,
+    screen: &Screen,
+    wrong: &Wrong,
+) -> Infallible {
+    loop {
+        for frontend in &world.frontends {
+            let driver = Driver {
+                world,
+                stats,
+                frontend,
+            };
+            let round = async {
+                driver.answers(ROUND_ANSWERS).await?;
+                driver.dials(ROUND_DIALS).await?;
+                driver.download(ROUND_BYTES).await?;
+                driver.upload(ROUND_BYTES / 4).await?;
+                anyhow::Ok(())
+            };
+            let outcome = match tokio::time::timeout(ROUND_PATIENCE, round).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => format!("{error:#}"),
+                Err(_elapsed) => format!("not done after {ROUND_PATIENCE:?}"),
+            };
+            screen.step(frontend.name, &Err(outcome.clone()));
+            wrong.add(outcome);
+        }
+        tokio::time::sleep(ROUND_PAUSE).await;
+    }
+}
+
+/// Shows the summary until cancelled, or until nobody reads it.
+pub(super) async fn show(world: &World, stats: &Stats, screen: &Screen, wrong: &Wrong) {
+    let started = Instant::now();
+    let (down, up) = stats.moved();
+    let mut rates = (Rate::new(down), Rate::new(up));
+    let every = if screen.is_rich() {
+        REDRAW_EVERY
+    } else {
+        LINE_EVERY
+    };
+    while !screen.is_gone() {
+        tokio::time::sleep(every).await;
+        let (at, (down, up)) = (Instant::now(), stats.moved());
+        let now = Now {
+            elapsed: Duration::from_secs(started.elapsed().as_secs()),
+            links: world.server.links(),
+            credit: world.series(CREDIT_LINKS),
+            open: world.series(OPEN_TUNNELS),
+            tunnels: world.series(TUNNELS),
+            down: (down, rates.0.per_second(at, down)),
+            up: (up, rates.1.per_second(at, up)),
+            wrong: wrong.count(),
+        };
+        if screen.is_rich() {
+            screen.working(now.block(stats, screen));
+        } else {
+            screen.line(now.line(stats));
+        }
+    }
+}
+
+struct Now {
+    elapsed: Duration,
+    links: usize,
+    credit: u64,
+    open: u64,
+    tunnels: u64,
+    down: (u64, u64),
+    up: (u64, u64),
+    wrong: usize,
+}
+
+impl Now {
+    fn line(&self, stats: &Stats) -> String {
+        format!(
+            "live {}: {} links ({} with credit), {} tunnels open of {}, down {} ({}/s), up {} ({}/s), \
+             dial {}, answer {}, {} wrong",
+            humantime::format_duration(self.elapsed),
+            self.links,
+            self.credit,
+            self.open,
+            self.tunnels,
+            bytes(self.down.0),
+            bytes(self.down.1),
+            bytes(self.up.0),
+            bytes(self.up.1),
+            stats.dials.percentiles(),
+            stats.answers.percentiles(),
+            self.wrong,
+        )
+    }
+
+    fn block(&self, stats: &Stats, screen: &Screen) -> String {
+        let label = |text: &str| screen.paint(Tone::Faint, format_args!("{text:<8}"));
+        let verdict = if self.wrong == 0 {
+            screen.paint(Tone::Good, "all bytes and answers right")
+        } else {
+            screen.paint(Tone::Bad, format_args!("{} wrong", self.wrong))
+        };
+        let moved = |(all, rate)| format!("{:>11}  {:>11}/s", bytes(all), bytes(rate));
+        let lines = [
+            format!(
+                "{} {}, {verdict}; Ctrl-C ends it",
+                screen.paint(Tone::Strong, "running"),
+                humantime::format_duration(self.elapsed)
+            ),
+            format!(
+                "{}{}, {} with credit per tunnel",
+                label("links"),
+                self.links,
+                self.credit
+            ),
+            format!(
+                "{}{} open, {} so far",
+                label("tunnels"),
+                self.open,
+                self.tunnels
+            ),
+            format!("{}{}", label("down"), moved(self.down)),
+            format!("{}{}", label("up"), moved(self.up)),
+            format!("{}{}", label("dial"), stats.dials.percentiles()),
+            format!("{}{}", label("answer"), stats.answers.percentiles()),
+            format!(
+                "{}client -> frontend -> hub -> mTLS link with credit -> agent -> target",
+                label("path")
+            ),
+        ];
+        lines.join("\n  ")
+    }
+}

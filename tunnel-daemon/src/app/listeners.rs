@@ -1,0 +1,313 @@
+//! What a server listens on: plan in, accept loops out.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::http2::Limits;
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::Backend;
+use crate::config::address::{BindAddress, BindHost};
+use crate::config::limits;
+use crate::config::plan::{Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
+use crate::config::tls_policy::TlsPolicy;
+use crate::frontend::events::FrontendContext;
+use crate::frontend::{grpc, http_connect};
+use crate::hub::Hub;
+use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
+use crate::net::authority::AuthorityIo;
+use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
+use crate::net::listen::{ListenAddr, Listener};
+use crate::net::principal::Principal;
+use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
+use crate::net::socket;
+use crate::net::stream::{ByteStream, PeerAddr};
+use crate::net::tasks::{Overloaded, Tasks};
+use crate::net::tls::{Alpn, ServerTls, TlsError};
+use crate::net::unix::StaleFile;
+use crate::telemetry::AditMetrics;
+use crate::telemetry::labels::{Listener as ListenerLabel, ReloadResult};
+
+/// TLS handshakes in flight per listener; beyond it peers wait in the kernel's queue.
+const HANDSHAKES_MAX: usize = 256;
+
+/// Errors of one listener, as counters.
+struct Counted {
+    metrics: AditMetrics,
+    listener: ListenerLabel,
+}
+
+impl AcceptEvents for Counted {
+    fn accept_failed(&self, _error: &io::Error) {
+        self.metrics.accept_error(self.listener);
+    }
+
+    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {
+        self.metrics.accept_error(self.listener);
+    }
+
+    fn connection_refused(&self, peer: PeerAddr, overloaded: Overloaded) {
+        tracing::warn!(%peer, %overloaded, "connection refused");
+        self.metrics.accept_error(self.listener);
+    }
+}
+
+/// Counts and logs what comes of new TLS files.
+pub(super) struct CountedReloads(pub(super) AditMetrics);
+
+impl ReloadEvents for CountedReloads {
+    fn loaded(&self, name: &'static str) {
+        tracing::info!(files = name, "new TLS files are in use");
+        self.0.tls_reload(ReloadResult::Ok);
+    }
+
+    fn failed(&self, name: &'static str, error: &TlsError) {
+        tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
+        self.0.tls_reload(ReloadResult::Failed);
+    }
+}
+
+/// TLS files to watch, by the name logs use.
+pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
+
+/// Where listeners put what outlives the function that made them.
+pub(super) struct Listening<'a> {
+    pub(super) plan: &'a ServerPlan,
+    pub(super) services: &'a Tasks,
+    pub(super) stop: &'a CancellationToken,
+    pub(super) metrics: &'a AditMetrics,
+    pub(super) watched: Watched,
+}
+
+impl Listening<'_> {
+    /// Listens for agents.
+    ///
+    /// # Errors
+    /// The address or a TLS file, by name.
+    pub(super) fn agents(
+        &mut self,
+        backend: Arc<Backend>,
+        connections: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        let agents = &self.plan.agents;
+        let tls = self.tls("agent listener", &agents.tls, Alpn::grpc::<&str>(&[]))?;
+        let listener = Listener::bind(&listen_addr(&agents.bind)?).context("agent port")?;
+        let local = listener
+            .tcp_addr()
+            .context("the agent listener has no address")?;
+        let serve = move |stream: ByteStream| {
+            let backend = Arc::clone(&backend);
+            async move {
+                tune_link(&stream);
+                let principal = stream.principal().map(|principal| holder(principal));
+                backend.serve(stream, principal).await;
+            }
+        };
+        self.spawn(
+            listener,
+            Some(tls),
+            connections,
+            ListenerLabel::Agent,
+            serve,
+        );
+        Ok(local)
+    }
+
+    /// Listens for the clients of one frontend; the address if it is TCP.
+    ///
+    /// # Errors
+    /// The address, path or a TLS file, by name.
+    pub(super) fn frontend(
+        &mut self,
+        plan: &FrontendPlan,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<Option<SocketAddr>> {
+        let (address, tls) = match &plan.listen {
+            FrontendListen::Unix {
+                path,
+                delete_existing,
+                ..
+            } => {
+                let stale = if *delete_existing {
+                    StaleFile::Remove
+                } else {
+                    StaleFile::Keep
+                };
+                (ListenAddr::Unix(path.clone(), stale), None)
+            }
+            FrontendListen::Tcp { bind, tls: None } => (listen_addr(bind)?, None),
+            FrontendListen::Tcp {
+                bind,
+                tls: Some(files),
+            } => {
+                let alpn = match plan.dialect {
+                    Dialect::Grpc => Alpn::grpc::<&str>(&[]),
+                    Dialect::HttpConnect => Alpn::http11(),
+                };
+                (listen_addr(bind)?, Some(self.tls("frontend", files, alpn)?))
+            }
+        };
+        let listener = Listener::bind(&address)
+            .with_context(|| format!("{} frontend", plan.dialect.name()))?;
+        let local = listener.tcp_addr();
+        let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
+        let keepalive = self.plan.frontend_keepalive.time;
+        match plan.dialect {
+            Dialect::Grpc => {
+                let serve = move |stream| {
+                    serve_grpc(
+                        stream,
+                        Arc::clone(&hub),
+                        context.clone(),
+                        keepalive,
+                        streams.clone(),
+                    )
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+            Dialect::HttpConnect => {
+                let serve = move |mut stream: ByteStream| {
+                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    async move {
+                        let client = stream.peer().to_string();
+                        http_connect::serve(&mut stream, &hub, &context, &client).await;
+                    }
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+        }
+        Ok(local)
+    }
+
+    fn tls(
+        &mut self,
+        name: &'static str,
+        files: &TlsFiles,
+        alpn: Alpn,
+    ) -> anyhow::Result<Arc<ReloadableServerTls>> {
+        let tls = Reloadable::load(server_tls(files, &self.plan.tls, alpn)).context(name)?;
+        self.watched
+            .push((name, Arc::clone(&tls) as Arc<dyn Reload>));
+        Ok(tls)
+    }
+
+    fn spawn<H, F>(
+        &self,
+        listener: Listener,
+        tls: Option<Arc<ReloadableServerTls>>,
+        tasks: &Tasks,
+        label: ListenerLabel,
+        serve: H,
+    ) where
+        H: Fn(ByteStream) -> F + Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let deadline = if self.plan.compat {
+            HANDSHAKE_DEADLINE_COMPAT
+        } else {
+            HANDSHAKE_DEADLINE
+        };
+        let tls = tls.map(|tls| AcceptTls {
+            tls,
+            handshakes_max: HANDSHAKES_MAX,
+            deadline,
+        });
+        let events = Arc::new(Counted {
+            metrics: self.metrics.clone(),
+            listener: label,
+        });
+        let accepting = accept_loop(
+            listener,
+            tls,
+            tasks.clone(),
+            events,
+            self.stop.clone(),
+            serve,
+        );
+        // The listener closes, and its socket file goes, when the loop gives it back.
+        self.services
+            .spawn_always("listener", async move { drop(accepting.await) });
+    }
+}
+
+async fn serve_grpc(
+    stream: ByteStream,
+    hub: Arc<Hub>,
+    context: FrontendContext,
+    keepalive: Duration,
+    streams: Tasks,
+) {
+    let io = AuthorityIo::new(stream, Limits::default());
+    grpc::serve(io, &hub, &context, keepalive, &streams).await;
+}
+
+fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
+    ServerTls {
+        cert: files.cert.clone(),
+        key: files.key.clone(),
+        client_ca: files.client_ca.clone(),
+        policy: policy.clone(),
+        alpn,
+    }
+}
+
+/// Links find dead peers by unacknowledged data.
+pub(super) fn tune_link(stream: &ByteStream) {
+    if let Some(tcp) = stream.tcp()
+        && let Err(error) = socket::set_user_timeout(tcp, limits::LINK_ACK_TIMEOUT)
+    {
+        tracing::debug!(%error, "cannot set the user timeout of a link");
+    }
+}
+
+/// Names the holder of a certificate; stays the same when it is renewed.
+fn holder(principal: &Principal) -> Arc<str> {
+    format!("{} [{}]", principal.subject, principal.names.join(",")).into()
+}
+
+/// What to listen on for a flag's address.
+///
+/// # Errors
+/// When a host name has no address.
+pub(super) fn listen_addr(bind: &BindAddress) -> anyhow::Result<ListenAddr> {
+    Ok(match &bind.host {
+        BindHost::Any => ListenAddr::AnyTcp(bind.port),
+        BindHost::Ip(ip) => ListenAddr::Tcp(SocketAddr::new(*ip, bind.port)),
+        BindHost::Name(name) => {
+            let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), bind.port))
+                .with_context(|| format!("cannot resolve {name}"))?;
+            ListenAddr::Tcp(
+                found
+                    .next()
+                    .with_context(|| format!("{name} has no address"))?,
+            )
+        }
+    })
+}
+
+/// Like [`listen_addr`] for listeners that take a socket address; any interface means both families.
+///
+/// # Errors
+/// When a host name has no address.
+pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
+    Ok(match listen_addr(bind)? {
+        ListenAddr::Tcp(address) => address,
+        ListenAddr::AnyTcp(port) => SocketAddr::from((any_address(), port)),
+        ListenAddr::Unix(..) => anyhow::bail!("{bind} is no TCP address"),
+    })
+}
+
+fn any_address() -> std::net::IpAddr {
+    let v6 = std::net::Ipv6Addr::UNSPECIFIED;
+    // Hosts without IPv6 refuse the socket; then there is only one family to listen on.
+    if std::net::TcpListener::bind((v6, 0)).is_ok() {
+        v6.into()
+    } else {
+        std::net::Ipv4Addr::UNSPECIFIED.into()
+    }
+}

@@ -1,0 +1,11 @@
+//! Wiring: the only modules that know all others.
+
+pub mod admin;
+pub mod agent;
+pub mod demo;
+mod listeners;
+mod memory;
+pub mod probes;
+pub mod run;
+pub mod server;
+pub mod signals;

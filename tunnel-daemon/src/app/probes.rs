@@ -1,0 +1,359 @@
+//! What the health and admin ports answer: paths, codes and bodies as upstream's programs have them.
+//!
+//! No sockets here: [`HttpService::answer`] maps a request to a response. Readiness is a question to the data
+//! runtime, because that is what a probe claims to test; no answer in time is an answer too.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue, LOCATION};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::telemetry::{Scrape, exposition};
+
+/// How long the data runtime may take to answer a readiness question.
+pub const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Readiness questions waiting at once; more are answered "not ready" here.
+const QUESTIONS_MAX: usize = 64;
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const NO_PROFILES: &str = "404 no profiles here: this program is not written in Go, so it has no pprof endpoints.\n\
+    For a CPU profile run `perf record -g -p <pid>` on the host; for counters read /metrics.\n";
+
+/// Body of a server that is not ready, when the reason is that no agent is connected.
+pub const NO_AGENT: &str = "no connection to any proxy agent";
+/// Reason of an agent that is not ready because it has no link.
+pub const NO_SERVER: &str = "no servers connected";
+
+/// Whether this process can do its work.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It cannot, for this reason: [`NO_AGENT`] or [`NO_SERVER`], or our own words.
+    NotReady(Cow<'static, str>),
+}
+
+/// A readiness check in flight.
+pub type ReadinessFuture<'a> = Pin<Box<dyn Future<Output = Readiness> + Send + 'a>>;
+
+/// Who is asked for readiness. Closures returning [`Readiness`] are probes too.
+pub trait ReadinessProbe: Send + Sync + 'static {
+    /// Finds out, in bounded time. A cancelled check leaves nothing behind.
+    fn check(&self) -> ReadinessFuture<'_>;
+}
+
+impl<F: Fn() -> Readiness + Send + Sync + 'static> ReadinessProbe for F {
+    fn check(&self) -> ReadinessFuture<'_> {
+        Box::pin(std::future::ready(self()))
+    }
+}
+
+/// The asking end of [`readiness_channel`]: kept by the admin thread.
+#[derive(Clone, Debug)]
+pub struct ReadinessAsker(mpsc::Sender<oneshot::Sender<Readiness>>);
+
+/// The answering end of [`readiness_channel`]: runs on the data runtime.
+#[derive(Debug)]
+pub struct ReadinessQuestions(mpsc::Receiver<oneshot::Sender<Readiness>>);
+
+/// A channel by which the admin thread asks the data runtime.
+#[must_use]
+pub fn readiness_channel() -> (ReadinessAsker, ReadinessQuestions) {
+    let (asker, questions) = mpsc::channel(QUESTIONS_MAX);
+    (ReadinessAsker(asker), ReadinessQuestions(questions))
+}
+
+impl ReadinessQuestions {
+    /// Answers until every asker is gone. To be spawned on the data runtime; `state` is called there.
+    pub async fn answer(mut self, mut state: impl FnMut() -> Readiness) {
+        while let Some(asked) = self.0.recv().await {
+            // An asker that gave up is no concern of ours.
+            let _gone = asked.send(state());
+        }
+    }
+}
+
+impl ReadinessProbe for ReadinessAsker {
+    fn check(&self) -> ReadinessFuture<'_> {
+        Box::pin(async {
+            let (answer, answered) = oneshot::channel();
+            if self.0.try_send(answer).is_err() {
+                return Readiness::NotReady("the data runtime takes no readiness questions".into());
+            }
+            match tokio::time::timeout(READINESS_TIMEOUT, answered).await {
+                Ok(Ok(readiness)) => readiness,
+                Ok(Err(_dropped)) => {
+                    Readiness::NotReady("the data runtime is shutting down".into())
+                }
+                Err(_elapsed) => {
+                    Readiness::NotReady("the data runtime did not answer within 1s".into())
+                }
+            }
+        })
+    }
+}
+
+/// How readiness is told: upstream's two programs differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadinessStyle {
+    /// 500 and the bare reason.
+    Server,
+    /// 503 and a line per check; the lines also on 200 with query `verbose`.
+    Agent,
+}
+
+#[derive(Clone)]
+enum Route {
+    Alive,
+    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>),
+    Metrics(Scrape),
+    /// 301 to the same host, path and query on this port.
+    OtherPort(u16),
+    NoProfiles,
+}
+
+/// The paths of one port. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct HttpService {
+    routes: Arc<Vec<(&'static str, Route)>>,
+}
+
+impl HttpService {
+    /// The server's health port.
+    #[must_use]
+    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape) -> Self {
+        Self::default()
+            .alive()
+            .ready(ReadinessStyle::Server, &probe)
+            .metrics(scrape)
+    }
+
+    /// The server's admin port.
+    #[must_use]
+    pub fn server_admin(scrape: Scrape) -> Self {
+        Self::default().metrics(scrape).no_profiles()
+    }
+
+    /// The agent's health port.
+    #[must_use]
+    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape) -> Self {
+        Self::default()
+            .alive()
+            .ready(ReadinessStyle::Agent, &probe)
+            .metrics(scrape)
+    }
+
+    /// The agent's admin port; `health_port` is the one its health listener is bound to.
+    #[must_use]
+    pub fn agent_admin(health_port: u16) -> Self {
+        Self::default()
+            .route("/metrics", Route::OtherPort(health_port))
+            .no_profiles()
+    }
+
+    /// Adds `/healthz` and `/livez`: 200 `ok`, always.
+    #[must_use]
+    pub fn alive(self) -> Self {
+        self.route("/healthz", Route::Alive)
+            .route("/livez", Route::Alive)
+    }
+
+    /// Adds `/readyz` and its old name `/ready`.
+    #[must_use]
+    pub fn ready(self, style: ReadinessStyle, probe: &Arc<dyn ReadinessProbe>) -> Self {
+        self.route("/readyz", Route::Ready(style, Arc::clone(probe)))
+            .route("/ready", Route::Ready(style, Arc::clone(probe)))
+    }
+
+    /// Adds `/metrics`.
+    #[must_use]
+    pub fn metrics(self, scrape: Scrape) -> Self {
+        self.route("/metrics", Route::Metrics(scrape))
+    }
+
+    /// Adds `/debug/pprof` and all below it: 404 with a hint what to use instead.
+    #[must_use]
+    pub fn no_profiles(self) -> Self {
+        self.route("/debug/pprof", Route::NoProfiles)
+    }
+
+    fn route(mut self, path: &'static str, route: Route) -> Self {
+        Arc::make_mut(&mut self.routes).push((path, route));
+        self
+    }
+
+    /// The response to one request that came in on `local`. Takes as long as the readiness probe.
+    pub async fn answer<B>(
+        &self,
+        request: &Request<B>,
+        local: SocketAddr,
+    ) -> Response<Full<Bytes>> {
+        let Some(route) = self.find(request.uri().path()) else {
+            return respond(StatusCode::NOT_FOUND, PLAIN, "404 page not found\n");
+        };
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refusal = respond(
+                StatusCode::METHOD_NOT_ALLOWED,
+                PLAIN,
+                "405 only GET and HEAD here\n",
+            );
+            refusal
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refusal;
+        }
+        match route {
+            Route::Alive => respond(StatusCode::OK, PLAIN, "ok"),
+            Route::Ready(ReadinessStyle::Server, probe) => server_readiness(probe.check().await),
+            Route::Ready(ReadinessStyle::Agent, probe) => {
+                agent_readiness(probe.check().await, wants_detail(request.uri().query()))
+            }
+            Route::Metrics(scrape) => {
+                respond(StatusCode::OK, exposition::CONTENT_TYPE, scrape.text())
+            }
+            Route::OtherPort(port) => redirect(request, local, *port),
+            Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),
+        }
+    }
+
+    fn find(&self, path: &str) -> Option<&Route> {
+        let serves = |known: &str, route: &Route| match path.strip_prefix(known) {
+            Some("") => true,
+            Some(below) => matches!(route, Route::NoProfiles) && below.starts_with('/'),
+            None => false,
+        };
+        self.routes
+            .iter()
+            .find(|(known, route)| serves(known, route))
+            .map(|(_, route)| route)
+    }
+}
+
+impl std::fmt::Debug for HttpService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list()
+            .entries(self.routes.iter().map(|(path, _)| path))
+            .finish()
+    }
+}
+
+fn respond(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn server_readiness(readiness: Readiness) -> Response<Full<Bytes>> {
+    match readiness {
+        Readiness::Ready => respond(StatusCode::OK, PLAIN, "ok"),
+        Readiness::NotReady(reason) => respond(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            PLAIN,
+            reason.into_owned(),
+        ),
+    }
+}
+
+fn agent_readiness(readiness: Readiness, verbose: bool) -> Response<Full<Bytes>> {
+    match readiness {
+        Readiness::Ready if verbose => respond(
+            StatusCode::OK,
+            PLAIN,
+            "[+]ping ok\n[+]server-connected ok\ncheck passed\n",
+        ),
+        Readiness::Ready => respond(StatusCode::OK, PLAIN, "ok"),
+        Readiness::NotReady(reason) => {
+            let lines = format!("[+]ping ok\n[-]server-connected failed: {reason}\n");
+            respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
+        }
+    }
+}
+
+/// Whether the query has the key `verbose`, with or without a value.
+fn wants_detail(query: Option<&str>) -> bool {
+    let key = |pair: &str| {
+        pair.split_once('=')
+            .map_or_else(|| pair.to_owned(), |(key, _)| key.to_owned())
+    };
+    query.is_some_and(|query| query.split('&').any(|pair| key(pair) == "verbose"))
+}
+
+/// 301 to the same host, path and query on `port`, without a scheme as upstream writes it.
+fn redirect<B>(request: &Request<B>, local: SocketAddr, port: u16) -> Response<Full<Bytes>> {
+    let header = request
+        .headers()
+        .get(HOST)
+        .and_then(|host| host.to_str().ok());
+    let asked = request
+        .uri()
+        .authority()
+        .map(http::uri::Authority::as_str)
+        .or(header);
+    let host = asked
+        .map(without_port)
+        .filter(|host| is_host(host))
+        .map_or_else(
+            || match local {
+                SocketAddr::V4(v4) => v4.ip().to_string(),
+                SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
+            },
+            ToOwned::to_owned,
+        );
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", http::uri::PathAndQuery::as_str);
+    let Ok(location) = HeaderValue::try_from(format!("//{host}:{port}{path}")) else {
+        return respond(
+            StatusCode::BAD_REQUEST,
+            PLAIN,
+            "400 the host or path cannot be redirected\n",
+        );
+    };
+    let mut response = respond(StatusCode::MOVED_PERMANENTLY, PLAIN, "Moved Permanently\n");
+    response.headers_mut().insert(LOCATION, location);
+    response
+}
+
+/// The host of a Host header; IPv6 keeps its brackets.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port))
+            if port.bytes().all(|b| b.is_ascii_digit())
+                && (name.ends_with(']') || !name.contains(':')) =>
+        {
+            name
+        }
+        _ => host,
+    }
+}
+
+/// Keeps a header from turning the redirect's host into anything else (user info, path).
+fn is_host(host: &str) -> bool {
+    let inner = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(host);
+    !inner.is_empty()
+        && inner
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b".-_:".contains(&b))
+}
+
+#[cfg(test)]
+#[path = "probes_tests.rs"]
+mod tests;

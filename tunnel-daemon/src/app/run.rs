@@ -1,0 +1,148 @@
+//! One process from its plan to its exit code: logging, runtime, signals, grace.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tracing::level_filters::LevelFilter;
+
+use super::signals::Signals;
+use super::{agent, demo, server};
+use crate::config::plan::{
+    AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
+};
+use crate::config::{Command, Parsed};
+use crate::telemetry::LogOptions;
+use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
+
+/// Runs a parsed command line to its end.
+pub fn run(parsed: Parsed) -> ExitCode {
+    let log = match &parsed.command {
+        Command::Server(plan) => plan.log.clone(),
+        Command::Agent(plan) => plan.log.clone(),
+        Command::Demo(_) => LogPlan {
+            level: LogLevel::Warn,
+            ..LogPlan::default()
+        },
+        Command::Print(text) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let _lines = match start_log(&log) {
+        Ok(guard) => guard,
+        Err(error) => return fail(&error.into()),
+    };
+    for warning in &parsed.warnings {
+        tracing::warn!("{warning}");
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime")),
+    };
+    let outcome = runtime.block_on(async {
+        match parsed.command {
+            Command::Server(plan) => run_server(&plan).await,
+            Command::Agent(plan) => run_agent(&plan).await,
+            Command::Demo(options) => demo::run(options).await,
+            Command::Print(_) => Ok(ExitCode::SUCCESS),
+        }
+    });
+    // Tasks that were told to end get no further say; sockets close with the process.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(|error| fail(&error))
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("adit: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
+    log::init(&LogOptions {
+        format: match plan.format {
+            LogFormat::Text => log::LogFormat::Text,
+            LogFormat::Json => log::LogFormat::Json,
+        },
+        level: match plan.level {
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+            LogLevel::Trace => LevelFilter::TRACE,
+        },
+        destination: match &plan.destination {
+            LogDestination::Stderr => log::LogDestination::Stderr,
+            LogDestination::File {
+                path,
+                bytes_max,
+                also_stderr,
+            } => log::LogDestination::File {
+                path: path.clone(),
+                bytes_max: bytes_max.unwrap_or(0),
+                also_stderr: also_stderr.is_some(),
+            },
+        },
+        filter: std::env::var(FILTER_VARIABLE)
+            .ok()
+            .filter(|text| !text.is_empty()),
+    })
+}
+
+async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let server = server::start(plan).await?;
+    tracing::info!(agents = %server.agents, health = ?server.health, "server is up");
+    signals.next().await;
+    tracing::info!("signal received: shutting down");
+    let grace = match plan.shutdown.drain {
+        Drain::For(grace) => Some(grace),
+        Drain::UntilSecondSignal => None,
+    };
+    let stopped = server.stop(grace);
+    Ok(until_second(stopped, &mut signals, plan.shutdown).await)
+}
+
+async fn run_agent(plan: &AgentPlan) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let agent = agent::start(plan).await?;
+    tracing::info!(id = %plan.agent_id, health = ?agent.health, "agent is up");
+    signals.next().await;
+    tracing::info!("signal received: draining");
+    agent.drain();
+    let drained = async {
+        match plan.shutdown.drain {
+            Drain::For(grace) => agent.idle(grace).await,
+            Drain::UntilSecondSignal => std::future::pending().await,
+        }
+    };
+    let code = until_second(drained, &mut signals, plan.shutdown).await;
+    agent.stop().await;
+    Ok(code)
+}
+
+/// The grace, or the second signal, whichever is first.
+async fn until_second(
+    work: impl Future<Output = ()>,
+    signals: &mut Signals,
+    plan: ShutdownPlan,
+) -> ExitCode {
+    tokio::select! {
+        () = work => ExitCode::SUCCESS,
+        () = signals.next() => {
+            tracing::warn!("second signal: leaving at once");
+            ExitCode::from(plan.second_signal_exit_code)
+        }
+    }
+}
+
+/// Looks at `done` until it holds or `limit` has passed.
+pub(super) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let deadline = tokio::time::Instant::now() + limit;
+    while !done() && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

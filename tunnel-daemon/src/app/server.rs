@@ -1,0 +1,313 @@
+//! The server: hub, listeners, probes, and the order in which they stop.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use adit_core::registry::Registry;
+use adit_core::session::{Isolation, ProcessBudget};
+use adit_core::wire::metadata::{Extensions, ServerHello};
+use tokio_util::sync::CancellationToken;
+
+use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
+use super::listeners::{CountedReloads, Listening, socket_addr};
+use super::memory;
+use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::run::wait_until;
+use crate::backend::{Backend, BackendSettings, LinkSettings};
+use crate::config::limits;
+use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use crate::frontend::events::FrontendContext;
+use crate::hub::{DialLimits, Hub};
+use crate::net::reload;
+use crate::net::tasks::Tasks;
+use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
+use crate::telemetry::{AccessLog, AditMetrics, ServerMetrics};
+
+/// Connections and streams of clients at once: far above any descriptor limit.
+const CLIENT_TASKS_MAX: usize = 400_000;
+/// Agent connections and links at once.
+const AGENT_TASKS_MAX: usize = 100_000;
+/// Listeners, watchers and the like.
+const SERVICE_TASKS_MAX: usize = 64;
+
+/// A server that listens.
+pub struct RunningServer {
+    /// Where agents connect.
+    pub agents: SocketAddr,
+    /// Where TCP clients connect, in the order of the plan.
+    pub frontends: Vec<SocketAddr>,
+    /// Where probes and scrapes go.
+    pub health: Option<SocketAddr>,
+    /// Where the admin port is.
+    pub admin: Option<SocketAddr>,
+    /// Counters.
+    pub metrics: ServerMetrics,
+    hub: Arc<Hub>,
+    tasks: ServerTasks,
+    stop: CancellationToken,
+    stopping: Arc<AtomicBool>,
+    probes: Probes,
+}
+
+struct ServerTasks {
+    clients: Tasks,
+    links: Tasks,
+    services: Tasks,
+}
+
+/// The core's view of the isolation flags.
+pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
+    Isolation {
+        tunnel_share_bytes: plan.tunnel_share_bytes,
+        link_budget_bytes: plan.agent_budget_bytes,
+        stall_timeout: plan.stall_timeout,
+        half_closed_timeout: plan.half_closed_timeout,
+        linger_timeout: limits::LINGER_TIMEOUT,
+    }
+}
+
+/// Bytes the process may hold for readers that pause: the flag, else a share of its memory limit.
+pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
+    let bytes = plan
+        .process_budget_bytes
+        .unwrap_or_else(|| memory::limit() / limits::PROCESS_BUDGET_DIVISOR);
+    Arc::new(ProcessBudget::new(bytes.max(plan.agent_budget_bytes)))
+}
+
+/// Starts a server on the current runtime.
+///
+/// # Errors
+/// Whatever a listener, certificate or the admin thread says, with its name.
+pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
+    let strategies: Vec<&'static str> = plan
+        .strategies
+        .iter()
+        .map(|strategy| strategy.name())
+        .collect();
+    let metrics = ServerMetrics::new(&strategies);
+    let registry = Registry::new(strategies.join(",").parse()?);
+    let pending_max = usize::try_from(plan.dial.pending_max.get())?;
+    let hub = Hub::new(
+        registry,
+        DialLimits {
+            pending_max,
+            timeout: plan.dial.timeout,
+        },
+    );
+    let tasks = ServerTasks {
+        clients: Tasks::new(CLIENT_TASKS_MAX),
+        links: Tasks::new(AGENT_TASKS_MAX),
+        services: Tasks::new(SERVICE_TASKS_MAX),
+    };
+    let budget = process_budget(&plan.isolation);
+    let stop = CancellationToken::new();
+    let adit = metrics.adit().clone();
+    let mut listening = Listening {
+        plan,
+        services: &tasks.services,
+        stop: &stop,
+        metrics: &adit,
+        watched: Vec::new(),
+    };
+
+    if plan.agents.insecure_unauthenticated {
+        tracing::warn!(
+            "agents are not authenticated: anyone who reaches the agent port can register as an agent"
+        );
+        adit.insecure_flag("insecure-allow-unauthenticated-agents");
+    }
+    if plan
+        .frontends
+        .iter()
+        .any(|frontend| matches!(frontend.listen, FrontendListen::Tcp { tls: None, .. }))
+    {
+        tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
+        adit.insecure_flag("insecure-plaintext-frontend");
+    }
+    let settings = backend_settings(plan)?;
+    let backend = Backend::new(
+        Arc::clone(&hub),
+        settings,
+        Arc::clone(&budget),
+        metrics.clone(),
+        tasks.links.clone(),
+    );
+    let agents = listening.agents(backend, &tasks.links)?;
+
+    let access = AccessLog::new(
+        EVENTS_PER_SECOND,
+        EVENTS_BURST,
+        adit.access_events_suppressed(),
+    );
+    let context = FrontendContext {
+        metrics: metrics.clone(),
+        access: Arc::new(access),
+    };
+    let mut frontends = Vec::new();
+    for frontend in &plan.frontends {
+        frontends.extend(listening.frontend(frontend, &hub, &context, &tasks.clients)?);
+    }
+    let watched = std::mem::take(&mut listening.watched);
+    drop(listening);
+    let events = Arc::new(CountedReloads(adit.clone()));
+    tasks.services.spawn_always(
+        "tls-files",
+        reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
+    );
+    tasks
+        .services
+        .spawn_always("gauges", gauges(adit.clone(), budget, Arc::clone(&hub)));
+
+    let stopping = Arc::new(AtomicBool::new(false));
+    let probes = Probes::start(plan, &metrics, readiness(&hub, &stopping, &tasks.services))?;
+    let (health, admin) = (probes.address("health"), probes.address("admin"));
+    Ok(RunningServer {
+        agents,
+        frontends,
+        health,
+        admin,
+        metrics,
+        hub,
+        tasks,
+        stop,
+        stopping,
+        probes,
+    })
+}
+
+fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
+    let server = ServerHello {
+        server: plan.server_id.clone(),
+        server_count: plan.server_count,
+        extensions: Extensions::default(),
+    };
+    let link = LinkSettings {
+        isolation: isolation(&plan.isolation),
+        dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
+        dial_timeout: plan.dial.timeout,
+    };
+    Ok(BackendSettings {
+        server,
+        keepalive: plan.agents.keepalive.time,
+        link,
+    })
+}
+
+/// Ready while the first strategy has an agent and nobody asked to stop.
+fn readiness(hub: &Arc<Hub>, stopping: &Arc<AtomicBool>, services: &Tasks) -> ReadinessAsker {
+    let (asker, questions) = readiness_channel();
+    let (hub, stopping) = (Arc::clone(hub), Arc::clone(stopping));
+    services.spawn_always("readiness", async move {
+        questions
+            .answer(move || {
+                if !stopping.load(Relaxed) && hub.with_registry(Registry::is_ready) {
+                    Readiness::Ready
+                } else {
+                    Readiness::NotReady(NO_AGENT.into())
+                }
+            })
+            .await;
+    });
+    asker
+}
+
+/// Gauges that are sums of others' counts, brought up to date once a second.
+async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
+    const EVERY: Duration = Duration::from_secs(1);
+    let mut retried = 0;
+    loop {
+        metrics
+            .held_bytes()
+            .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));
+        let now = hub.retried_dials();
+        for _dial in retried..now {
+            metrics.dial_retried();
+        }
+        retried = now;
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// The admin thread and its listeners; dropping it closes them.
+struct Probes {
+    _thread: AdminThread,
+    listeners: Vec<(&'static str, AdminListener)>,
+}
+
+impl Probes {
+    fn start(
+        plan: &ServerPlan,
+        metrics: &ServerMetrics,
+        asker: ReadinessAsker,
+    ) -> anyhow::Result<Self> {
+        let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+        let mut listeners = Vec::new();
+        let health = HttpService::server_health(Arc::new(asker), metrics.scrape());
+        let admin = HttpService::server_admin(metrics.scrape());
+        for (name, bind, service) in [
+            ("health", &plan.health, health),
+            ("admin", &plan.admin, admin),
+        ] {
+            let Some(bind) = bind else { continue };
+            match thread.serve(name, socket_addr(bind)?, service) {
+                Ok(listener) => listeners.push((name, listener)),
+                Err(error) => allow_failed_listener(plan.compat, error)?,
+            }
+        }
+        Ok(Self {
+            _thread: thread,
+            listeners,
+        })
+    }
+
+    fn address(&self, name: &str) -> Option<SocketAddr> {
+        self.listeners
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, listener)| listener.local_addr())
+    }
+}
+
+/// Upstream's programs go on without a health or admin listener; ours say so and stop.
+pub(super) fn allow_failed_listener(compat: bool, error: AdminError) -> Result<(), AdminError> {
+    if compat {
+        tracing::error!(%error, "listener failed; going on without it");
+        return Ok(());
+    }
+    Err(error)
+}
+
+impl RunningServer {
+    /// Links now.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.hub.links().len()
+    }
+
+    /// Stops in the order that hurts least: not ready, no new connections and dials, tunnels may finish for
+    /// `grace` (`None`: without limit), the rest is told and cut.
+    pub async fn stop(self, grace: Option<Duration>) {
+        self.stopping.store(true, Relaxed);
+        self.hub.refuse_dials();
+        self.stop.cancel();
+        let limit = grace.unwrap_or(Duration::MAX / 4);
+        let clients = self.tasks.clients.clone();
+        wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
+            clients.running() == 0
+        })
+        .await;
+        // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
+        let left = self.tasks.links.drain(Duration::ZERO).await;
+        let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;
+        let services = self.tasks.services.drain(Duration::ZERO).await;
+        tracing::info!(
+            links = left.cut_off,
+            clients = cut.cut_off,
+            services = services.cut_off,
+            "stopped"
+        );
+        drop(self.probes);
+    }
+}

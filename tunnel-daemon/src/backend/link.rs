@@ -1,0 +1,150 @@
+//! One agent's link on the server: its task and what it reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::ids::{LinkId, TunnelKey};
+use adit_core::registry::Standing;
+use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
+use adit_core::wire::packet::PacketType;
+
+use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
+use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
+use crate::telemetry::{PacketCounter, ServerMetrics};
+
+/// Packets towards a Go agent.
+const PACKET_BYTES_GO: usize = 32 * 1024;
+/// Packets towards our own agent.
+const PACKET_BYTES_ADIT: usize = 64 * 1024;
+/// Control packets waiting for an agent that does not read.
+const CONTROL_MAX: usize = 65_536;
+
+/// What every link of a server is given.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkSettings {
+    /// What one tunnel may cost the others.
+    pub isolation: Isolation,
+    /// Dials in flight on one link.
+    pub dials_max: usize,
+    /// Deadline of a dial; `None`: no limit.
+    pub dial_timeout: Option<Duration>,
+}
+
+/// Runs a link until its stream ends; the hub forgets it then.
+pub(super) async fn run_link(
+    hub: Arc<Hub>,
+    entered: Entered,
+    streams: LinkStreams,
+    settings: LinkSettings,
+    budget: Arc<ProcessBudget>,
+    metrics: ServerMetrics,
+) {
+    let Entered {
+        handle,
+        commands,
+        standing,
+        guard,
+    } = entered;
+    let credit = handle.info.credit;
+    let config = LinkConfig {
+        role: Role::Server,
+        credit,
+        packet_bytes_max: if credit {
+            PACKET_BYTES_ADIT
+        } else {
+            PACKET_BYTES_GO
+        },
+        dials_max: settings.dials_max,
+        dial_timeout: settings.dial_timeout,
+        isolation: settings.isolation,
+        control_max: CONTROL_MAX,
+    };
+    // Without grants every id and identifier is the agent's own claim.
+    metrics.adit().claimed_identity();
+    let _call = metrics.grpc_connection(ServiceMethod::Connect);
+    let _link = metrics
+        .adit()
+        .link(if credit { PeerKind::Adit } else { PeerKind::Go });
+    let agent = handle.info.agent.clone();
+    tracing::info!(%agent, link = handle.id.0, adit = credit, "agent connected");
+    if standing == Standing::Shadowed {
+        tracing::warn!(%agent, link = handle.id.0, "another principal holds this agent id; the newcomer gets no dials");
+    }
+    let hooks = Hooks {
+        hub: Arc::clone(&hub),
+        link: handle.id,
+        from_agent: metrics.packets(Segment::FromAgent),
+        to_agent: metrics.packets(Segment::ToAgent),
+        metrics: metrics.clone(),
+    };
+    let mailbox = Arc::clone(&handle.mailbox);
+    let id = handle.id;
+    // The hub's own handle keeps the command queue open; ours would keep it open for ever.
+    drop(handle);
+    publish(&hub, &metrics);
+    let over = LinkDriver::new(Link::new(config, budget), streams, commands, mailbox, hooks).await;
+    if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
+        metrics.adit().control_overflow();
+    }
+    drop(guard);
+    publish(&hub, &metrics);
+    tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+}
+
+fn publish(hub: &Hub, metrics: &ServerMetrics) {
+    hub.with_registry(|registry| {
+        for strategy in registry.strategies().iter() {
+            metrics.set_ready_backends(strategy.name(), registry.keys(strategy));
+        }
+        metrics.set_ready_backend_connections(registry.keys(registry.strategies().first()));
+    });
+}
+
+struct Hooks {
+    hub: Arc<Hub>,
+    link: LinkId,
+    metrics: ServerMetrics,
+    from_agent: PacketCounter,
+    to_agent: PacketCounter,
+}
+
+impl LinkHooks for Hooks {
+    // A server's link dials through its peer, never by itself.
+    fn start_dial(&mut self, _key: TunnelKey, _protocol: String, _address: String) {}
+
+    fn cancel_dial(&mut self, _key: TunnelKey) {}
+
+    fn dial_finished(&mut self, _key: TunnelKey) {}
+
+    fn peer_draining(&mut self) {
+        tracing::info!(link = self.link.0, "agent is draining");
+        self.hub.set_draining(self.link);
+    }
+
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.from_agent.count(kind),
+            Err(number) => self.from_agent.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.to_agent.count(kind);
+    }
+
+    fn count(&mut self, event: Event) {
+        let adit = self.metrics.adit();
+        match event {
+            Event::UnrecognizedResponse => {
+                self.metrics
+                    .dial_failure(DialFailureReason::UnrecognizedResponse);
+            }
+            Event::Offence(violation) => adit.protocol_offence(violation.kind()),
+            Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),
+            // Counted where they are seen: the frontend and the packet counters.
+            Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
+        }
+    }
+
+    fn opened(&mut self, _key: TunnelKey) {}
+}

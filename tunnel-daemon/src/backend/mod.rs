@@ -1,0 +1,7 @@
+//! The agent listener: agent streams as links of the hub.
+
+mod link;
+mod service;
+
+pub use link::LinkSettings;
+pub use service::{Backend, BackendSettings};

@@ -1,0 +1,114 @@
+//! Which command line this is, and what it asks for.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+use super::error::ConfigError;
+use super::plan::{AgentPlan, ForwardProxy, ServerPlan};
+use super::{flags, legacy};
+
+/// What the process is to do.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Run a server.
+    Server(Box<ServerPlan>),
+    /// Run an agent.
+    Agent(Box<AgentPlan>),
+    /// Run server, agents and sample targets in one process.
+    Demo(DemoOptions),
+    /// Print this to standard output and exit 0: help or version.
+    Print(String),
+}
+
+/// What `adit demo` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DemoOptions {
+    /// Drive every frontend once, check every byte, and exit: 0 only if all was right.
+    pub once: bool,
+    /// Where certificates, sockets and configuration go; `None` is a new temporary directory.
+    pub dir: Option<PathBuf>,
+    /// Plain lines even on a terminal.
+    pub plain: bool,
+}
+
+/// A command, and what to warn about once logging has started.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Parsed {
+    /// What to do.
+    pub command: Command,
+    /// One line each.
+    pub warnings: Vec<String>,
+}
+
+/// Upstream's programs.
+#[derive(Clone, Copy)]
+enum Legacy {
+    Server,
+    Agent,
+}
+
+/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
+///
+/// Called as `proxy-server` or `proxy-agent`, or as `adit server --compat` / `adit agent --compat`, it takes
+/// upstream's flags.
+///
+/// # Errors
+/// One line that names the input and the remedy, with what to print and the exit code.
+pub fn parse(
+    argv: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    let mut argv = argv.into_iter();
+    let program = argv.next().unwrap_or_else(|| OsString::from("adit"));
+    let mut args = argv
+        .map(text)
+        .collect::<Result<Vec<String>, ConfigError>>()?;
+    match compat_mode(&program, &mut args) {
+        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID")),
+        Some(Legacy::Agent) => legacy::agent(
+            &args,
+            id(env, "PROXY_AGENT_ID"),
+            ForwardProxy::from_env(env),
+        ),
+        None => flags::parse(&args, env),
+    }
+}
+
+fn text(arg: OsString) -> Result<String, ConfigError> {
+    arg.into_string()
+        .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
+}
+
+/// Whether upstream's flags follow; then `args` is left with only these.
+fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
+    match Path::new(program)
+        .file_name()
+        .and_then(|name| name.to_str())
+    {
+        Some("proxy-server") => return Some(Legacy::Server),
+        Some("proxy-agent") => return Some(Legacy::Agent),
+        _ => (),
+    }
+    let mode = match args.first().map(String::as_str) {
+        Some("server") => Legacy::Server,
+        Some("agent") => Legacy::Agent,
+        _ => return None,
+    };
+    // Behind `--` it would be a positional argument.
+    let flag = args
+        .iter()
+        .take_while(|arg| *arg != "--")
+        .position(|arg| arg == "--compat")?;
+    args.remove(flag);
+    args.remove(0);
+    Some(mode)
+}
+
+/// The id of the environment, else a random one. An empty variable counts as unset, as upstream.
+pub(super) fn id(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
+    env(name)
+        .filter(|id| !id.is_empty())
+        .unwrap_or_else(|| Uuid::new_v4().to_string())
+}

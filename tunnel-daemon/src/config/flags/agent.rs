@@ -1,0 +1,195 @@
+//! `adit agent`.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit_core::ids::AgentId;
+
+use super::values::{
+    IsolationFlags, OperationFlags, PortSetting, channel_size, duration, port_setting,
+};
+use crate::config::address::ServerAddress;
+use crate::config::command::id;
+use crate::config::error::ConfigError;
+use crate::config::plan::{AgentPlan, AgentSettings, AgentTls, ForwardProxy, Identity, KeepAlive};
+
+const EXAMPLES: &str = "\
+Examples:
+  adit agent --proxy-server-host konnectivity.example --ca-cert ca.crt --agent-cert agent.crt --agent-key agent.key
+
+  Two servers, only one network and one name as targets:
+    adit agent --proxy-server-host a.example,b.example:9443 --ca-cert ca.crt \\
+      --service-account-token-path /var/run/secrets/tokens/konnectivity \\
+      --allow-target 10.0.0.0/8 --allow-target kubernetes.default.svc:443
+
+With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct AgentFlags {
+    /// Server to connect to: HOST, HOST:PORT or srv:NAME; comma list, repeatable
+    #[arg(
+        long = "proxy-server-host",
+        value_name = "HOST",
+        value_delimiter = ',',
+        required = true,
+        help_heading = "Servers"
+    )]
+    proxy_server_hosts: Vec<String>,
+    /// Port of servers given without one
+    #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = clap::value_parser!(u16).range(1..),
+          help_heading = "Servers")]
+    proxy_server_port: u16,
+    /// CA bundle of the servers' certificates
+    #[arg(long, value_name = "FILE", help_heading = "Servers")]
+    ca_cert: PathBuf,
+    /// Client certificate
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "agent_key",
+        help_heading = "Servers"
+    )]
+    agent_cert: Option<PathBuf>,
+    /// Key of --agent-cert
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "agent_cert",
+        help_heading = "Servers"
+    )]
+    agent_key: Option<PathBuf>,
+    /// File with a bearer token, read again at each connect
+    #[arg(long, value_name = "FILE", help_heading = "Servers")]
+    service_account_token_path: Option<PathBuf>,
+    /// Further ALPN protocols, offered before h2; comma list, repeatable
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        help_heading = "Servers"
+    )]
+    alpn_proto: Vec<String>,
+    /// First wait between looks for missing servers
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
+    sync_interval: Duration,
+    /// Longest wait between looks for missing servers
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Servers")]
+    sync_interval_cap: Duration,
+    /// Go on looking for servers when all are connected
+    #[arg(long, help_heading = "Servers")]
+    sync_forever: bool,
+    /// Wait between looks at the state of connections
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
+    probe_interval: Duration,
+    /// Ping a server connection idle for this long; at least 30s
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
+    keepalive_time: Duration,
+
+    /// Unique id of this agent [default: PROXY_AGENT_ID, else random]
+    #[arg(long, value_name = "ID", help_heading = "Identity")]
+    agent_id: Option<String>,
+    /// What this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true
+    #[arg(
+        long,
+        value_name = "QUERY",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Identity"
+    )]
+    agent_identifiers: String,
+
+    /// Target this agent may dial, CIDR or HOST, with :PORT or without; repeatable [default: all]
+    #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
+    allow_targets: Vec<String>,
+    /// Time for a target to accept
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Targets")]
+    dial_timeout: Duration,
+
+    #[command(flatten)]
+    isolation: IsolationFlags,
+    /// Packets per queue
+    #[arg(long, value_name = "N", default_value = "150", value_parser = channel_size, help_heading = "Isolation")]
+    xfr_channel_size: NonZeroU32,
+    /// Log when a queue is full
+    #[arg(long, help_heading = "Isolation")]
+    warn_on_channel_limit: bool,
+
+    /// Address of health checks and metrics; empty is all
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Operation"
+    )]
+    health_server_host: String,
+    /// Port of health checks and metrics, or off
+    #[arg(long, value_name = "PORT", default_value = "8093", value_parser = port_setting, help_heading = "Operation")]
+    health_server_port: PortSetting,
+    /// Address of admin requests
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "127.0.0.1",
+        help_heading = "Operation"
+    )]
+    admin_bind_address: String,
+    /// Port of admin requests, or off
+    #[arg(long, value_name = "PORT", default_value = "8094", value_parser = port_setting, help_heading = "Operation")]
+    admin_server_port: PortSetting,
+    #[command(flatten)]
+    operation: OperationFlags,
+}
+
+impl AgentFlags {
+    /// Checks and maps.
+    pub(super) fn plan(
+        self,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<AgentPlan, ConfigError> {
+        let parse = |host: &String| ServerAddress::parse(host, self.proxy_server_port);
+        let servers: Result<_, String> = self.proxy_server_hosts.iter().map(parse).collect();
+        let servers =
+            servers.map_err(|why| ConfigError::new(format!("--proxy-server-host: {why}")))?;
+        let agent_id = self.agent_id.unwrap_or_else(|| id(env, "PROXY_AGENT_ID"));
+        let identity = self
+            .agent_cert
+            .zip(self.agent_key)
+            .map(|(cert, key)| Identity { cert, key });
+        AgentSettings {
+            agent_id: AgentId::new(&agent_id),
+            identifiers: self.agent_identifiers,
+            servers,
+            tls: AgentTls {
+                ca_cert: self.ca_cert,
+                identity,
+                alpn: self.alpn_proto,
+            },
+            token_path: self.service_account_token_path,
+            forward_proxy: ForwardProxy::from_env(env),
+            sync_interval: self.sync_interval,
+            sync_interval_cap: self.sync_interval_cap,
+            sync_forever: self.sync_forever,
+            probe_interval: self.probe_interval,
+            keepalive: KeepAlive::every(self.keepalive_time),
+            xfr_channel_size: self.xfr_channel_size,
+            warn_on_channel_limit: self.warn_on_channel_limit,
+            health: self
+                .health_server_port
+                .bind("--health-server-host", &self.health_server_host)?,
+            admin: self
+                .admin_server_port
+                .bind("--admin-bind-address", &self.admin_bind_address)?,
+            profiling: OperationFlags::profiling(),
+            allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
+            dial_timeout: self.dial_timeout,
+            isolation: self.isolation.plan(),
+            shutdown: self.operation.shutdown(0),
+            log: self.operation.log(),
+            compat: false,
+        }
+        .check()
+    }
+}

@@ -1,0 +1,85 @@
+//! Our own command line: `adit server`, `adit agent`, `adit demo`.
+//!
+//! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
+
+mod agent;
+mod server;
+#[cfg(test)]
+mod tests;
+mod values;
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+use self::agent::AgentFlags;
+use self::server::ServerFlags;
+use super::command::{Command, DemoOptions, Parsed};
+use super::error::ConfigError;
+
+/// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
+#[derive(Parser, Debug)]
+#[command(name = "adit", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Subcommand, Debug)]
+enum Sub {
+    /// Run a server: clients on its frontends reach targets through its agents
+    Server(Box<ServerFlags>),
+    /// Run an agent: connects to servers and dials targets for them
+    Agent(Box<AgentFlags>),
+    /// Run server, agents and sample targets in this process and drive tunnels through them
+    Demo(DemoFlags),
+}
+
+#[derive(clap::Args, Debug)]
+struct DemoFlags {
+    /// Drive every frontend once, check every byte and exit; 0 only if all was right
+    #[arg(long)]
+    once: bool,
+    /// Where certificates, sockets and configuration go [default: a new temporary directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Plain lines even on a terminal
+    #[arg(long)]
+    plain: bool,
+}
+
+/// Reads native arguments, without the program's name.
+///
+/// # Errors
+/// What clap refuses (exit code 2), or what contradicts itself (exit code 1).
+pub(super) fn parse(
+    args: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    let argv = std::iter::once("adit").chain(args.iter().map(String::as_str));
+    let cli = match Cli::try_parse_from(argv) {
+        Ok(cli) => cli,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            return Ok(Parsed {
+                command: Command::Print(error.to_string()),
+                warnings: Vec::new(),
+            });
+        }
+        Err(error) => return Err(ConfigError::refused(error.to_string())),
+    };
+    let mut warnings = Vec::new();
+    let command = match cli.command {
+        Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
+        Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
+        Sub::Demo(DemoFlags { once, dir, plain }) => {
+            Command::Demo(DemoOptions { once, dir, plain })
+        }
+    };
+    Ok(Parsed { command, warnings })
+}

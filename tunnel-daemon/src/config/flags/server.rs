@@ -1,0 +1,318 @@
+//! `adit server`.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit_core::ids::ServerId;
+
+use super::values::{
+    FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, channel_size, duration,
+    frontend, port_setting,
+};
+use crate::config::address::BindAddress;
+use crate::config::command::id;
+use crate::config::error::ConfigError;
+use crate::config::limits;
+use crate::config::plan::{
+    AgentListenerPlan, DialPlan, FrontendListen, FrontendPlan, KeepAlive, ServerPlan,
+    ServerSettings, TlsFiles,
+};
+use crate::config::strategy::StrategyKind;
+use crate::config::tls_policy::TlsPolicy;
+
+const EXAMPLES: &str = "\
+Examples:
+  A unix socket for kube-apiserver (gRPC), agents with client certificates:
+    adit server --frontend grpc=unix:/run/adit/kas.sock \\
+      --cluster-cert tls.crt --cluster-key tls.key --cluster-ca-cert agents-ca.crt
+
+  HTTP CONNECT over mutual TLS beside it:
+    adit server --frontend grpc=unix:/run/adit/kas.sock --frontend http-connect=tcp:0.0.0.0:8131 \\
+      --server-cert fe.crt --server-key fe.key --server-ca-cert clients-ca.crt \\
+      --cluster-cert tls.crt --cluster-key tls.key --cluster-ca-cert agents-ca.crt
+
+With --compat, or called as proxy-server, it takes the flags of upstream's proxy-server instead.";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ServerFlags {
+    /// Where clients come in, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT; DIALECT is grpc or http-connect; repeatable
+    #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend, help_heading = "Frontends")]
+    frontends: Vec<FrontendSpec>,
+    /// Certificate of TCP frontends
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "server_key",
+        help_heading = "Frontends"
+    )]
+    server_cert: Option<PathBuf>,
+    /// Key of --server-cert
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "server_cert",
+        help_heading = "Frontends"
+    )]
+    server_key: Option<PathBuf>,
+    /// CA of client certificates on TCP frontends, which are required
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "server_cert",
+        help_heading = "Frontends"
+    )]
+    server_ca_cert: Option<PathBuf>,
+    /// TCP frontends in clear text, for anyone who can connect
+    #[arg(long, conflicts_with = "server_cert", help_heading = "Frontends")]
+    insecure_plaintext_frontend: bool,
+    /// Remove a stale socket file before listening
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true",
+          action = clap::ArgAction::Set, help_heading = "Frontends")]
+    delete_existing_uds_file: bool,
+    /// Ping a gRPC client connection idle for this long
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Frontends")]
+    frontend_keepalive_time: Duration,
+
+    /// Certificate of the agent listener
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    cluster_cert: PathBuf,
+    /// Key of --cluster-cert
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    cluster_key: PathBuf,
+    /// CA of agents' client certificates, which are required
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    cluster_ca_cert: Option<PathBuf>,
+    /// Let anyone register as an agent
+    #[arg(long, conflicts_with = "cluster_ca_cert", help_heading = "Agents")]
+    insecure_allow_unauthenticated_agents: bool,
+    /// What a certificate may claim; repeatable [default: agents claim ids and identifiers themselves]
+    #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
+    agent_grants: Vec<String>,
+    /// Address of the agent listener; empty is all
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Agents"
+    )]
+    agent_bind_address: String,
+    /// Port of the agent listener; 0 lets the kernel choose
+    #[arg(
+        long,
+        value_name = "PORT",
+        default_value_t = 8091,
+        help_heading = "Agents"
+    )]
+    agent_port: u16,
+    /// Ping an agent connection idle for this long
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Agents")]
+    keepalive_time: Duration,
+    /// Unique id of this server [default: PROXY_SERVER_ID, else random]
+    #[arg(long, value_name = "ID", help_heading = "Agents")]
+    server_id: Option<String>,
+    /// Number of servers agents should connect to
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Agents")]
+    server_count: i64,
+
+    /// Lowest TLS version: VersionTLS12 or VersionTLS13
+    #[arg(
+        long,
+        value_name = "VERSION",
+        default_value = "VersionTLS12",
+        help_heading = "TLS"
+    )]
+    tls_min_version: String,
+    /// TLS 1.2 cipher suites, comma list of Go names [default: all that are safe]
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        help_heading = "TLS"
+    )]
+    cipher_suites: Vec<String>,
+
+    /// How an agent is chosen, in order: default, destHost, defaultRoute, destCIDR
+    #[arg(
+        long,
+        value_name = "NAMES",
+        default_value = "default",
+        help_heading = "Dials"
+    )]
+    proxy_strategies: String,
+    /// Time for a dial, from request to answer; 0 is no limit
+    #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration, help_heading = "Dials")]
+    dial_timeout: Duration,
+    /// Dials one agent may owe an answer to
+    #[arg(long, value_name = "N", default_value = "1024", help_heading = "Dials")]
+    pending_dials_per_agent: NonZeroU32,
+    /// Dials in flight over all agents
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "16384",
+        help_heading = "Dials"
+    )]
+    pending_dials: NonZeroU32,
+
+    #[command(flatten)]
+    isolation: IsolationFlags,
+    /// Packets per receive queue
+    #[arg(long, value_name = "N", default_value = "10", value_parser = channel_size, help_heading = "Isolation")]
+    xfr_channel_size: NonZeroU32,
+
+    /// Address of health checks and metrics; empty is all
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Operation"
+    )]
+    health_bind_address: String,
+    /// Port of health checks and metrics, or off
+    #[arg(long, value_name = "PORT", default_value = "8092", value_parser = port_setting, help_heading = "Operation")]
+    health_port: PortSetting,
+    /// Address of admin requests
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "127.0.0.1",
+        help_heading = "Operation"
+    )]
+    admin_bind_address: String,
+    /// Port of admin requests, or off
+    #[arg(long, value_name = "PORT", default_value = "8095", value_parser = port_setting, help_heading = "Operation")]
+    admin_port: PortSetting,
+    #[command(flatten)]
+    operation: OperationFlags,
+}
+
+impl ServerFlags {
+    /// Checks and maps.
+    pub(super) fn plan(
+        self,
+        env: &dyn Fn(&str) -> Option<String>,
+        warnings: &mut Vec<String>,
+    ) -> Result<ServerPlan, ConfigError> {
+        if self.frontend_keepalive_time.is_zero() || self.keepalive_time.is_zero() {
+            return Err(ConfigError::new(
+                "--keepalive-time and --frontend-keepalive-time must be greater than 0",
+            ));
+        }
+        let server_id = self
+            .server_id
+            .clone()
+            .unwrap_or_else(|| id(env, "PROXY_SERVER_ID"));
+        ServerSettings {
+            server_id: ServerId::new(&server_id),
+            server_count: self.server_count,
+            frontends: self.frontends(warnings)?,
+            frontend_keepalive: KeepAlive::every(self.frontend_keepalive_time),
+            tls: TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?,
+            health: self
+                .health_port
+                .bind("--health-bind-address", &self.health_bind_address)?,
+            admin: self
+                .admin_port
+                .bind("--admin-bind-address", &self.admin_bind_address)?,
+            profiling: OperationFlags::profiling(),
+            strategies: StrategyKind::parse_list(&self.proxy_strategies)?,
+            xfr_channel_size: self.xfr_channel_size,
+            dial: DialPlan {
+                timeout: Some(self.dial_timeout).filter(|timeout| !timeout.is_zero()),
+                pending_per_agent_max: self.pending_dials_per_agent,
+                pending_max: self.pending_dials,
+            },
+            isolation: self.isolation.plan(),
+            shutdown: self.operation.shutdown(1),
+            log: self.operation.log(),
+            compat: false,
+            agents: AgentListenerPlan {
+                bind: bind(
+                    "--agent-bind-address",
+                    &self.agent_bind_address,
+                    self.agent_port,
+                )?,
+                tls: TlsFiles {
+                    cert: self.cluster_cert,
+                    key: self.cluster_key,
+                    client_ca: self.cluster_ca_cert,
+                },
+                insecure_unauthenticated: self.insecure_allow_unauthenticated_agents,
+                keepalive: KeepAlive::every(self.keepalive_time),
+                grants: self.agent_grants,
+            },
+        }
+        .check()
+    }
+
+    fn frontends(&self, warnings: &mut Vec<String>) -> Result<Vec<FrontendPlan>, ConfigError> {
+        let plan = |spec: &FrontendSpec| {
+            let listen = match &spec.place {
+                Place::Unix(path) => FrontendListen::Unix {
+                    path: path.clone(),
+                    delete_existing: self.delete_existing_uds_file,
+                    mode: limits::UNIX_SOCKET_MODE,
+                },
+                Place::Tcp(bind) => self.tcp(bind, warnings)?,
+            };
+            Ok(FrontendPlan {
+                dialect: spec.dialect,
+                listen,
+            })
+        };
+        let plans = self
+            .frontends
+            .iter()
+            .map(plan)
+            .collect::<Result<Vec<_>, ConfigError>>()?;
+        if self.server_cert.is_some()
+            && !self
+                .frontends
+                .iter()
+                .any(|spec| matches!(spec.place, Place::Tcp(_)))
+        {
+            warnings.push(
+                "--server-cert, --server-key, --server-ca-cert are unused: no frontend is on TCP"
+                    .to_owned(),
+            );
+        }
+        Ok(plans)
+    }
+
+    fn tcp(
+        &self,
+        bind: &BindAddress,
+        warnings: &mut Vec<String>,
+    ) -> Result<FrontendListen, ConfigError> {
+        let bind = bind.clone();
+        if self.insecure_plaintext_frontend {
+            if !bind.is_loopback() {
+                warnings.push(format!(
+                    "the frontend on {bind} serves anyone who can connect, in clear text"
+                ));
+            }
+            return Ok(FrontendListen::Tcp { bind, tls: None });
+        }
+        match (&self.server_cert, &self.server_key, &self.server_ca_cert) {
+            (Some(cert), Some(key), Some(ca)) => {
+                let tls = TlsFiles {
+                    cert: cert.clone(),
+                    key: key.clone(),
+                    client_ca: Some(ca.clone()),
+                };
+                Ok(FrontendListen::Tcp {
+                    bind,
+                    tls: Some(tls),
+                })
+            }
+            _ => Err(ConfigError::new(format!(
+                "the frontend on {bind} needs client certificates: give --server-cert, --server-key and \
+                 --server-ca-cert, or --insecure-plaintext-frontend to serve anyone in clear text"
+            ))),
+        }
+    }
+}

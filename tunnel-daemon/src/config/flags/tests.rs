@@ -1,0 +1,394 @@
+//! Native command lines through the public door.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::values;
+use crate::config::plan::{AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
+use crate::config::{Command, ConfigError, DemoOptions, Parsed, parse};
+
+fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
+    let argv = std::iter::once("/usr/bin/adit")
+        .chain(args.iter().copied())
+        .map(OsString::from);
+    parse(argv, &|_name| None)
+}
+
+/// A file that exists, to name in flags.
+fn file() -> (TempDir, String) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("pem");
+    std::fs::write(&path, "content is not looked at").unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (dir, path)
+}
+
+fn server(more: &[&str]) -> Result<(ServerPlan, Vec<String>), ConfigError> {
+    let (_dir, pem) = file();
+    let base = ["server", "--cluster-cert", &pem, "--cluster-key", &pem];
+    let more: Vec<String> = more.iter().map(|arg| arg.replace("PEM", &pem)).collect();
+    let args: Vec<&str> = base
+        .into_iter()
+        .chain(more.iter().map(String::as_str))
+        .collect();
+    run(&args).map(|parsed| match parsed.command {
+        Command::Server(plan) => (*plan, parsed.warnings),
+        other => panic!("not a server: {other:?}"),
+    })
+}
+
+fn agent(more: &[&str]) -> Result<AgentPlan, ConfigError> {
+    let (_dir, pem) = file();
+    let more: Vec<String> = more.iter().map(|arg| arg.replace("PEM", &pem)).collect();
+    let args: Vec<&str> = ["agent", "--ca-cert", &pem]
+        .into_iter()
+        .chain(more.iter().map(String::as_str))
+        .collect();
+    run(&args).map(|parsed| match parsed.command {
+        Command::Agent(plan) => *plan,
+        other => panic!("not an agent: {other:?}"),
+    })
+}
+
+#[test]
+fn flags_are_consistent_in_themselves() {
+    use clap::CommandFactory as _;
+    super::Cli::command().debug_assert();
+}
+
+#[test]
+fn native_defaults_are_the_safe_ones() {
+    let (plan, warnings) = server(&[
+        "--frontend",
+        "grpc=unix:/run/a.sock",
+        "--cluster-ca-cert=PEM",
+    ])
+    .unwrap();
+    assert!(warnings.is_empty());
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(25)));
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(25)));
+    assert_eq!(
+        (
+            plan.isolation.tunnel_share_bytes,
+            plan.isolation.agent_budget_bytes
+        ),
+        (4 << 20, 64 << 20)
+    );
+    assert_eq!(
+        plan.isolation,
+        crate::config::plan::IsolationPlan::default()
+    );
+    assert_eq!(plan.dial, crate::config::plan::DialPlan::default());
+    assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
+    assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
+    assert_eq!(plan.xfr_channel_size.get(), 10);
+    assert!(!plan.compat);
+
+    let plan = agent(&[
+        "--proxy-server-host",
+        "a.example,b.example:1",
+        "--proxy-server-host=srv:c",
+    ])
+    .unwrap();
+    let servers: Vec<String> = plan.servers.iter().map(ToString::to_string).collect();
+    assert_eq!(servers, ["a.example:8091", "b.example:1", "srv:c"]);
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(25)));
+    assert_eq!(plan.dial_timeout, Duration::from_secs(5));
+    assert_eq!(plan.allow_targets, None);
+}
+
+#[test]
+fn several_frontends_are_served_at_once() {
+    let (plan, _) = server(&[
+        "--frontend=grpc=unix:/run/a.sock",
+        "--frontend=http-connect=unix:/run/b.sock",
+        "--frontend=http-connect=tcp:127.0.0.1:8131",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+        "--server-ca-cert=PEM",
+        "--cluster-ca-cert=PEM",
+        "--delete-existing-uds-file=false",
+        "--admin-port=off",
+        "--log-format=json",
+    ])
+    .unwrap();
+    assert_eq!(plan.frontends.len(), 3);
+    assert_eq!(plan.frontends[1].dialect, Dialect::HttpConnect);
+    assert!(matches!(
+        &plan.frontends[0].listen,
+        FrontendListen::Unix {
+            delete_existing: false,
+            mode: 0o770,
+            ..
+        }
+    ));
+    assert!(matches!(
+        &plan.frontends[2].listen,
+        FrontendListen::Tcp { tls: Some(_), .. }
+    ));
+    assert_eq!(plan.admin, None);
+    assert_eq!(plan.log.format, LogFormat::Json);
+}
+
+#[test]
+fn grants_that_cannot_be_enforced_are_refused() {
+    let flags = [
+        "--frontend=grpc=unix:/tmp/a.sock",
+        "--cluster-ca-cert=PEM",
+        "--agent-grant=CN=a:host=b",
+    ];
+    let error = server(&flags).unwrap_err();
+    assert!(error.message().contains("--agent-grant"), "{error}");
+}
+
+#[test]
+fn a_tcp_frontend_fails_closed() {
+    let tcp = "--frontend=grpc=tcp:0.0.0.0:8131";
+    let error = server(&[tcp, "--cluster-ca-cert=PEM"]).unwrap_err();
+    assert!(
+        error.message().contains("--insecure-plaintext-frontend"),
+        "{error}"
+    );
+    let error = server(&[
+        tcp,
+        "--cluster-ca-cert=PEM",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+    ])
+    .unwrap_err();
+    assert!(error.message().contains("--server-ca-cert"), "{error}");
+    let (plan, warnings) = server(&[
+        tcp,
+        "--cluster-ca-cert=PEM",
+        "--insecure-plaintext-frontend",
+    ])
+    .unwrap();
+    assert!(matches!(
+        &plan.frontends[0].listen,
+        FrontendListen::Tcp { tls: None, .. }
+    ));
+    assert!(warnings[0].contains("clear text"));
+}
+
+#[test]
+fn agents_must_be_authenticated() {
+    let unix = "--frontend=grpc=unix:/run/a.sock";
+    let error = server(&[unix]).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"));
+    assert!(
+        error
+            .message()
+            .contains("--insecure-allow-unauthenticated-agents")
+    );
+    let (plan, _) = server(&[unix, "--insecure-allow-unauthenticated-agents"]).unwrap();
+    assert!(plan.agents.insecure_unauthenticated);
+}
+
+#[test]
+fn contradictions_are_refused_with_the_flags_named() {
+    let unix = "--frontend=grpc=unix:/run/a.sock";
+    for (args, part) in [
+        (vec!["--cluster-ca-cert=PEM"], "--frontend grpc=unix:"),
+        (
+            vec![unix, unix, "--cluster-ca-cert=PEM"],
+            "two frontends listen on /run/a.sock",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=/no/ca"],
+            "/no/ca: no such file",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"],
+            "--agent-budget",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"],
+            "at least",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"],
+            "--process-budget",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"],
+            "--stall-timeout",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"],
+            "--pending-dials-per-agent 1024",
+        ),
+        (
+            vec![
+                unix,
+                "--cluster-ca-cert=PEM",
+                "--health-bind-address=127.0.0.1",
+                "--health-port=8095",
+            ],
+            "127.0.0.1:8095",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"],
+            "unknown proxy strategy: x",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"],
+            "--keepalive-time",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"],
+            "--server-id",
+        ),
+    ] {
+        let error = server(&args).unwrap_err();
+        assert!(error.message().contains(part), "{args:?}: {error}");
+        assert_eq!(error.exit_code(), 1);
+    }
+    let long = format!("--frontend=grpc=unix:/{}", "x".repeat(107));
+    assert!(
+        server(&[&long, "--cluster-ca-cert=PEM"])
+            .unwrap_err()
+            .message()
+            .contains("108 bytes")
+    );
+    for (args, part) in [
+        (
+            vec!["--proxy-server-host=a", "--keepalive-time=5s"],
+            "--keepalive-time",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--sync-interval=1m"],
+            "sync interval",
+        ),
+        (vec!["--proxy-server-host=a b"], "--proxy-server-host"),
+        (
+            vec!["--proxy-server-host=a", "--agent-identifiers=x=1"],
+            "unknown address type: x",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--alpn-proto="],
+            "--alpn-proto",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--dial-timeout=0"],
+            "--dial-timeout",
+        ),
+    ] {
+        assert!(
+            agent(&args).unwrap_err().message().contains(part),
+            "{args:?}"
+        );
+    }
+}
+
+#[test]
+fn port_zero_never_collides() {
+    let args = [
+        "--cluster-ca-cert=PEM",
+        "--insecure-plaintext-frontend",
+        "--agent-port=0",
+        "--agent-bind-address=::1",
+    ];
+    let more = [
+        "--frontend=grpc=tcp:[::1]:0",
+        "--frontend=http-connect=tcp:[::1]:0",
+        "--health-port=0",
+        "--admin-port=0",
+    ];
+    assert!(server(&[args, more].concat()).is_ok());
+}
+
+#[test]
+fn targets_are_kept_as_typed() {
+    let plan = agent(&[
+        "--proxy-server-host=a",
+        "--allow-target=10.0.0.0/8",
+        "--allow-target=b:443",
+    ])
+    .unwrap();
+    assert_eq!(
+        plan.allow_targets,
+        Some(vec!["10.0.0.0/8".to_owned(), "b:443".to_owned()])
+    );
+}
+
+#[test]
+fn clap_refusals_exit_2_and_help_and_version_print() {
+    for args in [
+        vec![],
+        vec!["nothing"],
+        vec!["server", "--nope"],
+        vec!["agent"],
+        vec!["demo", "--once=1"],
+    ] {
+        let error = run(&args).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{args:?}");
+        assert!(!error.message().is_empty());
+    }
+    for (args, part) in [
+        (vec!["--help"], "Run a server"),
+        (vec!["--version"], "adit 0."),
+        (vec!["server", "--help"], "--frontend"),
+        (vec!["agent", "--help"], "Examples:"),
+    ] {
+        let Command::Print(text) = run(&args).unwrap().command else {
+            panic!("{args:?}")
+        };
+        assert!(text.contains(part), "{args:?}: {text}");
+    }
+    let demo = Command::Demo(DemoOptions {
+        once: true,
+        dir: None,
+        plain: false,
+    });
+    assert_eq!(run(&["demo", "--once"]).unwrap().command, demo);
+}
+
+#[test]
+fn values_name_their_form() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("65536", 65_536),
+        ("64KiB", 65_536),
+        ("4 MiB", 4 << 20),
+        ("2Gi", 2 << 30),
+    ] {
+        assert_eq!(values::bytes(text), Ok(bytes));
+    }
+    for text in [
+        "",
+        "MiB",
+        "-1",
+        "4MB",
+        "1.5GiB",
+        "99999999999999999999",
+        "18446744073709551615GiB",
+    ] {
+        assert!(
+            values::bytes(text).unwrap_err().contains("is not a size"),
+            "{text}"
+        );
+    }
+    for (text, duration) in [
+        ("0", 0),
+        ("25s", 25_000),
+        ("1h30m", 5_400_000),
+        ("500ms", 500),
+    ] {
+        assert_eq!(values::duration(text), Ok(Duration::from_millis(duration)));
+    }
+    assert!(values::duration("5").is_err() && values::duration("-1s").is_err());
+    for text in [
+        "",
+        "grpc",
+        "grpc=",
+        "grpc=unix:",
+        "x=unix:/a",
+        "grpc=udp:a:1",
+        "grpc=tcp:a",
+        "grpc=tcp:a:99999",
+    ] {
+        assert!(values::frontend(text).is_err(), "{text}");
+    }
+}

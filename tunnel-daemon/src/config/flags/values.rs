@@ -1,0 +1,199 @@
+//! Values of native flags, and the flags that server and agent share.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::address::BindAddress;
+use crate::config::error::ConfigError;
+use crate::config::limits;
+use crate::config::plan::{
+    Dialect, Drain, IsolationPlan, LogDestination, LogFormat, LogLevel, LogPlan, Profiling,
+    ShutdownPlan,
+};
+
+/// `25s`, `5m`, `1h30m`, `0`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" => Ok(Duration::ZERO),
+        text => humantime::parse_duration(text)
+            .map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
+    }
+}
+
+/// `65536`, `64KiB`, `4MiB`, `2GiB`.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a size: write 65536, 64KiB, 4MiB or 2GiB");
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim_start() {
+        "" | "B" => 1,
+        "KiB" | "Ki" => limits::KIB,
+        "MiB" | "Mi" => limits::MIB,
+        "GiB" | "Gi" => 1024 * limits::MIB,
+        _ => return Err(bad()),
+    };
+    let number: u64 = number.parse().map_err(|_not_a_number| bad())?;
+    number.checked_mul(scale).ok_or_else(bad)
+}
+
+/// A port, or no listener at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PortSetting {
+    Off,
+    Port(u16),
+}
+
+/// `off`, or a port; 0 lets the kernel choose.
+pub(super) fn port_setting(text: &str) -> Result<PortSetting, String> {
+    match text {
+        "off" => Ok(PortSetting::Off),
+        text => match text.parse() {
+            Ok(port) => Ok(PortSetting::Port(port)),
+            Err(_not_a_port) => Err("write a port (0 lets the kernel choose) or off".to_owned()),
+        },
+    }
+}
+
+impl PortSetting {
+    pub(super) fn bind(self, flag: &str, host: &str) -> Result<Option<BindAddress>, ConfigError> {
+        match self {
+            Self::Off => Ok(None),
+            Self::Port(port) => bind(flag, host, port).map(Some),
+        }
+    }
+}
+
+pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, ConfigError> {
+    BindAddress::new(host, port).map_err(|why| ConfigError::new(format!("{flag}: {why}")))
+}
+
+pub(super) fn log_level(text: &str) -> Result<LogLevel, String> {
+    [
+        LogLevel::Error,
+        LogLevel::Warn,
+        LogLevel::Info,
+        LogLevel::Debug,
+        LogLevel::Trace,
+    ]
+    .into_iter()
+    .find(|level| level.name() == text)
+    .ok_or_else(|| "write error, warn, info, debug or trace".to_owned())
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("write text or json".to_owned()),
+    }
+}
+
+pub(super) fn channel_size(text: &str) -> Result<NonZeroU32, String> {
+    let max = limits::XFR_CHANNEL_SIZE_MAX;
+    match text.parse::<NonZeroU32>() {
+        Ok(size) if size.get() <= max => Ok(size),
+        _ => Err(format!("write a number of packets from 1 to {max}")),
+    }
+}
+
+/// One `--frontend`, before it is known whether TLS files are there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct FrontendSpec {
+    pub(super) dialect: Dialect,
+    pub(super) place: Place,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    Unix(PathBuf),
+    Tcp(BindAddress),
+}
+
+/// `DIALECT=unix:PATH` or `DIALECT=tcp:HOST:PORT`.
+pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
+    let form =
+        "write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT grpc or http-connect";
+    let (dialect, place) = text.split_once('=').ok_or(form)?;
+    let dialect =
+        Dialect::from_name(dialect).ok_or_else(|| format!("{dialect:?} is no dialect: {form}"))?;
+    let place = match place.split_once(':') {
+        Some(("unix", "")) => return Err(format!("no path: {form}")),
+        Some(("unix", path)) => Place::Unix(PathBuf::from(path)),
+        Some(("tcp", address)) => Place::Tcp(BindAddress::parse(address)?),
+        _ => return Err(format!("{place:?} is no place: {form}")),
+    };
+    Ok(FrontendSpec { dialect, place })
+}
+
+/// How much a slow tunnel may hold, and for how long.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Isolation")]
+pub(super) struct IsolationFlags {
+    /// Memory a tunnel owns while its reader is paused
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
+    tunnel_share: u64,
+    /// Memory all tunnels of one agent may hold; beyond a tunnel's own share, while it is free
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
+    agent_budget: u64,
+    /// Memory all tunnels may hold [default: a quarter of the cgroup's memory.max]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    process_budget: Option<u64>,
+    /// Close a tunnel that is over its share and made no progress for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    stall_timeout: Duration,
+    /// Reset a tunnel that is half-closed and silent for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    half_closed_timeout: Duration,
+}
+
+impl IsolationFlags {
+    pub(super) fn plan(&self) -> IsolationPlan {
+        IsolationPlan {
+            tunnel_share_bytes: self.tunnel_share,
+            agent_budget_bytes: self.agent_budget,
+            process_budget_bytes: self.process_budget,
+            stall_timeout: self.stall_timeout,
+            half_closed_timeout: self.half_closed_timeout,
+        }
+    }
+}
+
+/// Logs, profiling, shutdown.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Operation")]
+pub(super) struct OperationFlags {
+    /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
+    #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
+    shutdown_grace: Duration,
+    /// text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = log_format)]
+    log_format: LogFormat,
+    /// error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level)]
+    log_level: LogLevel,
+}
+
+impl OperationFlags {
+    pub(super) fn shutdown(&self, second_signal_exit_code: u8) -> ShutdownPlan {
+        ShutdownPlan {
+            drain: Drain::For(self.shutdown_grace),
+            second_signal_exit_code,
+        }
+    }
+
+    pub(super) fn log(&self) -> LogPlan {
+        LogPlan {
+            format: self.log_format,
+            level: self.log_level,
+            destination: LogDestination::Stderr,
+        }
+    }
+
+    /// Native programs have no Go profiles to switch on.
+    pub(super) fn profiling() -> Profiling {
+        Profiling::default()
+    }
+}

@@ -1,0 +1,43 @@
+//! Flags that some upstream release had, or a later one has, and this program does not act on.
+//!
+//! They are skipped with a warning, so a manifest written for that release starts (rules 11).
+
+/// One such flag.
+#[derive(Debug)]
+pub(super) struct Retired {
+    pub(super) name: &'static str,
+    /// `--name value` uses up the next argument.
+    pub(super) takes_value: bool,
+    pub(super) why: &'static str,
+}
+
+/// Of `proxy-server`.
+pub(super) const SERVER: &[Retired] = &[Retired {
+    name: "frontend-write-channel-size",
+    takes_value: true,
+    why: "added after v0.36.0; slow clients are bounded in bytes here, not in packets",
+}];
+
+/// Of `proxy-agent`.
+pub(super) const AGENT: &[Retired] = &[
+    Retired {
+        name: "reconnect-interval",
+        takes_value: true,
+        why: "only early releases had it; --sync-interval and --sync-interval-cap pace reconnects",
+    },
+    Retired {
+        name: "feature-gates",
+        takes_value: true,
+        why: "the only gate was NodeToMasterTraffic, which never came to be",
+    },
+    Retired {
+        name: "apiserver-mapping",
+        takes_value: true,
+        why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
+    },
+    Retired {
+        name: "bind-address",
+        takes_value: true,
+        why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
+    },
+];

@@ -1,0 +1,221 @@
+//! Checks the grammar of a Kubernetes label selector, as `--lease-label-selector` must parse (compat 9).
+//!
+//! Only a check: what a selector selects matters once leases are counted.
+
+/// Whether the selector parses; the empty one selects everything.
+///
+/// # Errors
+/// A sentence naming what was expected where.
+pub(super) fn check(text: &str) -> Result<(), String> {
+    let tokens = tokens(text);
+    let mut parser = Parser { tokens: &tokens };
+    if parser.tokens.is_empty() {
+        return Ok(());
+    }
+    loop {
+        parser.requirement()?;
+        match parser.next() {
+            None => return Ok(()),
+            Some(",") => (),
+            Some(other) => {
+                return Err(format!("found '{other}', expected: ',' or 'end of string'"));
+            }
+        }
+    }
+}
+
+const SYMBOLS: [char; 7] = ['=', '!', '(', ')', ',', '>', '<'];
+
+/// Words, and operators of one or two characters; white space only separates.
+fn tokens(text: &str) -> Vec<&str> {
+    let mut tokens = Vec::new();
+    let mut rest = text.trim_start();
+    while let Some(first) = rest.chars().next() {
+        let length = if rest.starts_with("==") || rest.starts_with("!=") {
+            2
+        } else if SYMBOLS.contains(&first) {
+            1
+        } else {
+            rest.find(|c: char| c.is_whitespace() || SYMBOLS.contains(&c))
+                .unwrap_or(rest.len())
+        };
+        let (token, after) = rest.split_at(length);
+        tokens.push(token);
+        rest = after.trim_start();
+    }
+    tokens
+}
+
+struct Parser<'a> {
+    tokens: &'a [&'a str],
+}
+
+impl<'a> Parser<'a> {
+    fn next(&mut self) -> Option<&'a str> {
+        let (first, rest) = self.tokens.split_first()?;
+        self.tokens = rest;
+        Some(first)
+    }
+
+    fn peek(&self) -> Option<&'a str> {
+        self.tokens.first().copied()
+    }
+
+    fn requirement(&mut self) -> Result<(), String> {
+        if self.peek() == Some("!") {
+            self.next();
+            return self.key();
+        }
+        self.key()?;
+        match self.peek() {
+            None | Some(",") => Ok(()),
+            Some("=" | "==" | "!=") => {
+                self.next();
+                self.exact_value()
+            }
+            Some(operator @ (">" | "<" | "gt" | "lt")) => {
+                self.next();
+                match self.next() {
+                    Some(number) if number.parse::<i64>().is_ok() => Ok(()),
+                    other => Err(format!(
+                        "for '{operator}' operator, the value must be an integer, got {other:?}"
+                    )),
+                }
+            }
+            Some("in" | "notin") => {
+                self.next();
+                self.value_set()
+            }
+            Some(other) => Err(format!(
+                "found '{other}', expected: in, notin, =, ==, !=, gt, lt"
+            )),
+        }
+    }
+
+    fn key(&mut self) -> Result<(), String> {
+        match self.next() {
+            Some(key) if !key.starts_with(SYMBOLS) => check_key(key),
+            Some(other) => Err(format!(
+                "found '{other}', expected: !, identifier, or 'end of string'"
+            )),
+            None => Err("found '', expected: identifier".to_owned()),
+        }
+    }
+
+    /// A value may be empty: `key=` and `key=,other`.
+    fn exact_value(&mut self) -> Result<(), String> {
+        match self.peek() {
+            None | Some(",") => Ok(()),
+            Some(value) if !value.starts_with(SYMBOLS) => {
+                self.next();
+                check_value(value)
+            }
+            Some(other) => Err(format!("found '{other}', expected: identifier")),
+        }
+    }
+
+    fn value_set(&mut self) -> Result<(), String> {
+        if self.next() != Some("(") {
+            return Err("expected: '(' after 'in' or 'notin'".to_owned());
+        }
+        loop {
+            match self.peek() {
+                Some(value) if !value.starts_with(SYMBOLS) => {
+                    self.next();
+                    check_value(value)?;
+                }
+                _ => (), // An empty value.
+            }
+            match self.next() {
+                Some(",") => (),
+                Some(")") => return Ok(()),
+                other => {
+                    return Err(format!(
+                        "found '{}', expected: ',', or ')'",
+                        other.unwrap_or_default()
+                    ));
+                }
+            }
+        }
+    }
+}
+
+fn check_key(key: &str) -> Result<(), String> {
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    let prefix_legal = prefix.is_none_or(|prefix| {
+        let label = |label: &str| {
+            is_word(label, |c| c == '-') && label.chars().all(|c| !c.is_ascii_uppercase())
+        };
+        prefix.len() <= 253 && prefix.split('.').all(label)
+    });
+    match prefix_legal && name.len() <= 63 && is_word(name, |c| matches!(c, '-' | '_' | '.')) {
+        true => Ok(()),
+        false => Err(format!(
+            "key: Invalid value: {key:?}: not a qualified label name"
+        )),
+    }
+}
+
+fn check_value(value: &str) -> Result<(), String> {
+    match value.len() <= 63 && is_word(value, |c| matches!(c, '-' | '_' | '.')) {
+        true => Ok(()),
+        false => Err(format!(
+            "values: Invalid value: {value:?}: not a valid label value"
+        )),
+    }
+}
+
+/// Starts and ends alphanumeric, with `inner` characters allowed between.
+fn is_word(text: &str, inner: impl Fn(char) -> bool) -> bool {
+    let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    ends(text.chars().next())
+        && ends(text.chars().next_back())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || inner(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::check;
+
+    #[test]
+    fn selectors_of_every_form_parse() {
+        for text in [
+            "",
+            "  ",
+            "k8s-app=konnectivity-server",
+            "a=b,c=d",
+            "a==b, c!=d ,!e,f",
+            "a in (x, y),b notin (z)",
+            "a in ()",
+            "a=",
+            "a=,b",
+            "a>1,b<2",
+            "example.com/name=v1.2_3",
+        ] {
+            assert_eq!(check(text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn malformed_selectors_are_refused() {
+        for text in [
+            "=", "a=b=c", "a in", "a in x", "a in (x", ",", "a,", "!", "!!a", "a b", "-a=b",
+            "a=-b", "a>x", "A B/c", "x_y/n=1",
+        ] {
+            assert!(check(text).is_err(), "{text}");
+        }
+        assert!(check(&format!("a={}", "x".repeat(64))).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "[a-c=!(),<> /\u{e4}]{0,30}") {
+            let _ = check(&text);
+        }
+    }
+}

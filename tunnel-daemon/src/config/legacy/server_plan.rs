@@ -1,0 +1,184 @@
+//! From validated `proxy-server` options to our plan: one frontend, upstream's timings, and what this
+//! version refuses rather than ignores.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use adit_core::ids::ServerId;
+
+use super::gotype::GoDuration;
+use super::server::ServerOptions;
+use super::server_check::fail;
+use crate::config::address::BindAddress;
+use crate::config::error::ConfigError;
+use crate::config::limits;
+use crate::config::plan::{
+    AgentListenerPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan,
+    KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
+};
+use crate::config::strategy::StrategyKind;
+use crate::config::tls_policy::TlsPolicy;
+
+/// Maps options that passed upstream's validation.
+pub(super) fn map(
+    options: &ServerOptions,
+    tls: TlsPolicy,
+    warnings: &mut Vec<String>,
+) -> Result<ServerPlan, ConfigError> {
+    refuse_unsupported(options)?;
+    let settings = ServerSettings {
+        server_id: ServerId::new(&options.server_id),
+        server_count: options.server_count,
+        frontends: vec![frontend(options)?],
+        frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
+        agents: agent_listener(options, warnings)?,
+        tls,
+        health: Some(bind(
+            "health",
+            &options.health_bind_address,
+            options.health_port,
+        )?),
+        admin: Some(bind(
+            "admin",
+            &options.admin_bind_address,
+            options.admin_port,
+        )?),
+        profiling: Profiling {
+            enabled: options.enable_profiling,
+            contention: options.enable_contention_profiling,
+        },
+        strategies: StrategyKind::parse_list(&options.proxy_strategies)?,
+        xfr_channel_size: channel_size(options.xfr_channel_size, warnings)?,
+        dial: DialPlan {
+            timeout: Some(options.backend_dial_timeout.to_std())
+                .filter(|timeout| !timeout.is_zero()),
+            ..DialPlan::default()
+        },
+        isolation: IsolationPlan::default(),
+        shutdown: ShutdownPlan {
+            drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
+            second_signal_exit_code: 1,
+        },
+        log: options.klog.plan("proxy-server", warnings),
+        compat: true,
+    };
+    settings.check()
+}
+
+/// Never ignored: who asks for authentication or leases must not run without.
+fn refuse_unsupported(options: &ServerOptions) -> Result<(), ConfigError> {
+    if options.wants_token_auth() {
+        return fail(
+            "token authentication of agents (--agent-namespace, --agent-service-account, --authentication-audience) \
+             is not supported by this version: use --cluster-ca-cert, so that agents prove themselves by certificate",
+        );
+    }
+    if options.enable_lease_controller {
+        return fail(
+            "--enable-lease-controller is not supported by this version: \
+             leave it out and set --server-count to the number of servers",
+        );
+    }
+    Ok(())
+}
+
+fn frontend(options: &ServerOptions) -> Result<FrontendPlan, ConfigError> {
+    let Some(dialect) = Dialect::from_name(&options.mode) else {
+        return fail(format!(
+            "mode must be set to either 'grpc' or 'http-connect' not {:?}",
+            options.mode
+        ));
+    };
+    let listen = if options.uds_name.is_empty() {
+        if options.server_cert.is_empty() {
+            return fail(
+                "a frontend on TCP needs --server-cert and --server-key beside --server-ca-cert",
+            );
+        }
+        FrontendListen::Tcp {
+            bind: bind("server", &options.server_bind_address, options.server_port)?,
+            tls: Some(tls_files(
+                &options.server_cert,
+                &options.server_key,
+                &options.server_ca_cert,
+            )),
+        }
+    } else {
+        FrontendListen::Unix {
+            path: PathBuf::from(&options.uds_name),
+            delete_existing: options.delete_existing_uds_file,
+            mode: limits::UNIX_SOCKET_MODE,
+        }
+    };
+    Ok(FrontendPlan { dialect, listen })
+}
+
+fn agent_listener(
+    options: &ServerOptions,
+    warnings: &mut Vec<String>,
+) -> Result<AgentListenerPlan, ConfigError> {
+    if options.cluster_cert.is_empty() {
+        return fail(
+            "the agent listener needs a certificate: give --cluster-cert and --cluster-key",
+        );
+    }
+    let authenticated = !options.cluster_ca_cert.is_empty();
+    let insecure = options.insecure_allow_unauthenticated_agents;
+    if authenticated && insecure {
+        warnings.push(
+            "--insecure-allow-unauthenticated-agents has no effect: --cluster-ca-cert requires certificates".to_owned(),
+        );
+    }
+    Ok(AgentListenerPlan {
+        bind: bind("agent", &options.agent_bind_address, options.agent_port)?,
+        tls: tls_files(
+            &options.cluster_cert,
+            &options.cluster_key,
+            &options.cluster_ca_cert,
+        ),
+        insecure_unauthenticated: insecure && !authenticated,
+        keepalive: server_keepalive(options.keepalive_time),
+        grants: Vec::new(),
+    })
+}
+
+fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
+    TlsFiles {
+        cert: PathBuf::from(cert),
+        key: PathBuf::from(key),
+        client_ca: Some(PathBuf::from(client_ca)).filter(|ca| !ca.as_os_str().is_empty()),
+    }
+}
+
+/// gRPC-Go takes a time that is not positive as "not set".
+fn server_keepalive(time: GoDuration) -> KeepAlive {
+    match time.0 {
+        ..=0 => KeepAlive::every(limits::KEEPALIVE_TIME_UNSET),
+        _ => KeepAlive::every(time.to_std()),
+    }
+}
+
+/// `what` names the flags in the error.
+pub(super) fn bind(what: &str, host: &str, port: i64) -> Result<BindAddress, ConfigError> {
+    let port = u16::try_from(port).map_err(|_too_large| {
+        ConfigError::new(format!("{what} port {port} must be less than 65536"))
+    })?;
+    BindAddress::new(host, port)
+        .map_err(|why| ConfigError::new(format!("{what} bind address: {why}")))
+}
+
+/// Packets; what exceeds the cap is cut to it, with a warning.
+pub(super) fn channel_size(
+    size: i64,
+    warnings: &mut Vec<String>,
+) -> Result<NonZeroU32, ConfigError> {
+    let max = limits::XFR_CHANNEL_SIZE_MAX;
+    if size > i64::from(max) {
+        warnings.push(format!(
+            "--xfr-channel-size {size} is cut to {max}: bytes are bounded by budgets"
+        ));
+    }
+    let size = u32::try_from(size.min(i64::from(max))).unwrap_or(0);
+    NonZeroU32::new(size)
+        .ok_or_else(|| ConfigError::new(format!("channel size {size} must be greater than 0")))
+}

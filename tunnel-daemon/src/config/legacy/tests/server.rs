@@ -1,0 +1,443 @@
+//! `proxy-server`: defaults, every validation row of conformance item 57, mapping, refusals.
+
+use std::time::Duration;
+
+use super::{Files, no_env, run, server};
+use crate::config::address::BindAddress;
+use crate::config::legacy::gotype::GoDuration;
+use crate::config::legacy::klog::KlogOptions;
+use crate::config::legacy::server::ServerOptions;
+use crate::config::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination, LogLevel};
+use crate::config::strategy::StrategyKind;
+use crate::config::tls_policy::{TlsPolicy, TlsVersion};
+use crate::config::{Command, parse};
+
+const HOUR: GoDuration = GoDuration(3_600_000_000_000);
+
+#[test]
+fn defaults_are_upstreams_exactly() {
+    let text = |text: &str| text.to_owned();
+    let expected = ServerOptions {
+        server_cert: text(""),
+        server_key: text(""),
+        server_ca_cert: text(""),
+        cluster_cert: text(""),
+        cluster_key: text(""),
+        cluster_ca_cert: text(""),
+        mode: text("grpc"),
+        uds_name: text(""),
+        delete_existing_uds_file: true,
+        server_port: 8090,
+        server_bind_address: text(""),
+        agent_port: 8091,
+        agent_bind_address: text(""),
+        health_port: 8092,
+        health_bind_address: text(""),
+        admin_port: 8095,
+        admin_bind_address: text("127.0.0.1"),
+        keepalive_time: HOUR,
+        frontend_keepalive_time: HOUR,
+        enable_profiling: false,
+        enable_contention_profiling: false,
+        server_id: text("id"),
+        server_count: 1,
+        agent_namespace: text(""),
+        agent_service_account: text(""),
+        authentication_audience: text(""),
+        kubeconfig: text(""),
+        kubeconfig_qps: 0.0,
+        kubeconfig_burst: 0,
+        kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
+        proxy_strategies: text("default"),
+        cipher_suites: vec![],
+        tls_min_version: text(""),
+        xfr_channel_size: 10,
+        enable_lease_controller: false,
+        lease_namespace: text("kube-system"),
+        lease_label: text("k8s-app=konnectivity-server"),
+        graceful_shutdown_timeout: GoDuration(0),
+        backend_dial_timeout: GoDuration(0),
+        warn_on_channel_limit: true,
+        insecure_allow_unauthenticated_agents: false,
+        klog: KlogOptions::default(),
+    };
+    assert_eq!(ServerOptions::new("id".to_owned()), expected);
+    assert_eq!(expected.klog.verbosity, 4);
+    assert_eq!(
+        (
+            expected.klog.stderrthreshold,
+            expected.klog.log_file_max_size_mib
+        ),
+        (2, 1800)
+    );
+}
+
+#[test]
+fn the_smallest_unix_server_keeps_upstreams_behaviour() {
+    let files = Files::new();
+    let (plan, warnings) = server(files.server(), &[]).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    assert_eq!(plan.frontends.len(), 1);
+    assert_eq!(plan.frontends[0].dialect, Dialect::Grpc);
+    let unix = FrontendListen::Unix {
+        path: "/run/x.sock".into(),
+        delete_existing: true,
+        mode: 0o770,
+    };
+    assert_eq!(plan.frontends[0].listen, unix);
+    assert_eq!(plan.agents.bind, BindAddress::new("", 8091).unwrap());
+    assert_eq!(
+        plan.agents.keepalive,
+        KeepAlive::every(Duration::from_secs(3600))
+    );
+    assert!(!plan.agents.insecure_unauthenticated);
+    assert_eq!(plan.health, Some(BindAddress::new("", 8092).unwrap()));
+    assert_eq!(
+        plan.admin,
+        Some(BindAddress::new("127.0.0.1", 8095).unwrap())
+    );
+    assert_eq!(plan.strategies, [StrategyKind::Default]);
+    assert_eq!(plan.tls, TlsPolicy::default());
+    assert_eq!(plan.dial.timeout, None);
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::ZERO));
+    assert_eq!(plan.shutdown.second_signal_exit_code, 1);
+    assert_eq!(
+        (plan.log.level, &plan.log.destination),
+        (LogLevel::Info, &LogDestination::Stderr)
+    );
+    assert!(plan.compat);
+    assert_eq!(plan.server_id.as_str().len(), 36);
+}
+
+#[test]
+fn a_tcp_server_requires_client_certificates_on_its_frontend() {
+    let files = Files::new();
+    let more = [
+        "--mode=http-connect",
+        "--server-bind-address=::1",
+        "--server-port=9000",
+    ];
+    let (plan, _) = server(files.tcp_server(), &more).unwrap();
+    assert_eq!(plan.frontends[0].dialect, Dialect::HttpConnect);
+    let FrontendListen::Tcp {
+        bind,
+        tls: Some(tls),
+    } = &plan.frontends[0].listen
+    else {
+        panic!("{plan:?}")
+    };
+    assert_eq!(bind.to_string(), "[::1]:9000");
+    assert_eq!(tls.client_ca.as_deref(), Some(files.path("ca").as_ref()));
+}
+
+#[test]
+fn validation_rows_of_upstream_are_refused_in_its_words() {
+    let files = Files::new();
+    let reserved =
+        |name: &str| format!("please do not try to use reserved port 1023 for the {name} port");
+    let ephemeral =
+        |name: &str| format!("please do not try to use ephemeral port 49152 for the {name} port");
+    for name in ["server", "agent", "admin", "health"] {
+        for (port, ok) in [(1024, true), (49_151, true)] {
+            assert_eq!(
+                server(files.tcp_server(), &[&format!("--{name}-port={port}")]).is_ok(),
+                ok,
+                "{name}"
+            );
+        }
+        let refused = |port: i64| {
+            server(files.tcp_server(), &[&format!("--{name}-port={port}")]).unwrap_err()
+        };
+        assert!(refused(1023).message().ends_with(&reserved(name)));
+        assert!(refused(49_152).message().ends_with(&ephemeral(name)));
+    }
+    for (flags, message) in [
+        (
+            vec!["--server-ca-cert="],
+            "server ca cert must be set when in TCP mode (uds-name is empty)",
+        ),
+        (
+            vec!["--server-ca-cert=/no/ca"],
+            "error checking server CA cert /no/ca, got stat /no/ca: no such file or directory",
+        ),
+        (
+            vec!["--server-cert=/no/c"],
+            "error checking server cert /no/c, got stat /no/c: no such file or directory",
+        ),
+        (
+            vec!["--server-key=/no/k"],
+            "error checking server key /no/k, got stat /no/k: no such file or directory",
+        ),
+        (
+            vec!["--cluster-ca-cert=/no/ca"],
+            "error checking cluster CA cert /no/ca, got stat /no/ca: no such file or directory",
+        ),
+        (
+            vec!["--mode=socks"],
+            "mode must be set to either 'grpc' or 'http-connect' not \"socks\"",
+        ),
+        (
+            vec!["--uds-name=/x"],
+            "server port should be set to 0 not 8090 for UDS",
+        ),
+        (
+            vec!["--uds-name=/x", "--server-port=0"],
+            "server key should not be set for UDS",
+        ),
+        (
+            vec!["--server-port=0"],
+            "please do not try to use reserved port 0 for the server port",
+        ),
+        (
+            vec!["--enable-contention-profiling"],
+            "if --enable-contention-profiling is set, --enable-profiling must also be set",
+        ),
+        (
+            vec!["--kubeconfig=/no/kc"],
+            "checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory",
+        ),
+        (
+            vec!["--proxy-strategies="],
+            "ProxyStrategies cannot be empty",
+        ),
+        (
+            vec!["--proxy-strategies=,"],
+            "invalid proxy strategies: proxy strategies cannot be empty",
+        ),
+        (
+            vec!["--proxy-strategies=default,X"],
+            "invalid proxy strategies: unknown proxy strategy: X",
+        ),
+        (
+            vec!["--xfr-channel-size=0"],
+            "channel size 0 must be greater than 0",
+        ),
+        (
+            vec!["--xfr-channel-size=-10"],
+            "channel size -10 must be greater than 0",
+        ),
+        (
+            vec!["--tls-min-version=TLSv1"],
+            "unsupported TLS version \"TLSv1\", supported values are: VersionTLS10, VersionTLS11, VersionTLS12, VersionTLS13",
+        ),
+        (
+            vec!["--cipher-suites=NONE"],
+            "cipher suite NONE not supported, doesn't exist or considered as insecure",
+        ),
+        (
+            vec!["--enable-lease-controller", "--lease-label=a"],
+            "invalid label format: a",
+        ),
+        (
+            vec!["--enable-lease-controller", "--lease-label="],
+            "empty string provided",
+        ),
+        (
+            vec!["--graceful-shutdown-timeout=-1s"],
+            "graceful-shutdown-timeout must be >= 0, got -1s",
+        ),
+        (
+            vec!["--backend-dial-timeout=-1m"],
+            "backend-dial-timeout must be >= 0, got -1m0s",
+        ),
+        (
+            vec!["--agent-namespace=n"],
+            "--cluster-ca-cert can not be used when agent authentication is enabled",
+        ),
+        (
+            vec!["--cluster-ca-cert=", "--agent-service-account=s"],
+            "--agent-namespace cannot be empty when agent authentication is enabled",
+        ),
+        (
+            vec!["--cluster-ca-cert=", "--agent-namespace=n"],
+            "--agent-service-account cannot be empty when agent authentication is enabled",
+        ),
+        (
+            vec![
+                "--cluster-ca-cert=",
+                "--agent-namespace=n",
+                "--agent-service-account=s",
+            ],
+            "--authentication-audience cannot be empty when agent authentication is enabled",
+        ),
+    ] {
+        let error = server(files.tcp_server(), &flags).unwrap_err();
+        assert_eq!(
+            error.message(),
+            format!("failed to validate server options with {message}"),
+            "{flags:?}"
+        );
+        assert_eq!(error.exit_code(), 1);
+        assert!(error.rendered().contains("Usage:\n  proxy-server [flags]"));
+    }
+}
+
+#[test]
+fn a_certificate_needs_its_key_and_the_reverse() {
+    let files = Files::new();
+    for of in ["server", "cluster"] {
+        let error = server(files.tcp_server(), &[&format!("--{of}-cert=")]).unwrap_err();
+        let key = files.path("key");
+        assert!(error.message().ends_with(&format!(
+            "cannot have {of} cert empty when {of} key is set to {key:?}"
+        )));
+        let error = server(files.tcp_server(), &[&format!("--{of}-key=")]).unwrap_err();
+        let cert = files.path("cert");
+        assert!(error.message().ends_with(&format!(
+            "cannot have {of} key empty when {of} cert is set to {cert:?}"
+        )));
+    }
+}
+
+#[test]
+fn what_upstream_accepts_is_accepted() {
+    let files = Files::new();
+    let (plan, warnings) = server(
+        files.tcp_server(),
+        &[
+            "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            "--tls-min-version=VersionTLS13",
+            "--server-count=-3",
+            "--backend-dial-timeout=1m30s",
+            "--graceful-shutdown-timeout=10s",
+            "--proxy-strategies=destHost,defaultRoute,default",
+            "--enable-profiling",
+            "--enable-contention-profiling=T",
+            "--lease-label=malformed",
+            "--keepalive-time=0",
+            "--kubeconfig-qps=2.5",
+            "--kubeconfig-burst=0x10",
+        ],
+    )
+    .unwrap();
+    assert_eq!(plan.server_count, -3);
+    assert_eq!(plan.tls.min_version, TlsVersion::Tls13);
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(90)));
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(10)));
+    assert_eq!(plan.strategies.len(), 3);
+    assert_eq!(plan.agents.keepalive.time, Duration::from_secs(7200));
+    assert!(plan.profiling.contention);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn without_agent_authentication_it_refuses_naming_both_flags() {
+    let files = Files::new();
+    let base = || files.server()[..4].to_vec();
+    let error = server(base(), &[]).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"));
+    assert!(
+        error
+            .message()
+            .contains("--insecure-allow-unauthenticated-agents")
+    );
+    assert_eq!(error.exit_code(), 1);
+
+    let (plan, _) = server(base(), &["--insecure-allow-unauthenticated-agents"]).unwrap();
+    assert!(plan.agents.insecure_unauthenticated);
+    let (plan, warnings) = server(
+        files.server(),
+        &["--insecure-allow-unauthenticated-agents=true"],
+    )
+    .unwrap();
+    assert!(!plan.agents.insecure_unauthenticated);
+    assert!(warnings[0].contains("has no effect"));
+}
+
+#[test]
+fn what_is_not_supported_yet_is_refused_not_ignored() {
+    let files = Files::new();
+    let token = [
+        "--cluster-ca-cert=",
+        "--agent-namespace=n",
+        "--agent-service-account=s",
+        "--authentication-audience=a",
+    ];
+    let error = server(files.server(), &token).unwrap_err();
+    assert!(
+        error.message().contains("not supported by this version"),
+        "{error}"
+    );
+    let error = server(files.server(), &["--enable-lease-controller"]).unwrap_err();
+    assert!(error.message().contains("--server-count"), "{error}");
+    let error = server(files.server(), &["--cluster-cert=", "--cluster-key="]).unwrap_err();
+    assert!(
+        error.message().contains("--cluster-cert and --cluster-key"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_id_comes_from_the_flag_then_the_environment() {
+    let files = Files::new();
+    let id = |flag: &str, env: Option<&str>| {
+        let argv = std::iter::once("/usr/bin/proxy-server".to_owned())
+            .chain(files.server())
+            .chain([flag.to_owned()]);
+        let env = env.map(str::to_owned);
+        let lookup = |name: &str| env.clone().filter(|_| name == "PROXY_SERVER_ID");
+        match parse(argv.map(Into::into), &lookup).unwrap().command {
+            Command::Server(plan) => plan.server_id.as_str().to_owned(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(id("--v=4", Some("from-env")), "from-env");
+    assert_eq!(id("--server-id=flag", Some("from-env")), "flag");
+    assert_eq!(id("--v=4", Some("")).len(), 36);
+    assert_ne!(id("--v=4", None), id("--v=4", None));
+}
+
+#[test]
+fn klog_flags_choose_level_and_file() {
+    let files = Files::new();
+    let log = |more: &[&str]| server(files.server(), more).unwrap().0.log.clone();
+    for (flag, level) in [
+        ("-v=2", LogLevel::Info),
+        ("--v=5", LogLevel::Debug),
+        ("-v9", LogLevel::Trace),
+    ] {
+        assert_eq!(log(&[flag]).level, level);
+    }
+    assert_eq!(log(&["--log-file=/l"]).destination, LogDestination::Stderr);
+    let file = log(&[
+        "--logtostderr=false",
+        "--log_file=/l",
+        "--log-file-max-size=0",
+        "--stderrthreshold=WARNING",
+    ]);
+    let also_stderr = Some(LogLevel::Warn);
+    assert_eq!(
+        file.destination,
+        LogDestination::File {
+            path: "/l".into(),
+            bytes_max: None,
+            also_stderr
+        }
+    );
+    let dir = log(&["--logtostderr=false", "--log-dir=/d", "--alsologtostderr"]);
+    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(LogLevel::Trace));
+    assert_eq!(
+        dir.destination,
+        LogDestination::File {
+            path: "/d/proxy-server.log".into(),
+            bytes_max,
+            also_stderr
+        }
+    );
+}
+
+#[test]
+fn help_lists_every_flag_and_exits_well() {
+    let Command::Print(text) = run("proxy-server", &["--help"]).unwrap().command else {
+        panic!("no help")
+    };
+    for flag in ServerOptions::new(String::new()).flags() {
+        let shown = text.contains(&format!("--{} ", flag.name));
+        assert_eq!(shown, flag.deprecated.is_none(), "{}", flag.name);
+    }
+    assert!(
+        text.contains("port of the agent listener (default 8091)"),
+        "{text}"
+    );
+    assert!(parse(["proxy-server".into(), "-h".into()], &no_env).is_ok());
+}

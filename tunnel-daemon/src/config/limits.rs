@@ -1,0 +1,132 @@
+//! Every cap and timeout that is not a flag, and the defaults and bounds of those that are.
+//!
+//! Units are in the name or the type; each constant says why it has its value, and the relations that
+//! must hold between them are asserted at compile time. Core has its own limits for what it holds.
+
+use std::time::Duration;
+
+/// Bytes in one KiB, to keep the table readable.
+pub const KIB: u64 = 1024;
+/// Bytes in one MiB.
+pub const MIB: u64 = 1024 * KIB;
+
+// --- The wire -----------------------------------------------------------------------------------
+
+/// Largest gRPC message we send or accept, bytes: gRPC-Go's default receive limit (compat W3).
+pub const MESSAGE_BYTES_MAX: u64 = 4 * MIB;
+/// Largest DATA payload towards Go agents and servers, bytes: what upstream itself reads at once.
+pub const DATA_BYTES_TO_GO: u64 = 32 * KIB;
+/// Largest DATA payload towards a gRPC client that keeps up, bytes (rules 6).
+pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
+
+// --- Deadlines of peers -------------------------------------------------------------------------
+
+/// Time for a TLS handshake: gRPC-Go allows 120 s, of which a healthy peer needs a few round trips.
+pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for TCP and TLS to a server, all addresses together.
+pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream (compat 2.2).
+pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes of a tunnel whose peer closed linger this long without progress, then they are dropped (rules 1).
+pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The Go client's own dial deadline: ours must answer before it.
+pub const GO_CLIENT_DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time to get the last CLOSE packets out once a shutdown is over, before sockets are cut.
+pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
+
+// --- Defaults of flags --------------------------------------------------------------------------
+
+/// Dial deadline of the native server: under the Go client's own, so the client learns the cause (rules 7).
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
+/// Time an agent gives a target to accept, all addresses together (compat 6.8).
+pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Grace of the native programs: under Kubernetes' 30 s between SIGTERM and SIGKILL (rules 10).
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
+/// Idle time before an HTTP/2 ping, both programs (compat 2.3).
+pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
+/// What gRPC-Go uses when a listener's keepalive time is zero or negative.
+pub const KEEPALIVE_TIME_UNSET: Duration = Duration::from_secs(7200);
+/// Shortest time between an agent's pings: Go servers end a link that pings more often (compat 2.3, R8).
+pub const AGENT_KEEPALIVE_TIME_MIN: Duration = Duration::from_secs(30);
+/// First wait between sync rounds of an agent.
+pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait between sync rounds of an agent.
+pub const SYNC_INTERVAL_CAP: Duration = Duration::from_secs(10);
+/// Wait between two looks at the state of a link.
+pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest sync or probe interval: below it the flag is a busy loop, not a configuration.
+pub const INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// Packets per receive queue of a server.
+pub const SERVER_XFR_CHANNEL_SIZE: u32 = 10;
+/// Packets per receive queue of an agent.
+pub const AGENT_XFR_CHANNEL_SIZE: u32 = 150;
+/// Largest queue size taken from a flag, packets: bytes are budgeted apart, this bounds the slots.
+pub const XFR_CHANNEL_SIZE_MAX: u32 = 65_536;
+/// Dials one agent may owe an answer to: ten seconds of 100 new tunnels a second, all unanswered.
+pub const PENDING_DIALS_PER_AGENT: u32 = 1_024;
+/// Dials in flight over all agents; a pending dial costs about 1 KiB.
+pub const PENDING_DIALS: u32 = 16_384;
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+/// What a tunnel owns of its agent's budget, bytes (design 5).
+pub const TUNNEL_SHARE_BYTES: u64 = 4 * MIB;
+/// Smallest share: one packet of each direction with room to coalesce the next.
+pub const TUNNEL_SHARE_BYTES_MIN: u64 = 64 * KIB;
+/// Bytes held for one agent, all tunnels together (design 5).
+pub const AGENT_BUDGET_BYTES: u64 = 64 * MIB;
+/// Share of the cgroup's memory.max that is the process budget when no flag says otherwise: 1 / this.
+pub const PROCESS_BUDGET_DIVISOR: u64 = 4;
+/// Over its own share without progress for this long: closed (design 5).
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Half-closed and not a byte for this long: reset (rules 9).
+pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
+
+// --- Ports and files ----------------------------------------------------------------------------
+
+/// Smallest port the upstream server accepts in its flags.
+pub const COMPAT_PORT_MIN: i64 = 1024;
+/// Largest port the upstream server accepts in its flags: the last one before the ephemeral range.
+pub const COMPAT_PORT_MAX: i64 = 49_151;
+/// Agent port of a server.
+pub const AGENT_PORT: u16 = 8091;
+/// TCP frontend port of the upstream server.
+pub const FRONTEND_PORT: u16 = 8090;
+/// Health and metrics port of a server.
+pub const SERVER_HEALTH_PORT: u16 = 8092;
+/// Admin port of a server.
+pub const SERVER_ADMIN_PORT: u16 = 8095;
+/// Health and metrics port of an agent.
+pub const AGENT_HEALTH_PORT: u16 = 8093;
+/// Admin port of an agent.
+pub const AGENT_ADMIN_PORT: u16 = 8094;
+/// umask around the creation of a frontend's unix socket (compat 13).
+pub const UNIX_SOCKET_UMASK: u32 = 0o007;
+/// The mode that umask leaves.
+pub const UNIX_SOCKET_MODE: u32 = 0o770;
+/// Longest unix socket path, bytes: sun_path is 108 with its terminating zero.
+pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Listeners a server may be given as frontends.
+pub const FRONTENDS_MAX: usize = 64;
+/// Server addresses an agent may be given.
+pub const SERVER_ADDRESSES_MAX: usize = 64;
+/// Size at which klog truncates a log file when no flag says otherwise, MiB.
+pub const LOG_FILE_MIB_MAX: u64 = 1_800;
+
+const _: () =
+    assert!(DATA_BYTES_TO_GO < MESSAGE_BYTES_MAX && DATA_BYTES_TO_CLIENT_MAX < MESSAGE_BYTES_MAX);
+const _: () = assert!(DIAL_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
+const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
+const _: () = assert!(TUNNEL_SHARE_BYTES_MIN >= 2 * DATA_BYTES_TO_GO);
+const _: () = assert!(TUNNEL_SHARE_BYTES_MIN <= TUNNEL_SHARE_BYTES);
+const _: () = assert!(TUNNEL_SHARE_BYTES <= AGENT_BUDGET_BYTES);
+const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
+const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());
+const _: () = assert!(INTERVAL_MIN.as_millis() <= PROBE_INTERVAL.as_millis());
+const _: () = assert!(AGENT_KEEPALIVE_TIME_MIN.as_secs() <= KEEPALIVE_TIME.as_secs());
+const _: () = assert!(
+    SERVER_XFR_CHANNEL_SIZE <= XFR_CHANNEL_SIZE_MAX
+        && AGENT_XFR_CHANNEL_SIZE <= XFR_CHANNEL_SIZE_MAX
+);
+const _: () = assert!(UNIX_SOCKET_MODE == 0o777 & !UNIX_SOCKET_UMASK);
+const _: () = assert!(SHUTDOWN_FLUSH.as_secs() < SHUTDOWN_GRACE.as_secs());

@@ -1,0 +1,20 @@
+//! Everything from the command line and the environment to a checked plan.
+//!
+//! [`parse`] reads either dialect: our own flags (clap) or, as `proxy-server` / `proxy-agent` or with
+//! `--compat`, those of upstream's programs. The result is a [`Command`] holding a [`plan`] whose existence
+//! proves it consistent. The only I/O is checking that files exist; nothing here logs: warnings are returned.
+
+pub mod address;
+mod command;
+mod error;
+mod files;
+mod flags;
+mod identifiers;
+mod legacy;
+pub mod limits;
+pub mod plan;
+pub mod strategy;
+pub mod tls_policy;
+
+pub use command::{Command, DemoOptions, Parsed, parse};
+pub use error::ConfigError;

@@ -1,0 +1,166 @@
+//! The plan of an agent: its servers, its targets, bounds.
+
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit_core::ids::AgentId;
+
+use super::parts::{
+    ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
+    check_distinct, check_files, check_header_text,
+};
+use crate::config::address::{BindAddress, ServerAddress};
+use crate::config::error::ConfigError;
+use crate::config::{identifiers, limits};
+
+/// How an agent proves itself to servers and knows them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentTls {
+    /// CA bundle for the server's certificate.
+    pub ca_cert: PathBuf,
+    /// Client certificate.
+    pub identity: Option<Identity>,
+    /// Extra ALPN protocols, offered before `h2`.
+    pub alpn: Vec<String>,
+}
+
+/// Everything an agent is told, not yet checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentSettings {
+    /// Sent to servers as `agentid`.
+    pub agent_id: AgentId,
+    /// Sent to servers as `agentidentifiers`: URL query encoding, ASCII, may be empty.
+    pub identifiers: String,
+    /// At least one.
+    pub servers: Vec<ServerAddress>,
+    /// Towards servers.
+    pub tls: AgentTls,
+    /// File with a bearer token, read again at each connect.
+    pub token_path: Option<PathBuf>,
+    /// Proxy towards servers.
+    pub forward_proxy: ForwardProxy,
+    /// First wait between sync rounds, and the wait once all servers are connected.
+    pub sync_interval: Duration,
+    /// Longest wait between sync rounds.
+    pub sync_interval_cap: Duration,
+    /// Go on opening trial connections when the server count is met.
+    pub sync_forever: bool,
+    /// Wait between looks at the state of a link.
+    pub probe_interval: Duration,
+    /// HTTP/2 keepalive of links.
+    pub keepalive: KeepAlive,
+    /// Packets per queue.
+    pub xfr_channel_size: NonZeroU32,
+    /// Log when a queue is full.
+    pub warn_on_channel_limit: bool,
+    /// Health and metrics; `None` is off.
+    pub health: Option<BindAddress>,
+    /// Admin; `None` is off.
+    pub admin: Option<BindAddress>,
+    /// Profiling flags.
+    pub profiling: Profiling,
+    /// `--allow-target` entries as typed; `None` allows every target, as upstream.
+    pub allow_targets: Option<Vec<String>>,
+    /// For a target to accept, all addresses together.
+    pub dial_timeout: Duration,
+    /// Byte budgets.
+    pub isolation: IsolationPlan,
+    /// Signals.
+    pub shutdown: ShutdownPlan,
+    /// Logs.
+    pub log: LogPlan,
+    /// Behave as the upstream program does where the two differ.
+    pub compat: bool,
+}
+
+/// A checked [`AgentSettings`]; read-only.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentPlan(AgentSettings);
+
+impl Deref for AgentPlan {
+    type Target = AgentSettings;
+
+    fn deref(&self) -> &AgentSettings {
+        &self.0
+    }
+}
+
+impl AgentPlan {
+    /// Gives the settings back, for those who take them apart.
+    #[must_use]
+    pub fn into_settings(self) -> AgentSettings {
+        self.0
+    }
+}
+
+impl AgentSettings {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// What contradicts what, a missing file, or text that cannot travel in a header.
+    pub fn check(self) -> Result<AgentPlan, ConfigError> {
+        if self.servers.is_empty() {
+            return Err(ConfigError::new("no server: give --proxy-server-host"));
+        }
+        if self.servers.len() > limits::SERVER_ADDRESSES_MAX {
+            let (count, max) = (self.servers.len(), limits::SERVER_ADDRESSES_MAX);
+            return Err(ConfigError::new(format!(
+                "{count} servers in --proxy-server-host are too many: at most {max}"
+            )));
+        }
+        check_header_text("--agent-id", self.agent_id.as_str())?;
+        identifiers::check(&self.identifiers)
+            .map_err(|error| ConfigError::new(format!("agent address is invalid: {error}")))?;
+        for protocol in &self.tls.alpn {
+            if protocol.is_empty() || protocol.len() > 255 {
+                return Err(ConfigError::new(format!(
+                    "--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes"
+                )));
+            }
+        }
+        self.check_times()?;
+        self.isolation.check()?;
+        let identity = self.tls.identity.as_ref();
+        check_files([
+            Some(&self.tls.ca_cert),
+            identity.map(|identity| &identity.cert),
+            identity.map(|identity| &identity.key),
+            self.token_path.as_ref(),
+        ])?;
+        check_distinct(self.health.iter().chain(&self.admin))?;
+        Ok(AgentPlan(self))
+    }
+
+    fn check_times(&self) -> Result<(), ConfigError> {
+        if self.sync_interval > self.sync_interval_cap {
+            return Err(ConfigError::new(format!(
+                "sync interval {:?} must be less than sync interval cap {:?}",
+                self.sync_interval, self.sync_interval_cap
+            )));
+        }
+        for (flag, time) in [
+            ("--sync-interval", self.sync_interval),
+            ("--probe-interval", self.probe_interval),
+        ] {
+            if time < limits::INTERVAL_MIN {
+                return Err(ConfigError::new(format!(
+                    "{flag} {time:?} is below {:?}",
+                    limits::INTERVAL_MIN
+                )));
+            }
+        }
+        if self.keepalive.time < limits::AGENT_KEEPALIVE_TIME_MIN {
+            return Err(ConfigError::new(format!(
+                "--keepalive-time {:?} is below {:?}: servers end connections that ping more often",
+                self.keepalive.time,
+                limits::AGENT_KEEPALIVE_TIME_MIN
+            )));
+        }
+        if self.dial_timeout.is_zero() {
+            return Err(ConfigError::new("--dial-timeout must be greater than 0"));
+        }
+        Ok(())
+    }
+}

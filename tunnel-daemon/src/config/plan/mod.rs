@@ -1,0 +1,17 @@
+//! Checked plans: values whose existence proves that the configuration is consistent.
+//!
+//! Both command lines fill [`ServerSettings`] or [`AgentSettings`]; only their `check` makes a plan, and a
+//! plan is read-only. Nothing below `app` reads flags or the environment again.
+
+mod agent;
+mod parts;
+mod server;
+
+pub use agent::{AgentPlan, AgentSettings, AgentTls};
+pub use parts::{
+    DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination, LogFormat,
+    LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+};
+pub use server::{
+    AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
+};

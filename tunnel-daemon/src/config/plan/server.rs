@@ -1,0 +1,250 @@
+//! The plan of a server: frontends, the agent listener, routing, bounds.
+
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::path::PathBuf;
+
+use adit_core::ids::ServerId;
+
+use super::parts::{
+    DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+};
+use crate::config::address::BindAddress;
+use crate::config::error::ConfigError;
+use crate::config::limits;
+use crate::config::strategy::StrategyKind;
+use crate::config::tls_policy::TlsPolicy;
+
+/// What a frontend speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dialect {
+    /// `ProxyService/Proxy` over HTTP/2.
+    Grpc,
+    /// HTTP/1.1 CONNECT.
+    HttpConnect,
+}
+
+impl Dialect {
+    /// The name in `--mode` and `--frontend`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::HttpConnect => "http-connect",
+        }
+    }
+
+    /// The dialect of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Grpc, Self::HttpConnect]
+            .into_iter()
+            .find(|dialect| dialect.name() == name)
+    }
+}
+
+/// Where a frontend listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrontendListen {
+    /// A unix socket, clear text: its file mode is the access control.
+    Unix {
+        /// At most [`limits::UNIX_SOCKET_PATH_BYTES_MAX`] bytes.
+        path: PathBuf,
+        /// Remove a stale file first.
+        delete_existing: bool,
+        /// Mode of the file: made with umask [`limits::UNIX_SOCKET_UMASK`].
+        mode: u32,
+    },
+    /// A TCP port.
+    Tcp {
+        /// Address to listen on.
+        bind: BindAddress,
+        /// Client certificates are required; `None` only by the explicit insecure flag.
+        tls: Option<TlsFiles>,
+    },
+}
+
+/// One listener for clients.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FrontendPlan {
+    /// What it speaks.
+    pub dialect: Dialect,
+    /// Where.
+    pub listen: FrontendListen,
+}
+
+/// The listener for agents.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentListenerPlan {
+    /// Address to listen on.
+    pub bind: BindAddress,
+    /// `client_ca` is set exactly when `insecure_unauthenticated` is not.
+    pub tls: TlsFiles,
+    /// Any TLS client may register as an agent: warn, and export it as a metric.
+    pub insecure_unauthenticated: bool,
+    /// HTTP/2 keepalive.
+    pub keepalive: KeepAlive,
+    /// `--agent-grant` entries as typed; empty: agents claim their ids and identifiers, as upstream.
+    pub grants: Vec<String>,
+}
+
+/// Everything a server is told, not yet checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerSettings {
+    /// Returned to agents as `serverid`.
+    pub server_id: ServerId,
+    /// Returned to agents as `servercount`; any number, as upstream.
+    pub server_count: i64,
+    /// At least one.
+    pub frontends: Vec<FrontendPlan>,
+    /// HTTP/2 keepalive of gRPC frontends.
+    pub frontend_keepalive: KeepAlive,
+    /// For agents.
+    pub agents: AgentListenerPlan,
+    /// Of both TLS listeners.
+    pub tls: TlsPolicy,
+    /// Health and metrics; `None` is off.
+    pub health: Option<BindAddress>,
+    /// Admin and metrics; `None` is off.
+    pub admin: Option<BindAddress>,
+    /// Profiling flags.
+    pub profiling: Profiling,
+    /// In order; at least one.
+    pub strategies: Vec<StrategyKind>,
+    /// Packets per receive queue.
+    pub xfr_channel_size: NonZeroU32,
+    /// Dials.
+    pub dial: DialPlan,
+    /// Byte budgets.
+    pub isolation: IsolationPlan,
+    /// Signals.
+    pub shutdown: ShutdownPlan,
+    /// Logs.
+    pub log: LogPlan,
+    /// Behave as the upstream program does where the two differ.
+    pub compat: bool,
+}
+
+/// A checked [`ServerSettings`]; read-only.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerPlan(ServerSettings);
+
+impl Deref for ServerPlan {
+    type Target = ServerSettings;
+
+    fn deref(&self) -> &ServerSettings {
+        &self.0
+    }
+}
+
+impl ServerPlan {
+    /// Gives the settings back, for those who take them apart.
+    #[must_use]
+    pub fn into_settings(self) -> ServerSettings {
+        self.0
+    }
+}
+
+impl ServerSettings {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// What contradicts what, a missing file, or agents that nobody authenticates.
+    pub fn check(self) -> Result<ServerPlan, ConfigError> {
+        super::parts::check_header_text("--server-id", self.server_id.as_str())?;
+        self.check_frontends()?;
+        self.check_agent_listener()?;
+        self.check_ports()?;
+        self.dial.check()?;
+        self.isolation.check()?;
+        if self.strategies.is_empty() {
+            return Err(ConfigError::new("proxy strategies cannot be empty"));
+        }
+        Ok(ServerPlan(self))
+    }
+
+    fn check_frontends(&self) -> Result<(), ConfigError> {
+        if self.frontends.is_empty() {
+            return Err(ConfigError::new(
+                "no frontend: give at least one, such as --frontend grpc=unix:/run/adit/kas.sock",
+            ));
+        }
+        if self.frontends.len() > limits::FRONTENDS_MAX {
+            let (count, max) = (self.frontends.len(), limits::FRONTENDS_MAX);
+            return Err(ConfigError::new(format!(
+                "{count} frontends are too many: at most {max}"
+            )));
+        }
+        let mut paths: Vec<&PathBuf> = Vec::new();
+        for frontend in &self.frontends {
+            match &frontend.listen {
+                FrontendListen::Unix { path, .. } => {
+                    let bytes = path.as_os_str().len();
+                    if bytes == 0 || bytes > limits::UNIX_SOCKET_PATH_BYTES_MAX {
+                        return Err(ConfigError::new(format!(
+                            "unix socket path {path:?} has {bytes} bytes: it needs 1 to {}",
+                            limits::UNIX_SOCKET_PATH_BYTES_MAX
+                        )));
+                    }
+                    if paths.contains(&path) {
+                        return Err(ConfigError::new(format!(
+                            "two frontends listen on {}",
+                            path.display()
+                        )));
+                    }
+                    paths.push(path);
+                }
+                FrontendListen::Tcp {
+                    bind,
+                    tls: Some(tls),
+                } => {
+                    tls.check_files()?;
+                    if tls.client_ca.is_none() {
+                        return Err(ConfigError::new(format!(
+                            "frontend on {bind} would take any client: give --server-ca-cert"
+                        )));
+                    }
+                }
+                FrontendListen::Tcp { tls: None, .. } => (),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_agent_listener(&self) -> Result<(), ConfigError> {
+        let agents = &self.agents;
+        if let Some(grant) = agents.grants.first() {
+            // A security flag is never accepted without effect.
+            return Err(ConfigError::new(format!(
+                "--agent-grant {grant:?}: this version cannot enforce grants yet; leave the flag out"
+            )));
+        }
+        agents.tls.check_files()?;
+        match (&agents.tls.client_ca, agents.insecure_unauthenticated) {
+            (None, false) => Err(ConfigError::new(
+                "refusing to start without agent authentication: give --cluster-ca-cert to require client \
+                 certificates of agents, or --insecure-allow-unauthenticated-agents to let anyone register as an agent",
+            )),
+            (Some(_), true) => Err(ConfigError::new(
+                "--cluster-ca-cert and --insecure-allow-unauthenticated-agents contradict each other: drop one",
+            )),
+            (Some(_), false) | (None, true) => Ok(()),
+        }
+    }
+
+    /// Two listeners of one process on one address: caught here, because the bind error names no flags.
+    fn check_ports(&self) -> Result<(), ConfigError> {
+        let frontends = self
+            .frontends
+            .iter()
+            .filter_map(|frontend| match &frontend.listen {
+                FrontendListen::Tcp { bind, .. } => Some(bind),
+                FrontendListen::Unix { .. } => None,
+            });
+        let all = frontends
+            .chain([&self.agents.bind])
+            .chain(&self.health)
+            .chain(&self.admin);
+        super::parts::check_distinct(all)
+    }
+}

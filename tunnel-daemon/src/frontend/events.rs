@@ -1,0 +1,221 @@
+//! What frontends report of a client's tunnel: gauges that go back down, counters, the access event.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use adit_core::failure::DialFailure;
+use adit_core::wire::packet::{PacketType, Violation};
+
+use super::grpc::StreamEvents;
+use crate::hub::OpenTunnel;
+use crate::telemetry::labels::{
+    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Segment, TunnelEnd,
+};
+use crate::telemetry::{
+    AccessLog, GaugeGuard, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics, TunnelRecord,
+};
+
+/// Shared by all frontends of a server.
+#[derive(Clone)]
+pub struct FrontendContext {
+    /// Counters and gauges.
+    pub metrics: ServerMetrics,
+    /// One event per tunnel.
+    pub access: Arc<AccessLog>,
+}
+
+/// One client's tunnel from dial to end. Dropped before its end it counts as a client that left.
+pub struct ClientTunnel {
+    context: FrontendContext,
+    dialect: ClientDialect,
+    destination: String,
+    agent: String,
+    dial_started: Instant,
+    pending: Option<GaugeGuard>,
+    open: Option<OpenGuard>,
+    dial: std::time::Duration,
+    over: bool,
+}
+
+impl ClientTunnel {
+    /// No dial yet.
+    #[must_use]
+    pub fn new(context: &FrontendContext, dialect: ClientDialect) -> Self {
+        Self {
+            context: context.clone(),
+            dialect,
+            destination: String::new(),
+            agent: String::new(),
+            dial_started: Instant::now(),
+            pending: None,
+            open: None,
+            dial: std::time::Duration::ZERO,
+            over: true,
+        }
+    }
+
+    /// A dial starts.
+    pub fn dialing(&mut self, address: &str) {
+        address.clone_into(&mut self.destination);
+        self.dial_started = Instant::now();
+        self.pending = Some(self.context.metrics.pending_dial());
+        self.over = false;
+    }
+
+    /// The dial became a tunnel.
+    pub fn opened(&mut self, tunnel: &OpenTunnel) {
+        self.dial = self.dial_started.elapsed();
+        self.context.metrics.dial_succeeded(self.dial);
+        self.pending = None;
+        self.open = Some(self.context.metrics.open_tunnel());
+        tunnel.agent.as_str().clone_into(&mut self.agent);
+    }
+
+    /// The dial failed.
+    pub fn failed(&mut self, failure: &DialFailure) {
+        self.dial = self.dial_started.elapsed();
+        self.pending = None;
+        self.context.metrics.dial_failure(failure);
+        let adit = self.context.metrics.adit();
+        match failure {
+            DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
+            DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),
+            DialFailure::ShuttingDown => adit.dial_refused(DialCap::Shutdown),
+            _ => (),
+        }
+        self.write(0, 0, TunnelEnd::Other, Some(failure.reason()));
+    }
+
+    /// The client left while its dial was pending.
+    pub fn abandoned(&mut self) {
+        self.dial = self.dial_started.elapsed();
+        self.pending = None;
+        self.context
+            .metrics
+            .dial_failure(DialFailureReason::FrontendClose);
+        self.write(0, 0, TunnelEnd::ClientGone, Some("frontend_close"));
+    }
+
+    /// The tunnel is over.
+    pub fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
+        let end = end_label(reason);
+        let adit = self.context.metrics.adit();
+        adit.tunnel_closed(end);
+        adit.tunnel_bytes(Direction::ToTarget).inc_by(from_client);
+        adit.tunnel_bytes(Direction::ToClient).inc_by(to_client);
+        self.write(from_client, to_client, end, Some(reason));
+    }
+
+    fn write(
+        &mut self,
+        from_client: u64,
+        to_client: u64,
+        end: TunnelEnd,
+        detail: Option<&'static str>,
+    ) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        let life = self.open.take().map(|open| open.age()).unwrap_or_default();
+        self.context.access.record(&TunnelRecord {
+            client_dialect: self.dialect,
+            agent: &self.agent,
+            destination: &self.destination,
+            bytes_to_target: from_client,
+            bytes_to_client: to_client,
+            dial: self.dial,
+            life,
+            end,
+            detail,
+            engine: Engine::Copy,
+        });
+    }
+}
+
+impl Drop for ClientTunnel {
+    fn drop(&mut self) {
+        if self.open.is_some() {
+            self.ended(0, 0, "client_gone");
+        } else if !self.over {
+            self.abandoned();
+        }
+    }
+}
+
+fn end_label(reason: &str) -> TunnelEnd {
+    match reason {
+        "peer_closed" | "closed" | "unconfirmed" | "client_closed" | "target_closed" => {
+            TunnelEnd::Clean
+        }
+        "client_gone" => TunnelEnd::ClientGone,
+        "peer_error" => TunnelEnd::TargetReset,
+        "link_lost" => TunnelEnd::LinkLost,
+        "budget" => TunnelEnd::Budget,
+        "stalled" => TunnelEnd::Stalled,
+        "half_closed_idle" => TunnelEnd::HalfClosedIdle,
+        "credit_violation" => TunnelEnd::CreditViolation,
+        "oversize" => TunnelEnd::Oversize,
+        "client_protocol" => TunnelEnd::ProtocolError,
+        "shutdown" => TunnelEnd::Shutdown,
+        _ => TunnelEnd::Other,
+    }
+}
+
+/// A gRPC client's stream: its tunnel, and its packets.
+pub struct GrpcEvents {
+    tunnel: ClientTunnel,
+    from_client: PacketCounter,
+    to_client: PacketCounter,
+}
+
+impl GrpcEvents {
+    /// For one `Proxy` stream.
+    #[must_use]
+    pub fn new(context: &FrontendContext) -> Self {
+        Self {
+            tunnel: ClientTunnel::new(context, ClientDialect::Grpc),
+            from_client: context.metrics.packets(Segment::FromClient),
+            to_client: context.metrics.packets(Segment::ToClient),
+        }
+    }
+}
+
+impl StreamEvents for GrpcEvents {
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.from_client.count(kind),
+            Err(number) => self.from_client.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.to_client.count(kind);
+    }
+
+    fn offence(&mut self, violation: Violation) {
+        self.tunnel
+            .context
+            .metrics
+            .adit()
+            .protocol_offence(violation.kind());
+    }
+
+    fn dialing(&mut self, address: &str) {
+        self.tunnel.dialing(address);
+    }
+
+    fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {
+        match outcome {
+            Ok(open) => self.tunnel.opened(open),
+            Err(failure) => self.tunnel.failed(failure),
+        }
+    }
+
+    fn abandoned(&mut self) {
+        self.tunnel.abandoned();
+    }
+
+    fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
+        self.tunnel.ended(from_client, to_client, reason);
+    }
+}

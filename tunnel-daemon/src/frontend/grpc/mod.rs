@@ -1,0 +1,73 @@
+//! The gRPC dialect: kube-apiserver's `ProxyService/Proxy` streams.
+
+mod outbound;
+mod stream;
+
+pub use stream::{ProxyStream, StreamEvents};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::wire::encode::MessageBuf;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::events::{FrontendContext, GrpcEvents};
+use crate::hub::Hub;
+use crate::net::grpc::{self, Windows};
+use crate::net::tasks::Tasks;
+use crate::telemetry::labels::ServiceMethod;
+
+/// Path of the only method.
+const METHOD: &str = "/ProxyService/Proxy";
+/// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams
+/// on one connection must not hold a gigabyte.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
+const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
+
+/// Serves one client connection to its end; every `Proxy` call runs as a task of its own on `tasks`.
+///
+/// A cancelled call closes the connection, which resets its tunnels.
+pub async fn serve<S>(
+    io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    keepalive: Duration,
+    tasks: &Tasks,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let windows = Windows {
+        stream_bytes: STREAM_WINDOW_BYTES,
+        send_buffer_bytes: SEND_BUFFER_BYTES,
+    };
+    let connection = match grpc::server_builder(windows)
+        .handshake::<_, MessageBuf>(io)
+        .await
+    {
+        Ok(connection) => connection,
+        Err(error) => return tracing::debug!(%error, "client connection is not HTTP/2"),
+    };
+    let served = grpc::serve(connection, keepalive, |request, mut respond| {
+        if !grpc::is_call(&request, METHOD, &mut respond) {
+            return;
+        }
+        let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
+        let stream = ProxyStream::new(
+            Arc::clone(hub),
+            request.into_body(),
+            respond,
+            GrpcEvents::new(context),
+        );
+        let work = async move {
+            stream.run().await;
+            drop(counted);
+        };
+        if tasks.spawn("proxy-stream", work).is_err() {
+            tracing::warn!("client stream refused: too many streams");
+        }
+    });
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "client connection ended");
+    }
+}

@@ -1,0 +1,195 @@
+//! Server -> client on one `Proxy` stream: control packets, then payload gathered to the size the client can take.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
+
+use adit_core::ids::ConnId;
+use adit_core::session::PacketSizer;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::{Packet, PacketType};
+use bytes::{Bytes, BytesMut};
+use h2::SendStream;
+use h2::server::SendResponse;
+use http::HeaderMap;
+
+use crate::hub::{Incoming, Leg, moment};
+use crate::net::grpc::accepted;
+
+/// Pieces below this are joined, so that a message of many crumbs does not become a long list.
+const JOIN_BELOW_BYTES: usize = 2048;
+
+/// The sending half of a stream; its response headers go with the first packet, as upstream's do.
+pub(super) struct Outbound {
+    respond: SendResponse<MessageBuf>,
+    stream: Option<SendStream<MessageBuf>>,
+    sizer: PacketSizer,
+    /// Payload of the last message that HTTP/2 has not fully passed on yet.
+    in_transit: usize,
+}
+
+impl Outbound {
+    pub(super) fn new(respond: SendResponse<MessageBuf>) -> Self {
+        Self {
+            respond,
+            stream: None,
+            sizer: PacketSizer::default(),
+            in_transit: 0,
+        }
+    }
+
+    fn stream(&mut self) -> Result<&mut SendStream<MessageBuf>, h2::Error> {
+        if self.stream.is_none() {
+            self.stream = Some(self.respond.send_response(accepted(), false)?);
+        }
+        match &mut self.stream {
+            Some(stream) => Ok(stream),
+            None => Err(h2::Reason::INTERNAL_ERROR.into()),
+        }
+    }
+
+    /// Sends a small packet now; it is buffered if the client's window is closed.
+    pub(super) fn control(&mut self, packet: Packet) -> Result<PacketType, h2::Error> {
+        let kind = packet.kind();
+        self.stream()?
+            .send_data(MessageBuf::packet(packet), false)?;
+        Ok(kind)
+    }
+
+    /// Ends the call.
+    pub(super) fn finish(&mut self, trailers: HeaderMap) {
+        if let Ok(stream) = self.stream() {
+            // A client that has gone needs no status.
+            let _sent = stream.send_trailers(trailers);
+        }
+    }
+
+    /// Resets the call.
+    pub(super) fn reset(&mut self) {
+        match &mut self.stream {
+            Some(stream) => stream.send_reset(h2::Reason::CANCEL),
+            None => self.respond.send_reset(h2::Reason::CANCEL),
+        }
+    }
+
+    /// Completes when the client has reset the call.
+    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.stream {
+            Some(stream) => stream.poll_reset(cx).map(|_reason| ()),
+            None => self.respond.poll_reset(cx).map(|_reason| ()),
+        }
+    }
+
+    /// Sends one message of the leg's payload if the client takes one. `Ready(None)`: nothing to send now.
+    pub(super) fn poll_payload(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnId,
+        leg: &mut Leg,
+    ) -> Poll<Result<Sent, h2::Error>> {
+        if self.in_transit > 0 {
+            match self.poll_capacity(cx, 1) {
+                Poll::Ready(result) => result?,
+                Poll::Pending => return Poll::Pending,
+            }
+            self.passed(leg);
+        }
+        let max = self.sizer.max_bytes(moment());
+        let gathered = gather(cx, leg, max);
+        if gathered.bytes == 0 {
+            return match gathered.event {
+                Some(event) => Poll::Ready(Ok(Sent::Event(event))),
+                None => Poll::Pending,
+            };
+        }
+        let bytes = gathered.bytes;
+        let stream = self.stream()?;
+        // One more than the message: capacity left over afterwards means the client's window took it whole.
+        stream.reserve_capacity(bytes + 64);
+        stream.send_data(MessageBuf::data(conn, gathered.parts), false)?;
+        self.in_transit = bytes;
+        if self.stream()?.capacity() > 0 {
+            self.passed(leg);
+        }
+        Poll::Ready(Ok(Sent::Payload {
+            event: gathered.event,
+        }))
+    }
+
+    fn passed(&mut self, leg: &mut Leg) {
+        let bytes = std::mem::take(&mut self.in_transit);
+        leg.drained(bytes);
+        self.sizer.took(bytes, moment());
+    }
+
+    fn poll_capacity(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), h2::Error>> {
+        let stream = self.stream()?;
+        loop {
+            if stream.capacity() > 0 {
+                return Poll::Ready(Ok(()));
+            }
+            stream.reserve_capacity(bytes);
+            match stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => (),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(None) => return Poll::Ready(Err(h2::Reason::CANCEL.into())),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// What [`Outbound::poll_payload`] did.
+pub(super) enum Sent {
+    /// A message left; `event` came behind its payload.
+    Payload { event: Option<Incoming> },
+    /// Nothing to send; this came instead.
+    Event(Incoming),
+}
+
+struct Gathered {
+    parts: VecDeque<Bytes>,
+    bytes: usize,
+    event: Option<Incoming>,
+}
+
+/// Takes what is there, up to `max` bytes; stops at the first event that is not data.
+fn gather(cx: &mut Context<'_>, leg: &mut Leg, max: usize) -> Gathered {
+    let mut gathered = Gathered {
+        parts: VecDeque::new(),
+        bytes: 0,
+        event: None,
+    };
+    let mut crumbs = BytesMut::new();
+    while gathered.bytes < max {
+        let incoming = if gathered.bytes == 0 {
+            match leg.poll_recv(cx) {
+                Poll::Ready(incoming) => Some(incoming),
+                Poll::Pending => None,
+            }
+        } else {
+            leg.try_recv()
+        };
+        match incoming {
+            Some(Incoming::Data(bytes)) => {
+                gathered.bytes += bytes.len();
+                if bytes.len() < JOIN_BELOW_BYTES && !(leg.is_idle() && crumbs.is_empty()) {
+                    crumbs.extend_from_slice(&bytes);
+                } else {
+                    if !crumbs.is_empty() {
+                        gathered.parts.push_back(crumbs.split().freeze());
+                    }
+                    gathered.parts.push_back(bytes);
+                }
+            }
+            Some(event) => {
+                gathered.event = Some(event);
+                break;
+            }
+            None => break,
+        }
+    }
+    if !crumbs.is_empty() {
+        gathered.parts.push_back(crumbs.freeze());
+    }
+    gathered
+}

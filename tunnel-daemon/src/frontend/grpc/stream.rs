@@ -1,0 +1,397 @@
+//! One `Proxy` stream: its packets, its dial, its tunnel (upstream's contract, section by section).
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{ConnId, DialId};
+use adit_core::session::TunnelEnd;
+use adit_core::wire::decode::{Decoder, StreamError};
+use adit_core::wire::packet::{Packet, PacketType, Received, Violation};
+use h2::RecvStream;
+use h2::server::SendResponse;
+
+use super::outbound::{Outbound, Sent};
+use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
+use crate::net::grpc::{Code, status};
+use adit_core::wire::encode::MessageBuf;
+
+/// Rounds before the task lets others run.
+const ROUNDS_PER_POLL: usize = 32;
+
+/// What a stream tells the world. Called inside its task: must not block.
+pub trait StreamEvents: Send {
+    /// A packet came from the client.
+    fn packet_in(&mut self, kind: Result<PacketType, i32>);
+    /// A packet was sent to the client.
+    fn packet_out(&mut self, kind: PacketType);
+    /// The client broke the protocol.
+    fn offence(&mut self, violation: Violation);
+    /// A dial starts.
+    fn dialing(&mut self, address: &str);
+    /// The dial has an outcome; for a tunnel, the agent that carries it.
+    fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>);
+    /// The client gave the dial up.
+    fn abandoned(&mut self);
+    /// The tunnel is over: bytes from and to the client, and why.
+    fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str);
+}
+
+type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
+
+enum State {
+    /// No dial yet.
+    Fresh,
+    Dialing {
+        dial: DialId,
+        work: Dialing,
+    },
+    Open {
+        conn: ConnId,
+        leg: Leg,
+        closing: bool,
+    },
+    /// Nothing more is done for this client; its packets are read and dropped until it leaves.
+    Over,
+}
+
+/// Why a stream's task ends.
+enum Done {
+    ClientFinished,
+    Gone,
+    Broken(StreamError),
+}
+
+/// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
+pub struct ProxyStream<E: StreamEvents> {
+    hub: Arc<Hub>,
+    recv: RecvStream,
+    out: Outbound,
+    decoder: Decoder,
+    state: State,
+    events: E,
+}
+
+impl<E: StreamEvents> ProxyStream<E> {
+    /// Takes over a call that was found to be `ProxyService/Proxy`.
+    pub fn new(
+        hub: Arc<Hub>,
+        recv: RecvStream,
+        respond: SendResponse<MessageBuf>,
+        events: E,
+    ) -> Self {
+        let out = Outbound::new(respond);
+        Self {
+            hub,
+            recv,
+            out,
+            decoder: Decoder::default(),
+            state: State::Fresh,
+            events,
+        }
+    }
+
+    /// Serves the stream to its end.
+    pub async fn run(mut self) {
+        let done = std::future::poll_fn(|cx| self.poll(cx)).await;
+        match done {
+            Done::ClientFinished => {
+                self.leave(true, "client_closed");
+                self.out.finish(status(Code::Ok, ""));
+            }
+            Done::Gone => {
+                self.leave(false, "client_gone");
+                self.out.reset();
+            }
+            Done::Broken(error) => {
+                self.leave(false, "client_protocol");
+                self.out.finish(status(Code::Internal, &error.to_string()));
+            }
+        }
+    }
+
+    fn leave(&mut self, graceful: bool, reason: &'static str) {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Dialing { .. } => self.events.abandoned(),
+            State::Open { leg, .. } => {
+                if graceful {
+                    leg.close();
+                }
+                let (from_client, to_client) = leg.bytes();
+                self.events.ended(from_client, to_client, reason);
+            }
+            State::Fresh | State::Over => (),
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
+        for _round in 0..ROUNDS_PER_POLL {
+            if self.out.poll_reset(cx).is_ready() {
+                return Poll::Ready(Done::Gone);
+            }
+            let mut progress = match self.poll_client(cx) {
+                Ok(progress) => progress,
+                Err(done) => return Poll::Ready(done),
+            };
+            progress |= match self.poll_tunnel(cx) {
+                Ok(progress) => progress,
+                Err(_client_gone) => return Poll::Ready(Done::Gone),
+            };
+            if !progress {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Client -> tunnel. Not read while the leg is full: then the client's HTTP/2 window fills.
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
+        if let State::Open {
+            leg,
+            closing: false,
+            ..
+        } = &self.state
+            && leg.poll_ready(cx).is_pending()
+        {
+            return Ok(false);
+        }
+        let data = match self.recv.poll_data(cx) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(None) => return Err(Done::ClientFinished),
+            Poll::Ready(Some(Err(_reset))) => return Err(Done::Gone),
+            Poll::Ready(Some(Ok(data))) => data,
+        };
+        if self
+            .recv
+            .flow_control()
+            .release_capacity(data.len())
+            .is_err()
+        {
+            return Err(Done::Gone);
+        }
+        self.decoder.push(data);
+        loop {
+            match self.decoder.next() {
+                Ok(Some(received)) => self.handle(received).map_err(|_client_gone| Done::Gone)?,
+                Ok(None) => return Ok(true),
+                Err(error) => return Err(Done::Broken(error)),
+            }
+        }
+    }
+
+    fn handle(&mut self, received: Received) -> Result<(), h2::Error> {
+        let packet = match received {
+            Received::Packet(packet) => packet,
+            Received::Unknown(number) => {
+                self.events.packet_in(Err(number));
+                return Ok(());
+            }
+            Received::Violation(violation) => {
+                self.events.offence(violation);
+                if let Violation::Oversize(_) = violation {
+                    return self.give_up("message larger than 4 MiB", "oversize");
+                }
+                return Ok(());
+            }
+        };
+        self.events.packet_in(Ok(packet.kind()));
+        if matches!(self.state, State::Over) {
+            return Ok(());
+        }
+        match packet {
+            Packet::DialReq {
+                dial,
+                protocol,
+                address,
+                ..
+            } => self.handle_dial(dial, protocol, address),
+            Packet::Data { conn, bytes } => match &mut self.state {
+                State::Open { closing: true, .. } => Ok(()),
+                State::Open {
+                    conn: ours, leg, ..
+                } if *ours == conn => {
+                    leg.send(bytes);
+                    Ok(())
+                }
+                State::Open { conn: ours, .. } => {
+                    let ours = *ours;
+                    self.close_rsp(conn, "mismatched connection IDs")?;
+                    self.close_rsp(ours, "mismatched connection IDs")?;
+                    self.leave(true, "client_protocol");
+                    Ok(())
+                }
+                State::Fresh | State::Dialing { .. } => {
+                    self.close_rsp(conn, "backend not initialized")?;
+                    self.leave(false, "client_protocol");
+                    Ok(())
+                }
+                State::Over => Ok(()),
+            },
+            Packet::CloseReq { conn } => match &mut self.state {
+                State::Open {
+                    leg,
+                    closing,
+                    conn: ours,
+                } if *ours == conn => {
+                    if !*closing {
+                        *closing = true;
+                        leg.close();
+                    }
+                    Ok(())
+                }
+                State::Open { .. } => self.close_rsp(conn, "mismatched connection IDs"),
+                _ => self.close_rsp(conn, "backend uninitialized"),
+            },
+            Packet::DialCls { dial } => {
+                if matches!(&self.state, State::Dialing { dial: ours, .. } if *ours == dial) {
+                    self.leave(false, "client_gone");
+                }
+                Ok(())
+            }
+            // Types that clients do not send.
+            Packet::DialRsp { .. }
+            | Packet::CloseRsp { .. }
+            | Packet::Drain
+            | Packet::Window { .. }
+            | Packet::Fin { .. } => Ok(()),
+        }
+    }
+
+    fn handle_dial(
+        &mut self,
+        dial: DialId,
+        protocol: String,
+        address: String,
+    ) -> Result<(), h2::Error> {
+        if !matches!(self.state, State::Fresh) {
+            let error = String::from("this stream has dialed before; open a stream per connection");
+            return self.send(Packet::DialRsp {
+                dial,
+                conn: ConnId(0),
+                error,
+                window: 0,
+            });
+        }
+        self.events.dialing(&address);
+        let hub = Arc::clone(&self.hub);
+        let work = Box::pin(async move { hub.dial(dial, &protocol, &address).await });
+        self.state = State::Dialing { dial, work };
+        Ok(())
+    }
+
+    fn poll_tunnel(&mut self, cx: &mut Context<'_>) -> Result<bool, h2::Error> {
+        match &mut self.state {
+            State::Fresh | State::Over => Ok(false),
+            State::Dialing { dial, work } => {
+                let Poll::Ready(outcome) = work.as_mut().poll(cx) else {
+                    return Ok(false);
+                };
+                let dial = *dial;
+                self.finish_dial(dial, outcome)?;
+                Ok(true)
+            }
+            State::Open { conn, leg, .. } => {
+                let conn = *conn;
+                match self.out.poll_payload(cx, conn, leg) {
+                    Poll::Pending => Ok(false),
+                    Poll::Ready(sent) => {
+                        self.sent(sent?, conn)?;
+                        Ok(true)
+                    }
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, sent: Sent, conn: ConnId) -> Result<(), h2::Error> {
+        let event = match sent {
+            Sent::Payload { event } => {
+                self.events.packet_out(PacketType::Data);
+                event
+            }
+            Sent::Event(event) => Some(event),
+        };
+        match event {
+            None | Some(Incoming::Data(_)) => Ok(()),
+            // The Go client knows no half-close: the target's end closes both directions.
+            Some(Incoming::PeerFin) => {
+                self.close_rsp(conn, "")?;
+                self.leave(true, "target_closed");
+                Ok(())
+            }
+            Some(Incoming::Ended(end)) => {
+                let text = match &end {
+                    TunnelEnd::Closed { error } => error.clone(),
+                    TunnelEnd::PeerClosing | TunnelEnd::Confirmed | TunnelEnd::Unconfirmed => {
+                        String::new()
+                    }
+                    other => format!("tunnel closed by the server: {}", other.reason()),
+                };
+                self.close_rsp(conn, &text)?;
+                self.leave(false, end.reason());
+                Ok(())
+            }
+        }
+    }
+
+    fn finish_dial(
+        &mut self,
+        dial: DialId,
+        outcome: Result<OpenTunnel, DialFailure>,
+    ) -> Result<(), h2::Error> {
+        self.events.dialed(outcome.as_ref());
+        match outcome {
+            Ok(OpenTunnel { leg, conn, .. }) => {
+                self.state = State::Open {
+                    conn,
+                    leg,
+                    closing: false,
+                };
+                self.send(Packet::DialRsp {
+                    dial,
+                    conn,
+                    error: String::new(),
+                    window: 0,
+                })
+            }
+            Err(DialFailure::Closed) => {
+                self.state = State::Over;
+                self.send(Packet::DialCls { dial })
+            }
+            Err(failure) => {
+                self.state = State::Over;
+                let error = failure.to_string();
+                self.send(Packet::DialRsp {
+                    dial,
+                    conn: ConnId(0),
+                    error,
+                    window: 0,
+                })
+            }
+        }
+    }
+
+    fn give_up(&mut self, text: &str, reason: &'static str) -> Result<(), h2::Error> {
+        if let State::Open { conn, .. } = self.state {
+            self.close_rsp(conn, text)?;
+        }
+        self.leave(false, reason);
+        Ok(())
+    }
+
+    fn close_rsp(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+        self.send(Packet::CloseRsp {
+            conn,
+            error: error.to_owned(),
+        })
+    }
+
+    fn send(&mut self, packet: Packet) -> Result<(), h2::Error> {
+        let kind = self.out.control(packet)?;
+        self.events.packet_out(kind);
+        Ok(())
+    }
+}

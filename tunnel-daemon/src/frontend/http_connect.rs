@@ -1,0 +1,148 @@
+//! The HTTP-CONNECT dialect: one request, one tunnel, then bytes.
+//!
+//! The request head parser and every response text are the core's. This module owns the order: the client
+//! is watched while the dial runs, the 200 is written whole before any tunnel byte, and bytes the client had
+//! sent behind its request go first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::connect::{self, Connect, HEAD_LEN_MAX, Progress, RequestHead};
+use adit_core::failure::DialFailure;
+use adit_core::ids::DialId;
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::events::{ClientTunnel, FrontendContext};
+use crate::config::limits;
+use crate::hub::{Hub, OpenTunnel, PumpEnd, pump};
+use crate::telemetry::labels::ClientDialect;
+
+/// Upstream's: a client gets this long for its request head.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes a client may send behind its request before the tunnel is open.
+const EARLY_BYTES_MAX: usize = 64 * 1024;
+/// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
+const ANSWER_ALONE: Duration = Duration::from_millis(25);
+
+/// Serves one connection to its end. `client` names it in logs.
+///
+/// A cancelled call cancels the dial or resets the tunnel.
+pub async fn serve<S>(mut io: S, hub: &Arc<Hub>, context: &FrontendContext, client: &str)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let _open = context.metrics.http_connection();
+    let mut early = BytesMut::new();
+    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut io, &mut early)).await;
+    let request = match head {
+        Ok(Ok(Some(request))) => request,
+        // Gone, broken, or too slow: there is nobody to answer.
+        Ok(Ok(None)) | Ok(Err(_)) | Err(_) => return,
+    };
+    let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
+    tunnel.dialing(&request.authority);
+    match dial(&mut io, &mut early, hub, &request).await {
+        None => tunnel.abandoned(),
+        Some(Err(failure)) => {
+            tunnel.failed(&failure);
+            refuse(&mut io, &failure).await;
+        }
+        Some(Ok(open)) => {
+            tunnel.opened(&open);
+            tracing::debug!(client, target_address = request.authority, agent = %open.agent, "tunnel open");
+            relay(&mut io, early, open, tunnel).await;
+        }
+    }
+}
+
+/// `None`: answered or gone.
+async fn read_head<S>(io: &mut S, early: &mut BytesMut) -> std::io::Result<Option<Connect>>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut parser = RequestHead::new(HEAD_LEN_MAX);
+    loop {
+        if io.read_buf(early).await? == 0 {
+            return Ok(None);
+        }
+        match parser.parse(early) {
+            Progress::NeedMore => (),
+            Progress::Connect(request) => {
+                early.advance(request.consumed);
+                return Ok(Some(request));
+            }
+            Progress::Rejected(rejection) => {
+                io.write_all(&rejection.response()).await?;
+                io.shutdown().await?;
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// `None`: the client left while the dial ran.
+async fn dial<S>(
+    io: &mut S,
+    early: &mut BytesMut,
+    hub: &Arc<Hub>,
+    request: &Connect,
+) -> Option<Result<OpenTunnel, DialFailure>>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let dial = DialId(rand::random::<i64>() & i64::MAX);
+    let mut dialing = std::pin::pin!(hub.dial(dial, "tcp", &request.authority));
+    loop {
+        let room = early.len() < EARLY_BYTES_MAX;
+        tokio::select! {
+            biased;
+            outcome = &mut dialing => return Some(outcome),
+            read = io.read_buf(early), if room => match read {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => (),
+            },
+        }
+    }
+}
+
+async fn refuse<S: AsyncWrite + Unpin>(io: &mut S, failure: &DialFailure) {
+    if let Some(response) = connect::failure_response(failure) {
+        // A client that has gone needs no answer.
+        let _sent = io.write_all(&response).await;
+    }
+    let _closed = io.shutdown().await;
+}
+
+async fn relay<S>(io: &mut S, mut early: BytesMut, open: OpenTunnel, mut tunnel: ClientTunnel)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let OpenTunnel { mut leg, .. } = open;
+    // Whole and alone: clients refuse tunnel bytes that arrive together with the answer.
+    let answered = async {
+        io.write_all(connect::ESTABLISHED).await?;
+        io.flush().await
+    };
+    if answered.await.is_err() {
+        return tunnel.ended(0, 0, "client_gone");
+    }
+    if early.is_empty() {
+        tokio::select! {
+            biased;
+            // The client speaks, so it has read the answer; an end or error is found again by the pump.
+            _read = io.read_buf(&mut early) => (),
+            () = leg.readable() => tokio::time::sleep(ANSWER_ALONE).await,
+        }
+    }
+    let outcome = pump(io, &mut leg, early.freeze()).await;
+    let reason = match &outcome.end {
+        PumpEnd::Tunnel(end) => end.reason(),
+        PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
+    };
+    tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
+    if matches!(outcome.end, PumpEnd::Tunnel(_)) {
+        // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
+        let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
+    }
+}

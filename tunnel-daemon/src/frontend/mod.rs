@@ -1,0 +1,5 @@
+//! Listeners that speak one dialect each to clients.
+
+pub mod events;
+pub mod grpc;
+pub mod http_connect;

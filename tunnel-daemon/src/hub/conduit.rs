@@ -1,0 +1,215 @@
+//! What a leg and its link share: two byte queues and a few flags, no lock.
+//!
+//! Leg -> link is bounded by [`LEG_QUEUE_BYTES`]: the leg stops reading its socket when it is full. Link -> leg
+//! is never refused here; the session machine bounds it by credit or budgets. The order of every hand-over is:
+//! write the data or flag, then make the receiver look (mailbox or waker).
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
+
+use adit_core::ids::TunnelKey;
+use adit_core::session::TunnelEnd;
+use bytes::Bytes;
+use crossbeam::queue::SegQueue;
+use futures_util::task::AtomicWaker;
+
+/// Bytes a leg may have waiting for the link, so one leg's memory is known before it opens.
+pub const LEG_QUEUE_BYTES: usize = 256 * 1024;
+
+/// Drained bytes a leg collects before it troubles the link; half of the smallest window.
+pub(super) const DRAINED_NOTICE_BYTES: u64 = 8 * 1024;
+
+pub(super) const LEG_FIN: u8 = 1;
+pub(super) const LEG_CLOSE: u8 = 2;
+pub(super) const LEG_GONE: u8 = 4;
+
+const PEER_FIN: u8 = 1;
+const ABORT: u8 = 2;
+
+/// Where legs tell their link that they have something.
+#[derive(Default)]
+pub struct Mailbox {
+    ready: SegQueue<Arc<Conduit>>,
+    waker: AtomicWaker,
+}
+
+impl Mailbox {
+    pub(super) fn register(&self, waker: &std::task::Waker) {
+        self.waker.register(waker);
+    }
+
+    pub(super) fn take(&self) -> Option<Arc<Conduit>> {
+        self.ready.pop()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    fn put(&self, conduit: Arc<Conduit>) {
+        self.ready.push(conduit);
+        self.waker.wake();
+    }
+}
+
+/// Shared by one leg and its link.
+pub struct Conduit {
+    mailbox: Arc<Mailbox>,
+    key: OnceLock<TunnelKey>,
+    scheduled: AtomicBool,
+    // Leg -> link.
+    up: SegQueue<Bytes>,
+    up_bytes: AtomicUsize,
+    up_space: AtomicWaker,
+    up_flags: AtomicU8,
+    close_text: OnceLock<String>,
+    drained: AtomicU64,
+    // Link -> leg.
+    down: SegQueue<Bytes>,
+    down_flags: AtomicU8,
+    end: OnceLock<TunnelEnd>,
+    down_waker: AtomicWaker,
+}
+
+impl Conduit {
+    pub(super) fn new(mailbox: Arc<Mailbox>) -> Arc<Self> {
+        Arc::new(Self {
+            mailbox,
+            key: OnceLock::new(),
+            scheduled: AtomicBool::new(false),
+            up: SegQueue::new(),
+            up_bytes: AtomicUsize::new(0),
+            up_space: AtomicWaker::new(),
+            up_flags: AtomicU8::new(0),
+            close_text: OnceLock::new(),
+            drained: AtomicU64::new(0),
+            down: SegQueue::new(),
+            down_flags: AtomicU8::new(0),
+            end: OnceLock::new(),
+            down_waker: AtomicWaker::new(),
+        })
+    }
+
+    // The link's side.
+
+    pub(super) fn bind(&self, key: TunnelKey) {
+        // Bound once, by the one link task that owns the tunnel.
+        let _first = self.key.set(key);
+    }
+
+    pub(super) fn key(&self) -> Option<TunnelKey> {
+        self.key.get().copied()
+    }
+
+    /// From here on the leg schedules itself again when it has more. Call before looking at anything else.
+    pub(super) fn begin_visit(&self) {
+        self.scheduled.swap(false, AcqRel);
+    }
+
+    pub(super) fn take_up(&self) -> Option<Bytes> {
+        self.up.pop()
+    }
+
+    /// The peer's stream took `bytes` of this leg, or they were dropped: the leg may give as many again.
+    pub(super) fn release_up(&self, bytes: usize) {
+        let before = self.up_bytes.fetch_sub(bytes, AcqRel);
+        if before >= LEG_QUEUE_BYTES / 2 {
+            self.up_space.wake();
+        }
+    }
+
+    pub(super) fn leg_flags(&self) -> u8 {
+        self.up_flags.load(Acquire)
+    }
+
+    pub(super) fn close_text(&self) -> String {
+        self.close_text.get().cloned().unwrap_or_default()
+    }
+
+    pub(super) fn drained(&self) -> u64 {
+        self.drained.load(Acquire)
+    }
+
+    pub(super) fn deliver(&self, bytes: Bytes) {
+        self.down.push(bytes);
+        self.down_waker.wake();
+    }
+
+    pub(super) fn peer_fin(&self) {
+        self.down_flags.fetch_or(PEER_FIN, Release);
+        self.down_waker.wake();
+    }
+
+    pub(super) fn finish(&self, end: TunnelEnd) {
+        let _first = self.end.set(end);
+        self.down_waker.wake();
+        self.up_space.wake();
+    }
+
+    pub(super) fn abort(&self) {
+        self.down_flags.fetch_or(ABORT, Release);
+        self.down_waker.wake();
+    }
+
+    // The leg's side.
+
+    pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
+        self.up_bytes.fetch_add(bytes.len(), AcqRel);
+        self.up.push(bytes);
+        self.schedule();
+    }
+
+    pub(super) fn up_has_space(&self) -> bool {
+        self.up_bytes.load(Acquire) < LEG_QUEUE_BYTES
+    }
+
+    pub(super) fn register_up(&self, waker: &std::task::Waker) {
+        self.up_space.register(waker);
+    }
+
+    pub(super) fn raise(self: &Arc<Self>, flag: u8) {
+        self.up_flags.fetch_or(flag, AcqRel);
+        self.schedule();
+    }
+
+    pub(super) fn close_with(self: &Arc<Self>, text: String) {
+        let _first = self.close_text.set(text);
+        self.raise(LEG_CLOSE);
+    }
+
+    /// Returns the sum so far.
+    pub(super) fn add_drained(&self, bytes: u64) -> u64 {
+        self.drained.fetch_add(bytes, AcqRel) + bytes
+    }
+
+    pub(super) fn schedule(self: &Arc<Self>) {
+        if !self.scheduled.swap(true, AcqRel) {
+            self.mailbox.put(Arc::clone(self));
+        }
+    }
+
+    pub(super) fn take_down(&self) -> Option<Bytes> {
+        self.down.pop()
+    }
+
+    pub(super) fn down_is_empty(&self) -> bool {
+        self.down.is_empty()
+    }
+
+    pub(super) fn peer_finished(&self) -> bool {
+        self.down_flags.load(Acquire) & PEER_FIN != 0
+    }
+
+    pub(super) fn aborted(&self) -> bool {
+        self.down_flags.load(Relaxed) & ABORT != 0
+    }
+
+    pub(super) fn end(&self) -> Option<&TunnelEnd> {
+        self.end.get()
+    }
+
+    pub(super) fn register_down(&self, waker: &std::task::Waker) {
+        self.down_waker.register(waker);
+    }
+}

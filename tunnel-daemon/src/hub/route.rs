@@ -1,0 +1,294 @@
+//! Which link carries a dial, and the table of live links.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
+use adit_core::registry::{Registry, Standing};
+use adit_core::session::{CancelledDial, DialRequest};
+use adit_core::target::Host;
+use adit_core::wire::identifiers::Identifiers;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::conduit::Mailbox;
+use super::leg::Leg;
+use super::task::Command;
+
+/// Commands a link may have waiting; a full queue sends the dial to another agent.
+const COMMANDS_MAX: usize = 1024;
+/// A link task answers at its deadline; this much later the waiting side gives up by itself.
+const BACKSTOP: Duration = Duration::from_secs(1);
+
+/// What is known of a link's peer.
+#[derive(Clone, Debug)]
+pub struct LinkInfo {
+    /// As claimed by the agent.
+    pub agent: AgentId,
+    /// What the agent says it is good for.
+    pub identifiers: Identifiers,
+    /// Whom the agent's certificate names; `None` without one.
+    pub principal: Option<Arc<str>>,
+    /// Whether both ends are Adit.
+    pub credit: bool,
+}
+
+/// How others reach a link task.
+#[derive(Clone)]
+pub struct LinkHandle {
+    /// Names the link.
+    pub id: LinkId,
+    /// Its peer.
+    pub info: Arc<LinkInfo>,
+    /// Bounded; full means busy.
+    pub commands: mpsc::Sender<Command>,
+    /// Where legs of this link report.
+    pub mailbox: Arc<Mailbox>,
+}
+
+/// Caps on dials of the whole process.
+#[derive(Clone, Copy, Debug)]
+pub struct DialLimits {
+    /// Dials in flight, over all agents.
+    pub pending_max: usize,
+    /// Deadline of a dial; `None`: no limit.
+    pub timeout: Option<Duration>,
+}
+
+/// An open tunnel, as a frontend gets it.
+pub struct OpenTunnel {
+    /// This side of it.
+    pub leg: Leg,
+    /// The id the agent chose.
+    pub conn: ConnId,
+    /// The link that carries it.
+    pub link: LinkId,
+    /// The agent at its other end.
+    pub agent: AgentId,
+}
+
+/// The links of a server and the way a dial takes.
+pub struct Hub {
+    registry: Mutex<Registry>,
+    links: Mutex<HashMap<LinkId, LinkHandle>>,
+    next_link: AtomicU64,
+    pending: Semaphore,
+    limits: DialLimits,
+    refusing: AtomicBool,
+    retried: AtomicU64,
+}
+
+/// What a link task gets when it is entered into the hub.
+pub struct Entered {
+    /// Its handle, also held by the hub.
+    pub handle: LinkHandle,
+    /// What others ask of it.
+    pub commands: mpsc::Receiver<Command>,
+    /// Whether it takes dials, or another principal holds its agent id.
+    pub standing: Standing,
+    /// Takes the link out again when dropped.
+    pub guard: LinkGuard,
+}
+
+/// Removes its link from the hub when dropped.
+pub struct LinkGuard {
+    hub: Arc<Hub>,
+    id: LinkId,
+}
+
+impl Drop for LinkGuard {
+    fn drop(&mut self) {
+        locked(&self.hub.links).remove(&self.id);
+        locked(&self.hub.registry).remove(self.id);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the tables are still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// A hub without links.
+    #[must_use]
+    pub fn new(registry: Registry, limits: DialLimits) -> Arc<Self> {
+        Arc::new(Self {
+            registry: Mutex::new(registry),
+            links: Mutex::new(HashMap::new()),
+            next_link: AtomicU64::new(1),
+            pending: Semaphore::new(limits.pending_max),
+            limits,
+            refusing: AtomicBool::new(false),
+            retried: AtomicU64::new(0),
+        })
+    }
+
+    /// Enters a link; new dials may come at once.
+    #[must_use]
+    pub fn enter(self: &Arc<Self>, info: LinkInfo) -> Entered {
+        let id = LinkId(self.next_link.fetch_add(1, Relaxed));
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let handle = LinkHandle {
+            id,
+            info: Arc::new(info),
+            commands: sender,
+            mailbox: Arc::new(Mailbox::default()),
+        };
+        locked(&self.links).insert(id, handle.clone());
+        let info = &handle.info;
+        let standing = locked(&self.registry).add(
+            id,
+            info.agent.clone(),
+            &info.identifiers,
+            info.principal.as_deref(),
+        );
+        Entered {
+            handle,
+            commands,
+            standing,
+            guard: LinkGuard {
+                hub: Arc::clone(self),
+                id,
+            },
+        }
+    }
+
+    /// Prefers other agents from now on.
+    pub fn set_draining(&self, link: LinkId) {
+        locked(&self.registry).set_draining(link);
+    }
+
+    /// Refuses new dials from now on; running tunnels go on.
+    pub fn refuse_dials(&self) {
+        self.refusing.store(true, Relaxed);
+    }
+
+    /// Runs `read` over the registry; keep it short.
+    pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
+        read(&locked(&self.registry))
+    }
+
+    /// Links now.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkHandle> {
+        locked(&self.links).values().cloned().collect()
+    }
+
+    /// Dials waiting for an answer now.
+    #[must_use]
+    pub fn pending_dials(&self) -> usize {
+        self.limits.pending_max - self.pending.available_permits()
+    }
+
+    /// Dials that were given to another agent because the first could not take them.
+    #[must_use]
+    pub fn retried_dials(&self) -> u64 {
+        self.retried.load(Relaxed)
+    }
+
+    /// Dials `address` through a matching agent. Dropping the call cancels the dial.
+    ///
+    /// # Errors
+    /// [`DialFailure`]; another agent is tried only while nobody can have seen the request.
+    pub async fn dial(
+        &self,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+    ) -> Result<OpenTunnel, DialFailure> {
+        if self.refusing.load(Relaxed) {
+            return Err(DialFailure::ShuttingDown);
+        }
+        let Ok(_permit) = self.pending.try_acquire() else {
+            return Err(DialFailure::TooManyPending { per_agent: false });
+        };
+        let attempt = self.dial_any(dial, protocol, address);
+        match self.limits.timeout {
+            None => attempt.await,
+            Some(timeout) => tokio::time::timeout(timeout + BACKSTOP, attempt)
+                .await
+                .unwrap_or(Err(DialFailure::TimedOut)),
+        }
+    }
+
+    async fn dial_any(
+        &self,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+    ) -> Result<OpenTunnel, DialFailure> {
+        let mut tried: Vec<LinkId> = Vec::new();
+        let mut failure = DialFailure::NoAgent;
+        while let Some(handle) = self.pick(address, &tried) {
+            if !tried.is_empty() {
+                self.retried.fetch_add(1, Relaxed);
+            }
+            tried.push(handle.id);
+            match self.dial_on(&handle, dial, protocol, address).await {
+                Ok(tunnel) => return Ok(tunnel),
+                Err(CancelledDial {
+                    failure: reason,
+                    written: false,
+                }) => failure = reason,
+                Err(CancelledDial {
+                    failure,
+                    written: true,
+                }) => return Err(failure),
+            }
+        }
+        Err(failure)
+    }
+
+    async fn dial_on(
+        &self,
+        handle: &LinkHandle,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+    ) -> Result<OpenTunnel, CancelledDial> {
+        let (leg, conduit) = Leg::new(&handle.mailbox);
+        let (reply, outcome) = oneshot::channel();
+        let spare = DialId(rand::random::<i64>() & i64::MAX);
+        let request = DialRequest {
+            dial,
+            spare,
+            protocol: protocol.to_owned(),
+            address: address.to_owned(),
+        };
+        if handle
+            .commands
+            .try_send(Command::Dial {
+                request,
+                conduit,
+                reply,
+            })
+            .is_err()
+        {
+            return Err(CancelledDial {
+                failure: DialFailure::LinkBusy,
+                written: false,
+            });
+        }
+        match outcome.await {
+            Ok(Ok(conn)) => Ok(OpenTunnel {
+                leg,
+                conn,
+                link: handle.id,
+                agent: handle.info.agent.clone(),
+            }),
+            Ok(Err(cancelled)) => Err(cancelled),
+            Err(_dropped) => Err(CancelledDial {
+                failure: DialFailure::LinkLost,
+                written: true,
+            }),
+        }
+    }
+
+    fn pick(&self, address: &str, tried: &[LinkId]) -> Option<LinkHandle> {
+        let link =
+            locked(&self.registry).pick(&Host::of_address(address), rand::random(), tried)?;
+        locked(&self.links).get(&link).cloned()
+    }
+}

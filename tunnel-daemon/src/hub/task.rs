@@ -1,0 +1,97 @@
+//! What others say to a link task, and what it says to them.
+
+use std::sync::Arc;
+
+use adit_core::ids::{ConnId, TunnelKey};
+use adit_core::session::{CancelledDial, DialRequest, Event, LinkFailure};
+use adit_core::wire::decode::StreamError;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::PacketType;
+use h2::{RecvStream, SendStream};
+use tokio::sync::oneshot;
+
+use super::conduit::Conduit;
+use super::leg::Leg;
+
+/// Answer to a dial: the tunnel's connection id, or why not and whether another link may be tried.
+pub type DialOutcome = Result<ConnId, CancelledDial>;
+
+/// An agent's answer to [`LinkHooks::start_dial`]; `leg` comes back when the socket is still wanted.
+pub struct Dialed {
+    /// The tunnel that asked.
+    pub key: TunnelKey,
+    /// Connected, or the text for the client.
+    pub outcome: Result<(), String>,
+    /// Receives the leg for the socket, or is dropped.
+    pub leg: oneshot::Sender<Leg>,
+}
+
+/// What others ask of a link task.
+pub enum Command {
+    /// Server: dial for this conduit's leg.
+    Dial {
+        /// What to dial.
+        request: DialRequest,
+        /// The link's end of the leg.
+        conduit: Arc<Conduit>,
+        /// Where the outcome goes.
+        reply: oneshot::Sender<DialOutcome>,
+    },
+    /// Agent: a dial has ended.
+    Dialed(Dialed),
+    /// Agent: announce that this agent is going away.
+    Drain,
+    /// End the link: all tunnels are reset.
+    Stop,
+}
+
+/// What a link tells its owner while it runs. Called inside the link task: must not block.
+pub trait LinkHooks: Send + 'static {
+    /// Agent: dial a target and send [`Command::Dialed`].
+    fn start_dial(&mut self, key: TunnelKey, protocol: String, address: String);
+    /// Agent: nobody waits for this dial any more.
+    fn cancel_dial(&mut self, key: TunnelKey);
+    /// Agent: the outcome of a dial has arrived here.
+    fn dial_finished(&mut self, key: TunnelKey);
+    /// Server: the agent prefers to be left alone.
+    fn peer_draining(&mut self);
+    /// A packet came (`None`: a type of this number that is not known).
+    fn packet_in(&mut self, kind: Result<PacketType, i32>);
+    /// A packet left.
+    fn packet_out(&mut self, kind: PacketType);
+    /// Something countable.
+    fn count(&mut self, event: Event);
+    /// A tunnel opened.
+    fn opened(&mut self, key: TunnelKey);
+}
+
+/// How a link ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkOver {
+    /// The peer finished its stream.
+    #[error("the peer ended the stream")]
+    Finished,
+    /// The transport failed.
+    #[error("stream failed: {0}")]
+    Transport(#[from] h2::Error),
+    /// The peer sent what cannot be read on.
+    #[error("protocol: {0}")]
+    Stream(#[from] StreamError),
+    /// The session machine gave up.
+    #[error("{0}")]
+    Failed(#[from] LinkFailure),
+    /// Asked to by [`Command::Stop`], or every handle is gone.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// The two directions of a link's stream.
+pub struct LinkStreams {
+    /// To the peer.
+    pub send: SendStream<MessageBuf>,
+    /// From the peer.
+    pub recv: RecvStream,
+    /// Bytes of the stream's window that are never given back, so that a peer without credit has less on the
+    /// way when its link is paced.
+    pub withhold_bytes: usize,
+}

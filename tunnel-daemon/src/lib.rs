@@ -1,0 +1,13 @@
+//! Adit: a Konnectivity data plane. Server, agent and demo behind one binary.
+//!
+//! Modules use only rows before their own: core, {config, telemetry}, {net}, hub, {frontend, backend, agent}, app.
+#![deny(unsafe_code)]
+
+pub mod agent;
+pub mod app;
+pub mod backend;
+pub mod config;
+pub mod frontend;
+pub mod hub;
+pub mod net;
+pub mod telemetry;

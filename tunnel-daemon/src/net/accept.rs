@@ -1,0 +1,187 @@
+//! The accept loop: from a listener to handlers, with TLS in between where configured. It never spins and never grows:
+//! errors back off, handshakes in flight are capped and timed, connections are admitted by [`Tasks`].
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    handshake::{HandshakeError, accept_tls},
+    listen::Listener,
+    reload::ReloadableServerTls,
+    stream::{ByteStream, PeerAddr, Socket},
+    tasks::{Overloaded, Tasks},
+};
+
+/// First wait after accept fails for want of descriptors or memory.
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+/// Longest wait: a tenth of a second late is better than a busy loop, and soon enough for a freed descriptor.
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
+
+/// Where connections come from: a [`Listener`], or a script in tests.
+pub trait Incoming: Send + 'static {
+    /// Waits for one. Cancelling must lose none.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Socket, PeerAddr)>> + Send;
+}
+
+impl Incoming for Listener {
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Socket, PeerAddr)>> + Send {
+        self.accept_tuned()
+    }
+}
+
+/// Told about what does not become a connection, for counters. All methods do nothing by default.
+pub trait AcceptEvents: Send + Sync + 'static {
+    /// Accept failed for want of descriptors or memory, or in a way that is not known to pass: the loop waits.
+    fn accept_failed(&self, _error: &io::Error) {}
+    /// A peer connected but finished no handshake.
+    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
+    /// A connection was closed at once because all task slots are in use.
+    fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
+}
+
+impl AcceptEvents for () {}
+
+/// TLS of a listener and its bounds.
+#[derive(Clone)]
+pub struct AcceptTls {
+    /// Current certificates.
+    pub tls: Arc<ReloadableServerTls>,
+    /// Handshakes in flight at once. Beyond it peers wait in the kernel's queue.
+    pub handshakes_max: usize,
+    /// Time for one: `HANDSHAKE_DEADLINE` where agents connect, `HANDSHAKE_DEADLINE_COMPAT` to wait as upstream.
+    pub deadline: Duration,
+}
+
+/// Accepts until `stop`, then gives the listener back: dropping it closes it. Each connection is a task of `tasks`: the
+/// handshake, then the future `handle` makes of the stream. Running connections are not touched by `stop`.
+pub async fn accept_loop<I, H, F>(
+    incoming: I,
+    tls: Option<AcceptTls>,
+    tasks: Tasks,
+    events: Arc<dyn AcceptEvents>,
+    stop: CancellationToken,
+    handle: H,
+) -> I
+where
+    I: Incoming,
+    H: Fn(ByteStream) -> F + Clone + Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let handshakes_max = tls
+        .as_ref()
+        .map_or(Semaphore::MAX_PERMITS, |tls| tls.handshakes_max);
+    let mut acceptor = Acceptor {
+        incoming,
+        handshakes: Arc::new(Semaphore::new(handshakes_max)),
+        backoff: Backoff::default(),
+        events,
+    };
+    while let Some((socket, peer, permit)) = stop.run_until_cancelled(acceptor.next()).await {
+        let (tls, events, handle) = (tls.clone(), Arc::clone(&acceptor.events), handle.clone());
+        let connection = async move {
+            let greeted = greet(socket, peer, tls, &*events).await;
+            drop(permit);
+            if let Some(stream) = greeted {
+                handle(stream).await;
+            }
+        };
+        if let Err(overloaded) = tasks.spawn("connection", connection) {
+            acceptor.events.connection_refused(peer, overloaded);
+        }
+    }
+    acceptor.incoming
+}
+
+/// The handshake, where one is due. `None` when it failed, which `events` has been told.
+async fn greet(
+    socket: Socket,
+    peer: PeerAddr,
+    tls: Option<AcceptTls>,
+    events: &dyn AcceptEvents,
+) -> Option<ByteStream> {
+    let Some(AcceptTls { tls, deadline, .. }) = tls else {
+        return Some(ByteStream::plain(socket, peer));
+    };
+    match Box::pin(accept_tls(socket, peer, &tls, deadline)).await {
+        Ok(stream) => Some(stream),
+        Err(error) => {
+            tracing::debug!(%peer, %error, "no TLS connection");
+            events.handshake_failed(peer, &error);
+            None
+        }
+    }
+}
+
+/// A listener that waits out its errors.
+struct Acceptor<I> {
+    incoming: I,
+    handshakes: Arc<Semaphore>,
+    backoff: Backoff,
+    events: Arc<dyn AcceptEvents>,
+}
+
+impl<I: Incoming> Acceptor<I> {
+    /// The next connection and its permit for a handshake. The permit comes first: a connection we cannot greet yet is
+    /// better off in the kernel's queue. (It is `None` only for a closed semaphore, and nobody closes this one.)
+    async fn next(&mut self) -> (Socket, PeerAddr, Option<OwnedSemaphorePermit>) {
+        let permit = Arc::clone(&self.handshakes).acquire_owned().await.ok();
+        loop {
+            match self.incoming.accept().await {
+                Ok((socket, peer)) => {
+                    self.backoff = Backoff::default();
+                    return (socket, peer, permit);
+                }
+                Err(error) if passes_by_itself(&error) && self.backoff.may_retry_at_once() => {}
+                Err(error) => {
+                    self.events.accept_failed(&error);
+                    let wait = self.backoff.next_wait();
+                    tracing::warn!(%error, ?wait, "cannot accept connections");
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
+    }
+}
+
+/// Errors accept(2) reports about one connection that is gone already, or for no lasting reason.
+fn passes_by_itself(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::ConnectionAborted
+            | Kind::ConnectionReset
+            | Kind::Interrupted
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+    ) || matches!(
+        error.raw_os_error(),
+        Some(libc::EPROTO | libc::ENOPROTOOPT | libc::EHOSTDOWN | libc::ENONET)
+    )
+}
+
+/// How long to wait after errors in a row.
+#[derive(Debug, Default)]
+struct Backoff {
+    retries: u32,
+    last: Duration,
+}
+
+impl Backoff {
+    /// Errors in a row that are retried at once, if they pass by themselves: beyond it even those look like a loop.
+    const RETRIES_MAX: u32 = 64;
+
+    fn may_retry_at_once(&mut self) -> bool {
+        self.retries += 1;
+        self.retries <= Self::RETRIES_MAX
+    }
+
+    fn next_wait(&mut self) -> Duration {
+        self.last = (self.last * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests;

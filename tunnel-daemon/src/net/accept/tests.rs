@@ -1,0 +1,258 @@
+//! The accept loop over scripts and over real listeners.
+
+use super::*;
+use crate::config::tls_policy::TlsPolicy;
+use crate::net::{
+    listen::{ListenAddr, StaleFile},
+    reload::Reloadable,
+    selfsigned::ThrowawayFiles,
+    tls::{Alpn, ServerTls},
+};
+use std::{
+    collections::VecDeque,
+    future::pending,
+    net::Ipv4Addr,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+
+/// Fails as scripted, then delivers one connection, then waits for ever.
+struct Script {
+    errors: VecDeque<i32>,
+    connection: Option<UnixStream>,
+}
+
+impl Incoming for Script {
+    async fn accept(&mut self) -> io::Result<(Socket, PeerAddr)> {
+        if let Some(errno) = self.errors.pop_front() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        match self.connection.take() {
+            Some(stream) => Ok((Socket::Unix(stream), PeerAddr::Unix)),
+            None => pending().await,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    failed: AtomicUsize,
+    handshakes: AtomicUsize,
+    refused: AtomicUsize,
+    changed: Notify,
+}
+
+impl Counts {
+    async fn until(&self, counter: &AtomicUsize, value: usize) {
+        while counter.load(Ordering::SeqCst) < value {
+            self.changed.notified().await;
+        }
+    }
+
+    fn count(&self, counter: &AtomicUsize) {
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_one();
+    }
+}
+
+impl AcceptEvents for Counts {
+    fn accept_failed(&self, _error: &io::Error) {
+        self.count(&self.failed);
+    }
+
+    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {
+        self.count(&self.handshakes);
+    }
+
+    fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {
+        self.count(&self.refused);
+    }
+}
+
+/// Runs a script to its connection; how long that took and how often it backed off.
+async fn run_script(errors: Vec<i32>) -> (Duration, usize) {
+    let (_theirs, ours) = UnixStream::pair().unwrap();
+    let script = Script {
+        errors: errors.into(),
+        connection: Some(ours),
+    };
+    let (tasks, counts) = (Tasks::new(4), Arc::new(Counts::default()));
+    let (arrived, mut arrivals) = mpsc::channel(1);
+    let handle = move |_stream: ByteStream| {
+        let arrived = arrived.clone();
+        async move { arrived.send(()).await.unwrap() }
+    };
+    let started = Instant::now();
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        script,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    arrivals.recv().await.unwrap();
+    (started.elapsed(), counts.failed.load(Ordering::SeqCst))
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_descriptors_back_off_from_5_to_100_ms_and_are_counted() {
+    let (elapsed, failed) = run_script(vec![libc::EMFILE; 7]).await;
+    assert_eq!(
+        elapsed,
+        Duration::from_millis(5 + 10 + 20 + 40 + 80 + 100 + 100)
+    );
+    assert_eq!(failed, 7);
+    let (elapsed, _failed) = run_script(vec![libc::ENFILE]).await;
+    assert_eq!(elapsed, BACKOFF_MIN);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_vanished_before_accept_cost_no_wait() {
+    let (elapsed, failed) = run_script(vec![libc::ECONNABORTED, libc::EINTR, libc::EPROTO]).await;
+    assert_eq!((elapsed, failed), (Duration::ZERO, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_passing_errors_back_off_as_well() {
+    let (elapsed, failed) = run_script(vec![libc::ECONNABORTED; 66]).await;
+    assert_eq!((elapsed, failed), (Duration::from_millis(5 + 10), 2));
+}
+
+#[tokio::test]
+async fn connection_beyond_the_task_limit_is_closed_and_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = Listener::bind(&ListenAddr::Unix(path.clone(), StaleFile::Keep)).unwrap();
+    let (tasks, counts) = (Tasks::new(1), Arc::new(Counts::default()));
+    let handle = |stream: ByteStream| async move {
+        let _open = stream;
+        pending::<()>().await;
+    };
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        listener,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let _first = UnixStream::connect(&path).await.unwrap();
+    let mut second = UnixStream::connect(&path).await.unwrap();
+    assert_eq!(second.read(&mut [0]).await.unwrap(), 0, "closed at once");
+    counts.until(&counts.refused, 1).await;
+}
+
+#[tokio::test]
+async fn stop_gives_the_listener_back_and_leaves_connections_alone() {
+    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let address = listener.tcp_addr().unwrap();
+    let (tasks, stop) = (Tasks::new(4), CancellationToken::new());
+    let handle = |mut stream: ByteStream| async move {
+        let byte = stream.read_u8().await.unwrap();
+        stream.write_u8(byte).await.unwrap();
+    };
+    let (returned, mut returns) = mpsc::channel(1);
+    let accepting = accept_loop(
+        listener,
+        None,
+        tasks.clone(),
+        Arc::new(()),
+        stop.clone(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move {
+        drop(returned.send(accepting.await).await)
+    });
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_u8(1).await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap(), 1);
+    let mut open = TcpStream::connect(address).await.unwrap();
+    while tasks.running() < 2 {
+        tokio::task::yield_now().await;
+    }
+    stop.cancel();
+    assert_eq!(returns.recv().await.unwrap().tcp_addr(), Some(address));
+    open.write_u8(2).await.unwrap();
+    assert_eq!(open.read_u8().await.unwrap(), 2);
+}
+
+fn tls(files: &ThrowawayFiles, handshakes_max: usize, deadline: Duration) -> AcceptTls {
+    let spec = ServerTls {
+        cert: files.cert("server"),
+        key: files.key("server"),
+        client_ca: None,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::http11(),
+    };
+    AcceptTls {
+        tls: Reloadable::load(spec).unwrap(),
+        handshakes_max,
+        deadline,
+    }
+}
+
+#[tokio::test]
+async fn silent_peers_hold_the_handshake_slots_only_until_the_deadline() {
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let address = listener.tcp_addr().unwrap();
+    let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
+    let tls = tls(&files, 1, Duration::from_millis(50));
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        listener,
+        Some(tls),
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        |_stream| async {},
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    counts.until(&counts.handshakes, 3).await;
+}
+
+#[tokio::test]
+async fn handshakes_in_flight_are_capped() {
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let address = listener.tcp_addr().unwrap();
+    let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
+    let tls = tls(&files, 1, Duration::from_secs(60));
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        listener,
+        Some(tls),
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        |_stream| async {},
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let first = TcpStream::connect(address).await.unwrap();
+    let mut second = TcpStream::connect(address).await.unwrap();
+    second.write_all(b"no TLS at all").await.unwrap();
+    while tasks.running() < 2 {
+        tokio::task::yield_now().await;
+    }
+    // The second waits its turn; otherwise it would fail within these rounds of the runtime.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
+    drop(first);
+    counts.until(&counts.handshakes, 2).await;
+}

@@ -1,0 +1,122 @@
+//! TLS handshakes, both sides, each under a deadline and with the configuration that is current when it starts.
+
+use std::{io, time::Duration};
+
+use rustls_pki_types::ServerName;
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use super::{
+    buffered::ReadBuffered,
+    reload::{ReloadableClientTls, ReloadableServerTls},
+    stream::{ByteStream, PeerAddr, Socket},
+    tls::AlpnRule,
+};
+
+/// Deadline for agents and for connecting.
+pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
+/// Deadline of gRPC server connections upstream.
+pub const HANDSHAKE_DEADLINE_COMPAT: Duration = Duration::from_secs(120);
+/// Plain text rustls may hold while the socket is full: as much as HTTP/2 hands over at once. Its default of 64 KiB
+/// would split large writes.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
+
+/// Why there is no TLS connection.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// The peer was too slow, or no TLS peer at all.
+    #[error(
+        "the TLS handshake was not finished within {after:?}; check that the peer speaks TLS on this port"
+    )]
+    TimedOut {
+        /// The deadline.
+        after: Duration,
+    },
+    /// The handshake succeeded without an application protocol, but one is needed.
+    #[error("the peer agreed to no application protocol (ALPN); gRPC needs h2")]
+    NoProtocol,
+    /// The peer refused, or was refused; the text says which certificate or parameter.
+    #[error("TLS handshake failed: {0}")]
+    Failed(#[source] io::Error),
+}
+
+impl From<HandshakeError> for io::Error {
+    fn from(error: HandshakeError) -> Self {
+        let kind = match &error {
+            HandshakeError::TimedOut { .. } => io::ErrorKind::TimedOut,
+            HandshakeError::NoProtocol => io::ErrorKind::InvalidData,
+            HandshakeError::Failed(cause) => cause.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// The server's side. A cancelled call closes the socket.
+///
+/// # Errors
+/// See [`HandshakeError`]; with a client CA this includes a missing or foreign client certificate.
+pub async fn accept_tls(
+    socket: Socket,
+    peer: PeerAddr,
+    tls: &ReloadableServerTls,
+    deadline: Duration,
+) -> Result<ByteStream, HandshakeError> {
+    let acceptor = TlsAcceptor::from(tls.current());
+    let accept = acceptor.accept_with(ReadBuffered::new(socket), |session| {
+        session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
+    });
+    let stream = finish(accept, deadline).await?;
+    checked(
+        ByteStream::tls(TlsStream::Server(stream), peer),
+        tls.spec().alpn.rule,
+    )
+}
+
+/// The client's side: verifies the server's certificate against `name` (see `tls::server_name`). `alpn` replaces the
+/// configured protocols for this connection, for lanes. A cancelled call closes the socket.
+///
+/// With TLS 1.3 the server judges our certificate after this returns: a refusal shows at the first read.
+///
+/// # Errors
+/// See [`HandshakeError`].
+pub async fn connect_tls(
+    socket: Socket,
+    peer: PeerAddr,
+    tls: &ReloadableClientTls,
+    name: ServerName<'static>,
+    alpn: Option<Vec<Vec<u8>>>,
+    deadline: Duration,
+) -> Result<ByteStream, HandshakeError> {
+    let connector = TlsConnector::from(tls.current());
+    let alpn = alpn.unwrap_or_else(|| tls.spec().alpn.protocols.clone());
+    let connect =
+        connector
+            .with_alpn(alpn)
+            .connect_with(name, ReadBuffered::new(socket), |session| {
+                session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
+            });
+    let stream = finish(connect, deadline).await?;
+    checked(
+        ByteStream::tls(TlsStream::Client(stream), peer),
+        tls.spec().alpn.rule,
+    )
+}
+
+async fn finish<T>(
+    handshake: impl Future<Output = io::Result<T>>,
+    deadline: Duration,
+) -> Result<T, HandshakeError> {
+    match tokio::time::timeout(deadline, handshake).await {
+        Ok(result) => result.map_err(HandshakeError::Failed),
+        Err(_elapsed) => Err(HandshakeError::TimedOut { after: deadline }),
+    }
+}
+
+fn checked(stream: ByteStream, rule: AlpnRule) -> Result<ByteStream, HandshakeError> {
+    match (rule, stream.alpn()) {
+        (AlpnRule::Required, None) => Err(HandshakeError::NoProtocol),
+        (AlpnRule::Required, Some(_)) | (AlpnRule::Optional, _) => Ok(stream),
+    }
+}
+
+#[cfg(test)]
+mod tests;

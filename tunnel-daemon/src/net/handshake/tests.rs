@@ -1,0 +1,479 @@
+//! Handshakes between our two sides over a loopback connection, with throw-away certificates.
+
+use super::*;
+use crate::config::tls_policy::TlsPolicy;
+use crate::net::{
+    reload::Reloadable,
+    selfsigned::{ThrowawayFiles, Usage},
+    tls::{Alpn, ClientTls, ServerTls, server_name},
+};
+use std::{net::Ipv4Addr, sync::Arc};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+struct World {
+    files: ThrowawayFiles,
+    server: ServerTls,
+    client: ClientTls,
+}
+
+/// A server that wants client certificates and a client with one, both for gRPC.
+fn world() -> World {
+    let files = ThrowawayFiles::create(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let no_extra: [&str; 0] = [];
+    let server = ServerTls {
+        cert: files.cert("server"),
+        key: files.key("server"),
+        client_ca: Some(files.ca_file()),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&no_extra),
+    };
+    let client = ClientTls {
+        ca: files.ca_file(),
+        identity: Some((files.cert("agent"), files.key("agent"))),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&no_extra),
+    };
+    World {
+        files,
+        server,
+        client,
+    }
+}
+
+async fn sockets() -> ((Socket, PeerAddr), (Socket, PeerAddr)) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    let (server, peer) = accepted.unwrap();
+    (
+        (Socket::Tcp(client.unwrap()), PeerAddr::Tcp(address)),
+        (Socket::Tcp(server), PeerAddr::Tcp(peer)),
+    )
+}
+
+type Ended = Result<ByteStream, HandshakeError>;
+
+/// Both sides of one handshake against `host`, up to the first byte from the server: with TLS 1.3 a client learns only
+/// then that its certificate was refused.
+async fn shake(world: &World, host: &str) -> (Ended, Ended) {
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let serve = async {
+        let mut stream =
+            accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE).await?;
+        stream
+            .write_all(b"!")
+            .await
+            .map_err(HandshakeError::Failed)?;
+        stream.flush().await.map_err(HandshakeError::Failed)?;
+        Ok(stream)
+    };
+    let connect = async {
+        let name = server_name(host).unwrap();
+        let mut stream = connect_tls(
+            client_socket,
+            server_address,
+            &client,
+            name,
+            None,
+            HANDSHAKE_DEADLINE,
+        )
+        .await?;
+        stream.read_u8().await.map_err(HandshakeError::Failed)?;
+        Ok(stream)
+    };
+    tokio::join!(serve, connect)
+}
+
+#[tokio::test]
+async fn both_sides_with_right_certificates_agree_on_h2_and_know_each_other() {
+    let (server, client) = shake(&world(), "localhost").await;
+    let (server, client) = (server.unwrap(), client.unwrap());
+    assert_eq!(
+        (server.alpn(), client.alpn()),
+        (Some(b"h2".as_slice()), Some(b"h2".as_slice()))
+    );
+    assert_eq!(
+        server.principal().unwrap().common_name.as_deref(),
+        Some("agent")
+    );
+    assert_eq!(
+        client.principal().unwrap().common_name.as_deref(),
+        Some("server")
+    );
+    assert_eq!(server.tls_version(), Some(rustls::ProtocolVersion::TLSv1_3));
+    assert!(server.tcp().is_some() && client.tcp().is_some());
+}
+
+#[tokio::test]
+async fn client_without_certificate_is_refused_when_a_ca_is_given() {
+    let mut world = world();
+    world.client.identity = None;
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn client_of_another_ca_is_refused() {
+    let other = world();
+    let mut world = world();
+    world.client.identity = Some((other.files.cert("agent"), other.files.key("agent")));
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn server_certificate_is_no_client_certificate() {
+    let mut world = world();
+    world.client.identity = Some((world.files.cert("server"), world.files.key("server")));
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(server.is_err() && client.is_err());
+}
+
+#[tokio::test]
+async fn without_a_client_ca_nobody_is_asked_for_a_certificate() {
+    let mut world = world();
+    world.server.client_ca = None;
+    world.client.identity = None;
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().principal(), None);
+    client.unwrap();
+}
+
+#[tokio::test]
+async fn server_of_another_ca_is_refused() {
+    let other = world();
+    let mut world = world();
+    world.client.ca = other.files.ca_file();
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(server.is_err() && client.is_err());
+}
+
+#[tokio::test]
+async fn addresses_are_checked_against_the_ip_names_of_the_certificate() {
+    let world = world();
+    let (server, client) = shake(&world, "127.0.0.1").await;
+    assert!(server.is_ok() && client.is_ok());
+    for foreign in ["127.0.0.2", "example.org"] {
+        let (_server, client) = shake(&world, foreign).await;
+        assert!(client.is_err(), "{foreign}");
+    }
+}
+
+#[tokio::test]
+async fn server_name_is_sent_for_hosts_only() {
+    for (host, sent) in [("localhost", Some("localhost")), ("127.0.0.1", None)] {
+        let (server, _client) = shake(&world(), host).await;
+        let Ok(ByteStream::Tls(tls)) = server else {
+            panic!("the handshake failed")
+        };
+        assert_eq!(tls.sni(), sent);
+    }
+}
+
+#[tokio::test]
+async fn custom_protocol_is_selected_by_a_listener_that_speaks_no_other() {
+    let mut world = world();
+    world.client.alpn = Alpn::grpc(&["x-konnectivity"]);
+    world.server.alpn.protocols = vec![b"x-konnectivity".to_vec()];
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().alpn(), Some(b"x-konnectivity".as_slice()));
+    assert_eq!(client.unwrap().alpn(), Some(b"x-konnectivity".as_slice()));
+}
+
+#[tokio::test]
+async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
+    let mut world = world();
+    world.client.alpn = Alpn {
+        protocols: vec![],
+        rule: AlpnRule::Optional,
+    };
+    let (server, _client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::NoProtocol)));
+    world.server.alpn = Alpn::http11();
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().alpn(), None);
+    client.unwrap();
+}
+
+#[tokio::test]
+async fn client_that_needs_a_protocol_refuses_a_server_without_any() {
+    let mut world = world();
+    world.server.alpn = Alpn {
+        protocols: vec![],
+        rule: AlpnRule::Optional,
+    };
+    let (_server, client) = shake(&world, "localhost").await;
+    assert!(matches!(client, Err(HandshakeError::NoProtocol)));
+}
+
+#[tokio::test]
+async fn client_with_only_h2_fails_on_an_http11_listener() {
+    let mut world = world();
+    world.server.alpn = Alpn::http11();
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn sides_without_a_common_version_refuse_each_other() {
+    let mut world = world();
+    world.server.policy = TlsPolicy::parse("VersionTLS13", &[], &mut Vec::new()).unwrap();
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(
+        server.unwrap().tls_version(),
+        Some(rustls::ProtocolVersion::TLSv1_3)
+    );
+    client.unwrap();
+    let config = old_client(&world);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let ((client_socket, _), (server_socket, peer)) = sockets().await;
+    let connect =
+        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, peer, &server, HANDSHAKE_DEADLINE),
+        connect
+    );
+    assert!(accepted.is_err() && connected.is_err());
+}
+
+#[tokio::test]
+async fn tls12_uses_the_suite_that_was_chosen() {
+    let mut world = world();
+    let suites = ["TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"].map(str::to_owned);
+    world.server.policy = TlsPolicy::parse("", &suites, &mut Vec::new()).unwrap();
+    world.server.client_ca = None;
+    let config = old_client(&world);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let ((client_socket, _), (server_socket, peer)) = sockets().await;
+    let connect =
+        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, peer, &server, HANDSHAKE_DEADLINE),
+        connect
+    );
+    assert_eq!(
+        accepted.unwrap().tls_version(),
+        Some(rustls::ProtocolVersion::TLSv1_2)
+    );
+    let suite = connected
+        .unwrap()
+        .get_ref()
+        .1
+        .negotiated_cipher_suite()
+        .unwrap()
+        .suite();
+    assert_eq!(
+        suite,
+        rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+    );
+}
+
+/// A client that knows nothing newer than TLS 1.2.
+fn old_client(world: &World) -> Arc<rustls::ClientConfig> {
+    use rustls_pki_types::{CertificateDer, pem::PemObject};
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(world.files.ca_file()).unwrap())
+        .unwrap();
+    let mut config = rustls::ClientConfig::builder_with_provider(crate::net::cipher::provider(
+        &TlsPolicy::default(),
+    ))
+    .with_protocol_versions(&[&rustls::version::TLS12])
+    .unwrap()
+    .with_root_certificates(roots)
+    .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
+#[tokio::test]
+async fn both_ends_export_the_same_keying_material_per_connection() {
+    let world = world();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let (server, client) = shake(&world, "localhost").await;
+        let (mut at_server, mut at_client) = ([0; 32], [0; 32]);
+        let (server, client) = (server.unwrap(), client.unwrap());
+        server
+            .as_tls()
+            .unwrap()
+            .export_keying_material(b"EXPORTER-test", b"", &mut at_server)
+            .unwrap();
+        client
+            .as_tls()
+            .unwrap()
+            .export_keying_material(b"EXPORTER-test", b"", &mut at_client)
+            .unwrap();
+        assert_eq!(at_server, at_client);
+        seen.push(at_server);
+    }
+    assert_ne!(seen.first(), seen.last());
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_peer_is_dropped_at_the_deadline() {
+    let server = Reloadable::load(world().server).unwrap();
+    let ((_silent, _), (socket, peer)) = sockets().await;
+    let error = accept_tls(socket, peer, &server, HANDSHAKE_DEADLINE)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            HandshakeError::TimedOut {
+                after: HANDSHAKE_DEADLINE
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
+}
+
+#[tokio::test]
+async fn peer_that_speaks_no_tls_is_an_error() {
+    let server = Reloadable::load(world().server).unwrap();
+    let ((mut client, _), (socket, peer)) = sockets().await;
+    client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let error = accept_tls(socket, peer, &server, HANDSHAKE_DEADLINE)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HandshakeError::Failed(_)), "{error}");
+}
+
+#[tokio::test]
+async fn megabytes_pass_both_ways_unharmed() {
+    let (server, client) = shake(&world(), "localhost").await;
+    let (mut server, mut client) = (server.unwrap(), client.unwrap());
+    let sent: Vec<u8> = (0..3_000_000_u32)
+        .map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3])
+        .collect();
+    let echo = async {
+        let mut received = vec![0; sent.len()];
+        server.read_exact(&mut received).await.unwrap();
+        server.write_all(&received).await.unwrap();
+        server.shutdown().await.unwrap();
+    };
+    let ask = async {
+        client.write_all(&sent).await.unwrap();
+        client.flush().await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        received
+    };
+    let ((), received) = tokio::join!(echo, ask);
+    assert!(received == sent, "the bytes differ");
+}
+
+#[tokio::test]
+async fn next_handshake_uses_replaced_files_of_both_sides() {
+    use crate::net::reload::{Reload, Reloaded};
+    let World {
+        files,
+        server,
+        client,
+    } = world();
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    files
+        .issue("server", Usage::Server, &["renewed.example".to_owned()])
+        .unwrap();
+    files
+        .issue("agent", Usage::Client, &["renewed-agent".to_owned()])
+        .unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    assert_eq!(client.reload_now().unwrap(), Reloaded::Replaced);
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let name = server_name("renewed.example").unwrap();
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE),
+        connect_tls(
+            client_socket,
+            server_address,
+            &client,
+            name,
+            None,
+            HANDSHAKE_DEADLINE
+        ),
+    );
+    connected.unwrap();
+    assert_eq!(
+        accepted.unwrap().principal().unwrap().names,
+        ["dns:renewed-agent"]
+    );
+}
+
+#[tokio::test]
+async fn tls_works_over_unix_sockets() {
+    let World {
+        files: _files,
+        server,
+        client,
+    } = world();
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+    let name = server_name("localhost").unwrap();
+    let (accepted, connected) = tokio::join!(
+        accept_tls(
+            Socket::Unix(ours),
+            PeerAddr::Unix,
+            &server,
+            HANDSHAKE_DEADLINE
+        ),
+        connect_tls(
+            Socket::Unix(theirs),
+            PeerAddr::Unix,
+            &client,
+            name,
+            None,
+            HANDSHAKE_DEADLINE
+        ),
+    );
+    assert_eq!(accepted.unwrap().peer(), PeerAddr::Unix);
+    assert!(connected.unwrap().tcp().is_none());
+}
+
+#[tokio::test]
+async fn protocols_can_be_replaced_for_one_connection() {
+    let World {
+        files: _files,
+        mut server,
+        client,
+    } = world();
+    server.alpn = Alpn::grpc(&["x-lane"]);
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let name = server_name("localhost").unwrap();
+    let lane = Some(vec![b"x-lane".to_vec()]);
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE),
+        connect_tls(
+            client_socket,
+            server_address,
+            &client,
+            name,
+            lane,
+            HANDSHAKE_DEADLINE
+        ),
+    );
+    assert_eq!(accepted.unwrap().alpn(), Some(b"x-lane".as_slice()));
+    connected.unwrap();
+}
+
+#[test]
+fn configurations_are_shared_not_copied() {
+    let server = Reloadable::load(world().server).unwrap();
+    assert!(Arc::ptr_eq(&server.current(), &server.current()));
+}

@@ -1,0 +1,22 @@
+//! Sockets, TLS, listeners and bounded tasks.
+
+pub mod accept;
+pub mod authority;
+pub mod buffered;
+mod ca;
+mod cipher;
+pub mod grpc;
+pub mod handshake;
+mod identity;
+pub mod listen;
+mod pem;
+pub mod principal;
+pub mod reload;
+pub mod selfsigned;
+pub mod services;
+pub mod socket;
+pub mod stream;
+pub mod tasks;
+pub mod tls;
+mod tls_error;
+pub mod unix;

@@ -1,0 +1,146 @@
+//! Who a peer is by its certificate, in a form that can be compared, granted and logged.
+
+use std::{fmt, net::IpAddr};
+
+use sha2::{Digest, Sha256};
+use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
+
+/// Names taken from one certificate. A certificate with more is no less valid, but nobody needs to read them all.
+const NAMES_MAX: usize = 64;
+
+/// The holder of a verified certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Principal {
+    /// The whole subject, as RFC 4514 like text: `O=system:nodes, CN=system:node:a`.
+    pub subject: String,
+    /// The first common name of the subject.
+    pub common_name: Option<String>,
+    /// Organisations of the subject: the groups of a Kubernetes user.
+    pub organizations: Vec<String>,
+    /// Subject alternative names, prefixed by their kind and sorted: `dns:`, `ip:`, `uri:`, `email:`.
+    pub names: Vec<String>,
+    /// SHA-256 of the certificate (DER). Another one after each renewal.
+    pub certificate_sha256: [u8; 32],
+}
+
+impl Principal {
+    /// Reads an end-entity certificate; `None` when it is none. The caller has verified it.
+    #[must_use]
+    pub fn from_der(der: &[u8]) -> Option<Self> {
+        let (_rest, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
+        let subject = certificate.subject();
+        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+            attribute.as_str().ok().map(str::to_owned)
+        };
+        Some(Self {
+            subject: subject.to_string(),
+            common_name: subject.iter_common_name().find_map(text),
+            organizations: subject
+                .iter_organization()
+                .filter_map(text)
+                .take(NAMES_MAX)
+                .collect(),
+            names: alternative_names(&certificate),
+            certificate_sha256: Sha256::digest(der).into(),
+        })
+    }
+
+    /// Whether two certificates name the same holder. True across renewals, where the hash differs.
+    #[must_use]
+    pub fn same_holder(&self, other: &Self) -> bool {
+        self.subject == other.subject && self.names == other.names
+    }
+}
+
+impl fmt::Display for Principal {
+    /// One line for logs: the common name, else the subject, else the alternative names; then the start of the hash.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.common_name {
+            Some(name) => write!(f, "CN={name}")?,
+            None if !self.subject.is_empty() => f.write_str(&self.subject)?,
+            None => f.write_str(&self.names.join(","))?,
+        }
+        f.write_str(" (sha256 ")?;
+        self.certificate_sha256
+            .iter()
+            .take(4)
+            .try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}
+
+fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = extension
+        .value
+        .general_names
+        .iter()
+        .filter_map(alternative_name)
+        .take(NAMES_MAX)
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+fn alternative_name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some(format!("dns:{name}")),
+        GeneralName::URI(uri) => Some(format!("uri:{uri}")),
+        GeneralName::RFC822Name(address) => Some(format!("email:{address}")),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            let address = v4
+                .or_else(|_not_v4| <[u8; 16]>::try_from(*bytes).map(IpAddr::from))
+                .ok()?;
+            Some(format!("ip:{address}"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::selfsigned::{ThrowawayCa, Usage};
+    use rustls_pki_types::{CertificateDer, pem::PemObject};
+
+    fn principal(ca: &ThrowawayCa, common_name: &str, names: &[&str]) -> Principal {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let pair = ca.issue(Usage::Client, common_name, &names).unwrap();
+        Principal::from_der(&CertificateDer::from_pem_slice(pair.cert_pem.as_bytes()).unwrap())
+            .unwrap()
+    }
+
+    #[test]
+    fn subject_and_alternative_names_are_read() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let principal = principal(
+            &ca,
+            "agent-7",
+            &["b.example", "10.0.0.1", "::1", "a.example"],
+        );
+        assert_eq!(principal.common_name.as_deref(), Some("agent-7"));
+        assert_eq!(principal.subject, "CN=agent-7");
+        assert_eq!(
+            principal.names,
+            ["dns:a.example", "dns:b.example", "ip:10.0.0.1", "ip:::1"]
+        );
+        assert!(principal.to_string().starts_with("CN=agent-7 (sha256 "));
+    }
+
+    #[test]
+    fn renewed_certificate_has_the_same_holder_and_another_hash() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let (old, new) = (principal(&ca, "a", &["x"]), principal(&ca, "a", &["x"]));
+        assert!(old.same_holder(&new) && old.certificate_sha256 != new.certificate_sha256);
+        assert!(!old.same_holder(&principal(&ca, "a", &["y"])));
+        assert!(!old.same_holder(&principal(&ca, "b", &["x"])));
+    }
+
+    #[test]
+    fn garbage_is_no_principal() {
+        assert_eq!(Principal::from_der(b"hello"), None);
+    }
+}

@@ -1,0 +1,225 @@
+//! Throw-away certificates: a CA that lives for one day and whatever it signs. For `adit demo` and for tests; nothing
+//! that outlives the process should trust them.
+
+use std::{
+    fs, io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+};
+
+/// How long the certificates are valid.
+const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// Validity starts in the past, so that a peer whose clock is a little behind accepts them.
+const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
+
+/// Why certificates could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SelfSignedError {
+    /// A name is no valid subject alternative name, or the key generator failed.
+    #[error("cannot make a certificate for {names}: {cause}; give host names or IP addresses")]
+    Certificate {
+        /// The names asked for.
+        names: String,
+        /// What the generator said.
+        cause: rcgen::Error,
+    },
+    /// The files could not be written.
+    #[error("cannot write certificates to {}: {cause}; check that the directory exists and is writable", .path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+/// What a certificate may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Server authentication.
+    Server,
+    /// Client authentication: agents and clients.
+    Client,
+}
+
+/// A CA whose key exists only in this process.
+pub struct ThrowawayCa {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// A certificate with its key, both PEM.
+pub struct Issued {
+    /// One block `CERTIFICATE`.
+    pub cert_pem: String,
+    /// One block `PRIVATE KEY`.
+    pub key_pem: String,
+}
+
+impl ThrowawayCa {
+    /// A new CA named `common_name`.
+    ///
+    /// # Errors
+    /// The key generator failed.
+    pub fn new(common_name: &str) -> Result<Self, SelfSignedError> {
+        let failed = |cause| SelfSignedError::Certificate {
+            names: common_name.to_owned(),
+            cause,
+        };
+        let mut params = parameters(common_name, &[]).map_err(failed)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let key = KeyPair::generate().map_err(failed)?;
+        let issuer = CertifiedIssuer::self_signed(params, key).map_err(failed)?;
+        Ok(Self { issuer })
+    }
+
+    /// The CA's certificate as a PEM bundle of one.
+    #[must_use]
+    pub fn cert_pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    /// A new pair signed by this CA. `names` are host names and IP addresses for the SAN extension; may be empty.
+    ///
+    /// # Errors
+    /// A name cannot stand in a certificate.
+    pub fn issue(
+        &self,
+        usage: Usage,
+        common_name: &str,
+        names: &[String],
+    ) -> Result<Issued, SelfSignedError> {
+        let failed = |cause| SelfSignedError::Certificate {
+            names: names.join(", "),
+            cause,
+        };
+        let mut params = parameters(common_name, names).map_err(failed)?;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![match usage {
+            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().map_err(failed)?;
+        let cert = params.signed_by(&key, &self.issuer).map_err(failed)?;
+        Ok(Issued {
+            cert_pem: cert.pem(),
+            key_pem: key.serialize_pem(),
+        })
+    }
+}
+
+fn parameters(common_name: &str, names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name = DistinguishedName::new();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, common_name);
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + LIFETIME).into();
+    Ok(params)
+}
+
+/// A CA file and pairs for a server, an agent and a client. The files go away with this value.
+pub struct ThrowawayFiles {
+    dir: tempfile::TempDir,
+    ca: ThrowawayCa,
+}
+
+impl ThrowawayFiles {
+    /// Writes `ca.crt`, `{server,agent,client}.{crt,key}` to a temporary directory only this user can enter. The
+    /// server's certificate carries `server_names` (host names or addresses), the others none.
+    ///
+    /// # Errors
+    /// A name cannot stand in a certificate, or the temporary directory is not writable.
+    pub fn create(server_names: &[String]) -> Result<Self, SelfSignedError> {
+        let dir = tempfile::Builder::new()
+            .prefix("adit-certificates-")
+            .permissions(fs::Permissions::from_mode(0o700))
+            .tempdir()
+            .map_err(|cause| SelfSignedError::Write {
+                path: std::env::temp_dir(),
+                cause,
+            })?;
+        let files = Self {
+            dir,
+            ca: ThrowawayCa::new("adit throw-away CA")?,
+        };
+        write(&files.ca_file(), &files.ca.cert_pem())?;
+        files.issue("server", Usage::Server, server_names)?;
+        files.issue("agent", Usage::Client, &[])?;
+        files.issue("client", Usage::Client, &[])?;
+        Ok(files)
+    }
+
+    /// Makes one more pair in the directory, or replaces the one of that name: the common name is `name`.
+    ///
+    /// # Errors
+    /// As [`ThrowawayFiles::create`].
+    pub fn issue(&self, name: &str, usage: Usage, names: &[String]) -> Result<(), SelfSignedError> {
+        let pair = self.ca.issue(usage, name, names)?;
+        write(&self.cert(name), &pair.cert_pem)?;
+        write(&self.key(name), &pair.key_pem)
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The CA behind the files.
+    #[must_use]
+    pub fn ca(&self) -> &ThrowawayCa {
+        &self.ca
+    }
+
+    /// The CA bundle.
+    #[must_use]
+    pub fn ca_file(&self) -> PathBuf {
+        self.dir().join("ca.crt")
+    }
+
+    /// The certificate file of `name`: `server`, `agent`, `client` or what was issued later.
+    #[must_use]
+    pub fn cert(&self, name: &str) -> PathBuf {
+        self.dir().join(format!("{name}.crt"))
+    }
+
+    /// The key file of `name`.
+    #[must_use]
+    pub fn key(&self, name: &str) -> PathBuf {
+        self.dir().join(format!("{name}.key"))
+    }
+}
+
+/// Everything is written with mode 0600: keys need it, certificates do not mind.
+fn write(path: &Path, text: &str) -> Result<(), SelfSignedError> {
+    let failed = |cause| SelfSignedError::Write {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(path).map_err(failed)?;
+    io::Write::write_all(&mut file, text.as_bytes()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folder_of_throw_away_keys_is_for_this_user_alone() {
+        let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+        let mode = fs::metadata(files.dir()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}

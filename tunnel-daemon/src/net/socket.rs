@@ -1,0 +1,135 @@
+//! Options of TCP sockets. Each function takes any socket type and does one thing.
+
+use std::{io, os::fd::AsFd, time::Duration};
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// Idle time before the first keepalive probe, and the time between probes: the default of Go's net package, which
+/// upstream's listeners and target sockets have.
+pub const KEEPALIVE_PERIOD: Duration = Duration::from_secs(15);
+/// Probes without an answer before the connection is given up: also Go's default.
+pub const KEEPALIVE_PROBES: u32 = 9;
+/// How long written bytes may stay unacknowledged on a link. For links only: it also kills living peers that merely do
+/// not read.
+pub const LINK_USER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What every accepted and every target socket gets: no Nagle delay, keepalive as in Go.
+///
+/// # Errors
+/// The socket is no TCP socket, or already reset.
+pub fn tune_stream(socket: &impl AsFd) -> io::Result<()> {
+    set_nodelay(socket)?;
+    set_keepalive(socket, KEEPALIVE_PERIOD, KEEPALIVE_PROBES)
+}
+
+/// Small writes leave at once.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_nodelay(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_nodelay(true)
+}
+
+/// Keepalive with `period` as idle time and interval.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_keepalive(socket: &impl AsFd, period: Duration, probes: u32) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new()
+        .with_time(period)
+        .with_interval(period)
+        .with_retries(probes);
+    SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}
+
+/// Keepalive with the kernel's own timings: what gRPC-Go does when an agent dials a server.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_keepalive_kernel_timed(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_keepalive(true)
+}
+
+/// The connection dies when written bytes stay unacknowledged for `timeout`: see [`LINK_USER_TIMEOUT`].
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_user_timeout(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_user_timeout(Some(timeout))
+}
+
+/// The socket counts as writable only while less than `bytes` wait to be sent, so what is queued stays in our hands
+/// where control packets can overtake it.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_notsent_lowat(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_notsent_lowat(bytes)
+}
+
+/// Fixed kernel buffers in bytes; `None` leaves a side to the kernel's autotuning, which is right for nearly all.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_buffers(
+    socket: &impl AsFd,
+    send: Option<usize>,
+    receive: Option<usize>,
+) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    if let Some(bytes) = send {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    receive.map_or(Ok(()), |bytes| socket.set_recv_buffer_size(bytes))
+}
+
+/// Closing the socket will send RST instead of FIN and discard what is unsent.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_reset_on_close(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_linger(Some(Duration::ZERO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    fn stream() -> TcpStream {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn options_reach_the_kernel() {
+        let stream = stream();
+        tune_stream(&stream).unwrap();
+        set_user_timeout(&stream, LINK_USER_TIMEOUT).unwrap();
+        set_notsent_lowat(&stream, 65_536).unwrap();
+        set_buffers(&stream, Some(32_768), Some(65_536)).unwrap();
+        set_reset_on_close(&stream).unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE_PERIOD);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE_PERIOD);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_PROBES);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(LINK_USER_TIMEOUT));
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), 65_536);
+        assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
+        // The kernel doubles what is asked for, to account for its own overhead.
+        assert!(socket.send_buffer_size().unwrap() >= 32_768);
+    }
+
+    #[test]
+    fn kernel_timed_keepalive_leaves_the_timings_alone() {
+        let (stream, untouched) = (stream(), stream());
+        set_keepalive_kernel_timed(&stream).unwrap();
+        let (socket, untouched) = (SockRef::from(&stream), SockRef::from(&untouched));
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(
+            socket.tcp_keepalive_time().unwrap(),
+            untouched.tcp_keepalive_time().unwrap()
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! Byte streams of all kinds behind one type with static dispatch: TCP, unix, or TLS over either. `tokio::io::split`
+//! works on all of them; the plain variants can be taken out where `into_split` or a raw descriptor is wanted.
+
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustls::ProtocolVersion;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsStream;
+
+use super::{buffered::ReadBuffered, principal::Principal};
+
+/// Where a peer is, for logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PeerAddr {
+    /// Address and port.
+    Tcp(SocketAddr),
+    /// The other end of a unix socket has no address worth naming.
+    Unix,
+}
+
+impl fmt::Display for PeerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+/// A plain socket.
+#[derive(Debug)]
+pub enum Socket {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix, stream type.
+    Unix(UnixStream),
+}
+
+/// A connection as frontends, links and lanes see it.
+#[derive(Debug)]
+pub enum ByteStream {
+    /// TCP in clear text, with the address it had when accepted: a reset socket no longer knows.
+    Tcp(TcpStream, SocketAddr),
+    /// A unix socket in clear text.
+    Unix(UnixStream),
+    /// TLS over either. Boxed: the session is a kilobyte, and the other variants are moved around.
+    Tls(Box<TlsConnection>),
+}
+
+/// A finished TLS handshake and what it told about the peer.
+#[derive(Debug)]
+pub struct TlsConnection {
+    io: TlsStream<ReadBuffered<Socket>>,
+    peer: PeerAddr,
+    principal: Option<Arc<Principal>>,
+}
+
+impl ByteStream {
+    /// A clear-text stream.
+    #[must_use]
+    pub fn plain(socket: Socket, peer: PeerAddr) -> Self {
+        match (socket, peer) {
+            (Socket::Tcp(socket), PeerAddr::Tcp(address)) => Self::Tcp(socket, address),
+            (Socket::Tcp(socket), PeerAddr::Unix) => {
+                let address = socket.peer_addr();
+                Self::Tcp(
+                    socket,
+                    address.unwrap_or_else(|_reset| SocketAddr::from(([0, 0, 0, 0], 0))),
+                )
+            }
+            (Socket::Unix(socket), _) => Self::Unix(socket),
+        }
+    }
+
+    /// A finished handshake.
+    pub(super) fn tls(io: TlsStream<ReadBuffered<Socket>>, peer: PeerAddr) -> Self {
+        let certificate = io
+            .get_ref()
+            .1
+            .peer_certificates()
+            .and_then(|chain| chain.first());
+        let principal = certificate
+            .and_then(|der| Principal::from_der(der))
+            .map(Arc::new);
+        Self::Tls(Box::new(TlsConnection {
+            io,
+            peer,
+            principal,
+        }))
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn peer(&self) -> PeerAddr {
+        match self {
+            Self::Tcp(_, address) => PeerAddr::Tcp(*address),
+            Self::Unix(_) => PeerAddr::Unix,
+            Self::Tls(tls) => tls.peer,
+        }
+    }
+
+    /// Who the peer is by its verified certificate. On a server: `None` without TLS or without a client CA.
+    #[must_use]
+    pub fn principal(&self) -> Option<&Arc<Principal>> {
+        match self {
+            Self::Tcp(..) | Self::Unix(_) => None,
+            Self::Tls(tls) => tls.principal.as_ref(),
+        }
+    }
+
+    /// The application protocol agreed upon.
+    #[must_use]
+    pub fn alpn(&self) -> Option<&[u8]> {
+        self.as_tls()?.io.get_ref().1.alpn_protocol()
+    }
+
+    /// The TLS version, for logs.
+    #[must_use]
+    pub fn tls_version(&self) -> Option<ProtocolVersion> {
+        self.as_tls()?.io.get_ref().1.protocol_version()
+    }
+
+    /// The TLS part, when there is one.
+    #[must_use]
+    pub fn as_tls(&self) -> Option<&TlsConnection> {
+        match self {
+            Self::Tcp(..) | Self::Unix(_) => None,
+            Self::Tls(tls) => Some(tls),
+        }
+    }
+
+    /// The TCP socket at the bottom, for socket options; `None` on unix sockets.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(socket, _) => Some(socket),
+            Self::Unix(_) => None,
+            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
+                Socket::Tcp(socket) => Some(socket),
+                Socket::Unix(_) => None,
+            },
+        }
+    }
+}
+
+impl TlsConnection {
+    /// On a server: the host name the client asked for (SNI), if any. `None` on a client.
+    #[must_use]
+    pub fn sni(&self) -> Option<&str> {
+        match &self.io {
+            TlsStream::Client(_) => None,
+            TlsStream::Server(tls) => tls.get_ref().1.server_name(),
+        }
+    }
+
+    /// Fills `out` with keying material of this session (RFC 5705), the same at both ends and on no other connection.
+    ///
+    /// # Errors
+    /// `out` is empty or absurdly long.
+    pub fn export_keying_material(
+        &self,
+        label: &[u8],
+        context: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), rustls::Error> {
+        match &self.io {
+            TlsStream::Client(tls) => tls
+                .get_ref()
+                .1
+                .export_keying_material(out, label, Some(context))
+                .map(|_out| ()),
+            TlsStream::Server(tls) => tls
+                .get_ref()
+                .1
+                .export_keying_material(out, label, Some(context))
+                .map(|_out| ()),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// Hands each method of `AsyncRead` and `AsyncWrite` to the variant's stream.
+macro_rules! delegate_io {
+    ($type:ty { $($pattern:pat => $io:expr),+ $(,)? }) => {
+        impl AsyncRead for $type {
+            fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out)),+ }
+            }
+        }
+
+        impl AsyncWrite for $type {
+            fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_write(cx, bytes)),+ }
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[io::IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_write_vectored(cx, slices)),+ }
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                match self { $($pattern => $io.is_write_vectored()),+ }
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_flush(cx)),+ }
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_shutdown(cx)),+ }
+            }
+        }
+    };
+}
+
+delegate_io!(Socket { Self::Tcp(io) => io, Self::Unix(io) => io });
+delegate_io!(ByteStream { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
+delegate_io!(TlsConnection { Self { io, .. } => io });

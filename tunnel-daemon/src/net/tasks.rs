@@ -1,0 +1,275 @@
+//! Bounded tasks: the only place where the program spawns. Work is admitted against a limit or refused, all of it can
+//! be waited for, and a panic ends its own task only.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Semaphore;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Service tasks (listeners, watchers, timers) at once per [`Tasks`]. More means that something spawns them in a loop.
+const SERVICES_MAX: usize = 256;
+
+/// No room for another task: the work was dropped without being started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("all {limit} task slots are in use")]
+pub struct Overloaded {
+    /// The limit that was hit.
+    pub limit: usize,
+}
+
+/// What [`Tasks::drain`] left behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "says whether work was cut off"]
+pub struct Drained {
+    /// Tasks that were cut off at the deadline.
+    pub cut_off: usize,
+}
+
+/// A group of tasks. Clones name the same group.
+#[derive(Clone, Debug)]
+pub struct Tasks(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    limit: usize,
+    permits: Arc<Semaphore>,
+    tracker: TaskTracker,
+    stopping: CancellationToken,
+    cut_off: CancellationToken,
+    panics: AtomicU64,
+    services: AtomicUsize,
+}
+
+impl Tasks {
+    /// A group that runs at most `limit` tasks at once, service tasks not counted.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self(Arc::new(Inner {
+            limit,
+            permits: Arc::new(Semaphore::new(limit)),
+            tracker: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            cut_off: CancellationToken::new(),
+            panics: AtomicU64::new(0),
+            services: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Starts `work` if there is room. `name` says in the log what panicked.
+    ///
+    /// # Errors
+    /// The limit is reached; `work` was dropped.
+    pub fn spawn(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), Overloaded> {
+        let full = |_full| Overloaded {
+            limit: self.0.limit,
+        };
+        let permit = Arc::clone(&self.0.permits)
+            .try_acquire_owned()
+            .map_err(full)?;
+        self.start(name, async move {
+            work.await;
+            drop(permit);
+        });
+        Ok(())
+    }
+
+    /// Starts one of the fixed few tasks a program consists of. Not for anything a peer can cause.
+    ///
+    /// # Panics
+    /// When 256 of them run: then it was called in a loop, which is a bug.
+    pub fn spawn_always(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let before = self.0.services.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            before < SERVICES_MAX,
+            "service task {name}: {SERVICES_MAX} run already"
+        );
+        let running = ServiceGuard(Arc::clone(&self.0));
+        self.start(name, async move {
+            work.await;
+            drop(running);
+        });
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the one place that spawns: counted, tracked and cut off below"
+    )]
+    fn start(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let inner = Arc::clone(&self.0);
+        let tracked = self.0.tracker.track_future(async move {
+            let guard = PanicGuard {
+                name,
+                inner: &inner,
+            };
+            // Not being cut off is the common end, and its output is nothing, too.
+            let _finished = inner.cut_off.run_until_cancelled(work).await;
+            drop(guard);
+        });
+        tokio::spawn(tracked);
+    }
+
+    /// Cancelled when [`Tasks::drain`] starts: tasks that would never end by themselves watch it.
+    #[must_use]
+    pub fn stopping(&self) -> CancellationToken {
+        self.0.stopping.clone()
+    }
+
+    /// Tasks that run now, service tasks included.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.0.tracker.len()
+    }
+
+    /// Tasks that panicked so far.
+    #[must_use]
+    pub fn panics(&self) -> u64 {
+        self.0.panics.load(Ordering::Relaxed)
+    }
+
+    /// Asks all tasks to stop, waits at most `deadline`, cuts off (drops) the rest and waits for that. No new work is
+    /// admitted from the first call on. If the call is cancelled, tasks go on; call again.
+    pub async fn drain(&self, deadline: Duration) -> Drained {
+        self.0.permits.close();
+        self.0.stopping.cancel();
+        self.0.tracker.close();
+        let cut_off = match tokio::time::timeout(deadline, self.0.tracker.wait()).await {
+            Ok(()) => 0,
+            Err(_elapsed) => {
+                let left = self.running();
+                self.0.cut_off.cancel();
+                self.0.tracker.wait().await;
+                left
+            }
+        };
+        Drained { cut_off }
+    }
+}
+
+/// Counts a service task down on every way it can end.
+struct ServiceGuard(Arc<Inner>);
+
+impl Drop for ServiceGuard {
+    fn drop(&mut self) {
+        self.0.services.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Dropped while unwinding exactly when the task panicked. Tokio itself catches the panic.
+struct PanicGuard<'a> {
+    name: &'static str,
+    inner: &'a Inner,
+}
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.inner.panics.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(
+                task = self.name,
+                "task panicked; this is a bug, the message is on standard error"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+    use tokio::sync::oneshot;
+
+    #[tokio::test]
+    async fn work_beyond_the_limit_is_refused_and_admitted_once_there_is_room() {
+        let tasks = Tasks::new(1);
+        let (release, released) = oneshot::channel::<()>();
+        tasks
+            .spawn("first", async move { drop(released.await) })
+            .unwrap();
+        assert_eq!(
+            tasks.spawn("second", async {}),
+            Err(Overloaded { limit: 1 })
+        );
+        release.send(()).unwrap();
+        while tasks.spawn("third", async {}).is_err() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn drain_waits_for_tasks_that_heed_the_stop() {
+        let tasks = Tasks::new(8);
+        let stopping = tasks.stopping();
+        tasks.spawn_always("service", async move { stopping.cancelled().await });
+        let (release, released) = oneshot::channel::<()>();
+        tasks
+            .spawn("work", async move { drop(released.await) })
+            .unwrap();
+        let stopping = tasks.stopping();
+        tasks
+            .spawn("releases the other", async move {
+                stopping.cancelled().await;
+                release.send(()).unwrap();
+            })
+            .unwrap();
+        assert_eq!(
+            tasks.drain(Duration::from_secs(5)).await,
+            Drained { cut_off: 0 }
+        );
+        assert_eq!(tasks.running(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn drain_cuts_off_what_outlives_the_deadline() {
+        let tasks = Tasks::new(8);
+        let (held, dropped) = oneshot::channel::<()>();
+        tasks
+            .spawn("stuck", async move {
+                let _held = held;
+                pending().await
+            })
+            .unwrap();
+        let started = tokio::time::Instant::now();
+        assert_eq!(
+            tasks.drain(Duration::from_secs(5)).await,
+            Drained { cut_off: 1 }
+        );
+        assert_eq!(started.elapsed(), Duration::from_secs(5));
+        assert!(dropped.await.is_err(), "the work was dropped");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_admitted_once_draining() {
+        let tasks = Tasks::new(8);
+        let _drained = tasks.drain(Duration::ZERO).await;
+        assert!(tasks.spawn("late", async {}).is_err());
+    }
+
+    #[tokio::test]
+    async fn panic_is_counted_and_frees_its_slot() {
+        let tasks = Tasks::new(1);
+        tasks
+            .spawn("panics", async { panic!("on purpose") })
+            .unwrap();
+        while tasks.running() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(tasks.panics(), 1);
+        tasks.spawn("next", async {}).unwrap();
+    }
+}

@@ -1,0 +1,306 @@
+//! What a TLS side is made of: files, policy and protocols in, a checked rustls configuration out. Reading the files
+//! again when they change is `reload`'s business, handshakes are `handshake`'s.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{ClientConfig, ServerConfig, server::WebPkiClientVerifier};
+use rustls_pki_types::ServerName;
+use sha2::{Digest, Sha256};
+
+pub use super::tls_error::TlsError;
+use super::{
+    ca,
+    cipher::{aes_in_hardware, provider, versions},
+    identity,
+};
+use crate::config::tls_policy::TlsPolicy;
+
+/// ALPN name of HTTP/2, which gRPC needs.
+pub const ALPN_H2: &[u8] = b"h2";
+/// ALPN name of HTTP/1.1, for HTTP-CONNECT over TLS.
+pub const ALPN_HTTP11: &[u8] = b"http/1.1";
+
+/// Largest certificate, key or CA file that is read: a bundle of all public CAs is a tenth of it.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Whether a connection may go on when no application protocol was agreed upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AlpnRule {
+    /// Refuse it, as gRPC-Go does. Any protocol that was offered will do: a router in front may select a custom one.
+    Required,
+    /// Serve it, as Go's HTTP server does.
+    Optional,
+}
+
+/// The application protocols of a side, most wanted first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alpn {
+    /// ALPN names, for example [`ALPN_H2`].
+    pub protocols: Vec<Vec<u8>>,
+    /// What a missing agreement means.
+    pub rule: AlpnRule,
+}
+
+impl Alpn {
+    /// A gRPC listener: `h2`, and a peer without ALPN is refused. `extra` protocols (lanes) are wanted more.
+    #[must_use]
+    pub fn grpc<S: AsRef<str>>(extra: &[S]) -> Self {
+        let extra = extra.iter().map(|name| name.as_ref().as_bytes().to_vec());
+        Self {
+            protocols: extra.chain([ALPN_H2.to_vec()]).collect(),
+            rule: AlpnRule::Required,
+        }
+    }
+
+    /// An HTTP-CONNECT listener: `http/1.1`, or a peer that knows no ALPN.
+    #[must_use]
+    pub fn http11() -> Self {
+        Self {
+            protocols: vec![ALPN_HTTP11.to_vec()],
+            rule: AlpnRule::Optional,
+        }
+    }
+}
+
+/// What a configuration is built from. Implemented by [`ServerTls`] and [`ClientTls`].
+pub trait TlsSpec: Send + Sync + 'static {
+    /// The rustls configuration.
+    type Config: Send + Sync + 'static;
+
+    /// Every file that [`TlsSpec::build`] looks at.
+    fn paths(&self) -> Vec<&Path>;
+
+    /// Checks everything and builds. Touches no file: `files` holds their content.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, naming the file.
+    fn build(&self, files: &TlsFiles) -> Result<Self::Config, TlsError>;
+}
+
+/// The TLS side of a listener.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// Certificate chain, PEM, own certificate first.
+    pub cert: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// Client certificates are required and verified against this bundle; without it none is asked for.
+    pub client_ca: Option<PathBuf>,
+    /// Versions and suites.
+    pub policy: TlsPolicy,
+    /// Application protocols.
+    pub alpn: Alpn,
+}
+
+/// The TLS side of whoever connects: an agent to its server, a proxy to a remote server.
+#[derive(Clone, Debug)]
+pub struct ClientTls {
+    /// The server's certificate is verified against this bundle.
+    pub ca: PathBuf,
+    /// Own certificate chain and its key, sent when the server asks.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// Versions and suites; upstream's agent has the default fixed.
+    pub policy: TlsPolicy,
+    /// Application protocols.
+    pub alpn: Alpn,
+}
+
+impl TlsSpec for ServerTls {
+    type Config = ServerConfig;
+
+    fn paths(&self) -> Vec<&Path> {
+        [&self.cert, &self.key]
+            .into_iter()
+            .chain(&self.client_ca)
+            .map(PathBuf::as_path)
+            .collect()
+    }
+
+    fn build(&self, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+        let provider = provider(&self.policy);
+        let identity =
+            identity::parse_identity(files.pair(&self.cert)?, files.pair(&self.key)?, &provider)?;
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions(&self.policy))
+            .map_err(refused)?;
+        let builder = match &self.client_ca {
+            Some(path) => {
+                let (path, bytes) = files.pair(path)?;
+                let roots = Arc::new(ca::parse_bundle(path, bytes)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                builder.with_client_cert_verifier(verifier.build().map_err(refused)?)
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(identity);
+        config.alpn_protocols.clone_from(&self.alpn.protocols);
+        config.ignore_client_order = aes_in_hardware();
+        Ok(config)
+    }
+}
+
+impl TlsSpec for ClientTls {
+    type Config = ClientConfig;
+
+    fn paths(&self) -> Vec<&Path> {
+        let pair = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
+        [&self.ca]
+            .into_iter()
+            .chain(pair)
+            .map(PathBuf::as_path)
+            .collect()
+    }
+
+    fn build(&self, files: &TlsFiles) -> Result<ClientConfig, TlsError> {
+        let provider = provider(&self.policy);
+        let (ca_path, ca_bytes) = files.pair(&self.ca)?;
+        let roots = ca::parse_bundle(ca_path, ca_bytes)?;
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(versions(&self.policy))
+            .map_err(refused)?
+            .with_root_certificates(roots);
+        let mut config = match &self.identity {
+            Some((cert, key)) => {
+                let (cert, key) = (files.pair(cert)?, files.pair(key)?);
+                builder.with_client_cert_resolver(identity::parse_identity(cert, key, &provider)?)
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols.clone_from(&self.alpn.protocols);
+        Ok(config)
+    }
+}
+
+fn refused(error: impl std::fmt::Display) -> TlsError {
+    TlsError::Refused {
+        reason: error.to_string(),
+    }
+}
+
+/// The content of the files of one [`TlsSpec`], all read before any is judged.
+pub struct TlsFiles(BTreeMap<PathBuf, Vec<u8>>);
+
+impl TlsFiles {
+    /// Reads each file once. Blocks; a few kilobytes as a rule.
+    ///
+    /// # Errors
+    /// A file cannot be read or is absurdly large.
+    pub fn read(paths: &[&Path]) -> Result<Self, TlsError> {
+        let read = |path: &&Path| Ok((path.to_path_buf(), read_file(path)?));
+        paths.iter().map(read).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Tells contents apart without keeping keys in memory.
+    pub(super) fn fingerprint(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for (path, bytes) in &self.0 {
+            hash.update(path.as_os_str().as_encoded_bytes());
+            hash.update([0]);
+            hash.update(Sha256::digest(bytes));
+        }
+        hash.finalize().into()
+    }
+
+    /// A file's path, for error texts, and its content.
+    fn pair(&self, path: &Path) -> Result<(&Path, &[u8]), TlsError> {
+        let not_read = || TlsError::Unreadable {
+            path: path.to_owned(),
+            cause: std::io::ErrorKind::NotFound.into(),
+        };
+        self.0
+            .get_key_value(path)
+            .map(|(path, bytes)| (path.as_path(), bytes.as_slice()))
+            .ok_or_else(not_read)
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let unreadable = |cause| TlsError::Unreadable {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if u64::try_from(bytes.len()).is_ok_and(|len| len <= FILE_BYTES_MAX) {
+        Ok(bytes)
+    } else {
+        Err(TlsError::TooLarge {
+            path: path.to_owned(),
+            limit_bytes: FILE_BYTES_MAX,
+        })
+    }
+}
+
+/// The name a server's certificate must carry: a host name (sent as SNI) or an address (IP SAN, no SNI). Accepts what
+/// stands in an address to dial: brackets, a zone and a trailing dot are dropped, as Go does.
+///
+/// # Errors
+/// It is neither.
+pub fn server_name(host: &str) -> Result<ServerName<'static>, TlsError> {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host);
+    let bare = bare
+        .split_once('%')
+        .map_or(bare, |(address, _zone)| address);
+    let bare = bare.strip_suffix('.').unwrap_or(bare);
+    ServerName::try_from(bare.to_owned()).map_err(|_invalid| TlsError::BadServerName {
+        host: host.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn server_names_are_hosts_or_addresses() {
+        for (given, address) in [
+            ("example.org", false),
+            ("example.org.", false),
+            ("10.0.0.1", true),
+            ("[::1]", true),
+            ("fe80::1%eth0", true),
+        ] {
+            let name = server_name(given).unwrap();
+            assert_eq!(matches!(name, ServerName::IpAddress(_)), address, "{given}");
+        }
+        let error = server_name("no host").unwrap_err();
+        assert!(error.to_string().contains("no host"));
+    }
+
+    #[test]
+    fn missing_file_is_named() {
+        let error = TlsFiles::read(&[Path::new("/nonexistent/tls.crt")])
+            .err()
+            .unwrap();
+        assert!(
+            error.to_string().contains("/nonexistent/tls.crt"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn endless_file_is_refused_before_it_fills_memory() {
+        let error = TlsFiles::read(&[Path::new("/dev/zero")]).err().unwrap();
+        assert!(matches!(error, TlsError::TooLarge { .. }), "{error}");
+    }
+
+    #[test]
+    fn lane_protocols_are_wanted_more_than_h2() {
+        assert_eq!(
+            Alpn::grpc(&["x-lane"]).protocols,
+            [b"x-lane".to_vec(), b"h2".to_vec()]
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! Unix listeners as upstream makes them: mode 0770, a stale socket file removed first if allowed, the file removed on
+//! orderly close. Whoever may connect is decided by that mode alone, so it is never wider, not for a moment.
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::Mode;
+use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::net::{UnixListener, UnixStream};
+
+use super::listen::{BACKLOG, ListenError};
+
+/// What umask 0007 leaves of 0777: the process's user and group may connect.
+const SOCKET_MODE: u32 = 0o770;
+
+/// What to do with a file that already has the socket's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StaleFile {
+    /// Remove it if it is a socket, used or not: upstream's default, needed after a crash.
+    Remove,
+    /// Leave it; listening then fails.
+    Keep,
+}
+
+/// A listening unix socket. Its file goes away with it.
+#[derive(Debug)]
+pub struct UnixListening {
+    /// Before the listener, for the order of drops: while the socket is open its inode number cannot be taken by
+    /// another file, so the guard can tell its own file.
+    file: SocketFile,
+    listener: UnixListener,
+}
+
+impl UnixListening {
+    /// Binds and listens at `path`. Needs a tokio runtime.
+    ///
+    /// The mode is put on the socket before it has a name (Linux applies it, less the umask, to the file that bind
+    /// creates), then on the file, and only then does it listen: a stranger can never connect in between. Binding
+    /// under another name and renaming was rejected: rename replaces whatever is there, and the longer name can exceed
+    /// the 107 bytes a socket name may have.
+    ///
+    /// # Errors
+    /// The name is in use, or the directory is missing or not writable.
+    pub fn bind(path: &Path, stale: StaleFile) -> Result<Self, ListenError> {
+        let failed = |cause| ListenError::unix(path, cause);
+        if stale == StaleFile::Remove {
+            remove_stale(path);
+        }
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))
+            .map_err(|errno| failed(errno.into()))?;
+        socket
+            .bind(&SockAddr::unix(path).map_err(failed)?)
+            .map_err(failed)?;
+        let file = SocketFile::of(path).map_err(failed)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        socket.listen(BACKLOG).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
+        Ok(Self { file, listener })
+    }
+
+    /// The socket's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Waits for a connection. Cancelling loses none.
+    ///
+    /// # Errors
+    /// What accept(2) says.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        self.listener
+            .accept()
+            .await
+            .map(|(stream, _unnamed)| stream)
+    }
+}
+
+/// Removes the file it names when dropped, unless another file has taken the name.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
+    }
+
+    fn is_still_ours(&self) -> bool {
+        fs::symlink_metadata(&self.path)
+            .is_ok_and(|now| (now.dev(), now.ino()) == (self.device, self.inode))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.is_still_ours()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove the socket file");
+        }
+    }
+}
+
+/// Only sockets are removed: a path given by mistake costs no data. Failure is logged; binding then says what is wrong.
+fn remove_stale(path: &Path) {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path),
+        Ok(_other) => Err(io::Error::other("it is no socket")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = removed {
+        tracing::warn!(%error, path = %path.display(), "cannot remove the file in the socket's place");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener as StdListener;
+
+    fn directory() -> tempfile::TempDir {
+        tempfile::tempdir().unwrap()
+    }
+
+    #[tokio::test]
+    async fn mode_is_0770_and_the_file_goes_away_on_close() {
+        let directory = directory();
+        let path = directory.path().join("s");
+        let listening = UnixListening::bind(&path, StaleFile::Keep).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o770);
+        let (connected, accepted) = tokio::join!(UnixStream::connect(&path), listening.accept());
+        connected.unwrap();
+        accepted.unwrap();
+        drop(listening);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn stale_socket_is_removed_only_if_allowed() {
+        let directory = directory();
+        let path = directory.path().join("s");
+        drop(StdListener::bind(&path).unwrap());
+        let error = UnixListening::bind(&path, StaleFile::Keep).unwrap_err();
+        assert!(
+            error.to_string().contains(path.to_str().unwrap()),
+            "{error}"
+        );
+        assert_eq!(error.cause().kind(), io::ErrorKind::AddrInUse);
+        UnixListening::bind(&path, StaleFile::Remove).unwrap();
+    }
+
+    #[tokio::test]
+    async fn file_that_is_no_socket_survives_and_listening_fails() {
+        let directory = directory();
+        let path = directory.path().join("precious");
+        fs::write(&path, "data").unwrap();
+        let error = UnixListening::bind(&path, StaleFile::Remove).unwrap_err();
+        assert_eq!(error.cause().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "data");
+    }
+
+    #[tokio::test]
+    async fn file_of_a_successor_is_kept() {
+        let directory = directory();
+        let path = directory.path().join("s");
+        let old = UnixListening::bind(&path, StaleFile::Keep).unwrap();
+        let new = UnixListening::bind(&path, StaleFile::Remove).unwrap();
+        drop(old);
+        let (connected, accepted) = tokio::join!(UnixStream::connect(&path), new.accept());
+        assert!(connected.is_ok() && accepted.is_ok());
+    }
+
+    #[tokio::test]
+    async fn name_that_is_too_long_is_an_error_naming_it() {
+        let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let error = UnixListening::bind(&path, StaleFile::Keep).unwrap_err();
+        assert!(error.to_string().contains("xxx"), "{error}");
+    }
+}

@@ -1,0 +1,218 @@
+//! The access log: one event per tunnel at its end, under a rate limit that says what it swallowed.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus::IntCounter;
+
+use super::labels::{ClientDialect, Engine, Label as _, TunnelEnd};
+use super::rate::TokenBucket;
+
+/// Target of access events, for filters.
+pub const TARGET: &str = "adit::access";
+/// Events a second in the long run, unless told otherwise.
+pub const EVENTS_PER_SECOND: u32 = 100;
+/// Events at once, unless told otherwise.
+pub const EVENTS_BURST: u32 = 200;
+/// Longest piece of a peer's text in an event, in bytes: a destination may be 4 MiB long.
+const PEER_TEXT_BYTES_MAX: usize = 256;
+
+/// What there is to say about one tunnel, or about a dial that became none.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelRecord<'a> {
+    /// The dialect the client spoke.
+    pub client_dialect: ClientDialect,
+    /// The agent that served it; empty if none did.
+    pub agent: &'a str,
+    /// host:port as the client asked for it. A peer's text: cut and escaped here.
+    pub destination: &'a str,
+    /// Payload bytes from client to target.
+    pub bytes_to_target: u64,
+    /// Payload bytes from target to client.
+    pub bytes_to_client: u64,
+    /// From the dial's arrival to its answer.
+    pub dial: Duration,
+    /// From the answer to the end; zero for a dial that failed.
+    pub life: Duration,
+    /// How it ended.
+    pub end: TunnelEnd,
+    /// More about the end, in our words: the failed dial's reason, or who is known to have cut the tunnel.
+    pub detail: Option<&'static str>,
+    /// What moved the bytes.
+    pub engine: Engine,
+}
+
+/// Writes records as events, a bounded number a second. One per process, shared by reference.
+#[derive(Debug)]
+pub struct AccessLog {
+    state: Mutex<State>,
+    suppressed_total: IntCounter,
+}
+
+#[derive(Debug)]
+struct State {
+    bucket: TokenBucket,
+    /// Records swallowed since the last event.
+    suppressed: u64,
+}
+
+impl AccessLog {
+    /// At most `per_second` events in the long run and `burst` at once; 0 a second switches the log off.
+    /// `suppressed_total` counts what is swallowed
+    /// ([`AditMetrics::access_events_suppressed`](super::AditMetrics::access_events_suppressed)).
+    #[must_use]
+    pub fn new(per_second: u32, burst: u32, suppressed_total: IntCounter) -> Self {
+        let bucket = TokenBucket::new(per_second, burst, Instant::now());
+        Self {
+            state: Mutex::new(State {
+                bucket,
+                suppressed: 0,
+            }),
+            suppressed_total,
+        }
+    }
+
+    /// Writes `record`, or swallows it if too many came lately; the next event says how many were.
+    pub fn record(&self, record: &TunnelRecord<'_>) {
+        self.record_at(record, Instant::now());
+    }
+
+    fn record_at(&self, record: &TunnelRecord<'_>, now: Instant) {
+        if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+            return;
+        }
+        match self.admit(now) {
+            Some(suppressed) => emit(record, suppressed),
+            None => self.suppressed_total.inc(),
+        }
+    }
+
+    /// How many were swallowed before this one, or `None` if it is to be swallowed too.
+    fn admit(&self, now: Instant) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.bucket.try_take(now) {
+            Some(std::mem::take(&mut state.suppressed))
+        } else {
+            state.suppressed = state.suppressed.saturating_add(1);
+            None
+        }
+    }
+}
+
+fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
+    tracing::info!(
+        target: TARGET,
+        client_dialect = record.client_dialect.as_str(),
+        agent = cut(record.agent),
+        destination = cut(record.destination),
+        bytes_to_target = record.bytes_to_target,
+        bytes_to_client = record.bytes_to_client,
+        dial_seconds = record.dial.as_secs_f64(),
+        life_seconds = record.life.as_secs_f64(),
+        end = record.end.as_str(),
+        detail = record.detail,
+        engine = record.engine.as_str(),
+        suppressed = (suppressed > 0).then_some(suppressed),
+        "tunnel ended"
+    );
+}
+
+/// At most [`PEER_TEXT_BYTES_MAX`] bytes, cut between characters.
+fn cut(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(PEER_TEXT_BYTES_MAX))
+        .unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::log::tests::logged;
+    use super::super::log::{LogFormat, LogOptions};
+    use super::*;
+
+    fn log(per_second: u32, burst: u32) -> AccessLog {
+        AccessLog::new(per_second, burst, IntCounter::new("c", "c").unwrap())
+    }
+
+    fn record(destination: &str) -> TunnelRecord<'_> {
+        TunnelRecord {
+            client_dialect: ClientDialect::HttpConnect,
+            agent: "agent-1",
+            destination,
+            bytes_to_target: 7,
+            bytes_to_client: 4_000_000_000_000,
+            dial: Duration::from_millis(250),
+            life: Duration::from_secs(2),
+            end: TunnelEnd::LinkLost,
+            detail: None,
+            engine: Engine::Copy,
+        }
+    }
+
+    fn json() -> LogOptions {
+        LogOptions {
+            format: LogFormat::Json,
+            ..LogOptions::default()
+        }
+    }
+
+    #[test]
+    fn event_holds_every_field_of_the_record() {
+        let text = logged(&json(), || log(1, 1).record(&record("10.0.0.1:443")));
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(event["target"], TARGET);
+        assert_eq!(event["client_dialect"], "http-connect");
+        assert_eq!(event["agent"], "agent-1");
+        assert_eq!(event["destination"], "10.0.0.1:443");
+        assert_eq!(event["bytes_to_target"], 7);
+        assert_eq!(event["bytes_to_client"], 4_000_000_000_000_u64);
+        assert_eq!(event["dial_seconds"], 0.25);
+        assert_eq!(event["life_seconds"], 2.0);
+        assert_eq!(event["end"], "link_lost");
+        assert_eq!(event["engine"], "copy");
+        assert!(
+            event.get("suppressed").is_none() && event.get("detail").is_none(),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn event_after_a_flood_says_how_many_were_swallowed() {
+        let log = log(1, 2);
+        let start = Instant::now();
+        let text = logged(&json(), || {
+            (0..10).for_each(|_| log.record_at(&record("a:1"), start));
+            log.record_at(&record("a:1"), start + Duration::from_secs(1));
+        });
+        let events: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(events.len(), 3, "{text}");
+        assert_eq!(events[2]["suppressed"], 8);
+        assert_eq!(log.suppressed_total.get(), 8);
+    }
+
+    #[test]
+    fn hostile_destination_stays_one_short_line() {
+        let destination = format!("x\n\u{1b}[2Jfake end=\"clean\" {}", "ä".repeat(3_000));
+        let text = logged(&LogOptions::default(), || {
+            log(1, 1).record(&record(&destination))
+        });
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.len() < 1_024 && !text.contains('\u{1b}'), "{text}");
+        assert!(text.contains("\\\"clean\\\""), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_counted_when_access_events_are_filtered_out() {
+        let log = log(1, 1);
+        let options = LogOptions {
+            filter: Some("warn".to_owned()),
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            (0..10).for_each(|_| log.record(&record("a:1")))
+        });
+        assert_eq!((text.as_str(), log.suppressed_total.get()), ("", 0));
+    }
+}

@@ -1,0 +1,300 @@
+//! Label values as enums, so that how many series can exist is known at compile time.
+//!
+//! Upstream's spelling lives here and nowhere else. Adding a value is one line in the list it belongs to.
+
+use adit_core::failure::DialFailure;
+
+/// A label whose values are all known: what [`crate::telemetry::families::Counters`] caches series by.
+pub trait Label: Copy + Eq + 'static {
+    /// Every value, in the order of [`Label::index`].
+    const ALL: &'static [Self];
+    /// Spelling on the wire of a scrape.
+    fn as_str(self) -> &'static str;
+    /// Position in [`Label::ALL`].
+    fn index(self) -> usize;
+}
+
+/// Declares a label enum with the spelling of each value.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum $name { $($(#[$value_doc])* $value,)+ }
+
+        impl Label for $name {
+            const ALL: &'static [Self] = &[$(Self::$value,)+];
+
+            fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $text,)+ }
+            }
+
+            fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+label! {
+    /// Which half of the path a packet was seen on, and in which direction.
+    Segment {
+        /// Read from a gRPC client.
+        FromClient = "from_client",
+        /// Written to a gRPC client.
+        ToClient = "to_client",
+        /// Read from an agent by a server, or sent by an agent.
+        FromAgent = "from_agent",
+        /// Written to an agent by a server, or received by an agent.
+        ToAgent = "to_agent",
+    }
+}
+
+label! {
+    /// The gRPC method a stream belongs to.
+    ServiceMethod {
+        /// `ProxyService/Proxy`: a client's tunnel.
+        Proxy = "Proxy",
+        /// `AgentService/Connect`: an agent's link.
+        Connect = "Connect",
+    }
+}
+
+label! {
+    /// Why a dial failed, as `dial_failure_count` says it. One dial may count under several.
+    DialFailureReason {
+        /// No strategy found an agent.
+        NoAgent = "no_agent",
+        /// The agent answered with an error.
+        ErrorResponse = "error_response",
+        /// An answer came for a dial nobody waits for.
+        UnrecognizedResponse = "unrecognized_response",
+        /// The answer could not be written to the client.
+        SendRsp = "send_rsp",
+        /// The agent or its link gave the dial up.
+        BackendClose = "backend_close",
+        /// No answer within the dial deadline.
+        BackendDialTimeout = "backend_dial_timeout",
+        /// The client left before the answer.
+        FrontendClose = "frontend_close",
+        /// A cap or a shutdown refused the dial; upstream has no such case.
+        Refused = "refused",
+    }
+}
+
+impl From<&DialFailure> for DialFailureReason {
+    /// The reason [`DialFailure::reason`] names; a name this list lacks counts as a lost backend.
+    fn from(failure: &DialFailure) -> Self {
+        let name = failure.reason();
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.as_str() == name)
+            .unwrap_or(Self::BackendClose)
+    }
+}
+
+label! {
+    /// Why an agent could not reach a target, as upstream's agent distinguishes it.
+    EndpointDialFailure {
+        /// The dial deadline passed.
+        Timeout = "timeout",
+        /// Anything else.
+        Unknown = "unknown",
+    }
+}
+
+label! {
+    /// Direction of a failed send or receive on an agent's link (deprecated upstream, still scraped).
+    LinkDirection {
+        /// Sending to the server failed.
+        ToServer = "to_server",
+        /// Receiving from the server failed.
+        FromServer = "from_server",
+    }
+}
+
+label! {
+    /// Where the bytes of a tunnel go.
+    Direction {
+        /// From the client to the target.
+        ToTarget = "to_target",
+        /// From the target to the client.
+        ToClient = "to_client",
+    }
+}
+
+label! {
+    /// What the far end of a link is: decides credit, half-close and budgets.
+    PeerKind {
+        /// Another Adit, which negotiated `adit-link`.
+        Adit = "adit",
+        /// A Go agent or server.
+        Go = "go",
+    }
+}
+
+label! {
+    /// How a tunnel ended; also the `end` of its access event.
+    TunnelEnd {
+        /// Both ends closed in order.
+        Clean = "clean",
+        /// The client vanished: stream cancelled, connection reset.
+        ClientGone = "client_gone",
+        /// The target reset the connection or failed.
+        TargetReset = "target_reset",
+        /// The agent's link went away below the tunnel.
+        LinkLost = "link_lost",
+        /// A shared byte budget ran full and this was the largest stalled tunnel.
+        Budget = "budget",
+        /// Over its own share without progress for too long.
+        Stalled = "stalled",
+        /// Half-closed and silent for too long.
+        HalfClosedIdle = "half_closed_idle",
+        /// The peer sent more than its credit, or broke the credit's rules.
+        CreditViolation = "credit_violation",
+        /// A packet larger than the protocol allows.
+        Oversize = "oversize",
+        /// Another breach of the protocol, counted by kind as an offence.
+        ProtocolError = "protocol_error",
+        /// Bytes lingering after a close made no progress.
+        LingerExpired = "linger_expired",
+        /// This process is shutting down.
+        Shutdown = "shutdown",
+        /// None of the above; a sign that a cause is missing here.
+        Other = "other",
+    }
+}
+
+label! {
+    /// Which cap refused a dial.
+    DialCap {
+        /// Dials in flight of one agent.
+        PerAgent = "per_agent",
+        /// Dials in flight in this process.
+        Process = "process",
+        /// Refused because this process is shutting down.
+        Shutdown = "shutdown",
+    }
+}
+
+label! {
+    /// What came of new TLS files on disk.
+    ReloadResult {
+        /// The new files are in use.
+        Ok = "ok",
+        /// The new files are broken; the old ones stay in use.
+        Failed = "failed",
+    }
+}
+
+label! {
+    /// A listener of ours, for errors of accept(2) and refused connections.
+    Listener {
+        /// Where clients of any dialect come in.
+        Frontend = "frontend",
+        /// Where agents come in.
+        Agent = "agent",
+        /// Health and admin.
+        Admin = "admin",
+    }
+}
+
+label! {
+    /// The dialect a client speaks.
+    ClientDialect {
+        /// `ProxyService/Proxy` packets.
+        Grpc = "grpc",
+        /// HTTP `CONNECT` as kube-apiserver sends it.
+        HttpConnect = "http-connect",
+        /// An ordinary HTTP forward proxy.
+        HttpProxy = "http-proxy",
+        /// SOCKS5.
+        Socks5 = "socks5",
+        /// Redirected connections with a recorded original destination.
+        Transparent = "transparent",
+    }
+}
+
+label! {
+    /// What moves a tunnel's bytes.
+    Engine {
+        /// Packets re-keyed or bytes copied in user space.
+        Copy = "copy",
+        /// splice(2) between two sockets.
+        Splice = "splice",
+        /// An eBPF sock map.
+        Sockmap = "sockmap",
+    }
+}
+
+/// Spelling of a gRPC code as Go prints it: one `l` in `Canceled`, `OK` in capitals.
+#[must_use]
+pub fn go_code(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::Ok => "OK",
+        tonic::Code::Cancelled => "Canceled",
+        tonic::Code::Unknown => "Unknown",
+        tonic::Code::InvalidArgument => "InvalidArgument",
+        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
+        tonic::Code::NotFound => "NotFound",
+        tonic::Code::AlreadyExists => "AlreadyExists",
+        tonic::Code::PermissionDenied => "PermissionDenied",
+        tonic::Code::ResourceExhausted => "ResourceExhausted",
+        tonic::Code::FailedPrecondition => "FailedPrecondition",
+        tonic::Code::Aborted => "Aborted",
+        tonic::Code::OutOfRange => "OutOfRange",
+        tonic::Code::Unimplemented => "Unimplemented",
+        tonic::Code::Internal => "Internal",
+        tonic::Code::Unavailable => "Unavailable",
+        tonic::Code::DataLoss => "DataLoss",
+        tonic::Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn indexes_match_positions<L: Label>() {
+        for (position, value) in L::ALL.iter().enumerate() {
+            assert_eq!(value.index(), position, "{}", value.as_str());
+        }
+    }
+
+    #[test]
+    fn every_label_is_found_at_its_own_index() {
+        indexes_match_positions::<Segment>();
+        indexes_match_positions::<DialFailureReason>();
+        indexes_match_positions::<TunnelEnd>();
+        indexes_match_positions::<ClientDialect>();
+    }
+
+    #[test]
+    fn every_dial_failure_has_its_own_reason_in_the_list() {
+        let failures = [
+            DialFailure::NoAgent,
+            DialFailure::Target("x".to_owned()),
+            DialFailure::TimedOut,
+            DialFailure::LinkLost,
+            DialFailure::LinkBusy,
+            DialFailure::TooManyPending { per_agent: true },
+            DialFailure::Closed,
+            DialFailure::ShuttingDown,
+        ];
+        for failure in &failures {
+            assert_eq!(DialFailureReason::from(failure).as_str(), failure.reason());
+        }
+    }
+
+    #[test]
+    fn codes_are_spelled_as_go_does() {
+        assert_eq!(go_code(tonic::Code::Cancelled), "Canceled");
+        assert_eq!(go_code(tonic::Code::Ok), "OK");
+    }
+}

@@ -1,0 +1,351 @@
+//! Log set-up: what the options say becomes the process's one subscriber.
+//!
+//! Options are values from above; the environment is read by `app`, which passes [`FILTER_VARIABLE`] down.
+
+use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use super::sink::{LINES_MAX, Queue, Sink};
+
+/// Environment variable with directives as RUST_LOG has them; it wins over the level.
+pub const FILTER_VARIABLE: &str = "ADIT_LOG";
+/// klog's default of `--log-file-max-size`, in megabytes.
+pub const FILE_MEGABYTES_DEFAULT: u64 = 1_800;
+
+/// How an event is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    /// One line for people.
+    #[default]
+    Text,
+    /// One JSON object a line, fields flattened.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = LogError;
+
+    fn from_str(input: &str) -> Result<Self, LogError> {
+        match input {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogError::BadFormat {
+                input: input.to_owned(),
+            }),
+        }
+    }
+}
+
+/// Where events go.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum LogDestination {
+    /// Standard error.
+    #[default]
+    Stderr,
+    /// A file that is appended to, and emptied when the next line would make it larger than allowed (klog's
+    /// way, so an operator's tooling for upstream still fits).
+    File {
+        /// Created if missing; its folder is not.
+        path: PathBuf,
+        /// Size limit; 0 is none. klog counts in megabytes: [`LogDestination::klog_file`].
+        bytes_max: u64,
+        /// Also write to standard error.
+        also_stderr: bool,
+    },
+}
+
+impl LogDestination {
+    /// klog's `--log-file`, with `--log-file-max-size` in megabytes and `--alsologtostderr`.
+    #[must_use]
+    pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: bool) -> Self {
+        Self::File {
+            path,
+            bytes_max: megabytes_max.saturating_mul(1024 * 1024),
+            also_stderr,
+        }
+    }
+}
+
+/// All that [`init`] needs to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogOptions {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// Least severe level written, for our own modules; libraries are held at warnings until `trace`.
+    pub level: LevelFilter,
+    /// Standard error or a file.
+    pub destination: LogDestination,
+    /// Directives from [`FILTER_VARIABLE`], if set and not empty.
+    pub filter: Option<String>,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::default(),
+            level: LevelFilter::INFO,
+            destination: LogDestination::default(),
+            filter: None,
+        }
+    }
+}
+
+/// The level that klog's `-v N` stands for. Upstream's programs default to 4, which is our `info`; 5 and up
+/// is their per-packet chatter. Below 2 upstream prints little more than failures.
+#[must_use]
+pub fn level_of_verbosity(verbosity: i32) -> LevelFilter {
+    match verbosity {
+        ..=-1 => LevelFilter::ERROR,
+        0 | 1 => LevelFilter::WARN,
+        2..=4 => LevelFilter::INFO,
+        5 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    }
+}
+
+/// Why logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// No such format.
+    #[error("log format {input:?} is not known; choose text or json")]
+    BadFormat {
+        /// What was given.
+        input: String,
+    },
+    /// The filter does not parse.
+    #[error(
+        "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit::hub=debug"
+    )]
+    BadFilter {
+        /// What was given.
+        input: String,
+        /// What is wrong with it.
+        cause: tracing_subscriber::filter::ParseError,
+    },
+    /// The file cannot be opened for appending.
+    #[error("log file {}: {cause}; its folder has to exist and be writable", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        cause: io::Error,
+    },
+    /// The system gives no thread to write with.
+    #[error("cannot start the thread that writes logs: {0}")]
+    Thread(#[source] io::Error),
+    /// Something else in this process set a subscriber first.
+    #[error("logging is set up twice in this process")]
+    AlreadySet,
+}
+
+/// Keeps the log's writer going. Dropping it waits a moment for the lines written so far: keep it in `main`,
+/// and drop it before `std::process::exit`, which drops nothing.
+#[must_use = "lines may be lost at the end of the process without it"]
+#[derive(Debug)]
+pub struct LogGuard(Queue);
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
+/// Sets this process's subscriber, for good. Lines are written by a thread of their own.
+///
+/// # Errors
+/// [`LogError`] names the input at fault; nothing is set up then.
+pub fn init(options: &LogOptions) -> Result<LogGuard, LogError> {
+    let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
+    let sink = Sink::open(&options.destination)?;
+    let queue = Queue::start(sink, LINES_MAX, options.format).map_err(LogError::Thread)?;
+    let subscriber = subscriber(options, queue.clone(), ansi)?;
+    subscriber
+        .try_init()
+        .map_err(|_already_set| LogError::AlreadySet)?;
+    Ok(LogGuard(queue))
+}
+
+/// The subscriber `options` describe, writing to `writer`: what tests set for one thread.
+pub(super) fn subscriber<W>(
+    options: &LogOptions,
+    writer: W,
+    ansi: bool,
+) -> Result<Box<dyn tracing::Subscriber + Send + Sync>, LogError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter(options)?)
+        .with_writer(writer)
+        .with_ansi(ansi)
+        // A report of a failed write would go to standard error by a macro that panics when that is closed.
+        .log_internal_errors(false);
+    Ok(match options.format {
+        LogFormat::Text => Box::new(builder.finish()),
+        LogFormat::Json => Box::new(
+            builder
+                .json()
+                .flatten_event(true)
+                .with_current_span(false)
+                .with_span_list(false)
+                .finish(),
+        ),
+    })
+}
+
+fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
+    match options
+        .filter
+        .as_deref()
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
+        Some(input) => EnvFilter::builder()
+            .parse(input)
+            .map_err(|cause| LogError::BadFilter {
+                input: input.to_owned(),
+                cause,
+            }),
+        None => {
+            // h2 and hyper log each frame at debug: that is no answer to "what is Adit doing".
+            let libraries = match options.level {
+                LevelFilter::TRACE => LevelFilter::INFO,
+                level => level.min(LevelFilter::WARN),
+            };
+            let directives = format!("{libraries},adit={level}", level = options.level);
+            Ok(EnvFilter::builder().parse_lossy(directives))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Collects what a subscriber writes.
+    #[derive(Clone, Default)]
+    pub(in crate::telemetry) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        pub(in crate::telemetry) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(line);
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Runs `work` under a subscriber made from `options` and returns what it wrote.
+    pub(in crate::telemetry) fn logged(options: &LogOptions, work: impl FnOnce()) -> String {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let subscriber = subscriber(options, move || writer.clone(), false).unwrap();
+        tracing::subscriber::with_default(subscriber, work);
+        captured.text()
+    }
+
+    #[test]
+    fn json_event_is_one_object_with_its_fields_on_top() {
+        let options = LogOptions {
+            format: LogFormat::Json,
+            ..LogOptions::default()
+        };
+        let text = logged(
+            &options,
+            || tracing::info!(target: "adit::x", answer = 42, "hello \"you\"\nthere"),
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(event["message"], "hello \"you\"\nthere");
+        assert_eq!(event["answer"], 42);
+        assert_eq!(event["level"], "INFO");
+        assert_eq!(event["target"], "adit::x");
+        assert!(event["timestamp"].is_string());
+    }
+
+    #[test]
+    fn library_chatter_stays_out_at_debug() {
+        let options = LogOptions {
+            level: LevelFilter::DEBUG,
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::debug!(target: "adit_core::session", "ours");
+        });
+        assert!(text.contains("ours") && !text.contains("frame"), "{text}");
+    }
+
+    #[test]
+    fn filter_wins_over_the_level() {
+        let filter = Some(" h2=debug ".to_owned());
+        let options = LogOptions {
+            filter,
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::error!(target: "adit", "ours");
+        });
+        assert!(text.contains("frame") && !text.contains("ours"), "{text}");
+    }
+
+    #[test]
+    fn bad_filter_is_named_with_its_remedy() {
+        let options = LogOptions {
+            filter: Some("adit=loud".to_owned()),
+            ..LogOptions::default()
+        };
+        let error = subscriber(&options, io::sink, false)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.starts_with("ADIT_LOG: \"adit=loud\" ") && error.contains("info,adit::hub=debug"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn formats_are_known_by_name_and_others_refused() {
+        assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
+        assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
+        let error = "xml".parse::<LogFormat>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "log format \"xml\" is not known; choose text or json"
+        );
+    }
+
+    #[test]
+    fn verbosity_four_is_info_as_upstreams_default() {
+        let levels = [-1, 0, 2, 4, 5, 6, 99].map(level_of_verbosity);
+        let expected = [
+            LevelFilter::ERROR,
+            LevelFilter::WARN,
+            LevelFilter::INFO,
+            LevelFilter::INFO,
+            LevelFilter::DEBUG,
+            LevelFilter::TRACE,
+            LevelFilter::TRACE,
+        ];
+        assert_eq!(levels, expected);
+    }
+}

@@ -1,0 +1,180 @@
+//! Our own families, prefix `adit_`, the same on server and agent.
+//!
+//! To add one: a field, a line in `register`, a method. Use a label enum from `labels` wherever the values
+//! are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
+
+use std::sync::Arc;
+
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+
+use super::families::{Counters, Gauges, Registrar};
+use super::guard::{AmountGuard, GaugeGuard};
+use super::labels::{DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd};
+
+/// Handles of our own families. Cheap to clone; clones share the series.
+#[derive(Clone)]
+pub struct AditMetrics(Arc<Inner>);
+
+struct Inner {
+    insecure_flags: IntGaugeVec,
+    held_bytes: IntGauge,
+    tunnels_closed: Counters<TunnelEnd>,
+    tunnel_bytes: Counters<Direction>,
+    offences: IntCounterVec,
+    foreign_packets: IntCounterVec,
+    dial_retries: IntCounter,
+    dials_refused: Counters<DialCap>,
+    tls_reloads: Counters<ReloadResult>,
+    links: Gauges<PeerKind>,
+    accept_errors: Counters<Listener>,
+    control_overflows: IntCounter,
+    claimed_identities: IntCounter,
+    access_events_suppressed: IntCounter,
+}
+
+impl AditMetrics {
+    pub(super) fn register(registry: &Registry) -> Self {
+        let families = Registrar::new(registry, "adit_");
+        families
+            .gauge_vec(
+                "build_info",
+                "Always 1; the label says which version runs",
+                &["version"],
+            )
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1);
+        Self(Arc::new(Inner {
+            insecure_flags: families.gauge_vec(
+                "insecure_flags",
+                "1 for each flag in force that gives up a protection",
+                &["flag"],
+            ),
+            held_bytes: families.gauge("held_bytes", "Payload bytes held in queues of this process"),
+            tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
+            tunnel_bytes: families.counters_from_zero(
+                "tunnel_bytes_total",
+                "Payload bytes moved through tunnels, by direction",
+                "direction",
+            ),
+            offences: families.counter_vec(
+                "protocol_offences_total",
+                "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
+                &["kind"],
+            ),
+            foreign_packets: families.counter_vec(
+                "foreign_packets_total",
+                "Packets ignored because they named a dial or tunnel that is not their link's, by packet type",
+                &["packet_type"],
+            ),
+            dial_retries: families
+                .counter("dial_retries_total", "Dials given to another agent because the first could not take them"),
+            dials_refused: families.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
+            tls_reloads: families.counters_from_zero(
+                "tls_reloads_total",
+                "Times changed TLS files were read again, by result; failed keeps the old ones in use",
+                "result",
+            ),
+            links: families.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            accept_errors: families.counters_from_zero(
+                "accept_errors_total",
+                "Connections lost at accept or refused by a connection cap, by listener",
+                "listener",
+            ),
+            control_overflows: families
+                .counter("control_overflows_total", "Links ended because their control queue ran full"),
+            claimed_identities: families.counter(
+                "claimed_identities_total",
+                "Links whose agent id was claimed by the agent and not granted to its certificate",
+            ),
+            access_events_suppressed: families
+                .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
+        }))
+    }
+
+    /// A flag that gives up a protection is in force: name it without dashes in front.
+    pub fn insecure_flag(&self, flag: &'static str) {
+        self.0.insecure_flags.with_label_values(&[flag]).set(1);
+    }
+
+    /// The process-wide gauge of held payload bytes, for an owner that adds and subtracts itself.
+    #[must_use]
+    pub fn held_bytes(&self) -> &IntGauge {
+        &self.0.held_bytes
+    }
+
+    /// A share of the held bytes that is given back by `Drop`.
+    pub fn held_bytes_share(&self) -> AmountGuard {
+        AmountGuard::new(&self.0.held_bytes)
+    }
+
+    /// A tunnel ended.
+    pub fn tunnel_closed(&self, end: TunnelEnd) {
+        self.0.tunnels_closed.of(end).inc();
+    }
+
+    /// Counter of payload bytes in one direction, to be kept by a tunnel or link.
+    #[must_use]
+    pub fn tunnel_bytes(&self, direction: Direction) -> IntCounter {
+        self.0.tunnel_bytes.of(direction).clone()
+    }
+
+    /// A peer broke the protocol; `kind` is the violation's label, never a peer's text.
+    pub fn protocol_offence(&self, kind: &'static str) {
+        self.0.offences.with_label_values(&[kind]).inc();
+    }
+
+    /// A packet for what is not its link's was ignored; `packet_type` is the type's name.
+    pub fn foreign_packet(&self, packet_type: &'static str) {
+        self.0
+            .foreign_packets
+            .with_label_values(&[packet_type])
+            .inc();
+    }
+
+    /// A dial was given to another agent because the first could not take it.
+    pub fn dial_retried(&self) {
+        self.0.dial_retries.inc();
+    }
+
+    /// A dial was refused.
+    pub fn dial_refused(&self, cap: DialCap) {
+        self.0.dials_refused.of(cap).inc();
+    }
+
+    /// Changed TLS files were read.
+    pub fn tls_reload(&self, result: ReloadResult) {
+        self.0.tls_reloads.of(result).inc();
+    }
+
+    /// A link is open.
+    pub fn link(&self, peer: PeerKind) -> GaugeGuard {
+        GaugeGuard::new(self.0.links.of(peer))
+    }
+
+    /// accept(2) failed, or a connection was refused by a cap.
+    pub fn accept_error(&self, listener: Listener) {
+        self.0.accept_errors.of(listener).inc();
+    }
+
+    /// A link ended because its control queue ran full.
+    pub fn control_overflow(&self) {
+        self.0.control_overflows.inc();
+    }
+
+    /// An agent's id or identifiers were taken on its word.
+    pub fn claimed_identity(&self) {
+        self.0.claimed_identities.inc();
+    }
+
+    /// Counter for [`super::AccessLog::new`].
+    #[must_use]
+    pub fn access_events_suppressed(&self) -> IntCounter {
+        self.0.access_events_suppressed.clone()
+    }
+}
+
+impl std::fmt::Debug for AditMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AditMetrics")
+    }
+}

@@ -1,0 +1,30 @@
+//! Logs, metrics and per-tunnel guards.
+//!
+//! Owns every series name, label and log format. Knows nothing of sockets, sessions or HTTP: who wants a
+//! scrape answered asks for text and serves it elsewhere.
+
+pub mod access;
+pub mod exposition;
+pub mod families;
+pub mod guard;
+pub mod labels;
+pub mod log;
+pub mod masked;
+pub mod metrics_adit;
+pub mod metrics_agent;
+pub mod metrics_server;
+pub mod packets;
+pub mod rate;
+mod sink;
+#[cfg(test)]
+mod tests;
+
+pub use access::{AccessLog, TunnelRecord};
+pub use exposition::Scrape;
+pub use guard::{GaugeGuard, OpenTunnel};
+pub use log::{LogError, LogGuard, LogOptions};
+pub use masked::Masked;
+pub use metrics_adit::AditMetrics;
+pub use metrics_agent::AgentMetrics;
+pub use metrics_server::ServerMetrics;
+pub use packets::PacketCounter;

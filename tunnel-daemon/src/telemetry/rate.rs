@@ -1,0 +1,104 @@
+//! A token bucket that is told the time, so that its behaviour is a table and not a race.
+
+use std::time::{Duration, Instant};
+
+/// Lets `burst` events through at once and `per_second` in the long run.
+#[derive(Debug)]
+pub struct TokenBucket {
+    /// What one event costs, in nanoseconds of refill time.
+    cost: Duration,
+    /// The most refill time that can be saved up.
+    capacity: Duration,
+    saved: Duration,
+    refilled: Instant,
+}
+
+impl TokenBucket {
+    /// A full bucket. A rate of 0 lets nothing through, ever.
+    #[must_use]
+    pub fn new(per_second: u32, burst: u32, now: Instant) -> Self {
+        let cost = Duration::from_secs(1)
+            .checked_div(per_second)
+            .unwrap_or(Duration::MAX);
+        let capacity = if per_second == 0 {
+            Duration::ZERO
+        } else {
+            cost.saturating_mul(burst.max(1))
+        };
+        Self {
+            cost,
+            capacity,
+            saved: capacity,
+            refilled: now,
+        }
+    }
+
+    /// Takes one token if there is one.
+    pub fn try_take(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.refilled);
+        self.refilled = self.refilled.max(now);
+        self.saved = self.saved.saturating_add(passed).min(self.capacity);
+        match self.saved.checked_sub(self.cost) {
+            Some(left) => {
+                self.saved = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(bucket: &mut TokenBucket, tries: usize, now: Instant) -> usize {
+        (0..tries).filter(|_| bucket.try_take(now)).count()
+    }
+
+    #[test]
+    fn burst_passes_at_once_and_no_more() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(100, 200, now);
+        assert_eq!(taken(&mut bucket, 1_000, now), 200);
+    }
+
+    #[test]
+    fn refill_follows_the_rate_up_to_the_burst() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(100, 200, now);
+        taken(&mut bucket, 200, now);
+        let later = now + Duration::from_millis(500);
+        assert_eq!(taken(&mut bucket, 1_000, later), 50);
+        assert_eq!(
+            taken(&mut bucket, 1_000, later + Duration::from_secs(3_600)),
+            200
+        );
+    }
+
+    #[test]
+    fn tries_between_refills_lose_no_fraction_of_a_token() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(10, 1, now);
+        assert!(bucket.try_take(now));
+        let passed = (1..=1_000_u64)
+            .filter(|ms| bucket.try_take(now + Duration::from_millis(*ms)))
+            .count();
+        assert_eq!(passed, 10);
+    }
+
+    #[test]
+    fn rate_of_zero_lets_nothing_through() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(0, 5, now);
+        assert!(!bucket.try_take(now + Duration::from_secs(1_000)));
+    }
+
+    #[test]
+    fn clock_read_earlier_by_another_thread_is_harmless() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(1, 1, now + Duration::from_secs(5));
+        assert!(bucket.try_take(now));
+        assert!(!bucket.try_take(now + Duration::from_secs(5)));
+    }
+}
