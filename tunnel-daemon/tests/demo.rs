@@ -1,0 +1,119 @@
+//! `adit demo` as a user runs it: the built binary, real sockets.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+fn demo(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+    command.args(["demo", "--plain", "--dir"]).arg(dir);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// A folder name short enough for sockets; the demo makes and removes the folder.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let outer = tempfile::Builder::new()
+        .prefix("adit-")
+        .tempdir()
+        .expect("a temporary folder");
+    let dir = outer.path().join("demo");
+    (outer, dir)
+}
+
+#[test]
+fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
+    let (_outer, dir) = place();
+    let output = demo(&dir)
+        .arg("--once")
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}\n{errors}");
+    for frontend in [
+        "gRPC on a unix socket",
+        "HTTP CONNECT on a unix socket",
+        "HTTP CONNECT over mTLS",
+    ] {
+        assert!(text.contains(frontend), "{text}");
+    }
+    for (step, frontends) in [
+        ("web page", 3),
+        ("download", 3),
+        ("upload", 3),
+        ("answers", 3),
+        ("new tunnels", 3),
+        ("refused target", 3),
+        ("path", 3),
+        ("links", 1),
+        ("leftovers", 1),
+    ] {
+        let found = text.matches(&format!("  ok    {step}: ")).count();
+        assert_eq!(found, frontends, "{step} in\n{text}");
+    }
+    assert!(text.contains("connect: connection refused"), "{text}");
+    assert!(
+        text.contains("bytes     192.00 MiB down, 192.00 MiB up\n"),
+        "{text}"
+    );
+    assert!(text.contains("result    all 23 checks right in "), "{text}");
+    assert!(!text.contains('\x1b'), "a pipe gets no colours: {text}");
+    assert_eq!(errors, "", "nothing to complain about");
+    assert!(!dir.exists(), "the folder is gone");
+}
+
+/// Ends the demo, whatever becomes of the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+#[test]
+fn demo_runs_until_a_signal_and_cleans_up() {
+    let (_outer, dir) = place();
+    let mut running = Running(demo(&dir).spawn().unwrap());
+    let mut lines = BufReader::new(running.0.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("live ") {
+        assert_ne!(lines.read_line(&mut text).unwrap(), 0, "ended:\n{text}");
+    }
+    assert!(text.contains("curl --proxytunnel"), "{text}");
+    let egress = std::fs::read_to_string(dir.join("egress.yaml")).unwrap();
+    assert!(
+        egress
+            .contains("apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\n"),
+        "{egress}"
+    );
+    let socket = dir.join("grpc.sock");
+    assert!(socket.exists());
+    assert!(egress.contains(socket.to_str().unwrap()), "{egress}");
+
+    let pid = rustix::process::Pid::from_child(&running.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    lines.read_to_string(&mut text).unwrap();
+    let status = running.0.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "{text}");
+    assert!(text.contains("\nstopped: "), "{text}");
+    assert!(!dir.exists(), "the folder is gone");
+}
+
+#[test]
+fn folder_with_something_in_it_is_refused_with_the_remedy() {
+    let outer = tempfile::tempdir().unwrap();
+    std::fs::write(outer.path().join("precious"), "text").unwrap();
+    let output = demo(outer.path()).stderr(Stdio::piped()).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("not empty: give a new or empty folder"),
+        "{errors}"
+    );
+    assert!(outer.path().join("precious").exists());
+}

@@ -1,0 +1,282 @@
+//! Checklist 13-16, 19-21, 23, 88, 89: agents that drain, stop, come back, double, and find several servers.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rustix::process::Signal;
+
+use crate::support::combo::Combo;
+use crate::support::peer::Peer;
+use crate::support::stack::{Agent, Server, Stack};
+use crate::support::wait::{secs, until};
+
+/// Checklist 13.
+fn drained_only_agent_still_takes_new_tunnels(combo: Combo) {
+    let stack = Stack::start(combo);
+    stack.agents[0].drain();
+    stack.assert_serves();
+    stack.assert_serves();
+    assert_eq!(
+        stack.agents[0].ready_status(),
+        200,
+        "draining does not end readiness"
+    );
+}
+rows!(drained_only_agent_still_takes_new_tunnels: both);
+
+/// Checklist 14.
+fn second_request_fails_promptly_once_the_agent_is_gone(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    let mut client = stack
+        .client("get", "http")
+        .flag("requests", 2)
+        .flag("pause", true)
+        .begin();
+    client.process().named_event("paused", secs(10));
+    stack.agents[0].process.kill();
+    stack.await_backends(0);
+    client.process().line("go on");
+    let report = client.report().bad();
+    let took = report.number("last_request_ms");
+    assert!(took < 3_000.0, "the second request took {took} ms to fail");
+}
+rows!(second_request_fails_promptly_once_the_agent_is_gone: both);
+
+/// Checklist 15.
+fn requests_work_again_after_an_agent_restart(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    stack.assert_serves();
+    stack.agents.remove(0);
+    stack.await_backends(0);
+    stack.add_agent("another-id", &[]);
+    stack.await_backends(1);
+    stack.assert_serves();
+}
+rows!(requests_work_again_after_an_agent_restart: both);
+
+/// Checklist 16.
+fn agent_reconnects_when_its_server_restarts(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    stack.await_agent_metric("open_server_connections", &[], 1.0);
+    stack.server.process.kill();
+    stack.await_agent_metric("open_server_connections", &[], 0.0);
+    until("the agent is not ready", secs(5), || {
+        (stack.agents[0].ready_status() != 200).then_some(())
+    });
+    let dir = stack.dir.path().to_owned();
+    stack.server.start_again(&dir);
+    stack.await_agent_metric("open_server_connections", &[], 1.0);
+    stack.await_backends(1);
+    stack.assert_serves();
+}
+rows!(agent_reconnects_when_its_server_restarts: both);
+
+/// Checklist 19.
+fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    let client = stack
+        .client("get", "http")
+        .flag("path", "/wait?ms=2500")
+        .begin();
+    stack.await_agent_metric("open_endpoint_connections", &[], 1.0);
+    stack.add_agent("agent-0", &[]);
+    stack.await_backends(1);
+    let report = client.report().good();
+    assert_eq!(report.text("body"), "waited\n");
+    assert_eq!(
+        stack
+            .server
+            .metric("ready_backends", &[("proxy_strategy", "default")]),
+        1.0
+    );
+    stack.assert_serves();
+}
+rows!(request_in_flight_survives_a_second_agent_with_the_same_id: both);
+
+/// A TCP balancer that gives each new connection to the next of its backends.
+struct Balancer {
+    port: u16,
+    backends: Arc<Mutex<Vec<u16>>>,
+}
+
+impl Balancer {
+    fn start(backends: Vec<u16>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let port = listener
+            .local_addr()
+            .expect("a listener has an address")
+            .port();
+        let backends = Arc::new(Mutex::new(backends));
+        let shared = Arc::clone(&backends);
+        thread::spawn(move || {
+            for (n, client) in listener.incoming().map_while(Result::ok).enumerate() {
+                let ports = shared.lock().expect("nobody panics with the list").clone();
+                let Ok(server) = TcpStream::connect(("127.0.0.1", ports[n % ports.len()])) else {
+                    continue;
+                };
+                splice(&client, &server);
+                splice(&server, &client);
+            }
+        });
+        Self { port, backends }
+    }
+
+    fn replace(&self, backends: Vec<u16>) {
+        *self.backends.lock().expect("nobody panics with the list") = backends;
+    }
+}
+
+/// Copies one direction in a thread; its end closes both sockets, so that a killed server is noticed.
+fn splice(from: &TcpStream, to: &TcpStream) {
+    let (mut from, mut to) = (
+        from.try_clone().expect("sockets clone"),
+        to.try_clone().expect("sockets clone"),
+    );
+    thread::spawn(move || {
+        io::copy(&mut from, &mut to).ok();
+        from.shutdown(std::net::Shutdown::Both).ok();
+        to.shutdown(std::net::Shutdown::Both).ok();
+    });
+}
+
+/// Checklist 20.
+fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
+    let mut stack = Stack::with(combo, 0, &["--server-count=3"]);
+    let dir = stack.dir.path().to_owned();
+    let start = |name: &str| Server::start(combo, name, &dir, &stack.certs, &["--server-count=3"]);
+    let (second, mut third) = (start("second"), start("third"));
+    let balancer = Balancer::start(vec![
+        stack.server.agent_port,
+        second.agent_port,
+        third.agent_port,
+    ]);
+    let agent = Agent::start(
+        combo.agent,
+        "agent",
+        "agent-0",
+        balancer.port,
+        &dir,
+        &stack.certs,
+        &[],
+    );
+    stack.agents.push(agent);
+    stack.await_agent_metric("open_server_connections", &[], 3.0);
+    let get = |name: &str| {
+        Peer::new("get", &dir)
+            .flag("mode", combo.mode.flag())
+            .flag("uds", dir.join(format!("{name}.sock")).display())
+            .flag("target", stack.targets.address("http"))
+            .run()
+            .good()
+    };
+    for name in ["server", "second", "third"] {
+        get(name);
+    }
+    balancer.replace(vec![stack.server.agent_port, second.agent_port]);
+    third.process.kill();
+    stack.await_agent_metric("open_server_connections", &[], 2.0);
+    let fourth = start("fourth");
+    balancer.replace(vec![
+        stack.server.agent_port,
+        second.agent_port,
+        fourth.agent_port,
+    ]);
+    stack.await_agent_metric("open_server_connections", &[], 3.0);
+    for name in ["server", "second", "fourth"] {
+        get(name);
+    }
+}
+rows!(agent_finds_all_servers_behind_a_balancer: grpc);
+
+/// Checklist 21.
+fn readiness_follows_the_connection_on_both_ends(combo: Combo) {
+    let mut stack = Stack::with(combo, 0, &[]);
+    assert_eq!(stack.server.ready_status(), 500, "no agent yet");
+    stack.add_agent("agent-0", &[]);
+    until("the server is ready", secs(5), || {
+        (stack.server.ready_status() == 200).then_some(())
+    });
+    stack.server.process.kill();
+    until("the agent is not ready", secs(5), || {
+        (stack.agents[0].ready_status() == 503).then_some(())
+    });
+}
+rows!(readiness_follows_the_connection_on_both_ends: both);
+
+/// Checklist 23.
+fn custom_alpn_protocol_is_offered_and_selected(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let stub = Peer::new("server-stub", stack.dir.path())
+        .flag("ca", stack.certs.ca.display())
+        .flag("cert", stack.certs.server_cert.display())
+        .flag("key", stack.certs.server_key.display())
+        .flag("alpn", "konnectivity-test")
+        .start();
+    let port = stub.named_event("listening", secs(10))["port"]
+        .as_u64()
+        .expect("a port");
+    let port = u16::try_from(port).expect("ports fit");
+    let flags = ["--alpn-proto=konnectivity-test"];
+    let _agent = Agent::start(
+        combo.agent,
+        "alpn-agent",
+        "a",
+        port,
+        stack.dir.path(),
+        &stack.certs,
+        &flags,
+    );
+    let shaken = stub.named_event("handshake", secs(10));
+    assert_eq!(shaken["alpn"], "konnectivity-test", "{shaken}");
+    assert!(shaken["error"].is_null(), "{shaken}");
+}
+rows!(custom_alpn_protocol_is_offered_and_selected: go_go go_adit);
+
+/// Checklist 88: both links of one id count their connections from 1, so a table by (id, connID) mixes them up.
+fn two_links_of_one_id_do_not_mix_their_tunnels(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let mut stub = stack
+        .stub_agent("echo")
+        .flag("second", "line")
+        .flag("second-id", "stub-a")
+        .start();
+    stub.named_event("linked", secs(10));
+    stack.await_backends(1);
+    let talk = || {
+        stack
+            .client_to("wrong", "10.0.0.1:80")
+            .flag("kind", "tagged")
+            .begin()
+    };
+    let mut first = talk();
+    first.process().named_event("tag", secs(10));
+    stub.line("now the second link");
+    stub.event("linked b", secs(10), |event| {
+        event["event"] == "linked" && event["link"] == "b"
+    });
+    let second = talk();
+    let third = talk();
+    for client in [first, second, third] {
+        client.report().good();
+    }
+    stack.await_backends(1);
+}
+rows!(two_links_of_one_id_do_not_mix_their_tunnels: go_go adit_go);
+
+/// Checklist 89. Upstream keeps asking the oldest link, so its server is no baseline.
+fn half_open_agent_is_replaced_by_its_new_link_at_once(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    stack.assert_serves();
+    stack.agents[0].process.signal(Signal::STOP);
+    stack.add_agent("agent-0", &[]);
+    let report = stack
+        .client("get", "http")
+        .flag("timeout", "3s")
+        .run()
+        .good();
+    let took = report.number("elapsed_ms");
+    assert!(took < 2_000.0, "the request took {took} ms: {report:?}");
+}
+rows!(half_open_agent_is_replaced_by_its_new_link_at_once: our_server_both);

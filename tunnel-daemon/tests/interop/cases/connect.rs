@@ -1,0 +1,215 @@
+//! Checklist 10-12, 86 and section 5: the HTTP-CONNECT frontend, byte by byte.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use crate::support::combo::Combo;
+use crate::support::stack::Stack;
+use crate::support::wait::secs;
+
+/// Sends bytes to the frontend's socket as they are.
+fn raw(stack: &Stack, request: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(stack.socket()).expect("the frontend listens");
+    stream
+        .set_read_timeout(Some(secs(15)))
+        .expect("the socket takes a timeout");
+    stream
+        .write_all(request.as_bytes())
+        .expect("the frontend reads");
+    stream
+}
+
+fn read_all(mut stream: UnixStream) -> String {
+    let mut answer = String::new();
+    stream
+        .read_to_string(&mut answer)
+        .expect("the answer ends, and is text");
+    answer
+}
+
+/// Reads exactly this many bytes.
+fn read_some(stream: &mut UnixStream, count: usize) -> String {
+    let mut bytes = vec![0; count];
+    stream
+        .read_exact(&mut bytes)
+        .expect("the answer is that long");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
+
+/// Checklist 11.
+fn unknown_name_is_a_502_with_the_agents_text(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = stack
+        .client_to("dial-fail", "no-such-host.invalid:80")
+        .run()
+        .bad();
+    assert_eq!(report.number("status"), 502.0);
+    assert!(report.text("body").contains("no such host"), "{report:?}");
+    stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
+    stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
+}
+rows!(unknown_name_is_a_502_with_the_agents_text: connect);
+
+/// Checklist 12.
+fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = stack.client("dial-fail", "closed").run().bad();
+    assert_eq!(report.number("status"), 502.0);
+    assert!(
+        report.text("body").contains("connection refused"),
+        "{report:?}"
+    );
+    stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
+    stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
+}
+rows!(refused_target_is_a_502_with_the_agents_text: connect);
+
+/// Section 5.2, the success line to the byte; section 5.1, the Host header is not the target.
+fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
+    let stack = Stack::start(combo);
+    let target = stack.targets.address("echo");
+    let mut stream = raw(
+        &stack,
+        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: test\r\n\r\n"),
+    );
+    assert_eq!(read_some(&mut stream, ESTABLISHED.len()), ESTABLISHED);
+    stream.write_all(b"ping").expect("the tunnel takes bytes");
+    assert_eq!(read_some(&mut stream, 4), "ping");
+}
+rows!(established_line_is_exact_and_host_is_ignored: connect);
+
+/// Section 5.1.
+fn bytes_behind_the_connect_header_reach_the_target(combo: Combo) {
+    let stack = Stack::start(combo);
+    let target = stack.targets.address("echo");
+    let mut stream = raw(
+        &stack,
+        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly bird"),
+    );
+    assert_eq!(read_some(&mut stream, ESTABLISHED.len()), ESTABLISHED);
+    assert_eq!(read_some(&mut stream, 10), "early bird");
+}
+rows!(bytes_behind_the_connect_header_reach_the_target: connect);
+
+/// Section 5.1.
+fn other_methods_get_a_405(combo: Combo) {
+    let stack = Stack::start(combo);
+    let answer = read_all(raw(
+        &stack,
+        "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    ));
+    assert!(
+        answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"),
+        "{answer}"
+    );
+    assert!(
+        answer.ends_with("this proxy only supports CONNECT passthrough\n"),
+        "{answer}"
+    );
+}
+rows!(other_methods_get_a_405: go_go_connect adit_go_connect);
+
+/// Section 5.2: without an agent it is a 500, and the body says so.
+fn no_agent_is_a_500(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let answer = read_all(raw(
+        &stack,
+        "CONNECT 127.0.0.1:80 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    ));
+    assert!(
+        answer.starts_with("HTTP/1.1 500 Internal Server Error\r\n"),
+        "{answer}"
+    );
+    assert!(
+        answer.ends_with("\r\n\r\ncurrently no tunnels available: No agent available"),
+        "{answer}"
+    );
+}
+rows!(no_agent_is_a_500: go_go_connect adit_go_connect);
+
+/// Section 5.2, the header of an error of the agent.
+fn error_answers_close_the_connection(combo: Combo) {
+    let stack = Stack::start(combo);
+    let target = stack.targets.address("closed");
+    let answer = read_all(raw(
+        &stack,
+        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    ));
+    assert!(
+        answer.starts_with("HTTP/1.1 502 Bad Gateway\r\n"),
+        "{answer}"
+    );
+    assert!(answer.contains("Connection: close\r\n"), "{answer}");
+    assert!(
+        answer.contains("Content-Type: text/plain; charset=utf-8\r\n"),
+        "{answer}"
+    );
+    assert!(!answer.contains("Content-Length"), "{answer}");
+}
+rows!(error_answers_close_the_connection: connect);
+
+/// Checklist 86. Upstream does not promise the order, so its own server is no baseline here.
+fn established_line_comes_before_the_targets_first_byte(combo: Combo) {
+    let stack = Stack::start(combo);
+    let target = stack.targets.address("banner");
+    for _ in 0..100 {
+        let mut stream = raw(
+            &stack,
+            &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+        );
+        let expected = format!("{ESTABLISHED}220 ready\r\n");
+        assert_eq!(read_some(&mut stream, expected.len()), expected);
+    }
+}
+rows!(established_line_comes_before_the_targets_first_byte: adit_go_connect adit_adit_connect);
+
+/// Checklist 86 as kube-apiserver sees it: nothing may be buffered behind the header when it is read.
+fn nothing_is_sent_together_with_the_established_line(combo: Combo) {
+    let stack = Stack::start(combo);
+    stack
+        .client("banner", "banner")
+        .flag("times", 50)
+        .run()
+        .good();
+}
+rows!(nothing_is_sent_together_with_the_established_line: adit_go_connect adit_adit_connect);
+
+/// Section 5.3: a client that goes away closes the target's side.
+fn client_that_closes_frees_the_target(combo: Combo) {
+    let stack = Stack::start(combo);
+    let target = stack.targets.address("echo");
+    let mut stream = raw(
+        &stack,
+        &format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    );
+    read_some(&mut stream, ESTABLISHED.len());
+    stack.await_agent_metric("open_endpoint_connections", &[], 1.0);
+    drop(stream);
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+    stack.await_server_metric("established_connections", &[], 0.0);
+}
+rows!(client_that_closes_frees_the_target: connect);
+
+/// Section 5.1 limits: a header without end is refused, and others go on.
+fn endless_header_is_refused(combo: Combo) {
+    let stack = Stack::start(combo);
+    let mut stream = raw(&stack, "CONNECT 127.0.0.1:1 HTTP/1.1\r\n");
+    let line = format!("X-Filler: {}\r\n", "x".repeat(8 * 1024));
+    // Two mebibytes are over every limit; the server may stop reading before the end.
+    for _ in 0..256 {
+        if stream.write_all(line.as_bytes()).is_err() {
+            break;
+        }
+    }
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok();
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(
+        answer.is_empty() || answer.starts_with("HTTP/1.1 431 "),
+        "{answer}"
+    );
+    stack.assert_serves();
+}
+rows!(endless_header_is_refused: go_go_connect adit_go_connect);

@@ -1,0 +1,155 @@
+//! Checklist 80, 81, 84, 87: agents made of packets, against a server.
+
+use crate::support::combo::Combo;
+use crate::support::process::Process;
+use crate::support::stack::Stack;
+use crate::support::wait::secs;
+
+/// Two links of a stub agent, of which only the first is chosen for `victim.test`.
+fn two_links(stack: &Stack, mode: &str) -> Process {
+    let stub = stack
+        .stub_agent(mode)
+        .flag("identifiers", "host=victim.test")
+        .flag("second", "start")
+        .flag("second-identifiers", "host=thief.test")
+        .start();
+    stub.event("linked b", secs(10), |event| {
+        event["event"] == "linked" && event["link"] == "b"
+    });
+    stack.await_server_metric("ready_backends", &[("proxy_strategy", "destHost")], 2.0);
+    stub
+}
+
+/// Checklist 87. Upstream takes an answer from anybody (D-8).
+fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
+    let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
+    let _stub = two_links(&stack, "forge-dial");
+    let report = stack
+        .client_to("dial-fail", "victim.test:80")
+        .flag("timeout", "5s")
+        .run()
+        .bad();
+    report.error_has("refused by the agent that was asked");
+}
+rows!(another_agents_answer_to_a_dial_is_refused: adit_go adit_go_connect);
+
+/// Checklist 87.
+fn another_agents_data_does_not_reach_the_tunnel(combo: Combo) {
+    let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
+    let stub = two_links(&stack, "forge-data");
+    stack
+        .client_to("wrong", "victim.test:80")
+        .flag("kind", "tagged")
+        .run()
+        .good();
+    stub.named_event("forged", secs(1));
+}
+rows!(another_agents_data_does_not_reach_the_tunnel: go_go adit_go);
+
+/// Checklist 87 with one id for both links, where a table by (id, connID) fails.
+fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) {
+    let stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
+    let stub = stack
+        .stub_agent("forge-data")
+        .flag("identifiers", "host=victim.test")
+        .flag("second", "start")
+        .flag("second-id", "stub-a")
+        .flag("second-identifiers", "host=thief.test")
+        .start();
+    stub.event("linked b", secs(10), |event| {
+        event["event"] == "linked" && event["link"] == "b"
+    });
+    stack.await_server_metric("ready_backends", &[("proxy_strategy", "destHost")], 2.0);
+    stack
+        .client_to("wrong", "victim.test:80")
+        .flag("kind", "tagged")
+        .run()
+        .good();
+}
+rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
+
+/// Checklist 80, from an agent. Malformed ones crash upstream's server (D-1).
+fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    let witness = stack
+        .client("echo", "echo")
+        .flag("messages", 100)
+        .flag("gap", "20ms")
+        .begin();
+    // Its tunnel is open, through the honest agent, before the other one comes.
+    stack.await_server_metric("established_connections", &[], 1.0);
+    let stub = stack.stub_agent("malformed").start();
+    stub.named_event("sent", secs(10));
+    witness.report().good();
+    drop(stub);
+    stack.await_backends(1);
+    assert!(stack.server.process.is_running());
+    stack.assert_serves();
+}
+rows!(malformed_packets_of_an_agent_hurt_nobody_else: our_server_both);
+
+/// Checklist 80, what upstream survives too.
+fn harmless_packets_of_an_agent_have_no_effect(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let stub = stack.stub_agent("harmless").start();
+    stub.named_event("sent", secs(10));
+    stack.await_backends(1);
+    stack
+        .client_to("wrong", "10.0.0.1:80")
+        .flag("kind", "tagged")
+        .run()
+        .good();
+}
+rows!(harmless_packets_of_an_agent_have_no_effect: go_go adit_go);
+
+/// Checklist 81: a message over the limit ends at most the link it came on.
+fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
+    let mut stack = Stack::with(combo, 0, &["--proxy-strategies=destHost"]);
+    let stub = stack
+        .stub_agent("oversized")
+        .flag("identifiers", "host=big.test")
+        .start();
+    stub.named_event("linked", secs(10));
+    stack.add_agent("honest", &["--agent-identifiers=host=127.0.0.1"]);
+    stack.await_server_metric("ready_backends", &[("proxy_strategy", "destHost")], 2.0);
+    let witness = stack
+        .client("echo", "echo")
+        .flag("messages", 100)
+        .flag("gap", "20ms")
+        .begin();
+    stack
+        .client_to("wrong", "big.test:80")
+        .flag("kind", "tagged")
+        .flag("timeout", "3s")
+        .run()
+        .bad();
+    witness.report().good();
+    stack.assert_serves();
+}
+rows!(oversized_packet_of_an_agent_spares_the_other_agent: go_go adit_go);
+
+/// Checklist 84. Upstream leaves a gRPC dial waiting when its agent goes (D-11).
+fn dial_fails_at_once_when_its_agent_goes(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let mut stub = stack.stub_agent("silent").start();
+    stub.named_event("linked", secs(10));
+    stack.await_backends(1);
+    let client = stack
+        .client_to("dial-fail", "10.0.0.1:80")
+        .flag("timeout", "20s")
+        .begin();
+    stub.event("DIAL_REQ", secs(5), |event| event["type"] == "DIAL_REQ");
+    stub.kill();
+    let report = client.report().bad();
+    let took = report.number("dial_ms");
+    assert!(
+        took < 3_000.0,
+        "the dial took {took} ms to fail: {report:?}"
+    );
+    if !stack.is_grpc() {
+        assert_eq!(report.number("status"), 502.0);
+    }
+    stack.await_server_metric("pending_backend_dials", &[], 0.0);
+    stack.await_server_metric("dial_failure_count", &[("reason", "backend_close")], 1.0);
+}
+rows!(dial_fails_at_once_when_its_agent_goes: go_go_connect adit_go adit_go_connect);

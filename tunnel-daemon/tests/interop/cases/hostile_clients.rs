@@ -1,0 +1,215 @@
+//! Checklist 41-45, 79-82: clients on the raw stub, from merely early to malicious.
+
+use serde_json::{Value, json};
+
+use crate::support::combo::Combo;
+use crate::support::peer::Report;
+use crate::support::stack::Stack;
+use crate::support::wait::secs;
+
+/// Runs one misbehaviour against the echo target.
+fn misbehave(stack: &Stack, kind: &str) -> Report {
+    stack.client("wrong", "echo").flag("kind", kind).run()
+}
+
+/// The packets that came back, of one type.
+fn packets(report: &Report, kind: &str) -> Vec<Value> {
+    let all = report
+        .get("packets")
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    all.into_iter()
+        .filter(|packet| packet["type"] == kind)
+        .collect()
+}
+
+/// Checklist 41.
+fn dial_without_an_agent_says_so(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let report = stack.client_to("dial-fail", "127.0.0.1:80").run().bad();
+    report.error_has("No agent available");
+    assert_eq!(report.text("reason"), "endpoint");
+    stack.await_server_metric("dial_failure_count", &[("reason", "no_agent")], 1.0);
+}
+rows!(dial_without_an_agent_says_so: go_go adit_go);
+
+/// Checklist 42: packets go to the agent as they came, and the abandoned dial is closed.
+fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let stub = stack.stub_agent("silent").start();
+    stub.named_event("linked", secs(10));
+    stack.await_backends(1);
+    stack
+        .client_to("wrong", "some.host:1234")
+        .flag("kind", "unanswered")
+        .run();
+    stub.event("DIAL_CLS", secs(5), |event| {
+        event["type"] == "DIAL_CLS" && event["random"] == 4242
+    });
+    let dial = stub.event("DIAL_REQ", secs(1), |event| event["type"] == "DIAL_REQ");
+    assert_eq!(dial["address"], "some.host:1234");
+    assert_eq!(dial["protocol"], "tcp");
+    assert_eq!(dial["random"], 4242);
+}
+rows!(agent_receives_the_clients_packets_unchanged: go_go adit_go);
+
+/// Checklist 43, the half that can be seen from outside.
+fn data_behind_a_close_request_is_discarded(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = misbehave(&stack, "data-after-close").good();
+    assert_eq!(report.get("ended"), true, "{report:?}");
+    assert_eq!(report.text("code"), "OK");
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+    stack.assert_serves();
+}
+rows!(data_behind_a_close_request_is_discarded: grpc);
+
+/// Checklist 44.
+fn data_before_a_dial_is_answered_with_a_close(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = misbehave(&stack, "data-before-dial").good();
+    assert_eq!(
+        packets(&report, "CLOSE_RSP"),
+        [json!({"type": "CLOSE_RSP", "conn_id": 5, "error": "backend not initialized"})]
+    );
+    let report = misbehave(&stack, "close-before-dial").good();
+    assert_eq!(
+        packets(&report, "CLOSE_RSP"),
+        [json!({"type": "CLOSE_RSP", "conn_id": 5, "error": "backend uninitialized"})]
+    );
+    misbehave(&stack, "dial-cls-unknown").good();
+    stack.assert_serves();
+}
+rows!(data_before_a_dial_is_answered_with_a_close: go_go adit_go);
+
+/// Checklist 45.
+fn second_conn_id_on_a_stream_closes_both(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = misbehave(&stack, "second-conn").good();
+    let closes = packets(&report, "CLOSE_RSP");
+    let mismatched: Vec<_> = closes
+        .iter()
+        .filter(|close| close["error"] == "mismatched connection IDs")
+        .collect();
+    assert_eq!(mismatched.len(), 2, "{report:?}");
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+    stack.assert_serves();
+}
+rows!(second_conn_id_on_a_stream_closes_both: go_go adit_go adit_adit);
+
+/// Checklist 79.
+fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = stack
+        .client("many-streams", "echo")
+        .flag("streams", 1000)
+        .flag("timeout", "60s")
+        .run()
+        .good();
+    assert_eq!(report.number("good"), 1000.0);
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+}
+rows!(a_thousand_streams_on_one_connection_are_served: grpc);
+
+/// Rules 3: unread streams must not stop the others of the same HTTP/2 connection.
+fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
+    let stack = Stack::start(combo);
+    let source = stack.targets.address("source");
+    stack
+        .client("many-streams", "echo")
+        .flag("streams", 50)
+        .flag("unread", 20)
+        .flag("source", source)
+        .flag("timeout", "20s")
+        .run()
+        .good();
+}
+rows!(unread_streams_do_not_stop_the_others_of_their_connection: our_server);
+
+/// Checklist 80, what upstream survives too.
+fn harmless_packets_have_no_effect(combo: Combo) {
+    let stack = Stack::start(combo);
+    misbehave(&stack, "harmless").good();
+    stack.assert_serves();
+}
+rows!(harmless_packets_have_no_effect: grpc);
+
+/// Checklist 80, what crashes upstream's server (D-1).
+fn malformed_packets_hurt_nobody_else(combo: Combo) {
+    let mut stack = Stack::start(combo);
+    let witness = stack
+        .client("echo", "echo")
+        .flag("messages", 100)
+        .flag("gap", "20ms")
+        .begin();
+    misbehave(&stack, "malformed");
+    misbehave(&stack, "malformed-later");
+    witness.report().good();
+    assert!(stack.server.process.is_running());
+    assert!(stack.agents[0].process.is_running());
+    stack.assert_serves();
+}
+rows!(malformed_packets_hurt_nobody_else: our_server);
+
+/// Checklist 81.
+fn largest_message_passes_and_a_larger_one_hurts_only_itself(combo: Combo) {
+    let stack = Stack::start(combo);
+    misbehave(&stack, "largest").good();
+    let witness = stack
+        .client("echo", "echo")
+        .flag("messages", 100)
+        .flag("gap", "20ms")
+        .begin();
+    let report = misbehave(&stack, "oversized");
+    assert_eq!(report.get("ended"), true, "{report:?}");
+    witness.report().good();
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+    stack.assert_serves();
+}
+rows!(largest_message_passes_and_a_larger_one_hurts_only_itself: grpc);
+
+/// Checklist 82. Upstream forwards what it gets, so its server is no baseline.
+fn data_without_bytes_is_never_passed_on(combo: Combo) {
+    let stack = Stack::with(combo, 0, &[]);
+    let stub = stack.stub_agent("echo").start();
+    stub.named_event("linked", secs(10));
+    stack.await_backends(1);
+    // The stub's echo carries a tag, so the client's own check fails; what the stub saw is what counts.
+    stack
+        .client_to("wrong", "10.0.0.1:80")
+        .flag("kind", "empty-data")
+        .flag("timeout", "2s")
+        .run();
+    stub.event("the honest DATA", secs(5), |event| {
+        event["data"] == "after nothing"
+    });
+    let empty = stub
+        .events()
+        .iter()
+        .filter(|event| event["type"] == "DATA" && event["length"] == 0)
+        .count();
+    assert_eq!(empty, 0);
+}
+rows!(data_without_bytes_is_never_passed_on: adit_go);
+
+/// Dataplane notes 10: thousands of tiny messages are no attack.
+fn ten_thousand_tiny_messages_are_echoed(combo: Combo) {
+    let stack = Stack::start(combo);
+    misbehave(&stack, "tiny").good();
+}
+rows!(ten_thousand_tiny_messages_are_echoed: grpc);
+
+/// Checklist 87, from the client's side. Upstream lets any stream write into any tunnel (D-8).
+fn client_cannot_touch_tunnels_of_others(combo: Combo) {
+    let stack = Stack::start(combo);
+    let witness = stack
+        .client("echo", "echo")
+        .flag("messages", 100)
+        .flag("gap", "20ms")
+        .begin();
+    misbehave(&stack, "foreign-conn");
+    misbehave(&stack, "foreign-conn");
+    witness.report().good();
+}
+rows!(client_cannot_touch_tunnels_of_others: our_server);

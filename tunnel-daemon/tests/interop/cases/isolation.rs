@@ -1,0 +1,123 @@
+//! Checklist 83, 85 and rules 6, 14: one slow party next to others, and bytes right before a close.
+
+use std::path::Path;
+
+use crate::support::combo::Combo;
+use crate::support::peer::Peer;
+use crate::support::process::Process;
+use crate::support::stack::Stack;
+use crate::support::wait::{secs, until};
+
+/// Echo messages of one round of a measurement.
+const MESSAGES: u32 = 400;
+/// Rounds; the median of their ratios counts.
+const ROUNDS: usize = 3;
+
+/// Median echo time in microseconds of one round.
+fn echo_p50(stack: &Stack) -> f64 {
+    let report = stack
+        .client("echo", "echo")
+        .flag("messages", MESSAGES)
+        .flag("size", 64)
+        .flag("read", 64)
+        .run()
+        .good();
+    report.number("p50_us")
+}
+
+/// Echo beside a disturbance against echo without, as the median ratio of several rounds in one run.
+fn ratio_beside(stack: &Stack, mut disturb: impl FnMut() -> Process) -> f64 {
+    echo_p50(stack); // the first connections of a process are slower
+    let mut ratios: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let calm = echo_p50(stack);
+            let disturbance = disturb();
+            let beside = echo_p50(stack);
+            drop(disturbance);
+            beside / calm
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[ROUNDS / 2]
+}
+
+/// Checklist 83, rules 14. Upstream stalls everybody (D-41), so its server is no baseline.
+fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
+    let stack = Stack::start(combo);
+    let ratio = ratio_beside(&stack, || {
+        let stalled = stack.client("stall", "source").flag("streams", 4).start();
+        stalled.named_event("stalled", secs(10));
+        stalled
+    });
+    // 3 is the limit promised with a Go agent; with ours it is 1.5 on a quiet machine, measured by `cargo xtask perf`.
+    assert!(
+        ratio <= 3.0,
+        "echo beside stalled clients takes {ratio:.2} times as long"
+    );
+    stack.assert_serves();
+}
+rows!(four_stalled_clients_do_not_slow_an_echo: our_server_both);
+
+/// Checklist 83, the other direction: targets that take nothing. With a Go agent its own loop stalls, whatever we do.
+fn stalled_target_does_not_slow_an_echo(combo: Combo) {
+    let stack = Stack::start(combo);
+    let dir: &Path = stack.dir.path();
+    let ratio = ratio_beside(&stack, || {
+        let upload = Peer::new("bulk-up", dir)
+            .flag("mode", combo.mode.flag())
+            .flag("uds", stack.socket())
+            .flag("target", stack.targets.address("stalled"))
+            .flag("streams", 4)
+            .flag("bytes", 256 << 20)
+            .start();
+        let open = |stack: &Stack| stack.agents[0].metric("open_endpoint_connections", &[]) >= 4.0;
+        until("four uploads are open", secs(10), || {
+            open(&stack).then_some(())
+        });
+        upload
+    });
+    assert!(
+        ratio <= 3.0,
+        "echo beside stalled targets takes {ratio:.2} times as long"
+    );
+    stack.assert_serves();
+}
+rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect go_adit go_adit_connect);
+
+/// Checklist 85. Upstream's agent may lose them (D-14).
+fn upload_then_close_delivers_every_byte(combo: Combo) {
+    const BYTES: u64 = 5_000_011;
+    let stack = Stack::start(combo);
+    for round in 0..5 {
+        let id = format!("round-{round}");
+        stack
+            .client("bulk-up", "sink")
+            .flag("bytes", BYTES)
+            .flag("id", &id)
+            .flag("close-at-once", true)
+            .run()
+            .good();
+        let got = until("the sink saw the end", secs(10), || {
+            let got = stack.targets.received(&format!("{id}-0"));
+            (got["done"] == true).then_some(got)
+        });
+        assert_eq!(got["bytes"], BYTES, "{got}");
+        assert_eq!(got["intact"], true, "{got}");
+    }
+}
+rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect);
+
+/// Rules 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
+fn slow_reader_keeps_its_tunnel(combo: Combo) {
+    let stack = Stack::start(combo);
+    let report = stack
+        .client("slow-read", "source")
+        .flag("rate", 20_000)
+        .flag("for", "25s")
+        .run()
+        .good();
+    assert!(report.number("bytes") > 300_000.0, "{report:?}");
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+}
+// Not over HTTP-CONNECT with a Go agent: 20 KB/s of an endless source fill the agent's budget, and the tunnel goes.
+rows!(slow_reader_keeps_its_tunnel: adit_go adit_adit adit_adit_connect);

@@ -1,0 +1,153 @@
+//! The rows of the matrix: which build is the server, which the agent, and which dialect the client speaks.
+
+use std::env;
+use std::path::PathBuf;
+
+use super::go::{self, Program, Release};
+
+/// Whether rows with our own binary run. `ADIT_INTEROP_OURS=1` or `=0` overrides it.
+const OURS_BY_DEFAULT: bool = true;
+
+/// Who made a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Maker {
+    Upstream(Release),
+    Adit,
+}
+
+/// Dialect between client and server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    Grpc,
+    HttpConnect,
+}
+
+/// One row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Combo {
+    pub(crate) server: Maker,
+    pub(crate) agent: Maker,
+    pub(crate) mode: Mode,
+}
+
+const GO: Maker = Maker::Upstream(Release::V0360);
+
+impl Mode {
+    /// Spelling on the command line of servers and clients.
+    pub(crate) fn flag(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::HttpConnect => "http-connect",
+        }
+    }
+}
+
+impl Combo {
+    /// Parses a row name: SERVER_AGENT, with `_connect` behind it for HTTP-CONNECT.
+    pub(crate) fn named(row: &str) -> Self {
+        let (pair, mode) = match row.strip_suffix("_connect") {
+            Some(pair) => (pair, Mode::HttpConnect),
+            None => (row, Mode::Grpc),
+        };
+        let (server, agent) = pair.split_once('_').expect("a row is named SERVER_AGENT");
+        Self {
+            server: Maker::named(server),
+            agent: Maker::named(agent),
+            mode,
+        }
+    }
+
+    /// Whether the row needs our binary.
+    fn needs_adit(self) -> bool {
+        self.server == Maker::Adit || self.agent == Maker::Adit
+    }
+}
+
+impl Maker {
+    fn named(name: &str) -> Self {
+        match name {
+            "go" => GO,
+            "go034" => Self::Upstream(Release::V0340),
+            "go0303" => Self::Upstream(Release::V0303),
+            "adit" => Self::Adit,
+            other => panic!("no maker is called {other}"),
+        }
+    }
+
+    /// Program and leading arguments of its server.
+    pub(crate) fn server(self) -> (PathBuf, Vec<String>) {
+        match self {
+            Self::Upstream(release) => (go::binary(Program::Server(release)), Vec::new()),
+            Self::Adit => adit("server"),
+        }
+    }
+
+    /// Program and leading arguments of its agent.
+    pub(crate) fn agent(self) -> (PathBuf, Vec<String>) {
+        match self {
+            Self::Upstream(release) => (go::binary(Program::Agent(release)), Vec::new()),
+            Self::Adit => adit("agent"),
+        }
+    }
+}
+
+fn adit(role: &str) -> (PathBuf, Vec<String>) {
+    (
+        PathBuf::from(env!("CARGO_BIN_EXE_adit")),
+        vec![role.to_owned(), "--compat".to_owned()],
+    )
+}
+
+/// Runs a test for a row, or skips it: without Go (an error when `CI` is set), or while our rows are off.
+pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
+    let combo = Combo::named(row);
+    if go::toolchain().is_none() {
+        assert!(
+            env::var_os("CI").is_none(),
+            "no Go toolchain: install Go 1.26 or name it in ADIT_GO"
+        );
+        go::skip_loudly(
+            &format!("{test}::{row}"),
+            "no Go toolchain on PATH or in ADIT_GO",
+        );
+        return;
+    }
+    if combo.needs_adit() && !ours() {
+        go::skip_loudly(
+            &format!("{test}::{row}"),
+            "rows with our binary are off; ADIT_INTEROP_OURS=1 turns them on",
+        );
+        return;
+    }
+    body(combo);
+}
+
+fn ours() -> bool {
+    env::var("ADIT_INTEROP_OURS").map_or(OURS_BY_DEFAULT, |value| value != "0")
+}
+
+/// Makes one `#[test]` per row of a `fn(Combo)`. Rows are named SERVER_AGENT[_connect]; the words below are sets of them.
+macro_rules! rows {
+    ($test:ident: grpc) => { rows!($test: go_go adit_go go_adit adit_adit); };
+    ($test:ident: connect) => { rows!($test: go_go_connect adit_go_connect go_adit_connect adit_adit_connect); };
+    ($test:ident: both) => {
+        rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect);
+    };
+    ($test:ident: skew) => {
+        rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
+            go_go034 go_go0303 adit_go034 adit_go0303 adit_go0303_connect go034_adit go0303_adit);
+    };
+    ($test:ident: our_server) => { rows!($test: adit_go adit_adit); };
+    ($test:ident: our_server_both) => { rows!($test: adit_go adit_adit adit_go_connect adit_adit_connect); };
+    ($test:ident: our_agent) => { rows!($test: go_adit adit_adit); };
+    ($test:ident: $($row:ident)+) => {
+        mod $test {
+            $(
+                #[test]
+                fn $row() {
+                    crate::support::combo::run(stringify!($test), stringify!($row), super::$test);
+                }
+            )+
+        }
+    };
+}

@@ -1,0 +1,182 @@
+//! Builds the Go peers, once per state of their sources, into `target/interop/`.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A pinned upstream release that the tests run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Release {
+    /// The reference.
+    V0360,
+    /// Skew: before the server honoured DRAIN.
+    V0340,
+    /// Skew: before DRAIN existed.
+    V0303,
+}
+
+/// A program made from the Go modules beside these tests.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Program {
+    Server(Release),
+    Agent(Release),
+    /// Our own clients, targets and stubs.
+    Peer,
+}
+
+impl Program {
+    fn package(self) -> &'static str {
+        match self {
+            Self::Server(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/server",
+            Self::Agent(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/agent",
+            Self::Peer => "./cmd/peer",
+        }
+    }
+
+    fn folder(self) -> PathBuf {
+        let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/go");
+        match self {
+            Self::Server(Release::V0360) | Self::Agent(Release::V0360) | Self::Peer => go,
+            Self::Server(Release::V0340) | Self::Agent(Release::V0340) => go.join("v0.34.0"),
+            Self::Server(Release::V0303) | Self::Agent(Release::V0303) => go.join("v0.30.3"),
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Server(release) => format!("server-{release:?}").to_lowercase(),
+            Self::Agent(release) => format!("agent-{release:?}").to_lowercase(),
+            Self::Peer => "peer".to_owned(),
+        }
+    }
+}
+
+/// The `go` command: `ADIT_GO`, or the first on PATH that runs. `None` without one.
+pub(crate) fn toolchain() -> Option<&'static Path> {
+    static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || {
+        let command = env::var_os("ADIT_GO").map_or_else(|| PathBuf::from("go"), PathBuf::from);
+        let runs = Command::new(&command)
+            .arg("version")
+            .output()
+            .is_ok_and(|out| out.status.success());
+        runs.then_some(command)
+    };
+    FOUND.get_or_init(find).as_deref()
+}
+
+/// Says on the real stderr, past the test runner's capture, that something was not run.
+pub(crate) fn skip_loudly(what: &str, why: &str) {
+    writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
+}
+
+/// Path of a built program, building it first when its sources changed. Needs [`toolchain`].
+pub(crate) fn binary(program: Program) -> PathBuf {
+    static BUILT: Mutex<BTreeMap<Program, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    let cell = {
+        let mut built = BUILT.lock().expect("nothing panics while it holds the map");
+        Arc::clone(built.entry(program).or_default())
+    };
+    // The second test that wants a program waits for it here; tests that want others go on.
+    cell.get_or_init(|| build(program)).clone()
+}
+
+fn build(program: Program) -> PathBuf {
+    let go = toolchain().expect("tests without a Go toolchain are skipped before they get here");
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("tmp is inside target")
+        .join("interop");
+    fs::create_dir_all(&root).expect("target/ is writable");
+    // Two test processes may want the same program.
+    let lock = File::create(root.join(".lock")).expect("target/ is writable");
+    lock.lock().expect("files can be locked");
+
+    let folder = program.folder();
+    let out = root.join(format!(
+        "{}-{:016x}",
+        program.name(),
+        fingerprint(go, program, &folder)
+    ));
+    if out.exists() {
+        return out;
+    }
+    let partial = out.with_extension("partial");
+    announce(program);
+    let status = Command::new(go)
+        .args(["build", "-trimpath", "-o"])
+        .arg(&partial)
+        .arg(program.package())
+        .current_dir(&folder)
+        .env("CGO_ENABLED", "0") // as upstream's images are built; it decides which resolver the agent has
+        .env("GOWORK", "off")
+        .status()
+        .expect("go runs");
+    assert!(
+        status.success(),
+        "building {program:?} failed: run `go build {}` in {}",
+        program.package(),
+        folder.display()
+    );
+    fs::rename(&partial, &out).expect("the built program can be renamed");
+    out
+}
+
+fn announce(program: Program) {
+    writeln!(
+        std::io::stderr(),
+        "building {} with Go; minutes the first time",
+        program.name()
+    )
+    .ok();
+}
+
+/// Changes when the toolchain or what the program is built from does: for upstream's that is only the pinned modules. Not cryptographic: it only names a cached build.
+fn fingerprint(go: &Path, program: Program, folder: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let version = Command::new(go)
+        .arg("version")
+        .output()
+        .expect("go runs")
+        .stdout;
+    version.hash(&mut hasher);
+    if program == Program::Peer {
+        hash_files(folder, &mut hasher);
+    } else {
+        for name in ["go.mod", "go.sum"] {
+            hash_file(&folder.join(name), &mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+fn hash_files(folder: &Path, hasher: &mut DefaultHasher) {
+    let entries = fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("reading {}: {error}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("the folder can be read").path())
+        .collect();
+    paths.sort();
+    for path in paths {
+        if path.join("go.mod").exists() {
+            continue; // another module
+        }
+        if path.is_dir() {
+            hash_files(&path, hasher);
+        } else {
+            hash_file(&path, hasher);
+        }
+    }
+}
+
+fn hash_file(path: &Path, hasher: &mut DefaultHasher) {
+    path.file_name().hash(hasher);
+    fs::read(path)
+        .unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
+        .hash(hasher);
+}

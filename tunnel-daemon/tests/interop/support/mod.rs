@@ -1,0 +1,13 @@
+//! What the interop tests stand on: Go builds, certificates, ports, processes, and running stacks of them.
+
+#[macro_use]
+pub(crate) mod combo;
+pub(crate) mod certs;
+pub(crate) mod go;
+pub(crate) mod http;
+pub(crate) mod metrics;
+pub(crate) mod peer;
+pub(crate) mod ports;
+pub(crate) mod process;
+pub(crate) mod stack;
+pub(crate) mod wait;

@@ -1,0 +1,330 @@
+//! A running server with agents and targets, each a process of its own.
+
+use std::path::Path;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::certs::Certs;
+use super::combo::{Combo, Maker, Mode};
+use super::metrics::Scrape;
+use super::peer::Peer;
+use super::process::Process;
+use super::wait::{secs, until};
+use super::{http, ports};
+
+/// A server process and its ports. The flags stay, so that it can be started again as it was.
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    maker: Maker,
+    args: Vec<String>,
+    log: String,
+    pub(crate) agent_port: u16,
+    pub(crate) health_port: u16,
+    admin_port: u16,
+}
+
+/// An agent process and its ports.
+pub(crate) struct Agent {
+    pub(crate) process: Process,
+    pub(crate) health_port: u16,
+}
+
+/// Ports of the targets, as `peer target` reports them.
+pub(crate) struct Targets {
+    _process: Process,
+    ports: serde_json::Value,
+}
+
+/// Everything of one test. Dropping it ends all of it.
+pub(crate) struct Stack {
+    pub(crate) agents: Vec<Agent>,
+    pub(crate) server: Server,
+    pub(crate) targets: Targets,
+    pub(crate) certs: Certs,
+    pub(crate) combo: Combo,
+    // Last, so that it is removed after the processes that write to it have ended.
+    pub(crate) dir: TempDir,
+}
+
+/// Metrics prefix of every server series.
+const SERVER_SERIES: &str = "konnectivity_network_proxy_server_";
+/// Metrics prefix of every agent series.
+const AGENT_SERIES: &str = "konnectivity_network_proxy_agent_";
+
+impl Stack {
+    /// Server, one agent that is connected, and targets.
+    pub(crate) fn start(combo: Combo) -> Self {
+        Self::with(combo, 1, &[])
+    }
+
+    /// The same with this many agents and further server flags. Returns once all agents are connected.
+    pub(crate) fn with(combo: Combo, agents: usize, server_flags: &[&str]) -> Self {
+        let dir = TempDir::new().expect("a temporary directory can be made");
+        let certs = Certs::write(dir.path());
+        let targets = Targets::start(dir.path());
+        let server = Server::start(combo, "server", dir.path(), &certs, server_flags);
+        let mut stack = Self {
+            agents: Vec::new(),
+            server,
+            targets,
+            certs,
+            combo,
+            dir,
+        };
+        for n in 0..agents {
+            stack.add_agent(&format!("agent-{n}"), &[]);
+        }
+        stack.await_backends(agents);
+        stack
+    }
+
+    /// Starts another agent with this id and waits until it calls itself ready.
+    pub(crate) fn add_agent(&mut self, id: &str, flags: &[&str]) -> &Agent {
+        let name = format!("agent{}-{id}", self.agents.len());
+        let port = self.server.agent_port;
+        let agent = Agent::start(
+            self.combo.agent,
+            &name,
+            id,
+            port,
+            self.dir.path(),
+            &self.certs,
+            flags,
+        );
+        agent.await_ready();
+        self.agents.push(agent);
+        self.agents.last().expect("just pushed")
+    }
+
+    /// Waits until the server counts this many agents.
+    pub(crate) fn await_backends(&self, count: usize) {
+        let want = f64::from(u32::try_from(count).expect("tests have few agents"));
+        until(&format!("server sees {count} agents"), secs(15), || {
+            (self.server.metric("ready_backend_connections", &[]) == want).then_some(())
+        });
+    }
+
+    /// A client subcommand, pointed at this server's frontend and at a target by name of its port.
+    pub(crate) fn client(&self, subcommand: &str, target: &str) -> Peer<'_> {
+        self.client_to(subcommand, &self.targets.address(target))
+    }
+
+    /// The same, dialling any address.
+    pub(crate) fn client_to(&self, subcommand: &str, address: &str) -> Peer<'_> {
+        Peer::new(subcommand, self.dir.path())
+            .flag("mode", self.combo.mode.flag())
+            .flag("uds", self.socket())
+            .flag("target", address)
+    }
+
+    /// A stub agent for this server.
+    pub(crate) fn stub_agent(&self, mode: &str) -> Peer<'_> {
+        Peer::new("agent-stub", self.dir.path())
+            .flag("server", format!("127.0.0.1:{}", self.server.agent_port))
+            .flag("ca", self.certs.ca.display())
+            .flag("cert", self.certs.agent_cert.display())
+            .flag("key", self.certs.agent_key.display())
+            .flag("mode", mode)
+    }
+
+    /// Path of the frontend's unix socket.
+    pub(crate) fn socket(&self) -> String {
+        self.dir.path().join("server.sock").display().to_string()
+    }
+
+    /// Whether the client speaks gRPC.
+    pub(crate) fn is_grpc(&self) -> bool {
+        self.combo.mode == Mode::Grpc
+    }
+
+    /// A plain request through a tunnel, which must work: the usual proof that others were not hurt.
+    #[track_caller]
+    pub(crate) fn assert_serves(&self) {
+        let report = self.client("get", "http").run().good();
+        assert_eq!(report.text("body"), "hello from the target\n");
+    }
+
+    /// Waits until an agent series of agent 0 has a value.
+    pub(crate) fn await_agent_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
+        until(
+            &format!("agent metric {name}{labels:?} is {want}"),
+            secs(15),
+            || (self.agents[0].metric(name, labels) == want).then_some(()),
+        );
+    }
+
+    /// Waits until a server series has a value.
+    pub(crate) fn await_server_metric(&self, name: &str, labels: &[(&str, &str)], want: f64) {
+        until(
+            &format!("server metric {name}{labels:?} is {want}"),
+            secs(15),
+            || (self.server.metric(name, labels) == want).then_some(()),
+        );
+    }
+}
+
+impl Server {
+    /// Starts a server; its socket is `NAME.sock` in the directory. Returns once it answers its health probe.
+    pub(crate) fn start(
+        combo: Combo,
+        name: &str,
+        dir: &Path,
+        certs: &Certs,
+        flags: &[&str],
+    ) -> Self {
+        let [agent_port, health_port, admin_port] = [(); 3].map(|()| ports::free());
+        let (_, mut args) = combo.server.server();
+        args.extend([
+            format!("--mode={}", combo.mode.flag()),
+            format!("--uds-name={}", dir.join(format!("{name}.sock")).display()),
+            "--server-port=0".to_owned(),
+            format!("--agent-port={agent_port}"),
+            format!("--health-port={health_port}"),
+            format!("--admin-port={admin_port}"),
+            format!("--cluster-cert={}", certs.server_cert.display()),
+            format!("--cluster-key={}", certs.server_key.display()),
+            format!("--cluster-ca-cert={}", certs.ca.display()),
+            format!("--server-id={name}"),
+            "--v=2".to_owned(),
+        ]);
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let process = Process::service(name, &combo.server.server().0, &args, dir);
+        let mut server = Self {
+            process,
+            maker: combo.server,
+            args,
+            log: name.to_owned(),
+            agent_port,
+            health_port,
+            admin_port,
+        };
+        server.await_health();
+        server
+    }
+
+    /// Starts it again with the same flags, after it was killed.
+    pub(crate) fn start_again(&mut self, dir: &Path) {
+        self.process = Process::service(&self.log, &self.maker.server().0, &self.args, dir);
+        self.await_health();
+    }
+
+    fn await_health(&mut self) {
+        let port = self.health_port;
+        let process = &mut self.process;
+        until("server answers /healthz", secs(20), || {
+            assert!(
+                process.is_running(),
+                "the server ended at start; its log is below"
+            );
+            http::get(port, "/healthz").filter(|answer| answer.status == 200)
+        });
+    }
+
+    /// Status of its readiness probe; 0 when nobody answers.
+    pub(crate) fn ready_status(&self) -> u16 {
+        http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
+    }
+
+    /// Value of a series, named without its prefix. On the admin port, where every release has it.
+    pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        scrape(self.admin_port).map_or(f64::NAN, |scrape| {
+            scrape.value(&format!("{SERVER_SERIES}{name}"), labels)
+        })
+    }
+}
+
+impl Agent {
+    /// Starts an agent for the server at a port of this host; does not wait.
+    pub(crate) fn start(
+        maker: Maker,
+        name: &str,
+        id: &str,
+        server_port: u16,
+        dir: &Path,
+        certs: &Certs,
+        flags: &[&str],
+    ) -> Self {
+        let [health_port, admin_port] = [(); 2].map(|()| ports::free());
+        let (program, mut args) = maker.agent();
+        args.extend([
+            "--proxy-server-host=127.0.0.1".to_owned(),
+            format!("--proxy-server-port={server_port}"),
+            format!("--ca-cert={}", certs.ca.display()),
+            format!("--agent-cert={}", certs.agent_cert.display()),
+            format!("--agent-key={}", certs.agent_key.display()),
+            format!("--agent-id={id}"),
+            format!("--health-server-port={health_port}"),
+            format!("--admin-server-port={admin_port}"),
+            "--sync-interval=200ms".to_owned(),
+            "--sync-interval-cap=1s".to_owned(),
+            "--probe-interval=100ms".to_owned(),
+            "--v=2".to_owned(),
+        ]);
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        Self {
+            process: Process::service(name, &program, &args, dir),
+            health_port,
+        }
+    }
+
+    /// Waits until it calls itself ready.
+    pub(crate) fn await_ready(&self) {
+        until("agent answers /readyz with 200", secs(20), || {
+            (self.ready_status() == 200).then_some(())
+        });
+    }
+
+    /// Status of its readiness probe; 0 when nobody answers.
+    pub(crate) fn ready_status(&self) -> u16 {
+        http::get(self.health_port, "/readyz").map_or(0, |answer| answer.status)
+    }
+
+    /// Value of a series, named without its prefix.
+    pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        scrape(self.health_port).map_or(f64::NAN, |scrape| {
+            scrape.value(&format!("{AGENT_SERIES}{name}"), labels)
+        })
+    }
+
+    /// Asks it to drain, as Kubernetes does.
+    pub(crate) fn drain(&self) {
+        self.process.signal(Signal::TERM);
+    }
+}
+
+impl Targets {
+    /// Starts one set of all targets.
+    pub(crate) fn start(dir: &Path) -> Self {
+        let process = Peer::new("target", dir).start();
+        let ports = process.named_event("listening", secs(20))["ports"].clone();
+        Self {
+            _process: process,
+            ports,
+        }
+    }
+
+    /// `127.0.0.1:PORT` of a target: http, echo, source, sink, banner, stalled, closed, black_hole.
+    pub(crate) fn address(&self, name: &str) -> String {
+        format!("127.0.0.1:{}", self.port(name))
+    }
+
+    fn port(&self, name: &str) -> u16 {
+        let port = self.ports[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("there is no target {name}: {}", self.ports));
+        u16::try_from(port).expect("ports fit")
+    }
+
+    /// What a sink took under a name: bytes, intact, done.
+    pub(crate) fn received(&self, id: &str) -> serde_json::Value {
+        let answer =
+            http::get(self.port("http"), &format!("/sink?id={id}")).expect("the target answers");
+        serde_json::from_str(&answer.body).expect("the target speaks JSON")
+    }
+}
+
+fn scrape(port: u16) -> Option<Scrape> {
+    let answer = http::get(port, "/metrics").filter(|answer| answer.status == 200)?;
+    Some(Scrape::parse(&answer.body))
+}

@@ -1,0 +1,201 @@
+//! Agents that come, go, drain and come again.
+
+use std::time::{Duration, Instant};
+
+use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use adit_core::wire::packets::packet::Payload;
+use adit_core::wire::packets::{Drain, PacketType};
+
+use crate::support::raw::Connection;
+use crate::support::wait::{until, within, within_for};
+use crate::support::world::{World, echo};
+use crate::support::{connect, targets};
+
+/// "At once" on a busy machine, and far below any deadline of a dial.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// Checklist 84. Upstream leaves a gRPC dial waiting (D-11).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dial_fails_at_once_when_its_agent_is_lost() {
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("silent", "").await;
+    let channel = world.channel().await;
+    let grpc = GrpcTunnel::open(channel, "127.0.0.1:9");
+    let request = connect::head("127.0.0.1:9");
+    let socket = world.connect();
+    let http = connect::refused(&socket, &request);
+    let lose = async {
+        for _dial in 0..2 {
+            let packet = link.payload().await;
+            assert!(
+                matches!(packet, Some(Payload::DialRequest(_))),
+                "{packet:?}"
+            );
+        }
+        drop(agent);
+        Instant::now()
+    };
+    let (grpc, http, lost) = within("both dials to fail", async {
+        tokio::join!(grpc, http, lose)
+    })
+    .await;
+    assert!(lost.elapsed() < AT_ONCE, "took {:?}", lost.elapsed());
+    match grpc {
+        Err(ClientError::Dial(error)) => assert_eq!(error, "agent connection lost during dial"),
+        other => panic!("{:?}", other.err()),
+    }
+    let body = "Backend context error: context canceled\r\n".to_owned();
+    assert_eq!(http, (502, body));
+    world
+        .server_metric(
+            "konnectivity_network_proxy_server_pending_backend_dials",
+            0.0,
+        )
+        .await;
+}
+
+/// Checklist 14: the tunnels of a lost agent end at once, those of others go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let lost = world
+        .agent("lost", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    let kept = world
+        .agent("kept", &["--agent-identifiers=ipv4=127.0.0.2"])
+        .await;
+    world.links(2).await;
+    let (on_lost, on_kept) = (format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}"));
+    let mut grpc = world.tunnel(&on_lost).await;
+    let mut http = connect::open(&world.connect(), &on_lost).await;
+    let mut grpc_kept = world.tunnel(&on_kept).await;
+    let mut http_kept = connect::open(&world.connect(), &on_kept).await;
+    echo(&mut grpc, b"before").await;
+    connect::echo(&mut http, b"before").await;
+
+    lost.stop().await;
+    within_for(AT_ONCE, "the gRPC tunnel's end", async {
+        while let Ok(Some(_)) = grpc.read().await {}
+    })
+    .await;
+    let mut left = Vec::new();
+    let read = tokio::io::AsyncReadExt::read_to_end(&mut http, &mut left);
+    // Cut with an error or an end: a client must merely not wait.
+    drop(within_for(AT_ONCE, "the CONNECT tunnel's end", read).await);
+
+    echo(&mut grpc_kept, b"untouched").await;
+    connect::echo(&mut http_kept, b"untouched").await;
+    world.assert_serves(&on_kept).await;
+    drop(kept);
+}
+
+/// Checklist 16.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
+    let (port, _target) = targets::echo().await;
+    let (mut world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let mut tunnel = world.tunnel(&target).await;
+    echo(&mut tunnel, b"before").await;
+    world.restart_server().await;
+    world.links(1).await;
+    world.assert_serves(&target).await;
+    let open = || agent.metrics.open_endpoint_connections();
+    drop(tunnel);
+    until("no target connection is left", || open() == 0).await;
+}
+
+/// Checklist 13, 49.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (world, draining) = World::with_agent().await;
+    draining.drain();
+    let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
+    world.server_metric(drained, 1.0).await;
+    world.assert_serves(&target).await;
+    let open = |agent: &adit::app::agent::RunningAgent| agent.metrics.open_endpoint_connections();
+    until("the first tunnels are over", || open(&draining) == 0).await;
+
+    let fresh = world.agent("fresh", &[]).await;
+    world.links(2).await;
+    let mut tunnels = Vec::new();
+    for _dial in 0..20 {
+        tunnels.push(connect::open(&world.connect(), &target).await);
+    }
+    assert_eq!((open(&draining), open(&fresh)), (0, 20));
+    drop(tunnels);
+}
+
+/// A stub, so that the order of DRAIN and dial is certain: the answer to the packet behind it proves it was read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_counts_for_the_very_next_dial() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let mut stub = connection.link("stub", "").await;
+    stub.packet(PacketType::Drain, Payload::Drain(Drain {}));
+    stub.data(77, "unknown");
+    let answer = stub.payload().await;
+    assert!(
+        matches!(&answer, Some(Payload::CloseRequest(close)) if close.connect_id == 77),
+        "{answer:?}"
+    );
+    let _agent = world.agent("fresh", &[]).await;
+    world.links(2).await;
+    for _dial in 0..10 {
+        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    }
+}
+
+/// Checklist 89: the old stream may be a dead TCP connection that nobody has noticed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn newest_stream_of_an_id_takes_new_dials() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let _half_open = connection.link("same", "").await;
+    world.links(1).await;
+    let _agent = world.agent("same", &[]).await;
+    world.links(2).await;
+    for _dial in 0..10 {
+        world.assert_serves(&target).await;
+    }
+}
+
+/// Checklist 19, 88: a second stream under the same id disturbs no tunnel of the first, even with equal connIDs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let _first = world.agent("same", &[]).await;
+    world.links(1).await;
+    let mut old = world.tunnel(&target).await;
+    echo(&mut old, b"first").await;
+    let _second = world.agent("same", &[]).await;
+    world.links(2).await;
+    let mut new = world.tunnel(&target).await;
+    for _round in 0..10 {
+        echo(&mut old, b"through the first").await;
+        echo(&mut new, b"by the second").await;
+    }
+    let series = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
+    world.server_metric(series, 1.0).await;
+}
+
+/// Checklist 15.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_that_restarts_under_another_id_serves() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    agent.stop().await;
+    world.links(0).await;
+    let _agent = world.agent("another", &[]).await;
+    world.links(1).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}

@@ -1,0 +1,262 @@
+//! Files and ports: what is broken, taken or replaced while running.
+
+use std::fs;
+use std::time::Duration;
+
+use adit::app::{agent, server};
+use adit::net::selfsigned::{ThrowawayCa, Usage};
+
+use super::hostile_agents::turned_away;
+use crate::support::wait::{until, within};
+use crate::support::world::{World, agent_plan, server_plan};
+use crate::support::{targets, tls};
+
+/// Tries a change of files until it shows, with an end.
+async fn eventually<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
+    within(what, async {
+        while !look().await {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+/// Each gives one error that names the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_certificate_files_stop_the_start_and_are_named() {
+    let world = World::start(&[
+        "--frontend=grpc=tcp:127.0.0.1:0",
+        "--insecure-plaintext-frontend",
+    ])
+    .await;
+    let good = |name: &str| fs::read_to_string(world.files.dir().join(name)).expect("a file");
+    let another = ThrowawayCa::new("another").expect("a CA");
+    let other_key = another
+        .issue(Usage::Server, "other", &[])
+        .expect("a pair")
+        .key_pem;
+    let truncated = good("server.crt");
+    let broken = [
+        ("server.crt", String::new()),
+        ("server.crt", "not PEM at all".to_owned()),
+        ("server.crt", truncated[..truncated.len() / 2].to_owned()),
+        ("server.key", String::new()),
+        ("server.key", good("server.crt")),
+        ("server.key", other_key),
+        (
+            "ca.crt",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_owned(),
+        ),
+    ];
+    for (name, text) in broken {
+        let path = world.files.dir().join(name);
+        let before = good(name);
+        fs::write(&path, &text).expect("writable");
+        let mut args = world.server_args("0");
+        for arg in &mut args {
+            *arg = arg.replace(".sock", "-second.sock");
+        }
+        let plan = server_plan(&args).expect("flags are right");
+        let outcome = server::start(&plan).await;
+        fs::write(&path, before).expect("writable");
+        let error = outcome
+            .err()
+            .unwrap_or_else(|| panic!("{name} was taken: {text:?}"));
+        let line = format!("{error:#}");
+        assert!(
+            line.contains(path.to_str().expect("text")),
+            "{name}: {line}"
+        );
+        assert_eq!(line.lines().count(), 1, "{line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_and_unreadable_files_are_named() {
+    let world = World::start(&[]).await;
+    let mut args = world.server_args("0");
+    args.push("--cluster-ca-cert=/nowhere/ca.crt".to_owned());
+    args.retain(|arg| !arg.starts_with("--cluster-ca-cert=/tmp"));
+    let error = server_plan(&args).expect_err("no such file");
+    assert!(error.contains("/nowhere/ca.crt"), "{error}");
+
+    // A directory exists and cannot be read as a file, whoever runs the test.
+    let folder = world.dir.path().join("folder");
+    fs::create_dir(&folder).expect("writable");
+    let mut args = world.agent_args("a", 1, &[]);
+    args.retain(|arg| !arg.starts_with("--ca-cert="));
+    args.push(format!("--ca-cert={}", folder.display()));
+    let error = match agent_plan(&args) {
+        Err(error) => error,
+        Ok(plan) => format!("{:#}", agent::start(&plan).await.err().expect("no CA file")),
+    };
+    assert!(error.contains(folder.to_str().expect("text")), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ports_and_sockets_in_use_are_named() {
+    let world = World::start(&[]).await;
+    let taken = world.server().agents.port().to_string();
+    let mut args = world.server_args(&taken);
+    for arg in &mut args {
+        *arg = arg.replace(".sock", "-second.sock");
+    }
+    let error = server::start(&server_plan(&args).expect("flags"))
+        .await
+        .err();
+    let line = format!("{:#}", error.expect("the agent port is taken"));
+    assert!(line.contains(&taken) && line.contains("in use"), "{line}");
+
+    let health = world
+        .server()
+        .health
+        .expect("a health port")
+        .port()
+        .to_string();
+    let mut args = world.agent_args("a", 1, &[]);
+    args.retain(|arg| !arg.starts_with("--health-server-port"));
+    args.push(format!("--health-server-port={health}"));
+    let error = agent::start(&agent_plan(&args).expect("flags")).await.err();
+    let line = format!("{:#}", error.expect("the health port is taken"));
+    assert!(line.contains(&health) && line.contains("in use"), "{line}");
+
+    // A socket path under something that is no directory.
+    let mut args = world.server_args("0");
+    let file = world.files.ca_file();
+    args.push(format!("--frontend=grpc=unix:{}/x.sock", file.display()));
+    let args: Vec<_> = args
+        .into_iter()
+        .map(|arg| {
+            arg.replace("grpc.sock", "g2.sock")
+                .replace("connect.sock", "c2.sock")
+        })
+        .collect();
+    let error = server::start(&server_plan(&args).expect("flags"))
+        .await
+        .err();
+    let line = format!("{:#}", error.expect("no directory"));
+    assert!(line.contains("x.sock"), "{line}");
+}
+
+/// Checklist 90, the server's certificate; links that exist are not touched.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replaced_server_certificate_is_used_by_the_next_handshake() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let (ca, cert, key) = (
+        world.files.ca_file(),
+        world.files.cert("agent"),
+        world.files.key("agent"),
+    );
+    let address = world.server().agents;
+    let now = async || {
+        tls::shown(
+            &tls::dial(address, &ca, Some((&cert, &key)))
+                .await
+                .expect("welcome"),
+        )
+    };
+    let before = now().await;
+    assert_eq!(now().await, before);
+
+    // Broken files keep the old certificate in use, and are counted.
+    let good = fs::read(world.files.cert("server")).expect("a file");
+    fs::write(world.files.cert("server"), "broken").expect("writable");
+    world
+        .server_metric("adit_tls_reloads_total{result=\"failed\"}", 1.0)
+        .await;
+    assert_eq!(now().await, before);
+    fs::write(world.files.cert("server"), good).expect("writable");
+
+    let names = ["127.0.0.1".to_owned()];
+    world
+        .files
+        .issue("server", Usage::Server, &names)
+        .expect("a new pair");
+    eventually("the new certificate is shown", async || {
+        now().await != before
+    })
+    .await;
+    assert_eq!(world.server().links(), 1);
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
+
+/// Checklist 90, the CA on the server and everything on the agent: a whole rotation without a restart of the agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replaced_ca_decides_over_the_next_handshake_on_both_sides() {
+    let (port, _target) = targets::echo().await;
+    let (mut world, _agent) = World::with_agent().await;
+    let dir = world.files.dir().to_owned();
+    let new_ca = ThrowawayCa::new("the next CA").expect("a CA");
+    let old = (dir.join("old.crt"), dir.join("old.key"));
+    let old_ca = dir.join("old-ca.crt");
+    fs::copy(world.files.cert("agent"), &old.0).expect("a copy");
+    fs::copy(world.files.key("agent"), &old.1).expect("a copy");
+    fs::copy(world.files.ca_file(), &old_ca).expect("a copy");
+
+    let names = ["127.0.0.1".to_owned()];
+    for (name, usage, names) in [
+        ("server", Usage::Server, &names[..]),
+        ("agent", Usage::Client, &[]),
+    ] {
+        let pair = new_ca.issue(usage, name, names).expect("a pair");
+        fs::write(world.files.cert(name), pair.cert_pem).expect("writable");
+        fs::write(world.files.key(name), pair.key_pem).expect("writable");
+    }
+    fs::write(world.files.ca_file(), new_ca.cert_pem()).expect("writable");
+
+    let address = world.server().agents;
+    let (ca, cert, key) = (
+        world.files.ca_file(),
+        world.files.cert("agent"),
+        world.files.key("agent"),
+    );
+    eventually("the new agent is welcome", async || {
+        match tls::dial(address, &ca, Some((&cert, &key))).await {
+            Ok(stream) => welcome(stream).await,
+            Err(_old_server_certificate) => false,
+        }
+    })
+    .await;
+    let refused = tls::dial(address, &ca, Some((&old.0, &old.1))).await;
+    assert!(turned_away(refused).await, "a certificate of the old CA");
+    assert!(
+        tls::dial(address, &old_ca, Some((&cert, &key)))
+            .await
+            .is_err(),
+        "the old server certificate"
+    );
+
+    // The agent's own files have changed, too: only with them it gets back in.
+    world.restart_server().await;
+    world.links(1).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
+
+/// Whether the server answers HTTP/2: it has accepted the client's certificate.
+async fn welcome(mut stream: tokio_rustls::client::TlsStream<tokio::net::TcpStream>) -> bool {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    if stream.write_all(preface).await.is_err() {
+        return false;
+    }
+    let mut byte = [0];
+    matches!(within("a verdict", stream.read(&mut byte)).await, Ok(1))
+}
+
+/// A socket file that a killed server left is no obstacle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stale_socket_files_are_replaced_and_removed_at_the_end() {
+    let (mut world, _agent) = World::with_agent().await;
+    let path = world.grpc();
+    world.stop_server(Duration::ZERO).await;
+    until("the socket file is gone", || !path.exists()).await;
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("free"));
+    assert!(path.exists(), "a stale file");
+    let plan = server_plan(&world.server_args("0")).expect("flags are right");
+    let server = server::start(&plan)
+        .await
+        .expect("it starts over a stale file");
+    drop(world.channel().await);
+    within("the server's end", server.stop(Some(Duration::ZERO))).await;
+}

@@ -1,0 +1,300 @@
+//! Agents that break the protocol, with a valid certificate and without: nobody but themselves is affected.
+
+use std::io;
+use std::net::SocketAddr;
+
+use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::hostile_clients::malformed;
+use crate::support::raw::{Call, Connection, data, encoded};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo, sample};
+use crate::support::{connect, targets, tls};
+
+/// The number of the dial that comes next on a link.
+async fn dialed(link: &mut Call) -> i64 {
+    match link.payload().await {
+        Some(Payload::DialRequest(dial)) => dial.random,
+        other => panic!("no dial but {other:?}"),
+    }
+}
+
+/// Two stub agents, of which `victim.test` leads to the first.
+async fn two_links(world: &World) -> (Connection, Call, Connection, Call) {
+    let (one, two) = (
+        Connection::agent(world).await,
+        Connection::agent(world).await,
+    );
+    let victim = one.link("victim", "host=victim.test").await;
+    let thief = two.link("thief", "host=thief.test").await;
+    world.links(2).await;
+    (one, victim, two, thief)
+}
+
+async fn foreign(world: &World, kind: &str) {
+    let series = format!("adit_foreign_packets_total{{packet_type=\"{kind}\"}}");
+    let scrape = world.server().metrics.scrape();
+    until(&format!("{series} > 0"), || {
+        sample(&scrape.text(), &series).is_some_and(|count| count > 0.0)
+    })
+    .await;
+}
+
+/// Checklist 87. Upstream takes an answer from anybody (D-8).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_agents_answer_to_a_dial_is_refused() {
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let (_one, mut victim, _two, mut thief) = two_links(&world).await;
+    let channel = world.channel().await;
+    let dial = GrpcTunnel::open(channel, "victim.test:80");
+    let answer = async {
+        let random = dialed(&mut victim).await;
+        thief.dial_response(random, 666);
+        // The orphan of the forged answer is sent back to whoever made it.
+        let back = thief.payload().await;
+        assert!(
+            matches!(&back, Some(Payload::CloseRequest(close)) if close.connect_id == 666),
+            "{back:?}"
+        );
+        victim.dial_response(random, 5);
+    };
+    let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
+    assert_eq!(tunnel.expect("the right answer opens it").conn(), 5);
+}
+
+/// Checklist 87, and 88 with one id for both links: a table by (id, connID) would fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_links_data_and_close_do_not_reach_the_tunnel() {
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let (one, two) = (
+        Connection::agent(&world).await,
+        Connection::agent(&world).await,
+    );
+    let mut victim = one.link("same", "host=victim.test").await;
+    let mut thief = two.link("same", "host=thief.test").await;
+    world.links(2).await;
+    let channel = world.channel().await;
+    let dial = GrpcTunnel::open(channel, "victim.test:80");
+    let answer = async {
+        let random = dialed(&mut victim).await;
+        victim.dial_response(random, 5);
+    };
+    let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
+    let mut tunnel = tunnel.expect("open");
+
+    let closed = wire::CloseResponse {
+        connect_id: 5,
+        error: "forged".to_owned(),
+    };
+    thief.packet(PacketType::CloseRsp, Payload::CloseResponse(closed));
+    thief.packet(
+        PacketType::CloseReq,
+        Payload::CloseRequest(wire::CloseRequest { connect_id: 5 }),
+    );
+    // Last: one answer per unknown id is enough, so what follows on it is not even counted.
+    thief.data(5, "forged");
+    foreign(&world, "DATA").await;
+    foreign(&world, "CLOSE_RSP").await;
+    victim.data(5, "genuine");
+    let bytes = within("bytes", tunnel.read())
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(bytes.expect("open"), "genuine");
+    tunnel
+        .write("up".into())
+        .await
+        .expect("the tunnel takes bytes");
+    let up = victim.payload().await;
+    assert!(
+        matches!(&up, Some(Payload::Data(data)) if data.data == "up"),
+        "{up:?}"
+    );
+}
+
+/// Checklist 80 from an agent. Malformed packets crash upstream's server (D-1).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_packets_of_an_agent_hurt_nobody_else() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let _honest = world
+        .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    world.links(1).await;
+    let target = format!("127.0.0.1:{port}");
+    let mut witness = world.tunnel(&target).await;
+    for body in malformed() {
+        let connection = Connection::agent(&world).await;
+        let mut link = connection.link("stub", "host=stub.test").await;
+        link.message(&body);
+        link.data(9999, "is this link alive?");
+        // Answered if the link survived, ended if not: both are sound.
+        link.next().await;
+        echo(&mut witness, b"unharmed").await;
+    }
+    world.links(1).await;
+    world.assert_serves(&target).await;
+}
+
+/// Checklist 81 from an agent, whole and cut short.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let _honest = world
+        .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    world.links(1).await;
+    let mut witness = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    let bodies: [&[u8]; 3] = [
+        b"\x00\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\x00",
+        b"\x00\x00\x00\x00\x09abc",
+    ];
+    for body in bodies {
+        let connection = Connection::agent(&world).await;
+        let mut link = connection.link("stub", "host=stub.test").await;
+        link.bytes(body.to_vec());
+        link.finish();
+        while link.next().await.is_some() {}
+        echo(&mut witness, b"unharmed").await;
+    }
+    let connection = Connection::agent(&world).await;
+    let mut link = connection.link("stub", "host=big.test").await;
+    world.links(2).await;
+    let dial = GrpcTunnel::open(world.channel().await, "big.test:80");
+    let answer = async {
+        let random = dialed(&mut link).await;
+        link.dial_response(random, 5);
+        link.message(&encoded(
+            PacketType::Data.into(),
+            Some(data(5, vec![0; (4 << 20) + 1])),
+        ));
+    };
+    let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
+    let mut tunnel = tunnel.expect("open");
+    let end = within("the tunnel's end", tunnel.read()).await;
+    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
+    echo(&mut witness, b"unharmed").await;
+}
+
+/// Packets that make no sense from an agent: repeated answers, closes and ids twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let mut link = connection.link("stub", "").await;
+    let mut open = Vec::new();
+    for round in 0..2 {
+        let dial = GrpcTunnel::open(world.channel().await, "a.test:1");
+        let answer = async {
+            let random = dialed(&mut link).await;
+            // The second round claims the id of the first tunnel, which is open.
+            link.dial_response(random, 5);
+            link.dial_response(random, 6 + round);
+            random
+        };
+        let (tunnel, _random) = within("the dial", async { tokio::join!(dial, answer) }).await;
+        match (round, tunnel) {
+            (0, Ok(tunnel)) => open.push(tunnel),
+            (1, Err(ClientError::Dial(error))) => assert!(!error.is_empty()),
+            (round, other) => panic!("round {round}: {:?}", other.err()),
+        }
+        // The surplus answer's target is closed.
+        loop {
+            match link.payload().await {
+                Some(Payload::CloseRequest(close)) if close.connect_id == 6 + round => break,
+                Some(Payload::CloseRequest(close)) => assert_eq!(close.connect_id, 5),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// What is wrong about a hello is refused with a status, and nothing is registered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_with_a_broken_hello_are_refused() {
+    let world = World::start(&[]).await;
+    let hellos: [&[(&str, &str)]; 4] = [
+        &[],
+        &[("agentid", "a"), ("agentid", "b")],
+        &[
+            ("agentid", "a"),
+            ("agentidentifiers", "host=a"),
+            ("agentidentifiers", "host=b"),
+        ],
+        &[("agentid", "a"), ("agentidentifiers", "host=a;host=b")],
+    ];
+    for hello in hellos {
+        let connection = Connection::agent(&world).await;
+        let mut call = connection.call("/AgentService/Connect", hello).await;
+        let answer = call.headers().await.expect("an answer");
+        let status = answer
+            .get("grpc-status")
+            .and_then(|status| status.to_str().ok());
+        assert!(
+            status.is_some_and(|status| status != "0"),
+            "{hello:?}: {answer:?}"
+        );
+    }
+    assert_eq!(world.server().links(), 0);
+}
+
+async fn speak(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(bytes).await?;
+    let mut answer = Vec::new();
+    within("the server to hang up", stream.read_to_end(&mut answer)).await?;
+    Ok(answer)
+}
+
+/// Garbage, plain HTTP and strangers on the agent port are turned away; the agent that is there notices nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let address = world.server().agents;
+    let mut witness = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let words: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
+        b"\x16\x03\x01\xff\xff garbage that is no ClientHello at all",
+        &[0; 1000],
+    ];
+    for bytes in words {
+        // An alert or nothing, never HTTP.
+        if let Ok(answer) = speak(address, bytes).await {
+            assert!(
+                answer.len() < 32 && !answer.starts_with(b"HTTP"),
+                "{answer:?}"
+            );
+        }
+        connect::echo(&mut witness, b"unharmed").await;
+    }
+
+    let ca = world.files.ca_file();
+    // TLS 1.3 tells the client of its refusal at the first read.
+    let nobody = tls::dial(address, &ca, None).await;
+    assert!(turned_away(nobody).await, "no certificate");
+    let others = adit::net::selfsigned::ThrowawayFiles::create(&[]).expect("certificates");
+    let (cert, key) = (others.cert("agent"), others.key("agent"));
+    let foreign = tls::dial(address, &ca, Some((&cert, &key))).await;
+    assert!(turned_away(foreign).await, "another CA's certificate");
+    connect::echo(&mut witness, b"unharmed").await;
+    assert_eq!(world.server().links(), 1);
+}
+
+/// Whether the far end hangs up without a word of HTTP/2.
+pub(super) async fn turned_away(
+    dialed: io::Result<tokio_rustls::client::TlsStream<TcpStream>>,
+) -> bool {
+    let Ok(mut stream) = dialed else {
+        return true;
+    };
+    let mut byte = [0];
+    !matches!(within("a verdict", stream.read(&mut byte)).await, Ok(1))
+}

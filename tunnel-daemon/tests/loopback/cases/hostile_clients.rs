@@ -1,0 +1,396 @@
+//! Clients that break the protocol: nobody but themselves is affected.
+
+use std::io::ErrorKind;
+
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use crate::support::raw::{self, Connection, data, dial_request, encoded, framed};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo};
+use crate::support::{connect, targets};
+
+/// Messages that are no packets, or not what they say.
+pub(super) fn malformed() -> Vec<Vec<u8>> {
+    vec![
+        Vec::new(),
+        vec![0xff; 40],
+        vec![0x08],
+        encoded(PacketType::Data.into(), None),
+        encoded(PacketType::DialReq.into(), None),
+        encoded(PacketType::DialReq.into(), Some(data(1, "x"))),
+        encoded(PacketType::DialRsp.into(), Some(data(1, "x"))),
+        encoded(PacketType::Data.into(), Some(dial_request(1, "a:1"))),
+        encoded(PacketType::CloseReq.into(), Some(dial_request(1, "a:1"))),
+        encoded(PacketType::Data.into(), Some(data(0, "no id"))),
+        encoded(PacketType::Window.into(), Some(window(u64::MAX))),
+        encoded(PacketType::Window.into(), Some(window(0))),
+        encoded(PacketType::Fin.into(), Some(fin(99))),
+        encoded(42, Some(data(1, "x"))),
+        encoded(-1, None),
+        encoded(i32::MAX, None),
+    ]
+}
+
+fn window(bytes: u64) -> Payload {
+    Payload::Window(wire::Window {
+        connect_id: 1,
+        bytes,
+    })
+}
+
+fn fin(side: i32) -> Payload {
+    Payload::Fin(wire::Fin {
+        connect_id: 1,
+        side,
+    })
+}
+
+/// Checklist 80.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn malformed_packets_of_a_client_hurt_nobody_else() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let mut witness = world.tunnel(&target).await;
+    let connection = Connection::client(&world).await;
+    let mut sibling = connection.proxy().await;
+    let sibling_conn = sibling.open(1, &target).await;
+    for body in malformed() {
+        // Before a dial, on a stream of its own, and in the middle of an open tunnel.
+        let mut early = connection.proxy().await;
+        early.message(&body);
+        early.finish();
+        while early.next().await.is_some() {}
+        let mut late = connection.proxy().await;
+        late.open(2, &target).await;
+        late.message(&body);
+        late.finish();
+        while late.next().await.is_some() {}
+        echo(&mut witness, b"unharmed").await;
+        sibling.echo(sibling_conn, b"unharmed").await;
+    }
+    until("the offenders' targets are closed", || {
+        agent.metrics.open_endpoint_connections() == 2
+    })
+    .await;
+    assert_eq!(world.server().links(), 1);
+}
+
+/// Checklist 80: an open tunnel shrugs off what has no effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    for body in [
+        Vec::new(),
+        encoded(42, None),
+        encoded(PacketType::Data.into(), Some(data(0, "x"))),
+    ] {
+        call.message(&body);
+        call.echo(conn, b"still open").await;
+    }
+}
+
+/// Checklist 81: the largest message passes whole; one byte more is refused without being held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_mebibyte_message_passes_and_a_larger_one_hurts_only_its_own_tunnel() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let connection = Connection::client(&world).await;
+    let mut sibling = connection.proxy().await;
+    let sibling_conn = sibling.open(1, &target).await;
+
+    let mut call = connection.proxy().await;
+    let conn = call.open(2, &target).await;
+    let overhead =
+        encoded(PacketType::Data.into(), Some(data(conn, vec![0; 4 << 20]))).len() - (4 << 20);
+    let largest = targets::pattern(0, (4 << 20) - overhead - 1);
+    let message = encoded(PacketType::Data.into(), Some(data(conn, largest.clone())));
+    assert!(message.len() <= 4 << 20);
+    call.message(&message);
+    call.echo_arrives(conn, &largest).await;
+
+    call.message(&encoded(
+        PacketType::Data.into(),
+        Some(data(conn, vec![0; (4 << 20) + 1])),
+    ));
+    let end = call.payload().await;
+    assert!(
+        matches!(&end, Some(Payload::CloseResponse(close)) if close.error.contains("4 MiB")),
+        "{end:?}"
+    );
+
+    // A length that no memory could hold.
+    let mut liar = connection.proxy().await;
+    liar.open(3, &target).await;
+    liar.bytes(&b"\x00\xff\xff\xff\xffand so on"[..]);
+    liar.finish();
+    while liar.next().await.is_some() {}
+    sibling.echo(sibling_conn, b"unharmed").await;
+}
+
+/// Checklist 81: a stream that ends inside a message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn truncated_packets_end_their_own_stream_only() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let connection = Connection::client(&world).await;
+    let mut sibling = connection.proxy().await;
+    let sibling_conn = sibling.open(1, &target).await;
+    let message = framed(&encoded(
+        PacketType::DialReq.into(),
+        Some(dial_request(2, &target)),
+    ));
+    for length in 0..message.len() {
+        let mut call = connection.proxy().await;
+        call.bytes(message.slice(..length));
+        call.finish();
+        while call.next().await.is_some() {}
+    }
+    sibling.echo(sibling_conn, b"unharmed").await;
+    assert_eq!(agent.metrics.open_endpoint_connections(), 1);
+}
+
+/// Checklist 44, 45, 68.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_out_of_order_get_upstreams_answers() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let connection = Connection::client(&world).await;
+    let closed = |id: i64, text: &str| {
+        Some(Payload::CloseResponse(wire::CloseResponse {
+            connect_id: id,
+            error: text.to_owned(),
+        }))
+    };
+    let mut call = connection.proxy().await;
+    call.data(5, "early");
+    assert_eq!(call.payload().await, closed(5, "backend not initialized"));
+
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &target).await;
+    call.data(conn + 1000, "not mine");
+    assert_eq!(
+        call.payload().await,
+        closed(conn + 1000, "mismatched connection IDs")
+    );
+    assert_eq!(
+        call.payload().await,
+        closed(conn, "mismatched connection IDs")
+    );
+    until("the tunnel is closed", || {
+        agent.metrics.open_endpoint_connections() == 0
+    })
+    .await;
+}
+
+/// A client that leaves in the middle of everything leaves nothing behind (D-10, D-12, D-18).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_vanish_leave_nothing_behind() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    for round in 0..30 {
+        let connection = Connection::client(&world).await;
+        let mut call = connection.proxy().await;
+        call.dial(round, &target);
+        if round % 3 > 0 {
+            call.next().await;
+        }
+        if round % 3 == 2 {
+            call.data(1, vec![7; 200_000]);
+        }
+        drop((call, connection));
+        let mut stream = UnixStream::connect(world.connect())
+            .await
+            .expect("the frontend listens");
+        stream
+            .write_all(&connect::head(&target))
+            .await
+            .expect("the request is taken");
+        drop(stream);
+    }
+    until("no target connection is left", || {
+        agent.metrics.open_endpoint_connections() == 0
+    })
+    .await;
+    for gauge in [
+        "pending_backend_dials",
+        "established_connections",
+        "http_connections",
+    ] {
+        world
+            .server_metric(&format!("konnectivity_network_proxy_server_{gauge}"), 0.0)
+            .await;
+    }
+    world.server_metric("adit_held_bytes", 0.0).await;
+    world.assert_serves(&target).await;
+}
+
+/// Checklist 78: Go sends the socket's path as `:authority`, which HTTP libraries refuse.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let path = world.grpc();
+    let path = path.to_str().expect("a text path");
+    for authority in [
+        path.to_owned(),
+        path.replace('/', "%2F"),
+        "localhost".to_owned(),
+    ] {
+        let mut stream = UnixStream::connect(world.grpc())
+            .await
+            .expect("the frontend listens");
+        let dial = framed(&encoded(
+            PacketType::DialReq.into(),
+            Some(dial_request(4242, &format!("127.0.0.1:{port}"))),
+        ));
+        stream
+            .write_all(&call_by_hand(&authority, &dial))
+            .await
+            .expect("taken");
+        let mut data = BytesMut::new();
+        let packet = within("the answer to a dial", async {
+            loop {
+                let (kind, flags, body) = frame(&mut stream).await;
+                assert!(
+                    kind != 3 && kind != 7,
+                    "{authority}: frame {kind}, flags {flags}: {body:?}"
+                );
+                if kind == 0 {
+                    data.put(body);
+                }
+                if let Some(packet) = raw::take(&mut data) {
+                    return packet;
+                }
+            }
+        })
+        .await;
+        let answer = packet.payload;
+        assert!(
+            matches!(&answer, Some(Payload::DialResponse(answer)) if answer.random == 4242 && answer.error.is_empty()),
+            "{authority}: {answer:?}"
+        );
+    }
+}
+
+/// Preface, SETTINGS, HEADERS (literals, no Huffman) and one DATA frame.
+fn call_by_hand(authority: &str, data: &[u8]) -> Bytes {
+    let mut block = BytesMut::new();
+    let headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/ProxyService/Proxy"),
+        (":authority", authority),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    for (name, value) in headers {
+        block.put_u8(0);
+        for text in [name, value] {
+            block.put_u8(u8::try_from(text.len()).expect("below 127: one byte of length"));
+            block.put_slice(text.as_bytes());
+        }
+    }
+    let mut out = BytesMut::from(&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..]);
+    for (kind, flags, stream, body) in [(4, 0, 0, &[][..]), (1, 4, 1, &block), (0, 0, 1, data)] {
+        out.put_uint(body.len() as u64, 3);
+        out.put_slice(&[kind, flags]);
+        out.put_u32(stream);
+        out.put_slice(body);
+    }
+    out.freeze()
+}
+
+async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).await.expect("a frame");
+    let length = (&head[..3]).get_uint(3);
+    let mut body = vec![0; usize::try_from(length).expect("24 bits")];
+    stream.read_exact(&mut body).await.expect("a whole frame");
+    (head[3], head[4], body.into())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_no_connect_are_refused_with_a_status() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let mut huge = connect::head("a:1");
+    huge.truncate(huge.len() - 2);
+    huge.extend(b"X-Filler: ");
+    huge.extend(vec![b'a'; 2 << 20]);
+    let body = "this proxy only supports CONNECT passthrough\n";
+    let socket = world.connect();
+    let get = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    assert_eq!(connect::refused(&socket, get).await, (405, body.to_owned()));
+    let post = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
+    assert_eq!(connect::refused(&socket, post).await.0, 405);
+    for bad in [
+        &b"CONNECT\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nbad header\r\n\r\n",
+    ] {
+        assert_eq!(connect::refused(&socket, bad).await.0, 400, "{bad:?}");
+    }
+    assert_eq!(
+        connect::refused(&socket, b"CONNECT a:1 HTTP/3.0\r\n\r\n")
+            .await
+            .0,
+        505
+    );
+
+    // The server may answer and close before it has read all of it: then a write fails, which is fine.
+    let mut stream = UnixStream::connect(&socket)
+        .await
+        .expect("the frontend listens");
+    if let Err(error) = stream.write_all(&huge).await {
+        let kinds = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
+        assert!(kinds.contains(&error.kind()), "{error}");
+    }
+    let head = connect::read_head(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 431 "), "{head:?}");
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
+
+/// Slow-loris: heads that never end cost one connection each and hold up nobody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_heads_hold_only_their_own_connections() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let mut slow = Vec::new();
+    for _client in 0..200 {
+        let mut stream = UnixStream::connect(world.connect())
+            .await
+            .expect("the frontend listens");
+        stream
+            .write_all(b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost")
+            .await
+            .expect("taken");
+        slow.push(stream);
+        let mut stream = UnixStream::connect(world.grpc())
+            .await
+            .expect("the frontend listens");
+        stream
+            .write_all(b"PRI * HTTP/2.0\r\n")
+            .await
+            .expect("taken");
+        slow.push(stream);
+    }
+    let gauge = "konnectivity_network_proxy_server_http_connections";
+    world.server_metric(gauge, 200.0).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    drop(slow);
+    world.server_metric(gauge, 0.0).await;
+}

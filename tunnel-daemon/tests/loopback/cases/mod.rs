@@ -1,0 +1,10 @@
+//! The tests, by what they look at.
+
+mod agents;
+mod files;
+mod hostile_agents;
+mod hostile_clients;
+mod isolation;
+mod processes;
+mod sockets;
+mod tunnels;

@@ -1,0 +1,343 @@
+//! The binary: killed, told to stop, called by other names.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use crate::support::process::{Process, metric};
+use crate::support::raw::Connection;
+use crate::support::wait::{until, within, within_for};
+use crate::support::world::World;
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+/// New dials work again within this after a kill -9 (rules 15).
+const RECOVERED: Duration = Duration::from_secs(5);
+
+struct Processes {
+    world: World,
+    server: Process,
+    agents: std::net::SocketAddr,
+    health: std::net::SocketAddr,
+}
+
+impl Processes {
+    async fn start(flags: &[&str]) -> Self {
+        let flags = [&["--log-format=json"], flags].concat();
+        let mut world = World::start(&flags).await;
+        // The in-process server only chose names and made files.
+        world.stop_server(Duration::ZERO).await;
+        let server = Process::start("server", &world.server_args("0"), world.dir.path());
+        let (agents, health) = (server.address("agents"), server.address("health"));
+        Self {
+            world,
+            server,
+            agents,
+            health,
+        }
+    }
+
+    fn agent(&self, id: &str, flags: &[&str]) -> Process {
+        let flags = [&["--log-format=json"], flags].concat();
+        let args = self.world.agent_args(id, self.agents.port(), &flags);
+        Process::start(id, &args, self.world.dir.path())
+    }
+
+    /// Dials until one works; fails after [`RECOVERED`].
+    async fn recovered(&self, target: &str) {
+        within_for(RECOVERED, "new dials", async {
+            loop {
+                if let Ok(mut stream) = UnixStream::connect(self.world.connect()).await {
+                    use tokio::io::AsyncWriteExt as _;
+                    let asked = stream.write_all(&connect::head(target)).await;
+                    if asked.is_ok() && connect::read_head(&mut stream).await.contains(" 200 ") {
+                        return connect::echo(&mut stream, b"recovered").await;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    }
+}
+
+/// Endless echoes on tunnels of their own, until dropped or cut.
+fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
+    let mut jobs = JoinSet::new();
+    for _tunnel in 0..tunnels {
+        let (socket, target) = (processes.world.connect(), target.to_owned());
+        jobs.spawn(async move {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            let mut block = vec![5; 30_000];
+            let mut stream = connect::open(&socket, &target).await;
+            while stream.write_all(&block).await.is_ok()
+                && stream.read_exact(&mut block).await.is_ok()
+            {}
+        });
+    }
+    jobs
+}
+
+/// Issue section 7; `rand` chooses the moments, the assertions hold at any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
+    let (port, _target) = targets::echo().await;
+    let mut processes = Processes::start(&["--proxy-strategies=destHost"]).await;
+    let kept = processes.agent("kept", &["--agent-identifiers=ipv4=127.0.0.2"]);
+    let kept_health = kept.address("health");
+    let (killed_target, kept_target) = (format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}"));
+    let flags = ["--agent-identifiers=ipv4=127.0.0.1"];
+    let mut agent = processes.agent("killed", &flags);
+    metric(processes.health, LINKS, 2.0).await;
+    processes.world.assert_serves(&kept_target).await;
+    metric(
+        kept_health,
+        "konnectivity_network_proxy_agent_open_endpoint_connections",
+        0.0,
+    )
+    .await;
+    let (server_fds, kept_fds) = (processes.server.descriptors(), kept.descriptors());
+    let moment = || Duration::from_millis(50 + rand::random::<u64>() % 200);
+
+    for _round in 0..3 {
+        let mut witness = connect::open(&processes.world.connect(), &kept_target).await;
+        let mut doomed = load(&processes, &killed_target, 8);
+        let mut clients = load(&processes, &kept_target, 8);
+        // Load at full speed for a moment nobody chose.
+        let _over = tokio::time::timeout(moment(), async {
+            while doomed.join_next().await.is_some() {}
+        })
+        .await;
+        agent.kill();
+        within("the killed agent's tunnels to end", async {
+            while doomed.join_next().await.is_some() {}
+        })
+        .await;
+        connect::echo(&mut witness, b"of another agent").await;
+        agent = processes.agent("killed", &flags);
+        processes.recovered(&killed_target).await;
+        // All clients at once, in the middle of their bytes.
+        clients.shutdown().await;
+        connect::echo(&mut witness, b"of another client").await;
+    }
+    for gauge in [
+        "established_connections",
+        "pending_backend_dials",
+        "http_connections",
+    ] {
+        let series = format!("konnectivity_network_proxy_server_{gauge}");
+        metric(processes.health, &series, 0.0).await;
+    }
+    metric(processes.health, "adit_held_bytes", 0.0).await;
+    metric(
+        kept_health,
+        "konnectivity_network_proxy_agent_open_endpoint_connections",
+        0.0,
+    )
+    .await;
+    metric(kept_health, "adit_held_bytes", 0.0).await;
+    until("no descriptor is left on the server", || {
+        processes.server.descriptors() <= server_fds + 1
+    })
+    .await;
+    until("no descriptor is left on the agent", || {
+        kept.descriptors() <= kept_fds + 1
+    })
+    .await;
+
+    // The server itself: its agents find the next one on the same port.
+    let mut cut = load(&processes, &kept_target, 8);
+    let _over =
+        tokio::time::timeout(moment(), async { while cut.join_next().await.is_some() {} }).await;
+    processes.server.kill();
+    within("all tunnels to end", async {
+        while cut.join_next().await.is_some() {}
+    })
+    .await;
+    metric(
+        kept_health,
+        "konnectivity_network_proxy_agent_open_endpoint_connections",
+        0.0,
+    )
+    .await;
+    let args = processes
+        .world
+        .server_args(&processes.agents.port().to_string());
+    processes.server = Process::start("server-2", &args, processes.world.dir.path());
+    processes.health = processes.server.address("health");
+    processes.recovered(&kept_target).await;
+    processes.recovered(&killed_target).await;
+    metric(processes.health, LINKS, 2.0).await;
+    until("no descriptor is left on the agent", || {
+        kept.descriptors() <= kept_fds + 1
+    })
+    .await;
+}
+
+/// Rules 10. Upstream's server hangs with an open client stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let grace = Duration::from_secs(1);
+    let mut processes = Processes::start(&["--shutdown-grace=1s"]).await;
+    let mut agent = processes.agent("a", &["--shutdown-grace=1s"]);
+    metric(processes.health, LINKS, 1.0).await;
+    let connection = Connection::client(&processes.world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &target).await;
+    call.echo(conn, b"open").await;
+    let _idle = connection.proxy().await;
+    let mut stream = connect::open(&processes.world.connect(), &target).await;
+
+    let limit = grace + Duration::from_secs(5);
+    let start = Instant::now();
+    agent.signal(Signal::TERM);
+    // Draining: what is open goes on, and so do new dials, as this agent is the only one.
+    connect::echo(&mut stream, b"while draining").await;
+    assert!(agent.end(limit).success());
+    assert!(
+        start.elapsed() >= grace / 2,
+        "it did not wait for its tunnels"
+    );
+
+    let agent = processes.agent("b", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    let mut call = connection.proxy().await;
+    call.open(2, &target).await;
+    processes.server.signal(Signal::TERM);
+    assert!(processes.server.end(limit).success());
+    drop(agent);
+}
+
+/// A second signal does not wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn second_signal_ends_the_server_at_once() {
+    let (port, _target) = targets::echo().await;
+    let mut processes = Processes::start(&["--shutdown-grace=60s"]).await;
+    let _agent = processes.agent("a", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    let _open = connect::open(&processes.world.connect(), &format!("127.0.0.1:{port}")).await;
+    processes.server.signal(Signal::TERM);
+    until("the first signal is noticed", || {
+        processes.server.log().contains("shutting down")
+    })
+    .await;
+    processes.server.signal(Signal::TERM);
+    let status = processes.server.end(Duration::from_secs(5));
+    assert_eq!(status.code(), Some(1), "compat 15.2");
+}
+
+/// A drop-in: upstream's names, by symlink, with upstream's flags.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn symlinks_with_upstreams_names_take_upstreams_flags() {
+    let (port, _target) = targets::echo().await;
+    let mut world = World::start(&[]).await;
+    world.stop_server(Duration::ZERO).await;
+    let dir = world.dir.path().to_owned();
+    for name in ["proxy-server", "proxy-agent"] {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), dir.join(name)).expect("a link");
+    }
+    // Upstream's flags take no port 0: these are free now, and nothing else here asks for fixed ones.
+    let [agents, health, admin, agent_health, agent_admin] = free_ports();
+    let file = |path: std::path::PathBuf| path.display().to_string();
+    let server = [
+        file(dir.join("proxy-server")),
+        format!("--uds-name={}", file(world.connect())),
+        "-mode=http-connect".to_owned(),
+        "--server-port=0".to_owned(),
+        format!("--agent-port={agents}"),
+        format!("--health-port={health}"),
+        format!("--admin-port={admin}"),
+        format!("--cluster-cert={}", file(world.files.cert("server"))),
+        format!("--cluster-key={}", file(world.files.key("server"))),
+        format!("--cluster-ca-cert={}", file(world.files.ca_file())),
+        "--v=2".to_owned(),
+    ];
+    let agent = [
+        file(dir.join("proxy-agent")),
+        "--proxy-server-host=127.0.0.1".to_owned(),
+        format!("--proxy-server-port={agents}"),
+        format!("--ca-cert={}", file(world.files.ca_file())),
+        format!("--agent-cert={}", file(world.files.cert("agent"))),
+        format!("--agent-key={}", file(world.files.key("agent"))),
+        format!("--health-server-port={agent_health}"),
+        format!("--admin-server-port={agent_admin}"),
+    ];
+    let _server = Process::start_program("compat-server", &dir.join("proxy-server"), &server, &dir);
+    let mut agent = Process::start_program("compat-agent", &dir.join("proxy-agent"), &agent, &dir);
+    let health = std::net::SocketAddr::from(([127, 0, 0, 1], health));
+    within("the server listens", async {
+        while tokio::net::TcpStream::connect(health).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    metric(health, LINKS, 1.0).await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"drop-in").await;
+    // Compat 15.1: the first signal drains without limit, the second ends it with 0.
+    agent.signal(Signal::TERM);
+    let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
+    metric(health, drained, 1.0).await;
+    connect::echo(&mut stream, b"draining").await;
+    agent.signal(Signal::TERM);
+    assert!(agent.end(Duration::from_secs(5)).success());
+}
+
+/// Below the ephemeral range, which upstream's flags demand.
+fn free_ports<const N: usize>() -> [u16; N] {
+    let mut next = 20_000 + u16::try_from(std::process::id() % 10_000).expect("below 10,000");
+    std::array::from_fn(|_| {
+        loop {
+            next += 1;
+            if std::net::TcpListener::bind(("0.0.0.0", next)).is_ok() {
+                return next;
+            }
+        }
+    })
+}
+
+/// One line and an exit code for what cannot be.
+#[test]
+fn impossible_flags_give_one_clear_error_and_an_exit_code() {
+    let dir = tempfile::TempDir::new().expect("a directory");
+    let cases: [(&[&str], &str); 5] = [
+        (&["server"], "--cluster-cert"),
+        (&["server", "--no-such-flag"], "--no-such-flag"),
+        (
+            &[
+                "agent",
+                "--proxy-server-host=a",
+                "--ca-cert=/nowhere/ca.crt",
+            ],
+            "/nowhere/ca.crt",
+        ),
+        (
+            &[
+                "agent",
+                "--proxy-server-host=a",
+                "--ca-cert=/dev/null",
+                "--sync-interval=wrong",
+            ],
+            "wrong",
+        ),
+        (&["agent", "--compat", "--proxy-server-port=abc"], "abc"),
+    ];
+    for (number, (flags, named)) in cases.into_iter().enumerate() {
+        let args: Vec<String> = std::iter::once(&"adit")
+            .chain(flags)
+            .map(|&arg| arg.to_owned())
+            .collect();
+        let mut process = Process::start(&format!("wrong-{number}"), &args, dir.path());
+        let status = process.end(Duration::from_secs(10));
+        let log = process.log();
+        assert!(!status.success(), "{flags:?}");
+        assert!(
+            log.contains(named) && !log.contains("panicked"),
+            "{flags:?}: {log}"
+        );
+    }
+}

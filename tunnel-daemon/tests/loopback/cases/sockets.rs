@@ -1,0 +1,75 @@
+//! Connections that come and go in great number.
+
+use std::os::unix::net::UnixStream;
+
+use crate::support::process::{Process, metric};
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+use crate::support::{connect, targets};
+
+/// Connections of one run; all of them in a nightly run.
+fn quick_connects() -> usize {
+    if std::env::var_os("ADIT_NIGHTLY").is_some() {
+        100_000
+    } else {
+        20_000
+    }
+}
+
+/// A process of its own, so that its descriptors are nobody else's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quick_connects_leave_no_descriptor_or_task_behind() {
+    let (port, _target) = targets::echo().await;
+    let mut world = World::start(&["--log-format=json"]).await;
+    world.stop_server(std::time::Duration::ZERO).await;
+    let server = Process::start("server", &world.server_args("0"), world.dir.path());
+    let (agents, health) = (server.address("agents"), server.address("health"));
+    let args = world.agent_args("a", agents.port(), &["--log-format=json"]);
+    let agent = Process::start("agent", &args, world.dir.path());
+    metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
+    // Once through everything, so that what is opened once for good is open.
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    metric(
+        health,
+        "konnectivity_network_proxy_server_established_connections",
+        0.0,
+    )
+    .await;
+    let before = server.descriptors();
+
+    let (grpc, http) = (world.grpc(), world.connect());
+    let connecting = tokio::task::spawn_blocking(move || {
+        for number in 0..quick_connects() {
+            match number % 10 {
+                0 => {
+                    let stream = std::net::TcpStream::connect(agents).expect("it listens");
+                    // Reset instead of TIME_WAIT, or this host runs out of ports.
+                    let socket = socket2::SockRef::from(&stream);
+                    socket
+                        .set_linger(Some(std::time::Duration::ZERO))
+                        .expect("a socket");
+                }
+                1..5 => drop(UnixStream::connect(&grpc).expect("it listens")),
+                _ => drop(UnixStream::connect(&http).expect("it listens")),
+            }
+        }
+    });
+    within("all connects", connecting)
+        .await
+        .expect("no refusal");
+    // Sockets still being noticed are not lost ones; the scrape's own is closed by then, too.
+    metric(
+        health,
+        "konnectivity_network_proxy_server_http_connections",
+        0.0,
+    )
+    .await;
+    until("no descriptor is left", || {
+        server.descriptors() <= before + 1
+    })
+    .await;
+    metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"still here").await;
+    drop(agent);
+}

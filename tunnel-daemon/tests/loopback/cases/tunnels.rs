@@ -1,0 +1,288 @@
+//! Tunnels that work: every byte, in order, both ways, to the end.
+
+use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use crate::support::targets::{Sum, pattern};
+use crate::support::wait::within;
+use crate::support::world::{World, echo};
+use crate::support::{connect, targets, tls};
+
+const BULK: usize = 8 << 20;
+
+/// Checklist 22.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_frontends_carry_an_echo() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    world.assert_serves(&format!("localhost:{port}")).await;
+    world
+        .server_metric(
+            "konnectivity_network_proxy_server_established_connections",
+            0.0,
+        )
+        .await;
+}
+
+/// Checklist 9: nothing is cut off the end by the target's close.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn downloads_arrive_whole_before_the_close() {
+    let (port, _target) = targets::source(BULK as u64).await;
+    let (world, _agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let expected = Sum::of(&pattern(0, BULK));
+
+    let mut tunnel = world.tunnel(&target).await;
+    let mut sum = Sum::default();
+    while let Some(bytes) = tunnel.read().await.expect("the tunnel lives") {
+        assert!(!bytes.is_empty(), "checklist 82: no DATA is empty");
+        sum.add(&bytes);
+    }
+    assert_eq!(sum, expected, "gRPC");
+
+    let mut stream = connect::open(&world.connect(), &target).await;
+    let mut all = Vec::new();
+    within("the download", stream.read_to_end(&mut all))
+        .await
+        .expect("a clean end");
+    assert_eq!(Sum::of(&all), expected, "HTTP-CONNECT");
+}
+
+/// A client that closes its sending half still gets the answer, through an Adit agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_client_may_half_close_and_still_read() {
+    let (port, _target, mut seen) = targets::summing().await;
+    let (world, _agent) = World::with_agent().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let bytes = pattern(3, BULK);
+    stream
+        .write_all(&bytes)
+        .await
+        .expect("the tunnel takes bytes");
+    stream.shutdown().await.expect("half-closed");
+    let answer = connect::rest(&mut stream).await;
+    let expected = Sum::of(&bytes);
+    assert_eq!(answer, format!("{}\n", expected.hash));
+    assert_eq!(seen.recv().await, Some(expected));
+}
+
+/// Checklist 85 (upstream loses the last bytes).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn upload_then_immediate_close_delivers_all_bytes() {
+    let (port, _target, mut seen) = targets::summing().await;
+    let (world, _agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let bytes = Bytes::from(pattern(7, BULK));
+    let expected = Sum::of(&bytes);
+
+    for _round in 0..3 {
+        let mut tunnel = world.tunnel(&target).await;
+        tunnel
+            .write(bytes.clone())
+            .await
+            .expect("the tunnel takes bytes");
+        tunnel.close().await.expect("a confirmed close");
+        let sum = within("the target's report", seen.recv())
+            .await
+            .expect("a report");
+        assert_eq!(
+            (sum.bytes, sum.hash),
+            (expected.bytes, expected.hash),
+            "gRPC"
+        );
+
+        let mut stream = connect::open(&world.connect(), &target).await;
+        stream
+            .write_all(&bytes)
+            .await
+            .expect("the tunnel takes bytes");
+        drop(stream);
+        let sum = within("the target's report", seen.recv())
+            .await
+            .expect("a report");
+        assert_eq!(
+            (sum.bytes, sum.hash),
+            (expected.bytes, expected.hash),
+            "CONNECT"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let (mut read, mut write) = stream.into_split();
+    let bytes = pattern(11, BULK);
+    let expected = Sum::of(&bytes);
+    let sending = async {
+        write
+            .write_all(&bytes)
+            .await
+            .expect("the tunnel takes bytes");
+        write.shutdown().await.expect("half-closed");
+    };
+    let mut back = Vec::new();
+    let (_, read) = within("the echo", async {
+        tokio::join!(sending, read.read_to_end(&mut back))
+    })
+    .await;
+    read.expect("a clean end");
+    assert_eq!(Sum::of(&back), expected);
+}
+
+/// Checklist 2, 11, 12: the agent's words reach the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_and_unknown_targets_say_why() {
+    let (world, _agent) = World::with_agent().await;
+    let closed = targets::closed_port().await.to_string();
+    for (target, text) in [
+        (closed.as_str(), "connection refused"),
+        ("nowhere.invalid:80", "no such host"),
+    ] {
+        let (status, body) = connect::refused(&world.connect(), &connect::head(target)).await;
+        assert_eq!(status, 502, "{target}: {body}");
+        assert!(body.contains(text), "{target}: {body}");
+        match GrpcTunnel::open(world.channel().await, target).await {
+            Err(ClientError::Dial(error)) => assert!(error.contains(text), "{target}: {error}"),
+            other => panic!("{target}: {:?}", other.err()),
+        }
+    }
+    let series = "konnectivity_network_proxy_server_dial_failure_count{reason=\"error_response\"}";
+    world.server_metric(series, 4.0).await;
+}
+
+/// Checklist 41, and HTTP-CONNECT's status for it (rules 8).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dial_without_an_agent_says_so() {
+    let world = World::start(&[]).await;
+    match GrpcTunnel::open(world.channel().await, "127.0.0.1:1").await {
+        Err(ClientError::Dial(error)) => assert_eq!(error, "No agent available"),
+        other => panic!("{:?}", other.err()),
+    }
+    let refused = connect::refused(&world.connect(), &connect::head("127.0.0.1:1")).await;
+    let body = "currently no tunnels available: No agent available".to_owned();
+    assert_eq!(refused, (500, body));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_pipelined_behind_connect_arrive_first() {
+    let (port, _target, mut seen) = targets::summing().await;
+    let (world, _agent) = World::with_agent().await;
+    let mut request = connect::head(&format!("127.0.0.1:{port}"));
+    request.extend(pattern(0, 20_000));
+    let mut answer = connect::request(&world.connect(), &request).await;
+    assert_eq!(answer.head, "HTTP/1.1 200 Connection Established\r\n\r\n");
+    let more = pattern(20_000, 50_000);
+    answer
+        .stream
+        .write_all(&more)
+        .await
+        .expect("the tunnel takes bytes");
+    answer.stream.shutdown().await.expect("half-closed");
+    let sum = within("the target's report", seen.recv()).await;
+    assert_eq!(sum, Some(Sum::of(&pattern(0, 70_000))));
+}
+
+/// Checklist 10, 86: kube-apiserver fails when bytes arrive in the read that brings the 200.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
+    let (port, _target) = targets::server_first(b"220 ready\r\n").await;
+    let (world, _agent) = World::with_agent().await;
+    for _round in 0..50 {
+        let mut stream = UnixStream::connect(world.connect())
+            .await
+            .expect("the frontend listens");
+        let head = connect::head(&format!("127.0.0.1:{port}"));
+        stream.write_all(&head).await.expect("the request is taken");
+        assert_eq!(
+            connect::read_head(&mut stream).await,
+            "HTTP/1.1 200 Connection Established\r\n\r\n"
+        );
+        let mut greeting = [0; 11];
+        within("the greeting", stream.read_exact(&mut greeting))
+            .await
+            .expect("the tunnel lives");
+        assert_eq!(&greeting, b"220 ready\r\n");
+        connect::echo(&mut stream, b"EHLO").await;
+    }
+}
+
+/// Checklist 17: no mix-up between tunnels that are open at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[]).await;
+    let _agents = (world.agent("a", &[]).await, world.agent("b", &[]).await);
+    world.links(2).await;
+    let channel = world.channel().await;
+    let mut jobs = tokio::task::JoinSet::new();
+    for number in 0..100_u64 {
+        let (channel, target) = (channel.clone(), format!("127.0.0.1:{port}"));
+        jobs.spawn(async move {
+            let mut tunnel = crate::support::world::open(channel, &target).await;
+            for round in 0..5 {
+                echo(&mut tunnel, &pattern(number * 1000 + round, 3000)).await;
+            }
+            tunnel.close().await.expect("a clean close");
+        });
+    }
+    within("all tunnels", async {
+        while let Some(job) = jobs.join_next().await {
+            job.expect("no mix-up");
+        }
+    })
+    .await;
+}
+
+/// Rules 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[
+        "--frontend=http-connect=tcp:127.0.0.1:0",
+        "--server-cert={certs}/server.crt",
+        "--server-key={certs}/server.key",
+        "--server-ca-cert={certs}/ca.crt",
+    ])
+    .await;
+    let _agent = world.agent("a", &[]).await;
+    world.links(1).await;
+    let address = world.server().frontends[0];
+    let ca = world.files.ca_file();
+    let (cert, key) = (world.files.cert("client"), world.files.key("client"));
+    let identity = Some((cert.as_path(), key.as_path()));
+    let mut stream = tls::dial_as(b"http/1.1", address, &ca, identity)
+        .await
+        .expect("welcome");
+    let head = connect::head(&format!("127.0.0.1:{port}"));
+    stream.write_all(&head).await.expect("the request is taken");
+    let mut answer = [0; 39];
+    within("the answer", stream.read_exact(&mut answer))
+        .await
+        .expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 200 Connection Established\r\n\r\n");
+    stream
+        .write_all(b"over TLS")
+        .await
+        .expect("the tunnel takes bytes");
+    let mut back = [0; 8];
+    within("the echo", stream.read_exact(&mut back))
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(&back, b"over TLS");
+
+    assert!(
+        tls::dial_as(b"h2", address, &ca, identity).await.is_err(),
+        "no HTTP/2 here"
+    );
+    let nobody = tls::dial_as(b"http/1.1", address, &ca, None).await;
+    assert!(
+        super::hostile_agents::turned_away(nobody).await,
+        "no certificate"
+    );
+}

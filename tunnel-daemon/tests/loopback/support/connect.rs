@@ -1,0 +1,94 @@
+//! An HTTP-CONNECT client that reads not one byte beyond the answer's head.
+
+use std::path::Path;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use super::wait::within;
+
+/// The answer and the socket behind it.
+pub(crate) struct Answer {
+    pub(crate) head: String,
+    pub(crate) stream: UnixStream,
+}
+
+/// Writes `request` and reads the answer's head.
+pub(crate) async fn request(socket: &Path, request: &[u8]) -> Answer {
+    let mut stream = UnixStream::connect(socket)
+        .await
+        .expect("the frontend listens");
+    stream
+        .write_all(request)
+        .await
+        .expect("the request is taken");
+    let head = read_head(&mut stream).await;
+    Answer { head, stream }
+}
+
+/// Reads to the empty line; what there is, if the connection ends first.
+pub(crate) async fn read_head(stream: &mut UnixStream) -> String {
+    within("an answer to CONNECT", async {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(_ended) => break,
+            }
+        }
+        String::from_utf8(head).expect("heads are text")
+    })
+    .await
+}
+
+/// The request for a target, as kube-apiserver writes it.
+pub(crate) fn head(target: &str) -> Vec<u8> {
+    format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").into_bytes()
+}
+
+/// An open tunnel; fails the test on anything but a 200.
+pub(crate) async fn open(socket: &Path, target: &str) -> UnixStream {
+    let answer = request(socket, &head(target)).await;
+    assert_eq!(
+        answer.head, "HTTP/1.1 200 Connection Established\r\n\r\n",
+        "answer for {target}"
+    );
+    answer.stream
+}
+
+/// Status code and body of a refusal, read to the end of the connection.
+pub(crate) async fn refused(socket: &Path, bytes: &[u8]) -> (u16, String) {
+    let mut answer = request(socket, bytes).await;
+    let status = answer
+        .head
+        .split(' ')
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .unwrap_or_else(|| panic!("no status in {:?}", answer.head));
+    (status, rest(&mut answer.stream).await)
+}
+
+/// Everything to the end.
+pub(crate) async fn rest(stream: &mut UnixStream) -> String {
+    let mut body = String::new();
+    within(
+        "the end of the connection",
+        stream.read_to_string(&mut body),
+    )
+    .await
+    .expect("a clean end");
+    body
+}
+
+/// Sends `text` and expects it back.
+pub(crate) async fn echo(stream: &mut UnixStream, text: &[u8]) {
+    stream
+        .write_all(text)
+        .await
+        .expect("the tunnel takes bytes");
+    let mut back = vec![0; text.len()];
+    within("an echo", stream.read_exact(&mut back))
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(back, text);
+}

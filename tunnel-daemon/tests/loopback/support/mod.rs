@@ -1,0 +1,9 @@
+//! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
+
+pub(crate) mod connect;
+pub(crate) mod process;
+pub(crate) mod raw;
+pub(crate) mod targets;
+pub(crate) mod tls;
+pub(crate) mod wait;
+pub(crate) mod world;

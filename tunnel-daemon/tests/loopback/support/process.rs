@@ -1,0 +1,136 @@
+//! The real binary as a child process, with its ports read from its log.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::wait::{until_blocking, within};
+use super::world::sample;
+
+/// For a process to start on a busy machine.
+const START: Duration = Duration::from_secs(20);
+
+/// A running `adit`; dropping it kills it.
+pub(crate) struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts the binary; `args[0]` is what it is called as. Logs go to `dir` as JSON.
+    pub(crate) fn start(name: &str, args: &[String], dir: &Path) -> Self {
+        let program = Path::new(env!("CARGO_BIN_EXE_adit"));
+        Self::start_program(name, program, args, dir)
+    }
+
+    /// As [`Process::start`], another path to the binary.
+    pub(crate) fn start_program(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
+        let log = dir.join(format!("{name}.log"));
+        let file = File::create(&log).expect("the log file opens");
+        let (called, rest) = args.split_first().expect("a name");
+        let child = Command::new(program)
+            .arg0(called)
+            .args(rest)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .expect("the binary starts");
+        Self { child, log }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// An address of the line that says it is up.
+    pub(crate) fn address(&self, field: &str) -> SocketAddr {
+        until_blocking(&format!("{field} in {}", self.log.display()), START, || {
+            let log = self.log();
+            let lines = log
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            lines.filter_map(|line| find(&line, field)).next()
+        })
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let raw = i32::try_from(self.child.id()).expect("process ids fit");
+        kill_process(Pid::from_raw(raw).expect("positive"), signal).expect("it runs");
+    }
+
+    /// kill -9, and reaped.
+    pub(crate) fn kill(&mut self) {
+        let _ended_before = self.child.kill();
+        let _reaped_before = self.child.wait();
+    }
+
+    /// Waits for its own end.
+    pub(crate) fn end(&mut self, limit: Duration) -> ExitStatus {
+        let name = self.log.display().to_string();
+        until_blocking(&format!("the end of {name}"), limit, || {
+            self.child.try_wait().expect("a child")
+        })
+    }
+
+    /// Open descriptors now.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id()))
+            .expect("it runs")
+            .count()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            let from = lines.len().saturating_sub(30);
+            eprintln!("--- {}\n{}", self.log.display(), lines[from..].join("\n"));
+        }
+    }
+}
+
+/// An address in a field of any depth, written as itself or as `Some(...)`.
+fn find(value: &Value, field: &str) -> Option<SocketAddr> {
+    let object = value.as_object()?;
+    let text = object.get(field).and_then(Value::as_str);
+    let text = text.map(|text| text.trim_start_matches("Some(").trim_end_matches(')'));
+    text.and_then(|text| text.parse().ok())
+        .or_else(|| object.values().find_map(|inner| find(inner, field)))
+}
+
+/// A scrape of a health port.
+pub(crate) async fn scrape(health: SocketAddr) -> String {
+    within("a scrape", async {
+        let mut stream = TcpStream::connect(health).await?;
+        stream
+            .write_all(b"GET /metrics HTTP/1.0\r\nHost: a\r\n\r\n")
+            .await?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok::<_, std::io::Error>(text)
+    })
+    .await
+    .expect("the health port answers")
+}
+
+/// Waits until a series of a process has this value.
+pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
+    within(&format!("{series} = {value}"), async {
+        while sample(&scrape(health).await, series) != Some(value) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,247 @@
+//! Calls made of packets: clients and agents that say whatever a test wants.
+
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::packet::Payload;
+use adit_core::wire::packets::{Packet, PacketType};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, Method, Request};
+use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::tls;
+use super::wait::within;
+use super::world::World;
+
+/// An HTTP/2 connection on which calls can be made; dropping it cuts the socket.
+pub(crate) struct Connection {
+    calls: SendRequest<Bytes>,
+    _driver: JoinSet<()>,
+}
+
+/// One call, raw.
+pub(crate) struct Call {
+    pub(crate) send: SendStream<Bytes>,
+    response: Option<ResponseFuture>,
+    recv: Option<RecvStream>,
+    buffer: BytesMut,
+}
+
+impl Connection {
+    pub(crate) async fn over<S>(io: S) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut builder = h2::client::Builder::new();
+        builder
+            .initial_max_send_streams(4096)
+            .initial_connection_window_size(1 << 30);
+        let handshake = within("an HTTP/2 handshake", builder.handshake(io));
+        let (calls, connection) = handshake.await.expect("the peer speaks HTTP/2");
+        let mut driver = JoinSet::new();
+        driver.spawn(async move { drop(connection.await) });
+        Self {
+            calls,
+            _driver: driver,
+        }
+    }
+
+    /// A client of the gRPC frontend.
+    pub(crate) async fn client(world: &World) -> Self {
+        let stream = UnixStream::connect(world.grpc()).await;
+        Self::over(stream.expect("the frontend listens")).await
+    }
+
+    /// Someone with an agent's certificate.
+    pub(crate) async fn agent(world: &World) -> Self {
+        let (cert, key) = (world.files.cert("agent"), world.files.key("agent"));
+        let ca = world.files.ca_file();
+        let dial = tls::dial(world.server().agents, &ca, Some((&cert, &key)));
+        Self::over(within("a TLS handshake", dial).await.expect("welcome")).await
+    }
+
+    pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)]) -> Call {
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("http://localhost{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(()).expect("a request");
+        let ready = within("a free stream", self.calls.clone().ready()).await;
+        let (response, send) = ready
+            .expect("the connection lives")
+            .send_request(request, false)
+            .expect("a call can start");
+        Call {
+            send,
+            response: Some(response),
+            recv: None,
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// A client's call.
+    pub(crate) async fn proxy(&self) -> Call {
+        self.call("/ProxyService/Proxy", &[]).await
+    }
+
+    /// An agent's call, answered: the server knows the agent now. It offers no extensions, as Go agents.
+    pub(crate) async fn link(&self, id: &str, identifiers: &str) -> Call {
+        let headers = [("agentid", id), ("agentidentifiers", identifiers)];
+        let mut call = self.call("/AgentService/Connect", &headers).await;
+        let answer = call.headers().await.expect("an answer");
+        assert!(answer.contains_key("serverid"), "refused: {answer:?}");
+        call
+    }
+}
+
+impl Call {
+    /// The answer's headers, which must not have been waited for before.
+    pub(crate) async fn headers(&mut self) -> Option<HeaderMap> {
+        let response = self.response.take().expect("asked once");
+        let answer = within("response headers", response).await.ok()?;
+        let (parts, body) = answer.into_parts();
+        self.recv = Some(body);
+        Some(parts.headers)
+    }
+
+    /// Queues bytes as they are; the peer may have ended the call.
+    pub(crate) fn bytes(&mut self, bytes: impl Into<Bytes>) {
+        let _call_over = self.send.send_data(bytes.into(), false);
+    }
+
+    /// Queues one gRPC message.
+    pub(crate) fn message(&mut self, body: &[u8]) {
+        self.bytes(framed(body));
+    }
+
+    pub(crate) fn packet(&mut self, kind: PacketType, payload: Payload) {
+        self.message(&encoded(kind.into(), Some(payload)));
+    }
+
+    pub(crate) fn dial(&mut self, random: i64, address: &str) {
+        self.packet(PacketType::DialReq, dial_request(random, address));
+    }
+
+    pub(crate) fn data(&mut self, conn: i64, bytes: impl Into<Bytes>) {
+        self.packet(PacketType::Data, data(conn, bytes));
+    }
+
+    pub(crate) fn dial_response(&mut self, random: i64, conn: i64) {
+        let answer = wire::DialResponse {
+            error: String::new(),
+            connect_id: conn,
+            random,
+            window: 0,
+        };
+        self.packet(PacketType::DialRsp, Payload::DialResponse(answer));
+    }
+
+    pub(crate) fn finish(&mut self) {
+        let _call_over = self.send.send_data(Bytes::new(), true);
+    }
+
+    /// The next packet; `None` at the end of the call, however it ends.
+    pub(crate) async fn next(&mut self) -> Option<Packet> {
+        if self.recv.is_none() {
+            self.headers().await?;
+        }
+        let recv = self.recv.as_mut().expect("answered");
+        within("a packet", async {
+            loop {
+                if let Some(packet) = take(&mut self.buffer) {
+                    return Some(packet);
+                }
+                let bytes = recv.data().await?.ok()?;
+                let _gone = recv.flow_control().release_capacity(bytes.len());
+                self.buffer.put(bytes);
+            }
+        })
+        .await
+    }
+
+    /// The next packet's payload.
+    pub(crate) async fn payload(&mut self) -> Option<Payload> {
+        self.next().await.and_then(|packet| packet.payload)
+    }
+
+    /// Dials and gives the connection id.
+    pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
+        self.dial(random, address);
+        match self.payload().await {
+            Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
+            other => panic!("dialing {address}: {other:?}"),
+        }
+    }
+
+    /// Sends `text` and expects it back.
+    pub(crate) async fn echo(&mut self, conn: i64, text: &'static [u8]) {
+        self.data(conn, text);
+        self.echo_arrives(conn, text).await;
+    }
+
+    /// Expects `text` on the tunnel.
+    pub(crate) async fn echo_arrives(&mut self, conn: i64, text: &[u8]) {
+        let mut back = Vec::new();
+        while back.len() < text.len() {
+            match self.payload().await {
+                Some(Payload::Data(data)) if data.connect_id == conn => back.extend(data.data),
+                other => panic!("instead of an echo: {other:?}"),
+            }
+        }
+        assert_eq!(back, text);
+    }
+}
+
+/// A message with its gRPC prefix.
+pub(crate) fn framed(body: &[u8]) -> Bytes {
+    let mut out = BytesMut::with_capacity(5 + body.len());
+    out.put_u8(0);
+    out.put_u32(u32::try_from(body.len()).expect("a short message"));
+    out.put(body);
+    out.freeze()
+}
+
+/// A packet whose type and payload need not fit.
+pub(crate) fn encoded(kind: i32, payload: Option<Payload>) -> Vec<u8> {
+    let packet = Packet {
+        r#type: kind,
+        payload,
+    };
+    packet.encode_to_vec()
+}
+
+pub(crate) fn dial_request(random: i64, address: &str) -> Payload {
+    Payload::DialRequest(wire::DialRequest {
+        protocol: "tcp".to_owned(),
+        address: address.to_owned(),
+        random,
+        window: 0,
+    })
+}
+
+pub(crate) fn data(conn: i64, bytes: impl Into<Bytes>) -> Payload {
+    Payload::Data(wire::Data {
+        connect_id: conn,
+        error: String::new(),
+        data: bytes.into(),
+    })
+}
+
+/// One whole message off the front.
+pub(crate) fn take(buffer: &mut BytesMut) -> Option<Packet> {
+    let length = buffer.get(1..5)?.try_into().ok().map(u32::from_be_bytes)?;
+    let length = usize::try_from(length).ok()?;
+    if buffer.len() < 5 + length {
+        return None;
+    }
+    buffer.advance(5);
+    let body = buffer.split_to(length);
+    Some(Packet::decode(body).expect("the server sends packets"))
+}

@@ -1,0 +1,142 @@
+//! Targets on the loopback network: all of 127/8 leads to them, so that a target's address can choose its agent.
+
+use std::io;
+use std::net::SocketAddr;
+
+use adit::net::tasks::Tasks;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+/// Connections of one target at once.
+const CONNECTIONS_MAX: usize = 8192;
+
+/// Serves each connection with `serve`; gives the port, open on every loopback address.
+pub(crate) async fn serve<H, F>(serve: H) -> (u16, Tasks)
+where
+    H: Fn(TcpStream) -> F + Send + 'static,
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let listener = TcpListener::bind("0.0.0.0:0").await.expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    let tasks = Tasks::new(CONNECTIONS_MAX);
+    let connections = tasks.clone();
+    tasks.spawn_always("target", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let work = serve(stream);
+            // A peer that breaks a connection is what many tests are about.
+            let served = async move { drop(work.await) };
+            connections
+                .spawn("target-connection", served)
+                .expect("room for a connection");
+        }
+    });
+    (port, tasks)
+}
+
+/// Sends back what it gets; closes when its peer has.
+pub(crate) async fn echo() -> (u16, Tasks) {
+    serve(|mut stream| async move {
+        let _ = stream.set_nodelay(true);
+        let (mut read, mut write) = stream.split();
+        tokio::io::copy(&mut read, &mut write).await?;
+        write.shutdown().await
+    })
+    .await
+}
+
+/// Sends a greeting at once, then echoes.
+pub(crate) async fn server_first(greeting: &'static [u8]) -> (u16, Tasks) {
+    serve(move |mut stream| async move {
+        stream.write_all(greeting).await?;
+        let (mut read, mut write) = stream.split();
+        tokio::io::copy(&mut read, &mut write).await?;
+        write.shutdown().await
+    })
+    .await
+}
+
+/// Reads to the end, reports what came, and only then answers with the sum of all bytes and closes.
+pub(crate) async fn summing() -> (u16, Tasks, mpsc::Receiver<Sum>) {
+    let (reports, seen) = mpsc::channel(64);
+    let (port, tasks) = serve(move |mut stream| {
+        let reports = reports.clone();
+        async move {
+            let mut sum = Sum::default();
+            let mut block = vec![0; 64 * 1024];
+            let clean = loop {
+                match stream.read(&mut block).await {
+                    Ok(0) => break true,
+                    Ok(count) => sum.add(&block[..count]),
+                    Err(_reset) => break false,
+                }
+            };
+            sum.clean = clean;
+            let _test_over = reports.send(sum).await;
+            stream
+                .write_all(format!("{}\n", sum.hash).as_bytes())
+                .await?;
+            stream.shutdown().await
+        }
+    })
+    .await;
+    (port, tasks, seen)
+}
+
+/// Sends [`pattern`] bytes for ever, or until `bytes` are sent, then closes.
+pub(crate) async fn source(bytes: u64) -> (u16, Tasks) {
+    serve(move |mut stream| async move {
+        let mut at = 0;
+        while at < bytes {
+            let count = usize::try_from((bytes - at).min(64 * 1024)).unwrap_or(0);
+            stream.write_all(&pattern(at, count)).await?;
+            at += count as u64;
+        }
+        stream.shutdown().await
+    })
+    .await
+}
+
+/// `count` bytes of the pattern from `at` on. 251 is prime: no block size hides a shift.
+pub(crate) fn pattern(at: u64, count: usize) -> Vec<u8> {
+    (at..at + count as u64).map(|i| (i % 251) as u8).collect()
+}
+
+/// A position-dependent checksum (FNV-1a) and count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sum {
+    pub(crate) bytes: u64,
+    pub(crate) hash: u64,
+    pub(crate) clean: bool,
+}
+
+impl Default for Sum {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            hash: 0xcbf2_9ce4_8422_2325,
+            clean: true,
+        }
+    }
+}
+
+impl Sum {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut sum = Self::default();
+        sum.add(bytes);
+        sum
+    }
+
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        for byte in bytes {
+            self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
+
+/// A port of 127.0.0.1 that refuses connections.
+pub(crate) async fn closed_port() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    listener.local_addr().expect("bound")
+}

@@ -1,0 +1,67 @@
+//! TLS connections to the agent port, as agents and strangers make them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// As an agent: [`dial_as`] with gRPC's protocol.
+pub(crate) async fn dial(
+    address: SocketAddr,
+    ca: &Path,
+    identity: Option<(&Path, &Path)>,
+) -> io::Result<TlsStream<TcpStream>> {
+    dial_as(b"h2", address, ca, identity).await
+}
+
+/// A handshake that offers the protocol `alpn`, trusts `ca` and shows the pair `identity` (certificate, key), if any.
+pub(crate) async fn dial_as(
+    alpn: &[u8],
+    address: SocketAddr,
+    ca: &Path,
+    identity: Option<(&Path, &Path)>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(ca).expect("a CA file"))
+        .expect("a CA");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("default versions")
+        .with_root_certificates(roots);
+    let mut config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => builder
+            .with_client_auth_cert(
+                vec![CertificateDer::from_pem_file(cert).expect("a certificate file")],
+                PrivateKeyDer::from_pem_file(key).expect("a key file"),
+            )
+            .expect("a pair"),
+    };
+    config.alpn_protocols = vec![alpn.to_vec()];
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let name = ServerName::try_from("127.0.0.1").expect("an address");
+    TlsConnector::from(Arc::new(config))
+        .connect(name, stream)
+        .await
+}
+
+/// The certificate that the far end showed.
+pub(crate) fn shown(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
+    let (_, session) = stream.get_ref();
+    session
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        .expect("a server shows a certificate")
+        .clone()
+        .into_owned()
+}

@@ -1,0 +1,57 @@
+//! Waiting for a condition or a future, with a limit and a name.
+
+use std::time::{Duration, Instant};
+
+/// No single step of a test takes longer, even on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How often a condition is looked at again.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Awaits `work`; fails the test naming what did not happen.
+#[track_caller]
+pub(crate) fn within<T>(what: &str, work: impl Future<Output = T>) -> impl Future<Output = T> {
+    within_for(LIMIT, what, work)
+}
+
+/// As [`within`] with another limit.
+#[track_caller]
+pub(crate) fn within_for<T>(
+    limit: Duration,
+    what: &str,
+    work: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    let caller = std::panic::Location::caller();
+    async move {
+        match tokio::time::timeout(limit, work).await {
+            Ok(value) => value,
+            Err(_elapsed) => panic!("not within {limit:?}: {what} ({caller})"),
+        }
+    }
+}
+
+/// Looks at the condition until it holds.
+#[track_caller]
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    within(what, async move {
+        while !condition() {
+            tokio::time::sleep(POLL).await;
+        }
+    })
+}
+
+/// As [`until`], for tests that have no runtime.
+#[track_caller]
+pub(crate) fn until_blocking<T>(
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+) -> T {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < end, "not within {limit:?}: {what}");
+        std::thread::sleep(POLL);
+    }
+}

@@ -1,0 +1,222 @@
+//! A server with its frontends, agents, certificates and sockets, all in this process and gone with it.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use adit::app::agent::{self, RunningAgent};
+use adit::app::demo::grpc_client::{self, GrpcTunnel};
+use adit::app::server::{self, RunningServer};
+use adit::config::plan::{AgentPlan, ServerPlan};
+use adit::config::{Command, parse};
+use adit::net::selfsigned::ThrowawayFiles;
+use bytes::Bytes;
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+use super::wait::{until, within};
+
+/// One server (which tests may restart) and what it needs.
+pub(crate) struct World {
+    pub(crate) files: ThrowawayFiles,
+    pub(crate) dir: TempDir,
+    server: Option<RunningServer>,
+    flags: Vec<String>,
+}
+
+impl World {
+    /// A server with both dialects on unix sockets and no agents. `flags` are added to the command line; `{certs}` in them is
+    /// the directory of the certificates.
+    pub(crate) async fn start(flags: &[&str]) -> Self {
+        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let mut world = Self {
+            files: ThrowawayFiles::create(&names).expect("certificates"),
+            dir: TempDir::new().expect("a directory"),
+            server: None,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        };
+        world.serve("0").await;
+        world
+    }
+
+    /// With one agent, `agent-1`, linked.
+    pub(crate) async fn with_agent() -> (Self, RunningAgent) {
+        let world = Self::start(&[]).await;
+        let agent = world.agent("agent-1", &[]).await;
+        world.links(1).await;
+        (world, agent)
+    }
+
+    /// The flags of this world's server, program name included.
+    pub(crate) fn server_args(&self, agent_port: &str) -> Vec<String> {
+        let mut args = vec![
+            "adit".to_owned(),
+            "server".to_owned(),
+            format!("--frontend=grpc=unix:{}", self.grpc().display()),
+            format!("--frontend=http-connect=unix:{}", self.connect().display()),
+            format!("--cluster-cert={}", self.files.cert("server").display()),
+            format!("--cluster-key={}", self.files.key("server").display()),
+            format!("--cluster-ca-cert={}", self.files.ca_file().display()),
+            "--agent-bind-address=127.0.0.1".to_owned(),
+            format!("--agent-port={agent_port}"),
+            "--health-bind-address=127.0.0.1".to_owned(),
+            "--health-port=0".to_owned(),
+            "--admin-port=off".to_owned(),
+        ];
+        let certs = self.files.dir().display().to_string();
+        args.extend(
+            self.flags
+                .iter()
+                .map(|flag| flag.replace("{certs}", &certs)),
+        );
+        args
+    }
+
+    /// The flags of an agent of this world's server, program name included.
+    pub(crate) fn agent_args(&self, id: &str, port: u16, flags: &[&str]) -> Vec<String> {
+        let mut args = vec![
+            "adit".to_owned(),
+            "agent".to_owned(),
+            format!("--proxy-server-host=127.0.0.1:{port}"),
+            format!("--ca-cert={}", self.files.ca_file().display()),
+            format!("--agent-cert={}", self.files.cert("agent").display()),
+            format!("--agent-key={}", self.files.key("agent").display()),
+            format!("--agent-id={id}"),
+            "--sync-interval=50ms".to_owned(),
+            "--sync-interval-cap=200ms".to_owned(),
+            "--health-server-host=127.0.0.1".to_owned(),
+            "--health-server-port=0".to_owned(),
+            "--admin-server-port=off".to_owned(),
+        ];
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        args
+    }
+
+    async fn serve(&mut self, port: &str) {
+        let plan = server_plan(&self.server_args(port)).expect("flags are right");
+        self.server = Some(server::start(&plan).await.expect("the server starts"));
+    }
+
+    /// Stops the server at once and starts another on the same port and sockets.
+    pub(crate) async fn restart_server(&mut self) {
+        let port = self.server().agents.port().to_string();
+        self.stop_server(Duration::ZERO).await;
+        self.serve(&port).await;
+    }
+
+    pub(crate) async fn stop_server(&mut self, grace: Duration) {
+        let server = self.server.take().expect("it runs");
+        within("the server's end", server.stop(Some(grace))).await;
+    }
+
+    pub(crate) fn server(&self) -> &RunningServer {
+        self.server.as_ref().expect("the server runs")
+    }
+
+    /// Starts an agent; does not wait for its link.
+    pub(crate) async fn agent(&self, id: &str, flags: &[&str]) -> RunningAgent {
+        let args = self.agent_args(id, self.server().agents.port(), flags);
+        let plan = agent_plan(&args).expect("flags are right");
+        agent::start(&plan).await.expect("the agent starts")
+    }
+
+    /// Waits until the server holds this many links.
+    pub(crate) async fn links(&self, count: usize) {
+        until(&format!("{count} links"), || self.server().links() == count).await;
+    }
+
+    /// Waits until a series of the server has this value; `series` with its labels as exported.
+    pub(crate) async fn server_metric(&self, series: &str, value: f64) {
+        let scrape = self.server().metrics.scrape();
+        let what = format!("{series} = {value}");
+        until(&what, || sample(&scrape.text(), series) == Some(value)).await;
+    }
+
+    pub(crate) fn grpc(&self) -> PathBuf {
+        self.dir.path().join("grpc.sock")
+    }
+
+    pub(crate) fn connect(&self) -> PathBuf {
+        self.dir.path().join("connect.sock")
+    }
+
+    pub(crate) async fn channel(&self) -> Channel {
+        channel(&self.grpc()).await
+    }
+
+    /// A gRPC tunnel on a connection of its own.
+    pub(crate) async fn tunnel(&self, target: &str) -> GrpcTunnel {
+        open(self.channel().await, target).await
+    }
+
+    /// Both frontends carry an echo to `target`, on new tunnels.
+    pub(crate) async fn assert_serves(&self, target: &str) {
+        let mut tunnel = self.tunnel(target).await;
+        echo(&mut tunnel, b"grpc still works").await;
+        tunnel.close().await.expect("a clean close");
+        let mut stream = super::connect::open(&self.connect(), target).await;
+        super::connect::echo(&mut stream, b"connect still works").await;
+    }
+}
+
+/// Reads a server's command line.
+pub(crate) fn server_plan(args: &[String]) -> Result<ServerPlan, String> {
+    match command(args)? {
+        Command::Server(plan) => Ok(*plan),
+        other => Err(format!("{other:?} is no server")),
+    }
+}
+
+/// Reads an agent's command line.
+pub(crate) fn agent_plan(args: &[String]) -> Result<AgentPlan, String> {
+    match command(args)? {
+        Command::Agent(plan) => Ok(*plan),
+        other => Err(format!("{other:?} is no agent")),
+    }
+}
+
+fn command(args: &[String]) -> Result<Command, String> {
+    let env = |_name: &str| None;
+    match parse(args.iter().map(OsString::from), &env) {
+        Ok(parsed) => Ok(parsed.command),
+        Err(error) => Err(error.rendered().to_string()),
+    }
+}
+
+/// A gRPC client connection.
+pub(crate) async fn channel(socket: &Path) -> Channel {
+    within("a client connection", grpc_client::connect(socket))
+        .await
+        .expect("the frontend listens")
+}
+
+/// Opens a gRPC tunnel.
+pub(crate) async fn open(channel: Channel, target: &str) -> GrpcTunnel {
+    within("a dial", GrpcTunnel::open(channel, target))
+        .await
+        .unwrap_or_else(|error| panic!("dialing {target}: {error}"))
+}
+
+/// Sends `text` and expects it back.
+pub(crate) async fn echo(tunnel: &mut GrpcTunnel, text: &[u8]) {
+    tunnel
+        .write(Bytes::copy_from_slice(text))
+        .await
+        .expect("the tunnel takes bytes");
+    let mut back = Vec::new();
+    while back.len() < text.len() {
+        let read = within("an echo", tunnel.read())
+            .await
+            .expect("the tunnel lives");
+        back.extend_from_slice(&read.expect("the tunnel is open"));
+    }
+    assert_eq!(back, text);
+}
+
+/// A sample of a scrape; `None` for a series that is not there, so that no test passes on a misspelt name.
+pub(crate) fn sample(text: &str, series: &str) -> Option<f64> {
+    text.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .find(|(name, _)| *name == series)
+        .and_then(|(_, value)| value.parse().ok())
+}
