@@ -1,0 +1,98 @@
+//! `cargo xtask ci`: everything a change must pass, in the order that fails soonest.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::steps::{self, Steps, run_command};
+use crate::workspace::Workspace;
+use crate::{codegen, fuzz, test, tidy};
+
+/// Longest time for a step that builds the workspace.
+const BUILD: Duration = Duration::from_secs(20 * 60);
+/// Longest time for the demo, once built.
+const DEMO: Duration = Duration::from_secs(5 * 60);
+/// Time for each fuzz target.
+const FUZZ_SECONDS: u64 = 30;
+
+/// How much of it to run.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only what a push should wait for: no integration tests, fuzzing, documentation or demo.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Runs the steps and sums them up. All run, even after a failure.
+///
+/// # Errors
+/// When one of them failed.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let mut steps = Steps::new();
+    let cargo = |args: &[&str], limit: Duration| run_command(&mut workspace.cargo(args), limit);
+
+    steps.run("fmt", || cargo(&["fmt", "--all", "--check"], BUILD));
+    steps.run("tidy", || tidy::run(workspace));
+    steps.run("codegen --check", || {
+        codegen::run(workspace, &codegen::Args { check: true })
+    });
+    steps.run("clippy", || {
+        cargo(
+            &[
+                "clippy",
+                "--quiet",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ],
+            BUILD,
+        )
+    });
+    steps.run("test", || {
+        test::run(workspace, &test::Args::for_ci(args.quick))
+    });
+    if args.quick {
+        return steps.finish();
+    }
+
+    steps.run("doc", || {
+        let mut doc = workspace.cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
+        run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)
+    });
+    match fuzz::availability(workspace) {
+        Ok(()) => steps.run("fuzz", || {
+            fuzz::run(workspace, &fuzz::Args::all_for(FUZZ_SECONDS))
+        }),
+        Err(why) => steps.skip("fuzz", &why),
+    }
+    deny(workspace, &mut steps);
+    steps.run("build --release", || {
+        cargo(
+            &["build", "--quiet", "--release", "--package", "adit"],
+            BUILD,
+        )
+    });
+    steps.run("demo --once", || {
+        cargo(
+            &["run", "--quiet", "--release", "--", "demo", "--once"],
+            DEMO,
+        )
+    });
+    steps.finish()
+}
+
+/// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.
+fn deny(workspace: &Workspace, steps: &mut Steps) {
+    let found = Command::new("cargo-deny")
+        .arg("--version")
+        .output()
+        .is_ok_and(|out| out.status.success());
+    if found {
+        steps.run("deny", || {
+            run_command(&mut workspace.cargo(&["deny", "check"]), steps::MINUTES_5)
+        });
+    } else {
+        steps.skip("deny", "cargo-deny is not installed");
+    }
+}

@@ -1,0 +1,164 @@
+//! `cargo xtask fuzz`: runs the fuzz targets for a bounded time each. They need a nightly toolchain and
+//! cargo-fuzz; the recorded inputs are replayed by plain tests on stable.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::steps::{Steps, in_ci, run_command};
+use crate::workspace::Workspace;
+
+/// The folder of the fuzz package, outside the workspace because it builds with nightly only.
+const FOLDER: &str = "tunnel-daemon/fuzz";
+/// Longest time to build all targets, and to install cargo-fuzz.
+const BUILD: Duration = Duration::from_secs(15 * 60);
+
+/// What to fuzz, and how long.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Time for each target.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Only this target; without it all of them.
+    target: Option<String>,
+}
+
+impl Args {
+    /// All targets, each for so many seconds.
+    pub(crate) fn all_for(seconds: u64) -> Self {
+        Self {
+            seconds,
+            target: None,
+        }
+    }
+}
+
+/// Whether fuzzing can run here; otherwise what is missing.
+pub(crate) fn availability(workspace: &Workspace) -> Result<(), String> {
+    if !workspace.path(FOLDER).join("Cargo.toml").is_file() {
+        return Err(format!("{FOLDER} holds no fuzz package"));
+    }
+    if !answers(nightly().args(["rustc", "--version"])) {
+        return Err(
+            "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned(),
+        );
+    }
+    if !in_ci() && !has_cargo_fuzz(workspace) {
+        return Err("cargo-fuzz is not installed: `cargo install cargo-fuzz --locked`".to_owned());
+    }
+    Ok(())
+}
+
+/// Fuzzes. New inputs go below `target/`; only a person moves one into the recorded corpus.
+///
+/// # Errors
+/// When a tool is missing, the target does not exist or build, or an input makes one fail.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if let Err(why) = availability(workspace) {
+        bail!("{why}");
+    }
+    if !has_cargo_fuzz(workspace) {
+        install(workspace)?;
+    }
+    let mut targets = targets(workspace)?;
+    if let Some(only) = &args.target {
+        ensure!(
+            targets.contains(only),
+            "no fuzz target `{only}`; there are: {}",
+            targets.join(", ")
+        );
+        targets = vec![only.clone()];
+    }
+    let mut steps = Steps::new();
+    steps.run("fuzz build", || {
+        run_command(cargo_fuzz(workspace).arg("build"), BUILD)
+    });
+    for target in &targets {
+        steps.run(&format!("fuzz {target}"), || {
+            fuzz_one(workspace, target, args.seconds)
+        });
+    }
+    steps.finish()
+}
+
+fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result<()> {
+    let fresh = workspace.path("target/fuzz-corpus").join(target);
+    std::fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
+    let mut command = cargo_fuzz(workspace);
+    // The first folder receives new inputs, the others are only read.
+    command.arg("run").arg(target).arg(&fresh);
+    let recorded = workspace.path(FOLDER).join("corpus").join(target);
+    if recorded.is_dir() {
+        command.arg(&recorded);
+    }
+    command.arg("--").arg(format!("-max_total_time={seconds}"));
+    command.args([
+        "-timeout=10",
+        "-rss_limit_mb=2048",
+        "-print_final_stats=1",
+        "-verbosity=0",
+    ]);
+    run_command(&mut command, Duration::from_secs(seconds) + BUILD)
+}
+
+/// The binaries the fuzz package declares.
+fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let folder = workspace.path(FOLDER).join("fuzz_targets");
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        names.extend(name.strip_suffix(".rs").map(str::to_owned));
+    }
+    names.sort();
+    ensure!(!names.is_empty(), "{} holds no targets", folder.display());
+    Ok(names)
+}
+
+/// `rustup run nightly`, free of what the pinned toolchain put into our environment.
+fn nightly() -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly"]);
+    for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn cargo_fuzz(workspace: &Workspace) -> Command {
+    let mut command = nightly();
+    // cargo-fuzz looks for a folder named `fuzz` where it runs; `target/tools` holds what `install` put there.
+    command
+        .current_dir(workspace.path("tunnel-daemon"))
+        .args(["cargo", "fuzz"]);
+    let tools = workspace.path("target/tools/bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let joined = std::env::join_paths(std::iter::once(tools).chain(std::env::split_paths(&path)));
+    if let Ok(joined) = joined {
+        command.env("PATH", joined);
+    }
+    command
+}
+
+fn has_cargo_fuzz(workspace: &Workspace) -> bool {
+    answers(cargo_fuzz(workspace).arg("--version"))
+}
+
+fn install(workspace: &Workspace) -> anyhow::Result<()> {
+    let root = workspace.path("target/tools");
+    let mut command = workspace.cargo(&["install", "--quiet", "--locked", "cargo-fuzz", "--root"]);
+    // Built outside the workspace's folder of products, which other steps hold locked.
+    command
+        .arg(&root)
+        .env("CARGO_TARGET_DIR", root.join("build"));
+    run_command(&mut command, BUILD).context("install cargo-fuzz")
+}
+
+fn answers(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
+}

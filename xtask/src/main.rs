@@ -1,0 +1,73 @@
+//! Entry of `cargo xtask`, the one door for people and CI: one file per command, only dispatch here.
+//!
+//! A new command is a `mod`, a variant with a doc line for `--help`, and a row of the match.
+
+mod ci;
+mod codegen;
+mod fuzz;
+mod perf;
+mod setup;
+mod steps;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Builds, checks, tests and generates everything in this repository.
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run every test of the workspace: units, simulation, loopback, interop, corpus replay, doc tests.
+    Test(test::Args),
+    /// Run what CI runs, in the same order.
+    Ci(ci::Args),
+    /// Check what compilers do not: layers, module docs, links, flags, dependencies, leaks of local paths.
+    Tidy,
+    /// Generate the protobuf messages and the client glue from the .proto file.
+    Codegen(codegen::Args),
+    /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
+    Fuzz(fuzz::Args),
+    /// Measure against upstream in one run; writes a table to target/perf (`--quick` for the short form).
+    Perf {
+        /// Passed to the harness; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Install the git hooks of this repository.
+    Setup(setup::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = Workspace::here().and_then(|workspace| match cli.command {
+        Command::Test(args) => test::run(&workspace, &args),
+        Command::Ci(args) => ci::run(&workspace, &args),
+        Command::Tidy => tidy::run(&workspace),
+        Command::Codegen(args) => codegen::run(&workspace, &args),
+        Command::Fuzz(args) => fuzz::run(&workspace, &args),
+        Command::Perf { args } => perf::run(&args),
+        Command::Setup(args) => setup::run(&workspace, &args),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

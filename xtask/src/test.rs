@@ -1,0 +1,160 @@
+//! `cargo xtask test`: every test of the workspace, with output short enough to read.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::steps::{self, Steps};
+use crate::workspace::Workspace;
+
+/// Longest time for one tier; the slowest builds and interop programs included.
+const LIMIT: Duration = Duration::from_secs(25 * 60);
+
+/// What to run.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only unit tests: no integration tests, no doc tests.
+    #[arg(long)]
+    quick: bool,
+    /// Print a line for every test, not only for those that fail.
+    #[arg(long)]
+    verbose: bool,
+    /// Run only tests whose name contains this text.
+    filter: Option<String>,
+}
+
+impl Args {
+    /// As CI runs it.
+    pub(crate) fn for_ci(quick: bool) -> Self {
+        Self {
+            quick,
+            verbose: false,
+            filter: None,
+        }
+    }
+}
+
+/// Runs the tests. Recorded fuzz inputs are replayed by plain tests, so they are part of it.
+///
+/// # Errors
+/// When a test fails or does not build.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let mut steps = Steps::new();
+    if args.quick {
+        steps.run("unit tests", || {
+            cargo_test(workspace, &["--lib", "--bins"], args)
+        });
+    } else {
+        steps.run("tests", || cargo_test(workspace, &["--tests"], args));
+        steps.run("doc tests", || cargo_test(workspace, &["--doc"], args));
+    }
+    steps.finish()
+}
+
+/// Runs `cargo test` and passes its output on, without the lines of tests that passed.
+fn cargo_test(workspace: &Workspace, which: &[&str], args: &Args) -> anyhow::Result<()> {
+    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    command.args(which);
+    if let Some(filter) = &args.filter {
+        command.args(["--", filter]);
+    }
+    command.stdout(Stdio::piped());
+    let grouped = steps::in_ci();
+    let mut child = steps::spawn(&mut command, grouped)?;
+    let output = child.stdout.take().context("the child's output is piped")?;
+    let verbose = args.verbose;
+    let reader = std::thread::spawn(move || pass_on(BufReader::new(output), verbose));
+    let outcome = steps::wait(&mut child, &command, LIMIT, grouped);
+    let totals = reader
+        .join()
+        .ok()
+        .context("the output reader ended early")??;
+    println!(
+        "{} passed, {} failed, {} ignored",
+        totals.passed, totals.failed, totals.ignored
+    );
+    outcome
+}
+
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Totals {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Totals {
+    /// Adds up a `test result: ok. 3 passed; 0 failed; 1 ignored; ...` line.
+    fn add(&mut self, line: &str) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        for pair in words.windows(2) {
+            let [number, what] = pair else { continue };
+            let Ok(number) = number.parse::<u64>() else {
+                continue;
+            };
+            match what.trim_end_matches(';') {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => (),
+            }
+        }
+    }
+}
+
+fn pass_on(output: impl std::io::Read, verbose: bool) -> anyhow::Result<Totals> {
+    let mut totals = Totals::default();
+    let mut lines = BufReader::new(output);
+    let mut line = Vec::new();
+    let mut out = std::io::stdout();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if text.starts_with("test result:") {
+            totals.add(&text);
+        }
+        if verbose || !is_noise(&text) {
+            out.write_all(text.as_bytes())?;
+            out.flush()?;
+        }
+        line.clear();
+    }
+    Ok(totals)
+}
+
+fn is_noise(line: &str) -> bool {
+    let line = line.trim_end();
+    line.is_empty() || (line.starts_with("test ") && line.ends_with("... ok"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_add_up_over_binaries() {
+        let output = "test a ... ok\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+                      test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        let totals = pass_on(output.as_bytes(), false).unwrap();
+        assert_eq!(
+            totals,
+            Totals {
+                passed: 5,
+                failed: 1,
+                ignored: 1
+            }
+        );
+    }
+
+    #[test]
+    fn only_passed_tests_are_noise() {
+        assert!(is_noise("test wire::packet ... ok\n"));
+        assert!(!is_noise("test wire::packet ... FAILED\n"));
+        assert!(!is_noise("test interop::go ... ignored, no Go toolchain\n"));
+        assert!(!is_noise("test result: ok. 3 passed; 0 failed\n"));
+        assert!(!is_noise(
+            "test wire::packet has been running for over 60 seconds\n"
+        ));
+    }
+}

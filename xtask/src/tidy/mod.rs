@@ -1,0 +1,72 @@
+//! `cargo xtask tidy`: checks that no compiler makes. Each file here is one check; all report every finding.
+
+mod dependencies;
+mod documents;
+mod flags;
+mod layers;
+mod leaks;
+mod paths;
+mod sources;
+
+use anyhow::bail;
+
+use crate::workspace::Workspace;
+
+/// Most findings printed; more than that is one mistake repeated.
+const SHOWN_MAX: usize = 100;
+
+/// Runs all checks.
+///
+/// # Errors
+/// When a file cannot be read, or when there is a finding; findings are printed one per line.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    let findings = findings(workspace)?;
+    for finding in findings.iter().take(SHOWN_MAX) {
+        println!("  {finding}");
+    }
+    match findings.len() {
+        0 => Ok(()),
+        count if count > SHOWN_MAX => bail!("{count} findings, the first {SHOWN_MAX} shown above"),
+        count => bail!("{count} findings, see above"),
+    }
+}
+
+fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let mut all = Vec::new();
+    all.extend(layers::check(workspace)?);
+    all.extend(sources::check(workspace)?);
+    all.extend(dependencies::check(workspace)?);
+    all.extend(documents::check(workspace)?);
+    all.extend(flags::check(workspace)?);
+    all.extend(leaks::check(workspace)?);
+    Ok(all)
+}
+
+/// Writes a small repository for the tests of the checks.
+#[cfg(test)]
+fn sample(files: &[(&str, &str)]) -> (tempfile::TempDir, Workspace) {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, text) in files {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let workspace = Workspace::at(folder.path());
+    (folder, workspace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repository_is_tidy() {
+        let findings = findings(&Workspace::here().unwrap()).unwrap();
+        assert!(
+            findings.is_empty(),
+            "{} findings:\n{}",
+            findings.len(),
+            findings.join("\n")
+        );
+    }
+}
