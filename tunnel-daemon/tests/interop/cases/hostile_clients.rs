@@ -40,14 +40,17 @@ fn agent_receives_the_clients_packets_unchanged(combo: Combo) {
     let stub = stack.stub_agent("silent").start();
     stub.named_event("linked", secs(10));
     stack.await_backends(1);
-    stack
+    let mut client = stack
         .client_to("wrong", "some.host:1234")
         .flag("kind", "unanswered")
-        .run();
+        .begin();
+    let dial = stub.event("DIAL_REQ", secs(5), |event| event["type"] == "DIAL_REQ");
+    // Only now: a client that is gone before its dial was written is not dialed for at all.
+    client.process().line("the agent has the dial");
+    client.report();
     stub.event("DIAL_CLS", secs(5), |event| {
         event["type"] == "DIAL_CLS" && event["random"] == 4242
     });
-    let dial = stub.event("DIAL_REQ", secs(1), |event| event["type"] == "DIAL_REQ");
     assert_eq!(dial["address"], "some.host:1234");
     assert_eq!(dial["protocol"], "tcp");
     assert_eq!(dial["random"], 4242);

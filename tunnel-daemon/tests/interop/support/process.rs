@@ -167,12 +167,15 @@ impl Process {
                 return found.clone();
             }
             let left = end.saturating_duration_since(Instant::now());
-            assert!(
-                !seen.ended && !left.is_zero(),
-                "{}: no event {what} within {limit:?}: {:?}",
-                self.name,
-                seen.lines
-            );
+            if seen.ended || left.is_zero() {
+                // The lock is given back first: the log shown on the way out reads the events once more.
+                let lines = seen.lines.clone();
+                drop(seen);
+                panic!(
+                    "{}: no event {what} within {limit:?}: {lines:?}",
+                    self.name
+                );
+            }
             seen = self
                 .events
                 .changed

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -98,7 +100,7 @@ func misbehaviours() map[string]misbehaviour {
 		"foreign-conn":      {"DATA and CLOSE_REQ for connIDs 1..64 that belong to others", foreignConn},
 		"oversized":         {"a DATA message over the limit", oversized},
 		"largest":           {"a DATA message of exactly 4 MiB, echoed", largest},
-		"unanswered":        {"DIAL_REQ, DATA, CLOSE_REQ without waiting, then the stream ends", unanswered},
+		"unanswered":        {"DIAL_REQ; after a line on stdin DATA and CLOSE_REQ without an answer, then the stream ends", unanswered},
 		"data-after-close":  {"many DATA behind CLOSE_REQ", dataAfterClose},
 		"empty-data":        {"DATA without bytes, then an honest echo", emptyData},
 		"tagged":            {"two seconds of talk with a stub agent, whose answers must all come from the same link", tagged},
@@ -227,8 +229,13 @@ func largest(f *clientFlags, s *rawStream) error {
 }
 
 func unanswered(f *clientFlags, s *rawStream) error {
+	if err := s.Send(dialReq(4242, f.target)); err != nil {
+		return err
+	}
+	if !bufio.NewScanner(os.Stdin).Scan() {
+		return errors.New("stdin ended before the line")
+	}
 	return errors.Join(
-		s.Send(dialReq(4242, f.target)),
 		s.Send(dataPacket(1, []byte("hello"))),
 		s.Send(closeReq(1)),
 	)
