@@ -78,10 +78,7 @@ impl Tasks {
         let permit = Arc::clone(&self.0.permits)
             .try_acquire_owned()
             .map_err(full)?;
-        self.start(name, async move {
-            work.await;
-            drop(permit);
-        });
+        self.start(name, work, permit);
         Ok(())
     }
 
@@ -99,19 +96,22 @@ impl Tasks {
             before < SERVICES_MAX,
             "service task {name}: {SERVICES_MAX} run already"
         );
-        let running = ServiceGuard(Arc::clone(&self.0));
-        self.start(name, async move {
-            work.await;
-            drop(running);
-        });
+        self.start(name, work, ServiceGuard(Arc::clone(&self.0)));
     }
 
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the one place that spawns: counted, tracked and cut off below"
     )]
-    fn start(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    fn start(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+        held: impl Send + 'static,
+    ) {
         let inner = Arc::clone(&self.0);
+        // Each `async` layer keeps what it awaits twice, and there are four around `work`: boxed, it is there once.
+        let work = Box::pin(work);
         let tracked = self.0.tracker.track_future(async move {
             let guard = PanicGuard {
                 name,
@@ -120,6 +120,7 @@ impl Tasks {
             // Not being cut off is the common end, and its output is nothing, too.
             let _finished = inner.cut_off.run_until_cancelled(work).await;
             drop(guard);
+            drop(held);
         });
         tokio::spawn(tracked);
     }
