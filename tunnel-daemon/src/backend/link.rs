@@ -30,10 +30,19 @@ pub struct LinkSettings {
     pub dial_timeout: Option<Duration>,
 }
 
+/// Whether an agent's id and identifiers were granted to its certificate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claims {
+    Granted,
+    /// There are no grants: they are the agent's own claim.
+    Unverified,
+}
+
 /// Runs a link until its stream ends; the hub forgets it then.
 pub(super) async fn run_link(
     hub: Arc<Hub>,
     entered: Entered,
+    claims: Claims,
     streams: LinkStreams,
     settings: LinkSettings,
     budget: Arc<ProcessBudget>,
@@ -59,16 +68,17 @@ pub(super) async fn run_link(
         isolation: settings.isolation,
         control_max: CONTROL_MAX,
     };
-    // Without grants every id and identifier is the agent's own claim.
-    metrics.adit().claimed_identity();
+    let _claim = (claims == Claims::Unverified).then(|| metrics.adit().claimed_identity());
     let _call = metrics.grpc_connection(ServiceMethod::Connect);
     let _link = metrics
         .adit()
         .link(if credit { PeerKind::Adit } else { PeerKind::Go });
     let agent = handle.info.agent.clone();
-    tracing::info!(%agent, link = handle.id.0, adit = credit, "agent connected");
+    let principal = handle.info.principal.clone();
+    let principal = principal.as_deref().unwrap_or_default();
+    tracing::info!(%agent, link = handle.id.0, adit = credit, principal, "agent connected");
     if standing == Standing::Shadowed {
-        tracing::warn!(%agent, link = handle.id.0, "another principal holds this agent id; the newcomer gets no dials");
+        tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
     }
     let hooks = Hooks {
         hub: Arc::clone(&hub),

@@ -17,7 +17,9 @@ pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
 pub use leg::{Incoming, Leg};
 pub use pump::{PumpEnd, PumpOutcome, pump};
-pub use route::{DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel};
+pub use route::{
+    DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,
+};
 pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
 
 #[cfg(test)]

@@ -92,6 +92,14 @@ pub struct Entered {
     pub guard: LinkGuard,
 }
 
+/// A principal holds as many links under an agent id as it may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this agent id has {links_max} links already, which is the limit")]
+pub struct TooManyLinks {
+    /// The limit.
+    pub links_max: usize,
+}
+
 /// Removes its link from the hub when dropped.
 pub struct LinkGuard {
     hub: Arc<Hub>,
@@ -125,9 +133,15 @@ impl Hub {
         })
     }
 
-    /// Enters a link; new dials may come at once.
-    #[must_use]
-    pub fn enter(self: &Arc<Self>, info: LinkInfo) -> Entered {
+    /// Enters a link; new dials may come at once. `links_max`: links that its principal may hold under its agent id.
+    ///
+    /// # Errors
+    /// The principal holds that many; nothing was entered.
+    pub fn enter(
+        self: &Arc<Self>,
+        info: LinkInfo,
+        links_max: usize,
+    ) -> Result<Entered, TooManyLinks> {
         let id = LinkId(self.next_link.fetch_add(1, Relaxed));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let handle = LinkHandle {
@@ -136,15 +150,17 @@ impl Hub {
             commands: sender,
             mailbox: Arc::new(Mailbox::default()),
         };
-        locked(&self.links).insert(id, handle.clone());
         let info = &handle.info;
-        let standing = locked(&self.registry).add(
-            id,
-            info.agent.clone(),
-            &info.identifiers,
-            info.principal.as_deref(),
-        );
-        Entered {
+        let principal = info.principal.as_deref();
+        // Counted and added under one lock, or links that come together would pass the limit together.
+        let mut registry = locked(&self.registry);
+        if registry.links_held(&info.agent, principal) >= links_max {
+            return Err(TooManyLinks { links_max });
+        }
+        locked(&self.links).insert(id, handle.clone());
+        let standing = registry.add(id, info.agent.clone(), &info.identifiers, principal);
+        drop(registry);
+        Ok(Entered {
             handle,
             commands,
             standing,
@@ -152,7 +168,7 @@ impl Hub {
                 hub: Arc::clone(self),
                 id,
             },
-        }
+        })
     }
 
     /// Prefers other agents from now on.

@@ -29,6 +29,8 @@ pub enum Code {
     Unknown,
     /// 3
     InvalidArgument,
+    /// 7
+    PermissionDenied,
     /// 8
     ResourceExhausted,
     /// 12
@@ -47,6 +49,7 @@ impl Code {
             Self::Ok => "0",
             Self::Unknown => "2",
             Self::InvalidArgument => "3",
+            Self::PermissionDenied => "7",
             Self::ResourceExhausted => "8",
             Self::Unimplemented => "12",
             Self::Internal => "13",
@@ -62,6 +65,7 @@ impl Code {
             Self::Ok => "OK",
             Self::Unknown => "Unknown",
             Self::InvalidArgument => "InvalidArgument",
+            Self::PermissionDenied => "PermissionDenied",
             Self::ResourceExhausted => "ResourceExhausted",
             Self::Unimplemented => "Unimplemented",
             Self::Internal => "Internal",

@@ -9,7 +9,9 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::families::{Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
-use super::labels::{DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd};
+use super::labels::{
+    AgentRefusal, DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd,
+};
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -29,6 +31,8 @@ struct Inner {
     accept_errors: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
+    claims_unverified: IntGauge,
+    agents_refused: Counters<AgentRefusal>,
     access_events_suppressed: IntCounter,
 }
 
@@ -86,6 +90,11 @@ impl AditMetrics {
                 "claimed_identities_total",
                 "Links whose agent id was claimed by the agent and not granted to its certificate",
             ),
+            claims_unverified: families.gauge(
+                "agent_claims_unverified",
+                "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
+            ),
+            agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
         }))
@@ -161,9 +170,15 @@ impl AditMetrics {
         self.0.control_overflows.inc();
     }
 
-    /// An agent's id or identifiers were taken on its word.
-    pub fn claimed_identity(&self) {
+    /// An agent's id and identifiers are taken on its word for as long as the guard lives.
+    pub fn claimed_identity(&self) -> GaugeGuard {
         self.0.claimed_identities.inc();
+        GaugeGuard::new(&self.0.claims_unverified)
+    }
+
+    /// An agent's call was refused.
+    pub fn agent_refused(&self, reason: AgentRefusal) {
+        self.0.agents_refused.of(reason).inc();
     }
 
     /// Counter for [`super::AccessLog::new`].

@@ -220,7 +220,18 @@ impl Registry {
         self.links.len()
     }
 
-    /// Live links that claim an agent id, oldest first; for a cap on links per agent.
+    /// Live links of one principal that claim an agent id. Those of another principal do not count: it could use up a cap.
+    #[must_use]
+    pub fn links_held(&self, agent: &AgentId, principal: Option<&str>) -> usize {
+        let held = |id: &&LinkId| {
+            self.links
+                .get(id)
+                .is_some_and(|link| link.principal.as_deref() == principal)
+        };
+        self.links_of(agent).iter().filter(held).count()
+    }
+
+    /// Live links that claim an agent id, oldest first.
     #[must_use]
     pub fn links_of(&self, agent: &AgentId) -> &[LinkId] {
         self.agents.get(agent).map_or(&[], |claims| &claims.links)

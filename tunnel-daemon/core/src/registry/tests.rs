@@ -242,6 +242,11 @@ fn another_principal_never_displaces_the_owner_of_an_agent_id() {
     assert_eq!(world.choices("x:1"), [3]);
     assert_eq!(world.0.keys(Strategy::Default), 1);
     assert_eq!(world.0.links_of(&AgentId::new("a")), [LinkId(2), LinkId(3)]);
+    let held = |principal| world.0.links_held(&AgentId::new("a"), principal);
+    assert_eq!(
+        [held(Some("intruder")), held(Some("node-a")), held(None)],
+        [1, 1, 0]
+    );
     world.remove(3);
     assert_eq!(world.choices("x:1"), [2], "the owner is gone");
     assert_eq!(world.add_as("node-a", 4, "a"), Standing::Shadowed);

@@ -2,6 +2,7 @@
 
 mod agents;
 mod files;
+mod grants;
 mod hostile_agents;
 mod hostile_clients;
 mod isolation;

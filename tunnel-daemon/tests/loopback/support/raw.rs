@@ -57,7 +57,12 @@ impl Connection {
 
     /// Someone with an agent's certificate.
     pub(crate) async fn agent(world: &World) -> Self {
-        let (cert, key) = (world.files.cert("agent"), world.files.key("agent"));
+        Self::agent_as(world, "agent").await
+    }
+
+    /// Someone with the certificate of that name.
+    pub(crate) async fn agent_as(world: &World, name: &str) -> Self {
+        let (cert, key) = (world.files.cert(name), world.files.key(name));
         let ca = world.files.ca_file();
         let dial = tls::dial(world.server().agents, &ca, Some((&cert, &key)));
         Self::over(within("a TLS handshake", dial).await.expect("welcome")).await
