@@ -10,7 +10,7 @@ use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
 use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
-use crate::telemetry::{PacketCounter, ServerMetrics};
+use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
 /// Packets towards a Go agent.
 const PACKET_BYTES_GO: usize = 32 * 1024;
@@ -85,6 +85,7 @@ pub(super) async fn run_link(
         link: handle.id,
         from_agent: metrics.packets(Segment::FromAgent),
         to_agent: metrics.packets(Segment::ToAgent),
+        retired: None,
         metrics: metrics.clone(),
     };
     let mailbox = Arc::clone(&handle.mailbox);
@@ -116,6 +117,7 @@ struct Hooks {
     metrics: ServerMetrics,
     from_agent: PacketCounter,
     to_agent: PacketCounter,
+    retired: Option<GaugeGuard>,
 }
 
 impl LinkHooks for Hooks {
@@ -129,6 +131,23 @@ impl LinkHooks for Hooks {
     fn peer_draining(&mut self) {
         tracing::info!(link = self.link.0, "agent is draining");
         self.hub.set_draining(self.link);
+    }
+
+    fn retired(&mut self) {
+        tracing::warn!(
+            link = self.link.0,
+            "an agent took no dial within the dial timeout; it gets no more until it reads again"
+        );
+        self.retired = Some(self.metrics.adit().link_retired());
+        self.hub.retire(self.link);
+        publish(&self.hub, &self.metrics);
+    }
+
+    fn revived(&mut self) {
+        tracing::info!(link = self.link.0, "a retired agent reads again");
+        self.retired = None;
+        self.hub.revive(self.link);
+        publish(&self.hub, &self.metrics);
     }
 
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {

@@ -313,6 +313,8 @@ impl<H: LinkHooks> LinkDriver<H> {
                     }
                 }
                 Action::PeerDraining => self.hooks.peer_draining(),
+                Action::Retired => self.hooks.retired(),
+                Action::Revived => self.hooks.revived(),
                 Action::Failed(failure) => return Err(failure.into()),
                 Action::Count(event) => self.hooks.count(event),
             }

@@ -176,6 +176,16 @@ impl Hub {
         locked(&self.registry).set_draining(link);
     }
 
+    /// Gives a link no dials until [`Self::revive`].
+    pub fn retire(&self, link: LinkId) {
+        locked(&self.registry).retire(link);
+    }
+
+    /// Gives a retired link dials again.
+    pub fn revive(&self, link: LinkId) {
+        locked(&self.registry).revive(link);
+    }
+
     /// Refuses new dials from now on; running tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
@@ -244,6 +254,11 @@ impl Hub {
             tried.push(handle.id);
             match self.dial_on(&handle, dial, protocol, address).await {
                 Ok(tunnel) => return Ok(tunnel),
+                // Nobody has seen it, but its whole time is spent.
+                Err(CancelledDial {
+                    failure: failure @ DialFailure::SendTimedOut,
+                    ..
+                }) => return Err(failure),
                 Err(CancelledDial {
                     failure: reason,
                     written: false,

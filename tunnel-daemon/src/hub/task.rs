@@ -55,6 +55,10 @@ pub trait LinkHooks: Send + 'static {
     fn dial_finished(&mut self, key: TunnelKey);
     /// Server: the agent prefers to be left alone.
     fn peer_draining(&mut self);
+    /// Server: the peer took nothing for as long as a dial may take.
+    fn retired(&mut self) {}
+    /// Server: the stream of a retired link takes packets again.
+    fn revived(&mut self) {}
     /// A packet came (`None`: a type of this number that is not known).
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
     /// A packet left.

@@ -295,6 +295,7 @@ mod tests {
             DialFailure::NoAgent,
             DialFailure::Target("x".to_owned()),
             DialFailure::TimedOut,
+            DialFailure::SendTimedOut,
             DialFailure::LinkLost,
             DialFailure::LinkBusy,
             DialFailure::TooManyPending { per_agent: true },

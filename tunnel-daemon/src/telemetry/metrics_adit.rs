@@ -28,6 +28,7 @@ struct Inner {
     dials_refused: Counters<DialCap>,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
+    links_retired: IntGauge,
     accept_errors: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
@@ -79,6 +80,10 @@ impl AditMetrics {
                 "result",
             ),
             links: families.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links_retired: families.gauge(
+                "links_retired",
+                "Open agent links that get no dials because their agent reads nothing",
+            ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
                 "Connections lost at accept or refused by a connection cap, by listener",
@@ -158,6 +163,11 @@ impl AditMetrics {
     /// A link is open.
     pub fn link(&self, peer: PeerKind) -> GaugeGuard {
         GaugeGuard::new(self.0.links.of(peer))
+    }
+
+    /// A link is retired.
+    pub fn link_retired(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0.links_retired)
     }
 
     /// accept(2) failed, or a connection was refused by a cap.

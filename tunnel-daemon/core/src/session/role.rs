@@ -13,8 +13,12 @@ impl Link {
     /// Server: starts a dial. The outcome comes as [`Action::DialDone`] or [`Action::DialFailed`].
     ///
     /// # Errors
-    /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached.
+    /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached,
+    /// [`DialFailure::LinkBusy`] while the link is retired.
     pub fn dial(&mut self, request: DialRequest, now: Moment) -> Result<TunnelKey, DialFailure> {
+        if self.retired {
+            return Err(DialFailure::LinkBusy);
+        }
         if self.dials.len() >= self.config.dials_max {
             return Err(DialFailure::TooManyPending { per_agent: true });
         }
@@ -320,6 +324,26 @@ impl Link {
             key,
             outcome: CancelledDial { failure, written },
         });
+    }
+
+    /// A dial waited its whole time for the stream to take it: the peer reads nothing. The dials behind it were
+    /// not seen either and may be tried elsewhere at once.
+    pub(super) fn retire(&mut self) {
+        if std::mem::replace(&mut self.retired, true) {
+            return;
+        }
+        self.actions.push_back(Action::Retired);
+        let mut unseen = Vec::new();
+        self.control.retain(|control| match control {
+            Control::Dial { key, .. } => {
+                unseen.push(*key);
+                false
+            }
+            Control::Packet(_) => true,
+        });
+        for key in unseen {
+            self.fail_dial(key, DialFailure::LinkBusy);
+        }
     }
 
     pub(super) fn drop_dial(&mut self, key: TunnelKey) {

@@ -280,7 +280,7 @@ impl End {
                 Action::Count(Event::Offence(_) | Event::UnknownType(_)) => {
                     panic!("honest ends do not offend")
                 }
-                Action::Count(_) | Action::PeerDraining => (),
+                Action::Count(_) | Action::PeerDraining | Action::Retired | Action::Revived => (),
             }
         }
     }
