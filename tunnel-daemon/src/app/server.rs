@@ -305,6 +305,7 @@ impl RunningServer {
             clients.running() == 0
         })
         .await;
+        self.hub.announce_shutdown();
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
         let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;

@@ -97,6 +97,10 @@ pub(super) async fn run_link(
     if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().control_overflow();
     }
+    let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
+    if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
+        metrics.stream_error(segment, code, kind.map(Into::into));
+    }
     drop(guard);
     publish(&hub, &metrics);
     tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
@@ -148,6 +152,10 @@ impl LinkHooks for Hooks {
         self.retired = None;
         self.hub.revive(self.link);
         publish(&self.hub, &self.metrics);
+    }
+
+    fn shutting_down(&self) -> bool {
+        self.hub.is_shutting_down()
     }
 
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {

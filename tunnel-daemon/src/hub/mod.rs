@@ -15,7 +15,7 @@ mod task;
 pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
-pub use leg::{Incoming, Leg};
+pub use leg::{Incoming, Leg, LegWatch};
 pub use pump::{PumpEnd, PumpOutcome, pump};
 pub use route::{
     DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,

@@ -77,6 +77,7 @@ pub struct Hub {
     pending: Semaphore,
     limits: DialLimits,
     refusing: AtomicBool,
+    cutting: AtomicBool,
     retried: AtomicU64,
 }
 
@@ -129,6 +130,7 @@ impl Hub {
             pending: Semaphore::new(limits.pending_max),
             limits,
             refusing: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             retried: AtomicU64::new(0),
         })
     }
@@ -189,6 +191,17 @@ impl Hub {
     /// Refuses new dials from now on; running tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
+    }
+
+    /// From now on links end because this process does.
+    pub fn announce_shutdown(&self) {
+        self.cutting.store(true, Relaxed);
+    }
+
+    /// Whether [`Self::announce_shutdown`] was called.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.cutting.load(Relaxed)
     }
 
     /// Runs `read` over the registry; keep it short.

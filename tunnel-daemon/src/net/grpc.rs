@@ -75,6 +75,28 @@ impl Code {
     }
 }
 
+/// The gRPC code of a failed stream, as the gRPC specification maps HTTP/2 errors. `gone` is the code of a lost
+/// connection: Go calls it `Canceled` at servers and `Unavailable` at clients.
+#[must_use]
+pub fn code_of(error: &h2::Error, gone: tonic::Code) -> tonic::Code {
+    error
+        .reason()
+        .map_or(gone, |reason| code_of_reason(reason, gone))
+}
+
+/// As [`code_of`], for a reset.
+#[must_use]
+pub fn code_of_reason(reason: h2::Reason, gone: tonic::Code) -> tonic::Code {
+    match reason {
+        h2::Reason::NO_ERROR => gone,
+        h2::Reason::CANCEL => tonic::Code::Cancelled,
+        h2::Reason::REFUSED_STREAM => tonic::Code::Unavailable,
+        h2::Reason::ENHANCE_YOUR_CALM => tonic::Code::ResourceExhausted,
+        h2::Reason::INADEQUATE_SECURITY => tonic::Code::PermissionDenied,
+        _ => tonic::Code::Internal,
+    }
+}
+
 /// Percent-encodes a `grpc-message` as the gRPC specification asks.
 #[must_use]
 pub fn encode_message(text: &str) -> HeaderValue {

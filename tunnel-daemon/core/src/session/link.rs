@@ -87,8 +87,8 @@ pub enum Action {
     PeerFin { key: TunnelKey },
     /// The tunnel is over; [`TunnelEnd::delivers_rest`] tells what happens to bytes not yet out.
     Ended { key: TunnelKey, end: TunnelEnd },
-    /// The leg must drop whatever it still holds.
-    Abort { key: TunnelKey },
+    /// The leg must drop whatever it still holds; `end` takes the place of the end it was told.
+    Abort { key: TunnelKey, end: TunnelEnd },
     /// Server: the agent announced that it is going away.
     PeerDraining,
     /// Server: the peer took no packet for as long as a dial may take. Dials should go elsewhere.

@@ -288,6 +288,15 @@ impl Link {
 
     /// The link is gone: every dial fails and every tunnel ends, at once.
     pub fn lost(&mut self, now: Moment) {
+        self.end_all(TunnelEnd::LinkLost, now);
+    }
+
+    /// As [`Self::lost`], because this process ends.
+    pub fn shut_down(&mut self, now: Moment) {
+        self.end_all(TunnelEnd::Shutdown, now);
+    }
+
+    fn end_all(&mut self, end: TunnelEnd, now: Moment) {
         for key in self.tunnels.keys() {
             let Some(tunnel) = self.tunnels.get(key) else {
                 continue;
@@ -301,7 +310,7 @@ impl Link {
                     }
                 }
             } else {
-                self.end_leg(key, TunnelEnd::LinkLost, now);
+                self.end_leg(key, end.clone(), now);
                 if let Some(tunnel) = self.tunnels.get_mut(key) {
                     tunnel.phase = Phase::Done;
                     tunnel.out.clear();

@@ -87,7 +87,7 @@ impl Link {
         let held = tunnel.held();
         if tunnel.ended {
             if held > 0 && now.since(tunnel.inc.progress_at) >= isolation.linger_timeout {
-                self.abort(key);
+                self.abort(key, TunnelEnd::LingerExpired);
             }
         } else if !self.config.credit && held > share {
             if now.since(tunnel.inc.progress_at) >= isolation.stall_timeout {

@@ -251,8 +251,8 @@ impl Link {
         self.watch(key, now);
     }
 
-    pub(super) fn abort(&mut self, key: TunnelKey) {
+    pub(super) fn abort(&mut self, key: TunnelKey, end: TunnelEnd) {
         self.discard_held(key);
-        self.actions.push_back(Action::Abort { key });
+        self.actions.push_back(Action::Abort { key, end });
     }
 }

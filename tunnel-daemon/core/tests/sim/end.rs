@@ -266,7 +266,7 @@ impl End {
                     leg.ended(end.clone());
                     record.note_end(who, end);
                 }
-                Action::Abort { key } => {
+                Action::Abort { key, .. } => {
                     let leg = self.leg(key);
                     leg.abort();
                     let record = record_of(turn.records, leg.uid);

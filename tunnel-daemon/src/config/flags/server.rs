@@ -164,7 +164,7 @@ pub(super) struct ServerFlags {
 
     #[command(flatten)]
     isolation: IsolationFlags,
-    /// Packets per receive queue
+    /// Without effect: queues are bounded in bytes
     #[arg(long, value_name = "N", default_value = "10", value_parser = channel_size, help_heading = "Isolation")]
     xfr_channel_size: NonZeroU32,
 

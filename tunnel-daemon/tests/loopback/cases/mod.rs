@@ -6,6 +6,7 @@ mod grants;
 mod hostile_agents;
 mod hostile_clients;
 mod isolation;
+mod metrics;
 mod processes;
 mod sockets;
 mod tunnels;
