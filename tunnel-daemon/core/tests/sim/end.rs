@@ -99,7 +99,14 @@ impl End {
                 self.unwritten.insert(uid);
             }
             Err(failure) => {
-                assert_eq!(failure, DialFailure::TooManyPending { per_agent: true });
+                // Busy is a link that is retired until its stream takes packets again.
+                assert!(
+                    matches!(
+                        failure,
+                        DialFailure::TooManyPending { per_agent: true } | DialFailure::LinkBusy
+                    ),
+                    "{failure:?}"
+                );
                 record.outcomes += 1;
             }
         }
@@ -249,7 +256,9 @@ impl End {
                         assert!(
                             matches!(
                                 outcome.failure,
-                                DialFailure::TimedOut | DialFailure::LinkLost
+                                DialFailure::SendTimedOut
+                                    | DialFailure::LinkBusy
+                                    | DialFailure::LinkLost
                             ),
                             "an answer to a dial that never left: {outcome:?}"
                         );
