@@ -12,6 +12,9 @@ pub enum DialFailure {
     /// Neither the agent's answer nor a cancel came before the deadline.
     #[error("timed out waiting for backend dial")]
     TimedOut,
+    /// The agent's link took no request before the deadline, so the agent cannot have seen it.
+    #[error("timed out waiting for backend dial")]
+    SendTimedOut,
     /// The link to the chosen agent ended while the dial was pending.
     #[error("agent connection lost during dial")]
     LinkLost,
@@ -39,7 +42,7 @@ impl DialFailure {
         match self {
             Self::NoAgent => "no_agent",
             Self::Target(_) => "error_response",
-            Self::TimedOut => "backend_dial_timeout",
+            Self::TimedOut | Self::SendTimedOut => "backend_dial_timeout",
             Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",
             Self::TooManyPending { .. } | Self::ShuttingDown => "refused",
         }

@@ -7,6 +7,7 @@
 pub mod connect;
 pub mod destination;
 pub mod failure;
+pub mod grant;
 pub mod http2;
 pub mod ids;
 pub mod registry;

@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::dial::Dialer;
 use super::targets::serve_target;
-use crate::hub::{Command, Dialed, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox};
+use crate::hub::{
+    Command, Dialed, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
+};
 use crate::net::grpc::{self, Windows};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{EndpointDialFailure, Segment};
@@ -210,6 +212,8 @@ pub struct LinkContext {
     pub isolation: Isolation,
     /// Bytes held in the whole process.
     pub budget: Arc<ProcessBudget>,
+    /// Log when the queue towards a target is full.
+    pub warn_on_channel_limit: bool,
     /// Counters.
     pub metrics: AgentMetrics,
     /// Where dials and targets run.
@@ -385,7 +389,10 @@ async fn dial_and_serve(
         return;
     }
     drop(commands);
-    if let (Some(socket), Ok(leg)) = (socket, leg.await) {
+    if let (Some(socket), Ok(mut leg)) = (socket, leg.await) {
+        if context.warn_on_channel_limit {
+            leg.watch(LegWatch::Target(address.as_str().into()));
+        }
         let _open = context.metrics.open_endpoint_connection();
         serve_target(socket, leg, &address).await;
     }

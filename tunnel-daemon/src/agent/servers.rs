@@ -17,7 +17,7 @@ use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::hub::Command;
 use crate::net::tasks::Tasks;
-use crate::telemetry::labels::LinkDirection;
+use crate::telemetry::labels::{LinkDirection, Segment};
 
 /// What the search for servers needs.
 pub struct ServersSettings {
@@ -171,6 +171,12 @@ impl Shared {
         let link = async move {
             let over = running.await;
             tracing::info!(server = %lost, reason = %over, "server connection ended");
+            let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
+            let error = over.stream_error(received, sent, tonic::Code::Unavailable);
+            if let Some((segment, code, kind)) = error {
+                let metrics = &shared.context.metrics;
+                metrics.stream_error(segment, code, kind.map(Into::into));
+            }
             shared
                 .context
                 .metrics

@@ -85,6 +85,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         )),
         isolation: isolation(&plan.isolation),
         budget: process_budget(&plan.isolation),
+        warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
     };

@@ -21,7 +21,6 @@ use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use crate::net::authority::AuthorityIo;
 use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
 use crate::net::listen::{ListenAddr, Listener};
-use crate::net::principal::Principal;
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -102,7 +101,7 @@ impl Listening<'_> {
             let backend = Arc::clone(&backend);
             async move {
                 tune_link(&stream);
-                let principal = stream.principal().map(|principal| holder(principal));
+                let principal = stream.principal().cloned();
                 backend.serve(stream, principal).await;
             }
         };
@@ -263,11 +262,6 @@ pub(super) fn tune_link(stream: &ByteStream) {
     {
         tracing::debug!(%error, "cannot set the user timeout of a link");
     }
-}
-
-/// Names the holder of a certificate; stays the same when it is renewed.
-fn holder(principal: &Principal) -> Arc<str> {
-    format!("{} [{}]", principal.subject, principal.names.join(",")).into()
 }
 
 /// What to listen on for a flag's address.

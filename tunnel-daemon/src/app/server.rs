@@ -126,6 +126,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         adit.insecure_flag("insecure-plaintext-frontend");
     }
+    if plan.agents.grants.is_empty() {
+        tracing::info!(
+            "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
+        );
+    }
     let settings = backend_settings(plan)?;
     let backend = Backend::new(
         Arc::clone(&hub),
@@ -191,6 +196,8 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive.time,
+        grants: plan.agents.grants.clone(),
+        links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
     })
 }
@@ -298,6 +305,7 @@ impl RunningServer {
             clients.running() == 0
         })
         .await;
+        self.hub.announce_shutdown();
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
         let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;

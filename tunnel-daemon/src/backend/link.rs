@@ -10,7 +10,7 @@ use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
 use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
-use crate::telemetry::{PacketCounter, ServerMetrics};
+use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
 /// Packets towards a Go agent.
 const PACKET_BYTES_GO: usize = 32 * 1024;
@@ -30,10 +30,19 @@ pub struct LinkSettings {
     pub dial_timeout: Option<Duration>,
 }
 
+/// Whether an agent's id and identifiers were granted to its certificate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claims {
+    Granted,
+    /// There are no grants: they are the agent's own claim.
+    Unverified,
+}
+
 /// Runs a link until its stream ends; the hub forgets it then.
 pub(super) async fn run_link(
     hub: Arc<Hub>,
     entered: Entered,
+    claims: Claims,
     streams: LinkStreams,
     settings: LinkSettings,
     budget: Arc<ProcessBudget>,
@@ -59,22 +68,24 @@ pub(super) async fn run_link(
         isolation: settings.isolation,
         control_max: CONTROL_MAX,
     };
-    // Without grants every id and identifier is the agent's own claim.
-    metrics.adit().claimed_identity();
+    let _claim = (claims == Claims::Unverified).then(|| metrics.adit().claimed_identity());
     let _call = metrics.grpc_connection(ServiceMethod::Connect);
     let _link = metrics
         .adit()
         .link(if credit { PeerKind::Adit } else { PeerKind::Go });
     let agent = handle.info.agent.clone();
-    tracing::info!(%agent, link = handle.id.0, adit = credit, "agent connected");
+    let principal = handle.info.principal.clone();
+    let principal = principal.as_deref().unwrap_or_default();
+    tracing::info!(%agent, link = handle.id.0, adit = credit, principal, "agent connected");
     if standing == Standing::Shadowed {
-        tracing::warn!(%agent, link = handle.id.0, "another principal holds this agent id; the newcomer gets no dials");
+        tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
     }
     let hooks = Hooks {
         hub: Arc::clone(&hub),
         link: handle.id,
         from_agent: metrics.packets(Segment::FromAgent),
         to_agent: metrics.packets(Segment::ToAgent),
+        retired: None,
         metrics: metrics.clone(),
     };
     let mailbox = Arc::clone(&handle.mailbox);
@@ -85,6 +96,10 @@ pub(super) async fn run_link(
     let over = LinkDriver::new(Link::new(config, budget), streams, commands, mailbox, hooks).await;
     if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().control_overflow();
+    }
+    let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
+    if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
+        metrics.stream_error(segment, code, kind.map(Into::into));
     }
     drop(guard);
     publish(&hub, &metrics);
@@ -106,6 +121,7 @@ struct Hooks {
     metrics: ServerMetrics,
     from_agent: PacketCounter,
     to_agent: PacketCounter,
+    retired: Option<GaugeGuard>,
 }
 
 impl LinkHooks for Hooks {
@@ -119,6 +135,27 @@ impl LinkHooks for Hooks {
     fn peer_draining(&mut self) {
         tracing::info!(link = self.link.0, "agent is draining");
         self.hub.set_draining(self.link);
+    }
+
+    fn retired(&mut self) {
+        tracing::warn!(
+            link = self.link.0,
+            "an agent took no dial within the dial timeout; it gets no more until it reads again"
+        );
+        self.retired = Some(self.metrics.adit().link_retired());
+        self.hub.retire(self.link);
+        publish(&self.hub, &self.metrics);
+    }
+
+    fn revived(&mut self) {
+        tracing::info!(link = self.link.0, "a retired agent reads again");
+        self.retired = None;
+        self.hub.revive(self.link);
+        publish(&self.hub, &self.metrics);
+    }
+
+    fn shutting_down(&self) -> bool {
+        self.hub.is_shutting_down()
     }
 
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {

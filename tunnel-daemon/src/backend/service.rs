@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::grant::{Grants, Names};
 use adit_core::session::ProcessBudget;
+use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::metadata::{AgentHello, Extensions, ServerHello};
 use h2::RecvStream;
@@ -11,11 +13,13 @@ use h2::server::SendResponse;
 use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::link::{LinkSettings, run_link};
-use crate::hub::{Hub, LinkInfo, LinkStreams};
+use super::link::{Claims, LinkSettings, run_link};
+use crate::hub::{Entered, Hub, LinkInfo, LinkStreams};
 use crate::net::grpc::{self, Code, Windows};
+use crate::net::principal::Principal;
 use crate::net::tasks::Tasks;
 use crate::telemetry::ServerMetrics;
+use crate::telemetry::labels::AgentRefusal;
 
 /// Path of the only method.
 const METHOD: &str = "/AgentService/Connect";
@@ -34,6 +38,10 @@ pub struct BackendSettings {
     pub server: ServerHello,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
+    /// What a certificate may claim; empty: agents claim what they like.
+    pub grants: Grants,
+    /// Links one principal may hold under one agent id.
+    pub links_per_agent_max: usize,
     /// Of every link.
     pub link: LinkSettings,
 }
@@ -70,10 +78,11 @@ impl Backend {
     ///
     /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
     /// call closes the connection; its links end by themselves.
-    pub async fn serve<S>(self: &Arc<Self>, io: S, principal: Option<Arc<str>>)
+    pub async fn serve<S>(self: &Arc<Self>, io: S, principal: Option<Arc<Principal>>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let holder: Option<Arc<str>> = principal.as_deref().map(holder);
         let windows = Windows {
             stream_bytes: STREAM_WINDOW_BYTES,
             send_buffer_bytes: SEND_BUFFER_BYTES,
@@ -85,7 +94,7 @@ impl Backend {
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
         let served = grpc::serve(connection, self.settings.keepalive, |request, respond| {
-            self.call(request, respond, principal.clone());
+            self.call(request, respond, principal.as_deref(), holder.clone());
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "agent connection ended");
@@ -107,7 +116,8 @@ impl Backend {
         self: &Arc<Self>,
         request: Request<RecvStream>,
         mut respond: SendResponse<MessageBuf>,
-        principal: Option<Arc<str>>,
+        principal: Option<&Principal>,
+        holder: Option<Arc<str>>,
     ) {
         if !grpc::is_call(&request, METHOD, &mut respond) {
             return;
@@ -116,10 +126,16 @@ impl Backend {
             Ok(hello) => hello,
             Err(error) => {
                 tracing::warn!(%error, "agent refused");
+                self.metrics.adit().agent_refused(AgentRefusal::Metadata);
                 return grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
             }
         };
         let credit = hello.extensions.link;
+        // Before the answer's headers: a refusal must be the whole answer.
+        let entered = match self.admit(hello, principal, holder) {
+            Ok(entered) => entered,
+            Err((code, text)) => return grpc::refuse(&mut respond, code, &text),
+        };
         let mut response = grpc::accepted();
         for (name, value) in self.answer(credit).to_headers() {
             if let Ok(value) = value.parse() {
@@ -129,13 +145,6 @@ impl Backend {
         let Ok(send) = respond.send_response(response, false) else {
             return;
         };
-        let info = LinkInfo {
-            agent: hello.agent,
-            identifiers: hello.identifiers,
-            principal,
-            credit,
-        };
-        let entered = self.hub.enter(info);
         let withhold = if credit {
             0
         } else {
@@ -149,6 +158,11 @@ impl Backend {
         let link = run_link(
             Arc::clone(&self.hub),
             entered,
+            if self.settings.grants.is_empty() {
+                Claims::Unverified
+            } else {
+                Claims::Granted
+            },
             streams,
             self.settings.link,
             Arc::clone(&self.budget),
@@ -156,8 +170,54 @@ impl Backend {
         );
         if self.tasks.spawn("link", link).is_err() {
             tracing::warn!("agent refused: too many links");
+            self.metrics.adit().agent_refused(AgentRefusal::Process);
         }
     }
+
+    /// Enters an agent that may be what it claims to be; otherwise the status of the refusal.
+    fn admit(
+        &self,
+        hello: AgentHello,
+        principal: Option<&Principal>,
+        holder: Option<Arc<str>>,
+    ) -> Result<Entered, (Code, String)> {
+        let names = principal.map(|principal| Names {
+            common_name: principal.common_name.as_deref(),
+            alternative: &principal.names,
+        });
+        let shown = holder.as_deref().unwrap_or("an agent without certificate");
+        let agent = Excerpt(hello.agent.as_str()).to_string();
+        let refused = |reason: AgentRefusal, code: Code, error: String| {
+            tracing::warn!(agent, principal = shown, error, "agent refused");
+            self.metrics.adit().agent_refused(reason);
+            (code, error)
+        };
+        self.settings
+            .grants
+            .check(names, &hello.agent, &hello.identifiers)
+            .map_err(|error| {
+                let text = format!("{error} to {shown}");
+                refused(AgentRefusal::NotGranted, Code::PermissionDenied, text)
+            })?;
+        let info = LinkInfo {
+            agent: hello.agent,
+            identifiers: hello.identifiers,
+            principal: holder.clone(),
+            credit: hello.extensions.link,
+        };
+        self.hub
+            .enter(info, self.settings.links_per_agent_max)
+            .map_err(|error| {
+                let text = error.to_string();
+                refused(AgentRefusal::LinksPerAgent, Code::ResourceExhausted, text)
+            })
+    }
+}
+
+/// Names the holder of a certificate, to compare and to log; stays the same when it is renewed. Quoted, so that no
+/// name reads like a list of others.
+fn holder(principal: &Principal) -> Arc<str> {
+    format!("{:?} {:?}", principal.subject, principal.names).into()
 }
 
 fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {

@@ -3,6 +3,7 @@
 //! Units are in the name or the type; each constant says why it has its value, and the relations that
 //! must hold between them are asserted at compile time. Core has its own limits for what it holds.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// Bytes in one KiB, to keep the table readable.
@@ -64,6 +65,9 @@ pub const AGENT_XFR_CHANNEL_SIZE: u32 = 150;
 pub const XFR_CHANNEL_SIZE_MAX: u32 = 65_536;
 /// Dials one agent may owe an answer to: ten seconds of 100 new tunnels a second, all unanswered.
 pub const PENDING_DIALS_PER_AGENT: u32 = 1_024;
+/// Links one principal may hold under one agent id: an agent whose connections die unnoticed and come back every
+/// second holds about 20 ([`LINK_ACK_TIMEOUT`]), replicas that share an id a few.
+pub const LINKS_PER_AGENT: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
 /// Dials in flight over all agents; a pending dial costs about 1 KiB.
 pub const PENDING_DIALS: u32 = 16_384;
 

@@ -1,15 +1,16 @@
 //! What frontends report of a client's tunnel: gauges that go back down, counters, the access event.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 
 use super::grpc::StreamEvents;
-use crate::hub::OpenTunnel;
+use crate::hub::{Leg, LegWatch, OpenTunnel};
+use crate::net::grpc::code_of;
 use crate::telemetry::labels::{
-    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Segment, TunnelEnd,
+    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics, TunnelRecord,
@@ -24,7 +25,8 @@ pub struct FrontendContext {
     pub access: Arc<AccessLog>,
 }
 
-/// One client's tunnel from dial to end. Dropped before its end it counts as a client that left.
+/// One client's tunnel from dial to end. A dial that is dropped counts as a client that left; a tunnel that is
+/// dropped was cut by the end of this process, since nothing else drops the tasks that hold one.
 pub struct ClientTunnel {
     context: FrontendContext,
     dialect: ClientDialect,
@@ -33,7 +35,7 @@ pub struct ClientTunnel {
     dial_started: Instant,
     pending: Option<GaugeGuard>,
     open: Option<OpenGuard>,
-    dial: std::time::Duration,
+    dial: Duration,
     over: bool,
 }
 
@@ -49,7 +51,7 @@ impl ClientTunnel {
             dial_started: Instant::now(),
             pending: None,
             open: None,
-            dial: std::time::Duration::ZERO,
+            dial: Duration::ZERO,
             over: true,
         }
     }
@@ -69,6 +71,18 @@ impl ClientTunnel {
         self.pending = None;
         self.open = Some(self.context.metrics.open_tunnel());
         tunnel.agent.as_str().clone_into(&mut self.agent);
+    }
+
+    /// Has the writes to the client measured.
+    pub fn watch(&self, leg: &mut Leg) {
+        leg.watch(LegWatch::Client(self.context.metrics.clone()));
+    }
+
+    /// The dial became a tunnel, and the client could not be told.
+    pub fn answer_lost(&self) {
+        self.context
+            .metrics
+            .dial_failure(DialFailureReason::SendRsp);
     }
 
     /// The dial failed.
@@ -135,7 +149,7 @@ impl ClientTunnel {
 impl Drop for ClientTunnel {
     fn drop(&mut self) {
         if self.open.is_some() {
-            self.ended(0, 0, "client_gone");
+            self.ended(0, 0, "shutdown");
         } else if !self.over {
             self.abandoned();
         }
@@ -156,6 +170,7 @@ fn end_label(reason: &str) -> TunnelEnd {
         "credit_violation" => TunnelEnd::CreditViolation,
         "oversize" => TunnelEnd::Oversize,
         "client_protocol" => TunnelEnd::ProtocolError,
+        "linger_expired" => TunnelEnd::LingerExpired,
         "shutdown" => TunnelEnd::Shutdown,
         _ => TunnelEnd::Other,
     }
@@ -166,6 +181,7 @@ pub struct GrpcEvents {
     tunnel: ClientTunnel,
     from_client: PacketCounter,
     to_client: PacketCounter,
+    held_up: Option<GaugeGuard>,
 }
 
 impl GrpcEvents {
@@ -176,6 +192,7 @@ impl GrpcEvents {
             tunnel: ClientTunnel::new(context, ClientDialect::Grpc),
             from_client: context.metrics.packets(Segment::FromClient),
             to_client: context.metrics.packets(Segment::ToClient),
+            held_up: None,
         }
     }
 }
@@ -190,6 +207,39 @@ impl StreamEvents for GrpcEvents {
 
     fn packet_out(&mut self, kind: PacketType) {
         self.to_client.count(kind);
+        if kind != PacketType::Data {
+            // Buffered, so never waited for. Payload is measured by the leg.
+            self.tunnel.context.metrics.frontend_write(Duration::ZERO);
+        }
+    }
+
+    fn held_up(&mut self) {
+        let metrics = &self.tunnel.context.metrics;
+        self.held_up
+            .get_or_insert_with(|| metrics.full_receive_channel(ServiceMethod::Proxy));
+    }
+
+    fn not_held_up(&mut self) {
+        self.held_up = None;
+    }
+
+    fn read_failed(&mut self, code: tonic::Code) {
+        let metrics = &self.tunnel.context.metrics;
+        metrics.stream_error(Segment::FromClient, code, None);
+    }
+
+    fn write_failed(&mut self, error: &h2::Error) {
+        let code = code_of(error, tonic::Code::Cancelled);
+        let metrics = &self.tunnel.context.metrics;
+        metrics.stream_error(Segment::ToClient, code, None);
+    }
+
+    fn answer_lost(&mut self) {
+        self.tunnel.answer_lost();
+    }
+
+    fn watch(&mut self, leg: &mut Leg) {
+        self.tunnel.watch(leg);
     }
 
     fn offence(&mut self, violation: Violation) {

@@ -119,12 +119,14 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let OpenTunnel { mut leg, .. } = open;
+    tunnel.watch(&mut leg);
     // Whole and alone: clients refuse tunnel bytes that arrive together with the answer.
     let answered = async {
         io.write_all(connect::ESTABLISHED).await?;
         io.flush().await
     };
     if answered.await.is_err() {
+        tunnel.answer_lost();
         return tunnel.ended(0, 0, "client_gone");
     }
     if early.is_empty() {
@@ -144,5 +146,45 @@ where
     if matches!(outcome.end, PumpEnd::Tunnel(_)) {
         // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
         let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_core::ids::{AgentId, ConnId, LinkId};
+
+    use super::*;
+    use crate::hub::{Leg, Mailbox};
+    use crate::telemetry::{AccessLog, ServerMetrics};
+
+    #[tokio::test]
+    async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
+        let metrics = ServerMetrics::new(&["default"]);
+        let suppressed = metrics.adit().access_events_suppressed();
+        let context = FrontendContext {
+            metrics: metrics.clone(),
+            access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        };
+        let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let open = OpenTunnel {
+            leg,
+            conn: ConnId(1),
+            link: LinkId(1),
+            agent: AgentId::new("a"),
+        };
+        let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
+        tunnel.dialing("a.test:1");
+        tunnel.opened(&open);
+        let (mut io, gone) = tokio::io::duplex(1024);
+        drop(gone);
+        relay(&mut io, BytesMut::new(), open, tunnel).await;
+        let text = metrics.scrape().text();
+        for line in [
+            "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
+            "konnectivity_network_proxy_server_established_connections 0",
+            "adit_tunnels_closed_total{reason=\"client_gone\"} 1",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+        }
     }
 }

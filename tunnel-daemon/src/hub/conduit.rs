@@ -26,6 +26,8 @@ pub(super) const LEG_GONE: u8 = 4;
 
 const PEER_FIN: u8 = 1;
 const ABORT: u8 = 2;
+/// With [`ABORT`]: for a budget's sake, else for want of progress.
+const ABORT_BUDGET: u8 = 4;
 
 /// Where legs tell their link that they have something.
 #[derive(Default)]
@@ -147,8 +149,13 @@ impl Conduit {
         self.up_space.wake();
     }
 
-    pub(super) fn abort(&self) {
-        self.down_flags.fetch_or(ABORT, Release);
+    pub(super) fn abort(&self, end: &TunnelEnd) {
+        let cause = if *end == TunnelEnd::Budget {
+            ABORT_BUDGET
+        } else {
+            0
+        };
+        self.down_flags.fetch_or(ABORT | cause, Release);
         self.down_waker.wake();
     }
 
@@ -207,6 +214,17 @@ impl Conduit {
 
     pub(super) fn end(&self) -> Option<&TunnelEnd> {
         self.end.get()
+    }
+
+    /// The end as it turned out: what an abort cut is not the clean end that was told before.
+    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
+        let end = self.end.get()?;
+        let flags = self.down_flags.load(Relaxed);
+        Some(match flags & (ABORT | ABORT_BUDGET) {
+            0 => end.clone(),
+            ABORT => TunnelEnd::LingerExpired,
+            _ => TunnelEnd::Budget,
+        })
     }
 
     pub(super) fn register_down(&self, waker: &std::task::Waker) {

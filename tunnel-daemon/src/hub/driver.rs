@@ -307,12 +307,14 @@ impl<H: LinkHooks> LinkDriver<H> {
                         seat.conduit.finish(end);
                     }
                 }
-                Action::Abort { key } => {
+                Action::Abort { key, end } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.abort();
+                        seat.conduit.abort(&end);
                     }
                 }
                 Action::PeerDraining => self.hooks.peer_draining(),
+                Action::Retired => self.hooks.retired(),
+                Action::Revived => self.hooks.revived(),
                 Action::Failed(failure) => return Err(failure.into()),
                 Action::Count(event) => self.hooks.count(event),
             }
@@ -327,7 +329,7 @@ impl<H: LinkHooks> LinkDriver<H> {
                 self.streams.send.reserve_capacity(RESERVE_BYTES);
                 match self.streams.send.poll_capacity(cx) {
                     Poll::Ready(Some(granted)) => {
-                        granted?;
+                        granted.map_err(|error| LinkOver::Send { error, kind: None })?;
                         if self.streams.send.capacity() == 0 {
                             continue;
                         }
@@ -340,7 +342,8 @@ impl<H: LinkHooks> LinkDriver<H> {
                 break;
             };
             busy = true;
-            self.hooks.packet_out(transmit.kind());
+            let kind = transmit.kind();
+            self.hooks.packet_out(kind);
             let message = match transmit {
                 Transmit::Control(packet) => MessageBuf::packet(packet),
                 Transmit::Data {
@@ -355,7 +358,13 @@ impl<H: LinkHooks> LinkDriver<H> {
                     MessageBuf::data(conn, parts)
                 }
             };
-            self.streams.send.send_data(message, false)?;
+            self.streams
+                .send
+                .send_data(message, false)
+                .map_err(|error| LinkOver::Send {
+                    error,
+                    kind: Some(kind),
+                })?;
         }
         Ok(busy)
     }
@@ -384,7 +393,11 @@ impl<H: LinkHooks> LinkDriver<H> {
     /// Fails what is pending and ends every tunnel; the same on every way out.
     fn wind_up(&mut self) {
         let now = self.clock.now();
-        self.link.lost(now);
+        if self.hooks.shutting_down() {
+            self.link.shut_down(now);
+        } else {
+            self.link.lost(now);
+        }
         // Nothing after the end of a link can fail it again.
         let _over = self.apply(now);
         self.commands.close();

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use adit_core::session::TunnelEnd;
+use adit_core::session::{Moment, TunnelEnd};
 use bytes::Bytes;
 
+use super::clock::moment;
 use super::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_FIN, LEG_GONE, Mailbox};
+use crate::telemetry::labels::ServiceMethod;
+use crate::telemetry::{GaugeGuard, ServerMetrics};
 
 /// What a leg may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +23,21 @@ pub enum Incoming {
     Ended(TunnelEnd),
 }
 
+/// Who learns that a leg's socket or stream takes its bytes slower than they come.
+#[derive(Clone, Debug)]
+pub enum LegWatch {
+    /// A client's writes are measured.
+    Client(ServerMetrics),
+    /// A target, by its address, is named in the log, once.
+    Target(Arc<str>),
+}
+
+/// A write that waits.
+struct Stalled {
+    since: Moment,
+    _counted: GaugeGuard,
+}
+
 /// One side of a tunnel. Dropping it without [`Leg::close`] resets the tunnel.
 pub struct Leg {
     conduit: Arc<Conduit>,
@@ -26,6 +45,8 @@ pub struct Leg {
     peer_fin_seen: bool,
     sent_bytes: u64,
     received_bytes: u64,
+    watch: Option<LegWatch>,
+    stalled: Option<Stalled>,
 }
 
 impl Leg {
@@ -39,6 +60,8 @@ impl Leg {
             peer_fin_seen: false,
             sent_bytes: 0,
             received_bytes: 0,
+            watch: None,
+            stalled: None,
         };
         (leg, conduit)
     }
@@ -106,7 +129,7 @@ impl Leg {
             return Some(Incoming::PeerFin);
         }
         if ended {
-            self.conduit.end().cloned().map(Incoming::Ended)
+            self.conduit.last_end().map(Incoming::Ended)
         } else {
             None
         }
@@ -124,8 +147,48 @@ impl Leg {
         self.aborted()
     }
 
+    /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
+    #[must_use]
+    pub fn last_end(&self) -> Option<TunnelEnd> {
+        self.conduit.last_end()
+    }
+
+    /// Tells who wants to know of stalls from now on.
+    pub fn watch(&mut self, watch: LegWatch) {
+        self.watch = Some(watch);
+    }
+
+    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called.
+    pub fn stalled(&mut self) {
+        match &self.watch {
+            Some(LegWatch::Client(metrics)) if self.stalled.is_none() => {
+                // The client is what would hold up upstream's reader of the agent's stream.
+                self.stalled = Some(Stalled {
+                    since: moment(),
+                    _counted: metrics.full_receive_channel(ServiceMethod::Connect),
+                });
+            }
+            Some(LegWatch::Target(address)) => {
+                tracing::warn!(
+                    target_address = &**address,
+                    "queue towards a target is full: it takes bytes slower than they come"
+                );
+                self.watch = None;
+            }
+            Some(LegWatch::Client(_)) | None => (),
+        }
+    }
+
     /// `bytes` received earlier have left this side (its socket or stream took them).
     pub fn drained(&mut self, bytes: usize) {
+        if let Some(LegWatch::Client(metrics)) = &self.watch
+            && bytes > 0
+        {
+            // No clock is read for a write that did not wait.
+            let waited = self.stalled.take();
+            let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
+            metrics.frontend_write(waited);
+        }
         let sum = self.conduit.add_drained(bytes as u64);
         if sum - self.drained_told >= DRAINED_NOTICE_BYTES {
             self.drained_told = sum;

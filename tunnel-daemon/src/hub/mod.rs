@@ -15,9 +15,11 @@ mod task;
 pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
-pub use leg::{Incoming, Leg};
+pub use leg::{Incoming, Leg, LegWatch};
 pub use pump::{PumpEnd, PumpOutcome, pump};
-pub use route::{DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel};
+pub use route::{
+    DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,
+};
 pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
 
 #[cfg(test)]

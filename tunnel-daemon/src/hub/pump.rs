@@ -130,7 +130,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
             if let Some(end) = &self.tunnel_end
                 && (self.pending.is_empty() || self.leg.poll_aborted(cx))
             {
-                return Poll::Ready(PumpEnd::Tunnel(end.clone()));
+                // What is cut off here did not end as it was told.
+                let cut = (!self.pending.is_empty()).then(|| self.leg.last_end());
+                let end = cut.flatten().unwrap_or_else(|| end.clone());
+                return Poll::Ready(PumpEnd::Tunnel(end));
             }
             let read = match self.poll_from_socket(cx) {
                 Ok(progress) => progress,
@@ -173,6 +176,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
         }
         while !self.pending.is_empty() {
             let Poll::Ready(written) = self.write_some(cx)? else {
+                self.leg.stalled();
                 return Ok(progress);
             };
             progress = true;

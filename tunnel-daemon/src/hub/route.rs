@@ -77,6 +77,7 @@ pub struct Hub {
     pending: Semaphore,
     limits: DialLimits,
     refusing: AtomicBool,
+    cutting: AtomicBool,
     retried: AtomicU64,
 }
 
@@ -90,6 +91,14 @@ pub struct Entered {
     pub standing: Standing,
     /// Takes the link out again when dropped.
     pub guard: LinkGuard,
+}
+
+/// A principal holds as many links under an agent id as it may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this agent id has {links_max} links already, which is the limit")]
+pub struct TooManyLinks {
+    /// The limit.
+    pub links_max: usize,
 }
 
 /// Removes its link from the hub when dropped.
@@ -121,13 +130,20 @@ impl Hub {
             pending: Semaphore::new(limits.pending_max),
             limits,
             refusing: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
             retried: AtomicU64::new(0),
         })
     }
 
-    /// Enters a link; new dials may come at once.
-    #[must_use]
-    pub fn enter(self: &Arc<Self>, info: LinkInfo) -> Entered {
+    /// Enters a link; new dials may come at once. `links_max`: links that its principal may hold under its agent id.
+    ///
+    /// # Errors
+    /// The principal holds that many; nothing was entered.
+    pub fn enter(
+        self: &Arc<Self>,
+        info: LinkInfo,
+        links_max: usize,
+    ) -> Result<Entered, TooManyLinks> {
         let id = LinkId(self.next_link.fetch_add(1, Relaxed));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let handle = LinkHandle {
@@ -136,15 +152,17 @@ impl Hub {
             commands: sender,
             mailbox: Arc::new(Mailbox::default()),
         };
-        locked(&self.links).insert(id, handle.clone());
         let info = &handle.info;
-        let standing = locked(&self.registry).add(
-            id,
-            info.agent.clone(),
-            &info.identifiers,
-            info.principal.as_deref(),
-        );
-        Entered {
+        let principal = info.principal.as_deref();
+        // Counted and added under one lock, or links that come together would pass the limit together.
+        let mut registry = locked(&self.registry);
+        if registry.links_held(&info.agent, principal) >= links_max {
+            return Err(TooManyLinks { links_max });
+        }
+        locked(&self.links).insert(id, handle.clone());
+        let standing = registry.add(id, info.agent.clone(), &info.identifiers, principal);
+        drop(registry);
+        Ok(Entered {
             handle,
             commands,
             standing,
@@ -152,7 +170,7 @@ impl Hub {
                 hub: Arc::clone(self),
                 id,
             },
-        }
+        })
     }
 
     /// Prefers other agents from now on.
@@ -160,9 +178,30 @@ impl Hub {
         locked(&self.registry).set_draining(link);
     }
 
+    /// Gives a link no dials until [`Self::revive`].
+    pub fn retire(&self, link: LinkId) {
+        locked(&self.registry).retire(link);
+    }
+
+    /// Gives a retired link dials again.
+    pub fn revive(&self, link: LinkId) {
+        locked(&self.registry).revive(link);
+    }
+
     /// Refuses new dials from now on; running tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
+    }
+
+    /// From now on links end because this process does.
+    pub fn announce_shutdown(&self) {
+        self.cutting.store(true, Relaxed);
+    }
+
+    /// Whether [`Self::announce_shutdown`] was called.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.cutting.load(Relaxed)
     }
 
     /// Runs `read` over the registry; keep it short.
@@ -228,6 +267,11 @@ impl Hub {
             tried.push(handle.id);
             match self.dial_on(&handle, dial, protocol, address).await {
                 Ok(tunnel) => return Ok(tunnel),
+                // Nobody has seen it, but its whole time is spent.
+                Err(CancelledDial {
+                    failure: failure @ DialFailure::SendTimedOut,
+                    ..
+                }) => return Err(failure),
                 Err(CancelledDial {
                     failure: reason,
                     written: false,

@@ -12,6 +12,8 @@ use tokio::sync::oneshot;
 
 use super::conduit::Conduit;
 use super::leg::Leg;
+use crate::net::grpc::code_of;
+use crate::telemetry::labels::Segment;
 
 /// Answer to a dial: the tunnel's connection id, or why not and whether another link may be tried.
 pub type DialOutcome = Result<ConnId, CancelledDial>;
@@ -55,10 +57,18 @@ pub trait LinkHooks: Send + 'static {
     fn dial_finished(&mut self, key: TunnelKey);
     /// Server: the agent prefers to be left alone.
     fn peer_draining(&mut self);
+    /// Server: the peer took nothing for as long as a dial may take.
+    fn retired(&mut self) {}
+    /// Server: the stream of a retired link takes packets again.
+    fn revived(&mut self) {}
     /// A packet came (`None`: a type of this number that is not known).
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
     /// A packet left.
     fn packet_out(&mut self, kind: PacketType);
+    /// Whether a link that ends now does so because this process ends.
+    fn shutting_down(&self) -> bool {
+        false
+    }
     /// Something countable.
     fn count(&mut self, event: Event);
     /// A tunnel opened.
@@ -71,9 +81,17 @@ pub enum LinkOver {
     /// The peer finished its stream.
     #[error("the peer ended the stream")]
     Finished,
-    /// The transport failed.
+    /// The transport failed while the stream was read.
     #[error("stream failed: {0}")]
     Transport(#[from] h2::Error),
+    /// The stream failed while it was written.
+    #[error("stream failed: {error}")]
+    Send {
+        /// Why.
+        error: h2::Error,
+        /// The packet that did not leave, if any was at hand.
+        kind: Option<PacketType>,
+    },
     /// The peer sent what cannot be read on.
     #[error("protocol: {0}")]
     Stream(#[from] StreamError),
@@ -83,6 +101,28 @@ pub enum LinkOver {
     /// Asked to by [`Command::Stop`], or every handle is gone.
     #[error("stopped")]
     Stopped,
+}
+
+impl LinkOver {
+    /// What `stream_errors_total` counts of it: direction, code and packet. A clean end is no error. `gone` is how the
+    /// loss of the connection is called at this end.
+    #[must_use]
+    pub fn stream_error(
+        &self,
+        received: Segment,
+        sent: Segment,
+        gone: tonic::Code,
+    ) -> Option<(Segment, tonic::Code, Option<PacketType>)> {
+        match self {
+            Self::Finished | Self::Stopped => None,
+            Self::Transport(error) => Some((received, code_of(error, gone), None)),
+            Self::Send { error, kind } => Some((sent, code_of(error, gone), *kind)),
+            Self::Stream(_) => Some((received, tonic::Code::Internal, None)),
+            Self::Failed(LinkFailure::ControlOverflow) => {
+                Some((sent, tonic::Code::ResourceExhausted, None))
+            }
+        }
+    }
 }
 
 /// The two directions of a link's stream.

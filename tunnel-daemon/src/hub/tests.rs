@@ -149,7 +149,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             commands,
             guard,
             standing: _,
-        } = server_hub.enter(info);
+        } = server_hub.enter(info, usize::MAX).unwrap();
         let link = Link::new(config(Role::Server, credit, isolation), server_budget);
         let mailbox = Arc::clone(&handle.mailbox);
         drop(handle);
@@ -442,4 +442,22 @@ async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
         .await
         .expect("every byte arrives while the tunnel stays open");
     assert_eq!(got, sent);
+}
+
+/// A stream that was cut is not told, nor counted, as one that came to its end.
+#[tokio::test(start_paused = true)]
+async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
+    let mut world = world(false, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    target.write_all(&pattern(50_000)).await.unwrap();
+    drop(target);
+    let (mut stuck, _never_read) = duplex(100);
+    let outcome = pump(&mut stuck, &mut leg, Bytes::new()).await;
+    assert!(
+        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        "{outcome:?}"
+    );
+    assert_eq!(outcome.to_socket, 100);
+    drop(leg);
+    world.idle().await;
 }

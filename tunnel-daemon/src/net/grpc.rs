@@ -29,6 +29,8 @@ pub enum Code {
     Unknown,
     /// 3
     InvalidArgument,
+    /// 7
+    PermissionDenied,
     /// 8
     ResourceExhausted,
     /// 12
@@ -47,6 +49,7 @@ impl Code {
             Self::Ok => "0",
             Self::Unknown => "2",
             Self::InvalidArgument => "3",
+            Self::PermissionDenied => "7",
             Self::ResourceExhausted => "8",
             Self::Unimplemented => "12",
             Self::Internal => "13",
@@ -62,12 +65,35 @@ impl Code {
             Self::Ok => "OK",
             Self::Unknown => "Unknown",
             Self::InvalidArgument => "InvalidArgument",
+            Self::PermissionDenied => "PermissionDenied",
             Self::ResourceExhausted => "ResourceExhausted",
             Self::Unimplemented => "Unimplemented",
             Self::Internal => "Internal",
             Self::Unavailable => "Unavailable",
             Self::Unauthenticated => "Unauthenticated",
         }
+    }
+}
+
+/// The gRPC code of a failed stream, as the gRPC specification maps HTTP/2 errors. `gone` is the code of a lost
+/// connection: Go calls it `Canceled` at servers and `Unavailable` at clients.
+#[must_use]
+pub fn code_of(error: &h2::Error, gone: tonic::Code) -> tonic::Code {
+    error
+        .reason()
+        .map_or(gone, |reason| code_of_reason(reason, gone))
+}
+
+/// As [`code_of`], for a reset.
+#[must_use]
+pub fn code_of_reason(reason: h2::Reason, gone: tonic::Code) -> tonic::Code {
+    match reason {
+        h2::Reason::NO_ERROR => gone,
+        h2::Reason::CANCEL => tonic::Code::Cancelled,
+        h2::Reason::REFUSED_STREAM => tonic::Code::Unavailable,
+        h2::Reason::ENHANCE_YOUR_CALM => tonic::Code::ResourceExhausted,
+        h2::Reason::INADEQUATE_SECURITY => tonic::Code::PermissionDenied,
+        _ => tonic::Code::Internal,
     }
 }
 

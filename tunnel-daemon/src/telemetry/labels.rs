@@ -184,6 +184,20 @@ label! {
 }
 
 label! {
+    /// Why an agent's call was refused.
+    AgentRefusal {
+        /// Its metadata cannot be read.
+        Metadata = "metadata",
+        /// Its certificate is not granted the id or an identifier.
+        NotGranted = "not_granted",
+        /// Its certificate holds as many links of that id as it may.
+        LinksPerAgent = "links_per_agent",
+        /// This process has no room for another link.
+        Process = "process",
+    }
+}
+
+label! {
     /// What came of new TLS files on disk.
     ReloadResult {
         /// The new files are in use.
@@ -281,6 +295,7 @@ mod tests {
             DialFailure::NoAgent,
             DialFailure::Target("x".to_owned()),
             DialFailure::TimedOut,
+            DialFailure::SendTimedOut,
             DialFailure::LinkLost,
             DialFailure::LinkBusy,
             DialFailure::TooManyPending { per_agent: true },

@@ -9,7 +9,9 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::families::{Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
-use super::labels::{DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd};
+use super::labels::{
+    AgentRefusal, DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd,
+};
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -26,9 +28,12 @@ struct Inner {
     dials_refused: Counters<DialCap>,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
+    links_retired: IntGauge,
     accept_errors: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
+    claims_unverified: IntGauge,
+    agents_refused: Counters<AgentRefusal>,
     access_events_suppressed: IntCounter,
 }
 
@@ -75,6 +80,10 @@ impl AditMetrics {
                 "result",
             ),
             links: families.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links_retired: families.gauge(
+                "links_retired",
+                "Open agent links that get no dials because their agent reads nothing",
+            ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
                 "Connections lost at accept or refused by a connection cap, by listener",
@@ -86,6 +95,11 @@ impl AditMetrics {
                 "claimed_identities_total",
                 "Links whose agent id was claimed by the agent and not granted to its certificate",
             ),
+            claims_unverified: families.gauge(
+                "agent_claims_unverified",
+                "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
+            ),
+            agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
         }))
@@ -151,6 +165,11 @@ impl AditMetrics {
         GaugeGuard::new(self.0.links.of(peer))
     }
 
+    /// A link is retired.
+    pub fn link_retired(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0.links_retired)
+    }
+
     /// accept(2) failed, or a connection was refused by a cap.
     pub fn accept_error(&self, listener: Listener) {
         self.0.accept_errors.of(listener).inc();
@@ -161,9 +180,15 @@ impl AditMetrics {
         self.0.control_overflows.inc();
     }
 
-    /// An agent's id or identifiers were taken on its word.
-    pub fn claimed_identity(&self) {
+    /// An agent's id and identifiers are taken on its word for as long as the guard lives.
+    pub fn claimed_identity(&self) -> GaugeGuard {
         self.0.claimed_identities.inc();
+        GaugeGuard::new(&self.0.claims_unverified)
+    }
+
+    /// An agent's call was refused.
+    pub fn agent_refused(&self, reason: AgentRefusal) {
+        self.0.agents_refused.of(reason).inc();
     }
 
     /// Counter for [`super::AccessLog::new`].

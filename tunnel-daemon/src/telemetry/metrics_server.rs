@@ -87,10 +87,9 @@ impl ServerMetrics {
         self.0.dial_duration.observe(elapsed);
     }
 
-    /// Time one packet write to a frontend took. The handle is for a stream to keep.
-    #[must_use]
-    pub fn frontend_writes(&self) -> LazyHistogram {
-        self.0.frontend_write.clone()
+    /// How long one write to a client waited; zero when the client took it at once.
+    pub fn frontend_write(&self, waited: Duration) {
+        self.0.frontend_write.observe(waited);
     }
 
     /// A dial awaits its answer.

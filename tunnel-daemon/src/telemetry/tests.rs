@@ -90,7 +90,7 @@ fn used_server() -> ServerMetrics {
     metrics.stream_error(Segment::FromAgent, tonic::Code::Unavailable, None);
     metrics.dial_failure(&DialFailure::NoAgent);
     metrics.dial_succeeded(Duration::from_millis(3));
-    metrics.frontend_writes().observe(Duration::from_micros(5));
+    metrics.frontend_write(Duration::from_micros(5));
     drop(metrics.open_tunnel());
     drop(metrics.pending_dial());
     drop(metrics.grpc_connection(ServiceMethod::Proxy));

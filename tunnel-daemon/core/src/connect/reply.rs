@@ -143,6 +143,10 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
             TargetStatus::GatewayTimeout,
             &format!("Backend dial timeout: {failure}\r\n"),
         ),
+        DialFailure::SendTimedOut => plain(
+            TargetStatus::GatewayTimeout,
+            &format!("Failed to tunnel dial request: {failure}\r\n"),
+        ),
         DialFailure::TooManyPending { .. } | DialFailure::ShuttingDown => {
             plain(TargetStatus::ServiceUnavailable, &format!("{failure}\r\n"))
         }

@@ -294,6 +294,12 @@ fn failed_dials_read_as_upstream_writes_them() {
             ),
         ),
         (
+            DialFailure::SendTimedOut,
+            format!(
+                "504 Gateway Timeout\r\n{PLAIN}Failed to tunnel dial request: timed out waiting for backend dial\r\n"
+            ),
+        ),
+        (
             DialFailure::TooManyPending { per_agent: true },
             format!("503 Service Unavailable\r\n{PLAIN}too many pending dials on this agent\r\n"),
         ),

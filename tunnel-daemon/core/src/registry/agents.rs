@@ -57,6 +57,8 @@ struct Link {
     principal: Option<Arc<str>>,
     keys: Vec<Key>,
     phase: Phase,
+    /// Takes no dials for now, see [`Registry::retire`].
+    retired: bool,
 }
 
 /// Who claims an agent id: its owner, and all its live links in order of arrival.
@@ -100,6 +102,7 @@ impl Registry {
             principal: principal.clone(),
             keys,
             phase: Phase::Ready,
+            retired: false,
         });
         let claims = self.agents.entry(agent).or_insert_with(|| Claims {
             owner: principal.clone(),
@@ -165,6 +168,38 @@ impl Registry {
         }
     }
 
+    /// Takes a link out of every choice until [`Self::revive`]: it does not take what is sent. It still holds its
+    /// agent id for its principal. Unknown links have no effect.
+    pub fn retire(&mut self, link: LinkId) {
+        if let Some(known) = self.links.get_mut(&link) {
+            known.retired = true;
+        }
+        self.unlist_all(link);
+    }
+
+    /// Takes a retired link back, in its old place among the links of its agent. Unknown links have no effect.
+    pub fn revive(&mut self, link: LinkId) {
+        let Some(known) = self.links.get_mut(&link) else {
+            return;
+        };
+        known.retired = false;
+        let Some(claims) = self.agents.get(&known.agent) else {
+            return;
+        };
+        let owned = |id: &LinkId| {
+            self.links
+                .get(id)
+                .is_some_and(|link| link.principal == claims.owner)
+        };
+        let in_order: Vec<LinkId> = claims.links.iter().copied().filter(owned).collect();
+        for id in &in_order {
+            self.unlist_all(*id);
+        }
+        for id in in_order {
+            self.list(id);
+        }
+    }
+
     /// Chooses a link for a destination host, never one of `exclude`.
     ///
     /// The strategies are asked in order for a link that is not draining; only when none of them has one,
@@ -220,7 +255,18 @@ impl Registry {
         self.links.len()
     }
 
-    /// Live links that claim an agent id, oldest first; for a cap on links per agent.
+    /// Live links of one principal that claim an agent id. Those of another principal do not count: it could use up a cap.
+    #[must_use]
+    pub fn links_held(&self, agent: &AgentId, principal: Option<&str>) -> usize {
+        let held = |id: &&LinkId| {
+            self.links
+                .get(id)
+                .is_some_and(|link| link.principal.as_deref() == principal)
+        };
+        self.links_of(agent).iter().filter(held).count()
+    }
+
+    /// Live links that claim an agent id, oldest first.
     #[must_use]
     pub fn links_of(&self, agent: &AgentId) -> &[LinkId] {
         self.agents.get(agent).map_or(&[], |claims| &claims.links)
@@ -255,9 +301,19 @@ impl Registry {
         keys
     }
 
-    /// Enters a known link into the pools of its keys.
-    fn list(&mut self, id: LinkId) {
+    fn unlist_all(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else {
+            return;
+        };
+        let (agent, keys) = (link.agent.clone(), link.keys.clone());
+        for key in &keys {
+            self.unlist(key, &agent, id);
+        }
+    }
+
+    /// Enters a known link into the pools of its keys, unless it is retired.
+    fn list(&mut self, id: LinkId) {
+        let Some(link) = self.links.get(&id).filter(|link| !link.retired) else {
             return;
         };
         for key in &link.keys {

@@ -242,6 +242,11 @@ fn another_principal_never_displaces_the_owner_of_an_agent_id() {
     assert_eq!(world.choices("x:1"), [3]);
     assert_eq!(world.0.keys(Strategy::Default), 1);
     assert_eq!(world.0.links_of(&AgentId::new("a")), [LinkId(2), LinkId(3)]);
+    let held = |principal| world.0.links_held(&AgentId::new("a"), principal);
+    assert_eq!(
+        [held(Some("intruder")), held(Some("node-a")), held(None)],
+        [1, 1, 0]
+    );
     world.remove(3);
     assert_eq!(world.choices("x:1"), [2], "the owner is gone");
     assert_eq!(world.add_as("node-a", 4, "a"), Standing::Shadowed);
@@ -258,6 +263,47 @@ fn a_shadowed_link_that_drained_inherits_as_draining() {
     assert_eq!(world.choices("x:1"), [3]);
     world.remove(3);
     assert_eq!(world.choices("x:1"), [2]);
+}
+
+/// Compat 30: out of all lists, and back in its old place.
+#[test]
+fn a_retired_link_is_not_chosen_until_it_is_revived() {
+    let mut world = World::new("destHost,default");
+    world.add(1, "a", "host=h");
+    world.add(2, "a", "host=h");
+    world.add(3, "b", "");
+    world.0.retire(LinkId(2));
+    assert_eq!(world.choices("h:1"), [1]);
+    world.0.retire(LinkId(1));
+    world.0.retire(LinkId(1));
+    assert_eq!(world.choices("h:1"), [3]);
+    let keys = |world: &World| [Strategy::DestHost, Strategy::Default].map(|s| world.0.keys(s));
+    assert_eq!(keys(&world), [0, 1]);
+    world.0.revive(LinkId(2));
+    world.0.revive(LinkId(1));
+    assert_eq!(
+        world.choices("h:1"),
+        [2],
+        "1 is not the newest by coming back"
+    );
+    assert_eq!(keys(&world), [1, 2]);
+    world.0.retire(LinkId(1));
+    world.remove(1);
+    world.remove(2);
+    assert_eq!(keys(&world), [0, 1]);
+}
+
+#[test]
+fn a_retired_link_keeps_its_agent_id_from_others() {
+    let mut world = World::new("default");
+    let _ = world.add_as("p", 1, "a");
+    world.0.retire(LinkId(1));
+    assert_eq!(world.add_as("q", 2, "a"), Standing::Shadowed);
+    assert_eq!(world.choices("x:1"), []);
+    world.0.revive(LinkId(2));
+    assert_eq!(world.choices("x:1"), []);
+    world.0.revive(LinkId(1));
+    assert_eq!(world.choices("x:1"), [1]);
 }
 
 #[test]
@@ -347,6 +393,8 @@ enum Step {
     },
     Remove(usize),
     Drain(usize),
+    /// Or revives it, if it is retired.
+    Retire(usize),
 }
 
 fn step() -> impl Strategy_<Value = Step> {
@@ -355,6 +403,7 @@ fn step() -> impl Strategy_<Value = Step> {
             .prop_map(|(agent, hosts, principal)| Step::Add { agent, hosts, principal }),
         2 => any::<usize>().prop_map(Step::Remove),
         2 => any::<usize>().prop_map(Step::Drain),
+        2 => any::<usize>().prop_map(Step::Retire),
     ]
 }
 
@@ -365,6 +414,7 @@ struct Row {
     hosts: u8,
     principal: bool,
     draining: bool,
+    retired: bool,
 }
 
 /// The rules again, over a plain list: who may be chosen for a host, and with which preference.
@@ -373,6 +423,7 @@ fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64>
         let usable = rows.iter().filter(|row| {
             owners.get(&row.agent) == Some(&row.principal)
                 && row.draining == draining
+                && !row.retired
                 && (!by_host || row.hosts & (1 << host) != 0)
         });
         usable
@@ -407,7 +458,7 @@ proptest! {
                         LinkId(link), AgentId::new(&agent.to_string()), &identifiers, Some(principal_name));
                     owners.entry(agent).or_insert(principal);
                     prop_assert_eq!(standing == Standing::Serving, owners[&agent] == principal);
-                    rows.push(Row { link, agent, hosts, principal, draining: false });
+                    rows.push(Row { link, agent, hosts, principal, draining: false, retired: false });
                 }
                 Step::Remove(at) if !rows.is_empty() => {
                     let gone = rows.remove(at % rows.len());
@@ -425,7 +476,16 @@ proptest! {
                     rows[at].draining = true;
                     world.drain(rows[at].link);
                 }
-                Step::Remove(_) | Step::Drain(_) => (),
+                Step::Retire(at) if !rows.is_empty() => {
+                    let at = at % rows.len();
+                    rows[at].retired = !rows[at].retired;
+                    if rows[at].retired {
+                        world.0.retire(LinkId(rows[at].link));
+                    } else {
+                        world.0.revive(LinkId(rows[at].link));
+                    }
+                }
+                Step::Remove(_) | Step::Drain(_) | Step::Retire(_) => (),
             }
             for host in 0..3u8 {
                 let chosen: BTreeSet<u64> = world.choices(&format!("h{host}:1")).into_iter().collect();
@@ -433,11 +493,15 @@ proptest! {
                 let exclude: Vec<u64> = chosen.iter().copied().take(2).collect();
                 let others = world.choices_without(&format!("h{host}:1"), &exclude);
                 prop_assert!(others.iter().all(|link| !exclude.contains(link)));
-                let serving = rows.iter().filter(|row| owners[&row.agent] == row.principal).count();
+                let serving = rows.iter().filter(|row| owners[&row.agent] == row.principal && !row.retired).count();
                 prop_assert_eq!(others.is_empty(), serving <= exclude.len());
             }
             prop_assert_eq!(world.0.links(), rows.len());
-            prop_assert_eq!(world.0.keys(Strategy::Default), owners.len());
+            let listed: BTreeSet<u8> = rows.iter()
+                .filter(|row| owners[&row.agent] == row.principal && !row.retired)
+                .map(|row| row.agent)
+                .collect();
+            prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
         }
     }
 }

@@ -77,7 +77,7 @@ impl Link {
             };
             if tunnel.ended {
                 // What lingers after a close counts like any other byte, or closing would be a way around.
-                self.abort(largest);
+                self.abort(largest, TunnelEnd::Budget);
             } else {
                 self.end_by_us(largest, TunnelEnd::Budget, now);
             }

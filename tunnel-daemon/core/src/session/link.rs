@@ -87,10 +87,14 @@ pub enum Action {
     PeerFin { key: TunnelKey },
     /// The tunnel is over; [`TunnelEnd::delivers_rest`] tells what happens to bytes not yet out.
     Ended { key: TunnelKey, end: TunnelEnd },
-    /// The leg must drop whatever it still holds.
-    Abort { key: TunnelKey },
+    /// The leg must drop whatever it still holds; `end` takes the place of the end it was told.
+    Abort { key: TunnelKey, end: TunnelEnd },
     /// Server: the agent announced that it is going away.
     PeerDraining,
+    /// Server: the peer took no packet for as long as a dial may take. Dials should go elsewhere.
+    Retired,
+    /// Server: the stream of a retired link takes packets again.
+    Revived,
     /// The link cannot go on.
     Failed(LinkFailure),
     /// For counters only.
@@ -148,6 +152,7 @@ pub struct Link {
     pub(super) drained: u64,
     pub(super) watched: Vec<TunnelKey>,
     pub(super) sweep_at: Option<Moment>,
+    pub(super) retired: bool,
     forgotten: HashSet<ConnId>,
     forgotten_order: VecDeque<ConnId>,
     failed: bool,
@@ -175,6 +180,7 @@ impl Link {
             drained: 0,
             watched: Vec::new(),
             sweep_at: None,
+            retired: false,
             forgotten: HashSet::new(),
             forgotten_order: VecDeque::new(),
             failed: false,

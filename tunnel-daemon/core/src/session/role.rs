@@ -13,8 +13,12 @@ impl Link {
     /// Server: starts a dial. The outcome comes as [`Action::DialDone`] or [`Action::DialFailed`].
     ///
     /// # Errors
-    /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached.
+    /// [`DialFailure::TooManyPending`] when the link's cap on dials in flight is reached,
+    /// [`DialFailure::LinkBusy`] while the link is retired.
     pub fn dial(&mut self, request: DialRequest, now: Moment) -> Result<TunnelKey, DialFailure> {
+        if self.retired {
+            return Err(DialFailure::LinkBusy);
+        }
         if self.dials.len() >= self.config.dials_max {
             return Err(DialFailure::TooManyPending { per_agent: true });
         }
@@ -284,6 +288,15 @@ impl Link {
 
     /// The link is gone: every dial fails and every tunnel ends, at once.
     pub fn lost(&mut self, now: Moment) {
+        self.end_all(TunnelEnd::LinkLost, now);
+    }
+
+    /// As [`Self::lost`], because this process ends.
+    pub fn shut_down(&mut self, now: Moment) {
+        self.end_all(TunnelEnd::Shutdown, now);
+    }
+
+    fn end_all(&mut self, end: TunnelEnd, now: Moment) {
         for key in self.tunnels.keys() {
             let Some(tunnel) = self.tunnels.get(key) else {
                 continue;
@@ -297,7 +310,7 @@ impl Link {
                     }
                 }
             } else {
-                self.end_leg(key, TunnelEnd::LinkLost, now);
+                self.end_leg(key, end.clone(), now);
                 if let Some(tunnel) = self.tunnels.get_mut(key) {
                     tunnel.phase = Phase::Done;
                     tunnel.out.clear();
@@ -320,6 +333,26 @@ impl Link {
             key,
             outcome: CancelledDial { failure, written },
         });
+    }
+
+    /// A dial waited its whole time for the stream to take it: the peer reads nothing. The dials behind it were
+    /// not seen either and may be tried elsewhere at once.
+    pub(super) fn retire(&mut self) {
+        if std::mem::replace(&mut self.retired, true) {
+            return;
+        }
+        self.actions.push_back(Action::Retired);
+        let mut unseen = Vec::new();
+        self.control.retain(|control| match control {
+            Control::Dial { key, .. } => {
+                unseen.push(*key);
+                false
+            }
+            Control::Packet(_) => true,
+        });
+        for key in unseen {
+            self.fail_dial(key, DialFailure::LinkBusy);
+        }
     }
 
     pub(super) fn drop_dial(&mut self, key: TunnelKey) {

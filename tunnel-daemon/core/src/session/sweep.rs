@@ -41,8 +41,12 @@ impl Link {
     fn time_out_dial(&mut self, key: TunnelKey) {
         if let Some(Phase::Dialing { dial, written, .. }) = self.tunnels.get(key).map(|t| t.phase) {
             self.dials.remove(&dial);
+            if !written {
+                self.fail_dial(key, DialFailure::SendTimedOut);
+                return self.retire();
+            }
             self.fail_dial(key, DialFailure::TimedOut);
-            if written && self.config.role == Role::Server {
+            if self.config.role == Role::Server {
                 self.control(Packet::DialCls { dial });
             }
         }
@@ -83,7 +87,7 @@ impl Link {
         let held = tunnel.held();
         if tunnel.ended {
             if held > 0 && now.since(tunnel.inc.progress_at) >= isolation.linger_timeout {
-                self.abort(key);
+                self.abort(key, TunnelEnd::LingerExpired);
             }
         } else if !self.config.credit && held > share {
             if now.since(tunnel.inc.progress_at) >= isolation.stall_timeout {

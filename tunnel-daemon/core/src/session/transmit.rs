@@ -100,14 +100,19 @@ impl Link {
     /// Whether [`Self::poll_transmit`] may have something.
     #[must_use]
     pub fn wants_transmit(&self) -> bool {
-        !(self.control.is_empty()
-            && self.windows.is_empty()
-            && self.ends.is_empty()
-            && self.ready.is_empty())
+        // A retired link waits for its stream to take something, though there may be nothing to send.
+        self.retired
+            || !(self.control.is_empty()
+                && self.windows.is_empty()
+                && self.ends.is_empty()
+                && self.ready.is_empty())
     }
 
     /// The next message for the peer, if any. Call it only when the stream can take one.
     pub fn poll_transmit(&mut self, now: Moment) -> Option<Transmit> {
+        if std::mem::take(&mut self.retired) {
+            self.actions.push_back(Action::Revived);
+        }
         if let Some(control) = self.control.pop_front() {
             return Some(Transmit::Control(match control {
                 Control::Packet(packet) => packet,
@@ -246,8 +251,8 @@ impl Link {
         self.watch(key, now);
     }
 
-    pub(super) fn abort(&mut self, key: TunnelKey) {
+    pub(super) fn abort(&mut self, key: TunnelKey, end: TunnelEnd) {
         self.discard_held(key);
-        self.actions.push_back(Action::Abort { key });
+        self.actions.push_back(Action::Abort { key, end });
     }
 }

@@ -33,6 +33,10 @@ pub enum TunnelEnd {
     Oversize,
     /// This side closed it and the peer never confirmed.
     Unconfirmed,
+    /// It was closed, and bytes for the leg were given up because the leg made no progress.
+    LingerExpired,
+    /// This process ends.
+    Shutdown,
 }
 
 impl TunnelEnd {
@@ -51,6 +55,8 @@ impl TunnelEnd {
             Self::CreditViolation => "credit_violation",
             Self::Oversize => "oversize",
             Self::Unconfirmed => "unconfirmed",
+            Self::LingerExpired => "linger_expired",
+            Self::Shutdown => "shutdown",
         }
     }
 

@@ -99,7 +99,14 @@ impl End {
                 self.unwritten.insert(uid);
             }
             Err(failure) => {
-                assert_eq!(failure, DialFailure::TooManyPending { per_agent: true });
+                // Busy is a link that is retired until its stream takes packets again.
+                assert!(
+                    matches!(
+                        failure,
+                        DialFailure::TooManyPending { per_agent: true } | DialFailure::LinkBusy
+                    ),
+                    "{failure:?}"
+                );
                 record.outcomes += 1;
             }
         }
@@ -249,7 +256,9 @@ impl End {
                         assert!(
                             matches!(
                                 outcome.failure,
-                                DialFailure::TimedOut | DialFailure::LinkLost
+                                DialFailure::SendTimedOut
+                                    | DialFailure::LinkBusy
+                                    | DialFailure::LinkLost
                             ),
                             "an answer to a dial that never left: {outcome:?}"
                         );
@@ -266,7 +275,7 @@ impl End {
                     leg.ended(end.clone());
                     record.note_end(who, end);
                 }
-                Action::Abort { key } => {
+                Action::Abort { key, .. } => {
                     let leg = self.leg(key);
                     leg.abort();
                     let record = record_of(turn.records, leg.uid);
@@ -280,7 +289,7 @@ impl End {
                 Action::Count(Event::Offence(_) | Event::UnknownType(_)) => {
                     panic!("honest ends do not offend")
                 }
-                Action::Count(_) | Action::PeerDraining => (),
+                Action::Count(_) | Action::PeerDraining | Action::Retired | Action::Revived => (),
             }
         }
     }

@@ -96,7 +96,10 @@ impl Record {
     /// A leg was told the end.
     pub(crate) fn note_end(&mut self, who: Who, end: TunnelEnd) {
         match &end {
-            TunnelEnd::CreditViolation | TunnelEnd::Oversize => {
+            TunnelEnd::CreditViolation
+            | TunnelEnd::Oversize
+            | TunnelEnd::LingerExpired
+            | TunnelEnd::Shutdown => {
                 panic!("tunnel {}: honest ends, yet {who:?} got {end:?}", self.uid)
             }
             TunnelEnd::Budget | TunnelEnd::Stalled => {

@@ -80,7 +80,7 @@ pub(super) struct AgentFlags {
     /// Go on looking for servers when all are connected
     #[arg(long, help_heading = "Servers")]
     sync_forever: bool,
-    /// Wait between looks at the state of connections
+    /// Without effect: the end of a connection is noticed when it happens
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
     probe_interval: Duration,
     /// Ping a server connection idle for this long; at least 30s
@@ -109,10 +109,10 @@ pub(super) struct AgentFlags {
 
     #[command(flatten)]
     isolation: IsolationFlags,
-    /// Packets per queue
+    /// Without effect: queues are bounded in bytes
     #[arg(long, value_name = "N", default_value = "150", value_parser = channel_size, help_heading = "Isolation")]
     xfr_channel_size: NonZeroU32,
-    /// Log when a queue is full
+    /// Warn, once for each tunnel, when the queue towards its target is full
     #[arg(long, help_heading = "Isolation")]
     warn_on_channel_limit: bool,
 

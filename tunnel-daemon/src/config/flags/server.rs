@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::values::{
@@ -87,9 +88,13 @@ pub(super) struct ServerFlags {
     /// Let anyone register as an agent
     #[arg(long, conflicts_with = "cluster_ca_cert", help_heading = "Agents")]
     insecure_allow_unauthenticated_agents: bool,
-    /// What a certificate may claim; repeatable [default: agents claim ids and identifiers themselves]
+    /// Who may claim what: cn=, dns=, uri= of a certificate, then id=, host=, ipv4=, ipv6=, cidr=, default-route=true;
+    /// such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
     agent_grants: Vec<String>,
+    /// Links one certificate may hold under one agent id
+    #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
+    links_per_agent: NonZeroU32,
     /// Address of the agent listener; empty is all
     #[arg(
         long,
@@ -159,7 +164,7 @@ pub(super) struct ServerFlags {
 
     #[command(flatten)]
     isolation: IsolationFlags,
-    /// Packets per receive queue
+    /// Without effect: queues are bounded in bytes
     #[arg(long, value_name = "N", default_value = "10", value_parser = channel_size, help_heading = "Isolation")]
     xfr_channel_size: NonZeroU32,
 
@@ -243,7 +248,9 @@ impl ServerFlags {
                 },
                 insecure_unauthenticated: self.insecure_allow_unauthenticated_agents,
                 keepalive: KeepAlive::every(self.keepalive_time),
-                grants: self.agent_grants,
+                grants: Grants::parse(&self.agent_grants)
+                    .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+                links_per_agent_max: self.links_per_agent,
             },
         }
         .check()

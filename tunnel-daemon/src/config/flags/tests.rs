@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use adit_core::grant::Grants;
 use tempfile::TempDir;
 
 use super::values;
@@ -133,14 +134,26 @@ fn several_frontends_are_served_at_once() {
 }
 
 #[test]
-fn grants_that_cannot_be_enforced_are_refused() {
-    let flags = [
-        "--frontend=grpc=unix:/tmp/a.sock",
-        "--cluster-ca-cert=PEM",
-        "--agent-grant=CN=a:host=b",
-    ];
-    let error = server(&flags).unwrap_err();
-    assert!(error.message().contains("--agent-grant"), "{error}");
+fn grants_are_read_and_malformed_ones_name_the_entry_and_the_remedy() {
+    let unix = "--frontend=grpc=unix:/tmp/a.sock";
+    let ca = "--cluster-ca-cert=PEM";
+    let (plan, _) = server(&[unix, ca]).unwrap();
+    assert!(plan.agents.grants.is_empty());
+    assert_eq!(plan.agents.links_per_agent_max.get(), 64);
+    let grants = ["--agent-grant=cn=a,id=a", "--agent-grant=cn=b-*,id={*}"];
+    let (plan, _) = server(&[unix, ca, grants[0], grants[1], "--links-per-agent=2"]).unwrap();
+    let expected = Grants::parse(&["cn=a,id=a", "cn=b-*,id={*}"]).unwrap();
+    assert_eq!(plan.agents.grants, expected);
+    assert_eq!(plan.agents.links_per_agent_max.get(), 2);
+    let error = server(&[unix, ca, grants[0], "--agent-grant=CN=a:host=b"]).unwrap_err();
+    for part in ["--agent-grant \"CN=a:host=b\": ", "cn, dns and uri name"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    let error = server(&[unix, "--insecure-allow-unauthenticated-agents", grants[0]]).unwrap_err();
+    assert!(
+        error.message().contains("give --cluster-ca-cert"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub(super) enum Slot<'a> {
     Float(&'a mut f32),
     Duration(&'a mut GoDuration),
     List(&'a mut Vec<String>),
+    /// Each use adds one text, commas and all.
+    Repeated(&'a mut Vec<String>),
     /// Text that must parse as a Kubernetes label selector.
     Selector(&'a mut String),
     /// klog severity.
@@ -68,6 +70,7 @@ impl<'a> Flag<'a> {
             Slot::Float(_) => Some("float32"),
             Slot::Duration(_) => Some("duration"),
             Slot::List(_) => Some("strings"),
+            Slot::Repeated(_) => Some("stringArray"),
             Slot::Severity(_) => Some("severity"),
         }
     }
@@ -113,6 +116,7 @@ impl<'a> Flag<'a> {
                 }
                 slot.extend(items);
             }
+            Slot::Repeated(slot) => slot.push(text.to_owned()),
             Slot::AliasOf(_) => (), // Resolved by the parser.
         }
         self.changed = true;

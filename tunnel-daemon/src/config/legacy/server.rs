@@ -52,6 +52,8 @@ pub(super) struct ServerOptions {
     pub(super) warn_on_channel_limit: bool,
     /// Ours, not upstream's: upstream lets anyone register when nothing is configured (D-24).
     pub(super) insecure_allow_unauthenticated_agents: bool,
+    /// Ours, not upstream's.
+    pub(super) agent_grants: Vec<String>,
     pub(super) klog: KlogOptions,
 }
 
@@ -100,6 +102,7 @@ impl ServerOptions {
             backend_dial_timeout: GoDuration(0),
             warn_on_channel_limit: true,
             insecure_allow_unauthenticated_agents: false,
+            agent_grants: Vec::new(),
             klog: KlogOptions::default(),
         }
     }
@@ -152,6 +155,7 @@ impl ServerOptions {
             duration("graceful-shutdown-timeout", &mut self.graceful_shutdown_timeout, "time tunnels may take to finish at shutdown; 0 is none"),
             duration("backend-dial-timeout", &mut self.backend_dial_timeout, "time for an agent to answer a dial; 0 is no limit"),
             bool("insecure-allow-unauthenticated-agents", &mut self.insecure_allow_unauthenticated_agents, "let anyone register as an agent"),
+            Flag::new("agent-grant", Slot::Repeated(&mut self.agent_grants), "who may claim what, such as cn=node-*,id={*}; repeatable; default: agents claim what they like"),
             bool("warn-on-channel-limit", &mut self.warn_on_channel_limit, "without effect").deprecated("it is always on; this flag will be removed in a future release"),
         ];
         flags.extend(self.klog.flags());

@@ -4,6 +4,7 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::gotype::GoDuration;
@@ -138,7 +139,9 @@ fn agent_listener(
         ),
         insecure_unauthenticated: insecure && !authenticated,
         keepalive: server_keepalive(options.keepalive_time),
-        grants: Vec::new(),
+        grants: Grants::parse(&options.agent_grants)
+            .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+        links_per_agent_max: limits::LINKS_PER_AGENT,
     })
 }
 

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::parts::{
@@ -84,8 +85,10 @@ pub struct AgentListenerPlan {
     pub insecure_unauthenticated: bool,
     /// HTTP/2 keepalive.
     pub keepalive: KeepAlive,
-    /// `--agent-grant` entries as typed; empty: agents claim their ids and identifiers, as upstream.
-    pub grants: Vec<String>,
+    /// What a certificate may claim; empty: agents claim their ids and identifiers, as upstream.
+    pub grants: Grants,
+    /// Links one principal may hold under one agent id; more are refused.
+    pub links_per_agent_max: NonZeroU32,
 }
 
 /// Everything a server is told, not yet checked.
@@ -213,13 +216,13 @@ impl ServerSettings {
 
     fn check_agent_listener(&self) -> Result<(), ConfigError> {
         let agents = &self.agents;
-        if let Some(grant) = agents.grants.first() {
-            // A security flag is never accepted without effect.
-            return Err(ConfigError::new(format!(
-                "--agent-grant {grant:?}: this version cannot enforce grants yet; leave the flag out"
-            )));
-        }
         agents.tls.check_files()?;
+        if !agents.grants.is_empty() && agents.tls.client_ca.is_none() {
+            // A security flag is never accepted without effect.
+            return Err(ConfigError::new(
+                "--agent-grant goes by client certificates: give --cluster-ca-cert, or leave --agent-grant out",
+            ));
+        }
         match (&agents.tls.client_ca, agents.insecure_unauthenticated) {
             (None, false) => Err(ConfigError::new(
                 "refusing to start without agent authentication: give --cluster-ca-cert to require client \

@@ -13,7 +13,7 @@ use h2::server::SendResponse;
 use http::HeaderMap;
 
 use crate::hub::{Incoming, Leg, moment};
-use crate::net::grpc::accepted;
+use crate::net::grpc::{accepted, code_of, code_of_reason};
 
 /// Pieces below this are joined, so that a message of many crumbs does not become a long list.
 const JOIN_BELOW_BYTES: usize = 2048;
@@ -71,12 +71,17 @@ impl Outbound {
         }
     }
 
-    /// Completes when the client has reset the call.
-    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.stream {
-            Some(stream) => stream.poll_reset(cx).map(|_reason| ()),
-            None => self.respond.poll_reset(cx).map(|_reason| ()),
-        }
+    /// Completes when the client has reset the call or is gone.
+    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Code> {
+        let reset = match &mut self.stream {
+            Some(stream) => stream.poll_reset(cx),
+            None => self.respond.poll_reset(cx),
+        };
+        let gone = tonic::Code::Cancelled;
+        reset.map(|reset| match reset {
+            Ok(reason) => code_of_reason(reason, gone),
+            Err(error) => code_of(&error, gone),
+        })
     }
 
     /// Sends one message of the leg's payload if the client takes one. `Ready(None)`: nothing to send now.
@@ -89,7 +94,10 @@ impl Outbound {
         if self.in_transit > 0 {
             match self.poll_capacity(cx, 1) {
                 Poll::Ready(result) => result?,
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    leg.stalled();
+                    return Poll::Pending;
+                }
             }
             self.passed(leg);
         }

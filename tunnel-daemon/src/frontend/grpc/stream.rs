@@ -15,7 +15,7 @@ use h2::server::SendResponse;
 
 use super::outbound::{Outbound, Sent};
 use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
-use crate::net::grpc::{Code, status};
+use crate::net::grpc::{Code, code_of, status};
 use adit_core::wire::encode::MessageBuf;
 
 /// Rounds before the task lets others run.
@@ -27,12 +27,24 @@ pub trait StreamEvents: Send {
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
     /// A packet was sent to the client.
     fn packet_out(&mut self, kind: PacketType);
+    /// The client's packets are not read, since the tunnel takes no more.
+    fn held_up(&mut self);
+    /// The client's packets are read.
+    fn not_held_up(&mut self);
+    /// The stream failed while it was read.
+    fn read_failed(&mut self, code: tonic::Code);
+    /// The stream failed while it was written.
+    fn write_failed(&mut self, error: &h2::Error);
+    /// The answer to the dial could not be sent.
+    fn answer_lost(&mut self);
     /// The client broke the protocol.
     fn offence(&mut self, violation: Violation);
     /// A dial starts.
     fn dialing(&mut self, address: &str);
     /// The dial has an outcome; for a tunnel, the agent that carries it.
     fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>);
+    /// The tunnel's leg, before its first byte.
+    fn watch(&mut self, leg: &mut Leg);
     /// The client gave the dial up.
     fn abandoned(&mut self);
     /// The tunnel is over: bytes from and to the client, and why.
@@ -128,7 +140,8 @@ impl<E: StreamEvents> ProxyStream<E> {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
         for _round in 0..ROUNDS_PER_POLL {
-            if self.out.poll_reset(cx).is_ready() {
+            if let Poll::Ready(code) = self.out.poll_reset(cx) {
+                self.events.read_failed(code);
                 return Poll::Ready(Done::Gone);
             }
             let mut progress = match self.poll_client(cx) {
@@ -137,7 +150,10 @@ impl<E: StreamEvents> ProxyStream<E> {
             };
             progress |= match self.poll_tunnel(cx) {
                 Ok(progress) => progress,
-                Err(_client_gone) => return Poll::Ready(Done::Gone),
+                Err(client_gone) => {
+                    self.events.write_failed(&client_gone);
+                    return Poll::Ready(Done::Gone);
+                }
             };
             if !progress {
                 return Poll::Pending;
@@ -156,12 +172,18 @@ impl<E: StreamEvents> ProxyStream<E> {
         } = &self.state
             && leg.poll_ready(cx).is_pending()
         {
+            self.events.held_up();
             return Ok(false);
         }
+        self.events.not_held_up();
         let data = match self.recv.poll_data(cx) {
             Poll::Pending => return Ok(false),
             Poll::Ready(None) => return Err(Done::ClientFinished),
-            Poll::Ready(Some(Err(_reset))) => return Err(Done::Gone),
+            Poll::Ready(Some(Err(reset))) => {
+                self.events
+                    .read_failed(code_of(&reset, tonic::Code::Cancelled));
+                return Err(Done::Gone);
+            }
             Poll::Ready(Some(Ok(data))) => data,
         };
         if self
@@ -175,9 +197,17 @@ impl<E: StreamEvents> ProxyStream<E> {
         self.decoder.push(data);
         loop {
             match self.decoder.next() {
-                Ok(Some(received)) => self.handle(received).map_err(|_client_gone| Done::Gone)?,
+                Ok(Some(received)) => {
+                    if let Err(client_gone) = self.handle(received) {
+                        self.events.write_failed(&client_gone);
+                        return Err(Done::Gone);
+                    }
+                }
                 Ok(None) => return Ok(true),
-                Err(error) => return Err(Done::Broken(error)),
+                Err(error) => {
+                    self.events.read_failed(tonic::Code::Internal);
+                    return Err(Done::Broken(error));
+                }
             }
         }
     }
@@ -192,6 +222,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             Received::Violation(violation) => {
                 self.events.offence(violation);
                 if let Violation::Oversize(_) = violation {
+                    self.events.read_failed(tonic::Code::ResourceExhausted);
                     return self.give_up("message larger than 4 MiB", "oversize");
                 }
                 return Ok(());
@@ -344,18 +375,20 @@ impl<E: StreamEvents> ProxyStream<E> {
     ) -> Result<(), h2::Error> {
         self.events.dialed(outcome.as_ref());
         match outcome {
-            Ok(OpenTunnel { leg, conn, .. }) => {
+            Ok(OpenTunnel { mut leg, conn, .. }) => {
+                self.events.watch(&mut leg);
                 self.state = State::Open {
                     conn,
                     leg,
                     closing: false,
                 };
-                self.send(Packet::DialRsp {
+                let answer = Packet::DialRsp {
                     dial,
                     conn,
                     error: String::new(),
                     window: 0,
-                })
+                };
+                self.send(answer).inspect_err(|_| self.events.answer_lost())
             }
             Err(DialFailure::Closed) => {
                 self.state = State::Over;

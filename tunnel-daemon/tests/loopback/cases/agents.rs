@@ -188,6 +188,86 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     world.server_metric(series, 1.0).await;
 }
 
+/// Checklist 30. The agent's HTTP/2 window is closed, so the dial request cannot be sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&["--dial-timeout=500ms"]).await;
+    let (connection, window) = Connection::deaf_agent(&world).await;
+    let mut deaf = connection.link("deaf", "").await;
+    let ready = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
+    world.server_metric(ready, 1.0).await;
+
+    let answer = connect::refused(&world.connect(), &connect::head("never.sent:1")).await;
+    let text = "Failed to tunnel dial request: timed out waiting for backend dial\r\n";
+    assert_eq!(answer, (504, text.to_owned()));
+    let prefix = "konnectivity_network_proxy_server_";
+    let failed = format!("{prefix}dial_failure_count{{reason=\"backend_dial_timeout\"}}");
+    for (series, value) in [
+        (format!("{prefix}pending_backend_dials"), 0.0),
+        (failed, 1.0),
+        (ready.to_owned(), 0.0),
+        ("adit_links_retired".to_owned(), 1.0),
+    ] {
+        world.server_metric(&series, value).await;
+    }
+    // It is in no list: nothing waits for it again, and another agent gets every dial.
+    let (status, _no_agent) = connect::refused(&world.connect(), &connect::head(&target)).await;
+    assert_eq!((status, world.server().links()), (500, 1));
+    let agent = world.agent("hears", &[]).await;
+    world.server_metric(ready, 1.0).await;
+    for _dial in 0..10 {
+        world.assert_serves(&target).await;
+    }
+    agent.stop().await;
+    world.server_metric(ready, 0.0).await;
+
+    // Once it reads, it gets dials again, and nothing of the one that was given up.
+    window.send(65_535).expect("the connection lives");
+    world.server_metric(ready, 1.0).await;
+    world.server_metric("adit_links_retired", 0.0).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    call.dial(1, "second.test:1");
+    match deaf.payload().await {
+        Some(Payload::DialRequest(dial)) => assert_eq!(dial.address, "second.test:1"),
+        other => panic!("no dial but {other:?}"),
+    }
+}
+
+/// Rule 7: what waited behind a dial that could not be sent has been seen by nobody, so another agent gets it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&["--dial-timeout=3s"]).await;
+    let (connection, _window) = Connection::deaf_agent(&world).await;
+    let _deaf = connection.link("deaf", "").await;
+    world.links(1).await;
+    let socket = world.connect();
+    let request = connect::head("never.sent:1");
+    let first = connect::refused(&socket, &request);
+    let second = async {
+        let queued = "konnectivity_network_proxy_server_pending_backend_dials";
+        world.server_metric(queued, 1.0).await;
+        let mut stream = tokio::net::UnixStream::connect(&socket).await.expect("up");
+        tokio::io::AsyncWriteExt::write_all(&mut stream, &connect::head(&target))
+            .await
+            .expect("taken");
+        world.server_metric(queued, 2.0).await;
+        let agent = world.agent("hears", &[]).await;
+        world.links(2).await;
+        let head = connect::read_head(&mut stream).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        connect::echo(&mut stream, b"by the other agent").await;
+        agent
+    };
+    let ((status, _text), _agent) = tokio::join!(first, second);
+    assert_eq!(status, 504);
+    world.server_metric("adit_dial_retries_total", 1.0).await;
+}
+
 /// Checklist 15.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_that_restarts_under_another_id_serves() {

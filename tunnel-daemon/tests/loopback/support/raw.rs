@@ -9,8 +9,10 @@ use h2::{RecvStream, SendStream};
 use http::{HeaderMap, Method, Request};
 use prost::Message as _;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio_rustls::client::TlsStream;
 
 use super::tls;
 use super::wait::within;
@@ -35,18 +37,41 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let (connection, _never_changed) = Self::with_window(io, 65_535).await;
+        connection
+    }
+
+    /// With this stream window, so 0 for a peer that may send nothing, until another one is sent.
+    async fn with_window<S>(io: S, window: u32) -> (Self, oneshot::Sender<u32>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut builder = h2::client::Builder::new();
         builder
             .initial_max_send_streams(4096)
+            .initial_window_size(window)
             .initial_connection_window_size(1 << 30);
         let handshake = within("an HTTP/2 handshake", builder.handshake(io));
-        let (calls, connection) = handshake.await.expect("the peer speaks HTTP/2");
+        let (calls, mut connection) = handshake.await.expect("the peer speaks HTTP/2");
+        let (windows, other_window) = oneshot::channel();
         let mut driver = JoinSet::new();
-        driver.spawn(async move { drop(connection.await) });
-        Self {
+        driver.spawn(async move {
+            let changed = tokio::select! {
+                _over = &mut connection => return,
+                changed = other_window => changed,
+            };
+            if let Ok(window) = changed {
+                connection
+                    .set_initial_window_size(window)
+                    .expect("a window that HTTP/2 knows");
+            }
+            drop(connection.await);
+        });
+        let connection = Self {
             calls,
             _driver: driver,
-        }
+        };
+        (connection, windows)
     }
 
     /// A client of the gRPC frontend.
@@ -57,10 +82,17 @@ impl Connection {
 
     /// Someone with an agent's certificate.
     pub(crate) async fn agent(world: &World) -> Self {
-        let (cert, key) = (world.files.cert("agent"), world.files.key("agent"));
-        let ca = world.files.ca_file();
-        let dial = tls::dial(world.server().agents, &ca, Some((&cert, &key)));
-        Self::over(within("a TLS handshake", dial).await.expect("welcome")).await
+        Self::agent_as(world, "agent").await
+    }
+
+    /// Someone with the certificate of that name.
+    pub(crate) async fn agent_as(world: &World, name: &str) -> Self {
+        Self::over(welcomed(world, name).await).await
+    }
+
+    /// An agent to which nothing can be sent until it sends a window.
+    pub(crate) async fn deaf_agent(world: &World) -> (Self, oneshot::Sender<u32>) {
+        Self::with_window(welcomed(world, "agent").await, 0).await
     }
 
     pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)]) -> Call {
@@ -99,6 +131,13 @@ impl Connection {
         assert!(answer.contains_key("serverid"), "refused: {answer:?}");
         call
     }
+}
+
+async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
+    let (cert, key) = (world.files.cert(name), world.files.key(name));
+    let ca = world.files.ca_file();
+    let dial = tls::dial(world.server().agents, &ca, Some((&cert, &key)));
+    within("a TLS handshake", dial).await.expect("welcome")
 }
 
 impl Call {

@@ -71,7 +71,10 @@ fn lingering_bytes_give_way_when_the_budget_is_full() {
     rig.data(lives, 15 * MIB);
     let actions = rig.actions();
     assert!(
-        actions.contains(&Action::Abort { key: lingers }),
+        actions.contains(&Action::Abort {
+            key: lingers,
+            end: TunnelEnd::Budget
+        }),
         "{}",
         actions.len()
     );

@@ -109,7 +109,8 @@ fn a_leg_lingers_thirty_seconds_without_progress() {
     rig.pass(seconds(29));
     assert_eq!(rig.actions(), []);
     rig.pass(seconds(2));
-    assert_eq!(rig.actions(), [Action::Abort { key }]);
+    let end = TunnelEnd::LingerExpired;
+    assert_eq!(rig.actions(), [Action::Abort { key, end }]);
     assert_eq!(rig.link.held_bytes(), 0);
     rig.gone(key);
     assert_eq!((rig.link.tunnels(), rig.link.next_deadline()), (0, None));

@@ -73,9 +73,46 @@ fn a_dial_that_never_left_leaves_no_packet_behind() {
     rig.dial();
     rig.pass(seconds(25));
     let actions = rig.actions();
-    assert_eq!(failed(&actions[0]), (&DialFailure::TimedOut, false));
+    assert_eq!(failed(&actions[0]), (&DialFailure::SendTimedOut, false));
     assert_eq!(rig.packets(), []);
     assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Compat 30: a link that takes no dial in a dial's whole time is retired until its stream takes packets again.
+#[test]
+fn a_link_that_takes_no_dial_in_time_is_retired_until_it_takes_packets() {
+    let mut rig = Rig::server(false);
+    rig.dial();
+    rig.pass(seconds(10));
+    rig.dial();
+    rig.pass(seconds(15));
+    let actions = rig.actions();
+    assert_eq!(failed(&actions[0]), (&DialFailure::SendTimedOut, false));
+    assert_eq!(actions[1], Action::Retired);
+    let unseen = failed(&actions[2]);
+    assert_eq!(unseen, (&DialFailure::LinkBusy, false), "may go elsewhere");
+    assert_eq!((actions.len(), rig.link.pending_dials()), (3, 0));
+    let request = rig.request();
+    let refused = rig.link.dial(request, rig.now);
+    assert_eq!(refused, Err(DialFailure::LinkBusy));
+
+    assert!(rig.link.wants_transmit(), "or nobody watches the stream");
+    assert_eq!(rig.packets(), [], "the dials are not sent late");
+    assert_eq!(rig.actions(), [Action::Revived]);
+    assert!(!rig.link.wants_transmit());
+    rig.dial();
+    assert_eq!(rig.packets().len(), 1);
+}
+
+/// A silent agent is not a stuck link: its other dials go on.
+#[test]
+fn an_agent_that_does_not_answer_is_not_retired() {
+    let mut rig = Rig::server(false);
+    rig.dial();
+    rig.packets();
+    rig.pass(seconds(25));
+    assert_eq!(rig.actions().len(), 1);
+    rig.dial();
 }
 
 /// Rule 7: 25 s, and the agent is told.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use adit_core::grant::Grants;
+
 use super::{Files, no_env, run, server};
 use crate::config::address::BindAddress;
 use crate::config::legacy::gotype::GoDuration;
@@ -59,6 +61,7 @@ fn defaults_are_upstreams_exactly() {
         backend_dial_timeout: GoDuration(0),
         warn_on_channel_limit: true,
         insecure_allow_unauthenticated_agents: false,
+        agent_grants: vec![],
         klog: KlogOptions::default(),
     };
     assert_eq!(ServerOptions::new("id".to_owned()), expected);
@@ -342,6 +345,25 @@ fn without_agent_authentication_it_refuses_naming_both_flags() {
     .unwrap();
     assert!(!plan.agents.insecure_unauthenticated);
     assert!(warnings[0].contains("has no effect"));
+}
+
+/// As the insecure flag, it is taken beside upstream's flags. Commas do not end a grant.
+#[test]
+fn grants_are_taken_beside_upstreams_flags_and_checked() {
+    let files = Files::new();
+    let (plan, _) = server(files.server(), &[]).unwrap();
+    assert!(plan.agents.grants.is_empty());
+    let flags = ["--agent-grant=cn=a,id=a", "--agent-grant", "cn=b,id=b"];
+    let (plan, warnings) = server(files.server(), &flags).unwrap();
+    let expected = Grants::parse(&["cn=a,id=a", "cn=b,id=b"]).unwrap();
+    assert_eq!((&plan.agents.grants, warnings.len()), (&expected, 0));
+    let error = server(files.server(), &["--agent-grant=cn=a"]).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("--agent-grant \"cn=a\": grants nothing; add id="),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,0 +1,212 @@
+//! Tests of grants: who they name, what they cover, what is none.
+
+use super::*;
+
+fn grants(entries: &[&str]) -> Grants {
+    Grants::parse(entries).unwrap()
+}
+
+/// `names` are `cn:NAME` first, then alternative names.
+fn check(grants: &Grants, names: &[&str], id: &str, identifiers: &str) -> Result<(), String> {
+    let alternative: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let holder = Names {
+        common_name: names.iter().find_map(|name| name.strip_prefix("cn:")),
+        alternative: &alternative,
+    };
+    let identifiers = Identifiers::parse(identifiers).unwrap();
+    grants
+        .check(Some(holder), &AgentId::new(id), &identifiers)
+        .map_err(|refusal| refusal.to_string())
+}
+
+#[test]
+fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to() {
+    let grants = grants(&[
+        "cn=a,id=a,host=a.example,ipv4=10.0.0.1",
+        "cn=b, id=b, default-route=true",
+    ]);
+    for (cn, id, identifiers, expected) in [
+        ("cn:a", "a", "", Ok(())),
+        ("cn:a", "a", "host=A.example&ipv4=10.0.0.1", Ok(())),
+        ("cn:b", "b", "default-route=1", Ok(())),
+        ("cn:a", "b", "", Err("agent id \"b\" is not granted")),
+        ("cn:a", "", "", Err("agent id \"\" is not granted")),
+        (
+            "cn:a",
+            "a",
+            "host=b.example",
+            Err("agent identifier host=b.example is not granted"),
+        ),
+        (
+            "cn:a",
+            "a",
+            "default-route=true",
+            Err("agent identifier default-route=true is not granted"),
+        ),
+        ("cn:c", "a", "", Err("nothing is granted")),
+        ("cn:aa", "a", "", Err("nothing is granted")),
+    ] {
+        let expected = expected.map_err(str::to_owned);
+        assert_eq!(
+            check(&grants, &[cn], id, identifiers),
+            expected,
+            "{cn} {id} {identifiers}"
+        );
+    }
+    let nobody = grants.check(None, &AgentId::new("a"), &Identifiers::default());
+    assert_eq!(nobody, Err(NotGranted::Stranger));
+}
+
+#[test]
+fn without_grants_every_claim_is_believed() {
+    let none = Grants::default();
+    assert!(none.is_empty());
+    assert_eq!(
+        none.check(None, &AgentId::new("x"), &Identifiers::default()),
+        Ok(())
+    );
+    assert_eq!(
+        check(&none, &["cn:a"], "x", "cidr=0.0.0.0/0&default-route=true"),
+        Ok(())
+    );
+}
+
+/// The registry reads `ipv4=name` and `host=1.2.3.4` for what they are, so the grants must, too.
+#[test]
+fn an_address_needs_an_address_granted_and_a_name_a_host_under_whatever_kind() {
+    let names = grants(&["cn=a,id=*,host=*"]);
+    assert!(check(&names, &["cn:a"], "x", "host=n&ipv4=n&ipv6=m").is_ok());
+    for claim in [
+        "host=1.2.3.4",
+        "ipv4=1.2.3.4",
+        "ipv6=::1",
+        "ipv4=::ffff:1.2.3.4",
+    ] {
+        assert!(check(&names, &["cn:a"], "x", claim).is_err(), "{claim}");
+    }
+    let addresses = grants(&["cn=a,id=*,ipv4=10.0.0.0/8,ipv6=fd00::/16"]);
+    for (claim, allowed) in [
+        ("ipv4=10.1.2.3", true),
+        ("host=10.1.2.3", true),
+        ("ipv6=::ffff:10.1.2.3", true),
+        ("ipv6=fd00::1", true),
+        ("ipv4=11.0.0.1", false),
+        ("ipv6=fe00::1", false),
+        ("ipv4=name", false),
+        ("host=name", false),
+        ("cidr=10.0.0.0/8", false),
+    ] {
+        assert_eq!(
+            check(&addresses, &["cn:a"], "x", claim).is_ok(),
+            allowed,
+            "{claim}"
+        );
+    }
+}
+
+#[test]
+fn a_network_must_lie_within_a_granted_one() {
+    let grants = grants(&["cn=a,id=a,cidr=10.1.0.0/16,cidr=fd00::/32"]);
+    for (claim, allowed) in [
+        ("cidr=10.1.0.0/16", true),
+        ("cidr=10.1.99.1/24", true),
+        ("cidr=10.0.0.0/15", false),
+        ("cidr=0.0.0.0/0", false),
+        ("cidr=fd00:0:1::/48", true),
+        ("cidr=::/0", false),
+        ("cidr=10.1.0.0/16&cidr=10.2.0.0/16", false),
+        ("cidr=bad", false),
+        ("ipv4=10.1.0.1", false),
+    ] {
+        assert_eq!(
+            check(&grants, &["cn:a"], "a", claim).is_ok(),
+            allowed,
+            "{claim}"
+        );
+    }
+}
+
+#[test]
+fn one_grant_binds_each_certificate_to_the_id_it_names() {
+    let grants = grants(&["cn=system:node:*,id={*},host={*}.NODES.example"]);
+    let node = ["cn:system:node:a"];
+    assert!(check(&grants, &node, "a", "host=a.nodes.example").is_ok());
+    assert!(check(&grants, &node, "b", "").is_err());
+    assert!(check(&grants, &node, "a", "host=b.nodes.example").is_err());
+    assert!(
+        check(&grants, &["cn:system:node:"], "", "").is_err(),
+        "* is not empty"
+    );
+    // A certificate whose name holds a star is bound to that very text.
+    assert!(check(&grants, &["cn:system:node:*"], "b", "").is_err());
+    assert!(check(&grants, &["cn:system:node:*"], "*", "").is_ok());
+}
+
+#[test]
+fn all_names_of_a_grant_must_match_and_alternative_names_do_by_any_of_them() {
+    let both = grants(&["cn=a,dns=*.Agents.example,id={*}"]);
+    let names = [
+        "cn:a",
+        "dns:other",
+        "dns:x.agents.example",
+        "dns:Y.agents.example",
+    ];
+    assert!(check(&both, &names, "x", "").is_ok());
+    assert!(check(&both, &names, "y", "").is_ok());
+    assert!(check(&both, &names, "z", "").is_err());
+    assert!(check(&both, &names[1..], "x", "").is_err(), "the cn, too");
+    assert!(check(&both, &["cn:a"], "x", "").is_err(), "the dns, too");
+    let uri = grants(&["uri=spiffe://d/agent/*,id={*}"]);
+    assert!(check(&uri, &["uri:spiffe://d/agent/7"], "7", "").is_ok());
+    assert!(check(&uri, &["dns:spiffe://d/agent/7"], "7", "").is_err());
+    assert!(check(&uri, &["cn:spiffe://d/agent/7"], "7", "").is_err());
+}
+
+#[test]
+fn grants_of_one_certificate_add_up() {
+    let grants = grants(&["cn=*,id={*}", "cn=gateway-*,default-route=true"]);
+    assert!(
+        check(
+            &grants,
+            &["cn:gateway-1"],
+            "gateway-1",
+            "default-route=true"
+        )
+        .is_ok()
+    );
+    assert!(check(&grants, &["cn:node-1"], "node-1", "").is_ok());
+    assert!(check(&grants, &["cn:node-1"], "node-1", "default-route=true").is_err());
+}
+
+#[test]
+fn what_is_no_grant_is_refused_with_the_entry_and_the_remedy() {
+    for (entry, remedy) in [
+        ("", "is not KEY=VALUE; write such as cn="),
+        ("cn=a,id", "\"id\" is not KEY=VALUE"),
+        ("a:host=b", "unknown key \"a:host\""),
+        ("cn=a,uid=b", "unknown key \"uid\""),
+        ("CN=a,id=b", "cn, dns and uri name a certificate"),
+        ("cn=,id=a", "cn has no value; * stands for any"),
+        ("cn=a,id=", "id has no value"),
+        ("cn=a*b*,id=a", "cn has more than one *"),
+        ("cn=a,id=*-*", "id has more than one *"),
+        ("cn={*},id=a", "write * there"),
+        ("cn=a,id={*}", "{*} needs exactly one *"),
+        ("cn=*,dns=*,id={*}", "{*} needs exactly one *"),
+        ("cn=a,id=a,ipv4=fd00::1", "write such as 10.1.0.0/16"),
+        ("cn=a,id=a,ipv6=10.0.0.1", "write such as fd00::/64"),
+        ("cn=a,id=a,cidr=10.0.0.0/33", "write such as 10.1.0.0/16"),
+        ("cn=a,id=a,host=10.0.0.1", "write ipv4= or ipv6="),
+        ("cn=a,id=a,default-route=yes", "leave it out"),
+        ("id=a", "add cn=, dns= or uri="),
+        ("cn=a", "add id="),
+    ] {
+        let error = Grants::parse(&["cn=ok,id=ok", entry])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("{entry:?}: ")) && error.contains(remedy),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! Who may be which agent: grants of certificates, agent ids that belong to somebody else, links per id.
+
+use adit::net::selfsigned::Usage;
+
+use crate::support::raw::Connection;
+use crate::support::targets;
+use crate::support::wait::until;
+use crate::support::world::{World, sample};
+
+const PERMISSION_DENIED: &str = "7";
+const RESOURCE_EXHAUSTED: &str = "8";
+
+/// Status and text of a refused agent.
+async fn refused(connection: &Connection, id: &str, identifiers: &str) -> (String, String) {
+    let headers = [("agentid", id), ("agentidentifiers", identifiers)];
+    let mut call = connection.call("/AgentService/Connect", &headers).await;
+    let answer = call.headers().await.expect("an answer");
+    let text = |name| {
+        let value = answer.get(name).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    };
+    (text("grpc-status"), text("grpc-message"))
+}
+
+fn value(world: &World, series: &str) -> Option<f64> {
+    sample(&world.server().metrics.scrape().text(), series)
+}
+
+/// Rule 13.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificate_claims_only_what_is_granted_to_it() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[
+        "--proxy-strategies=destHost",
+        "--agent-grant=cn=agent,id=agent-1,ipv4=127.0.0.0/24",
+        "--agent-grant=dns=*.gateways.test,id=gateway-{*},default-route=true",
+    ])
+    .await;
+    let names = ["x.gateways.test".to_owned()];
+    let issued = world.files.issue("gateway", Usage::Client, &names);
+    issued.expect("a certificate");
+    let agent = Connection::agent(&world).await;
+    let gateway = Connection::agent_as(&world, "gateway").await;
+    let stranger = Connection::agent_as(&world, "client").await;
+    for (connection, id, identifiers, text) in [
+        (&agent, "agent-2", "", "agent id \"agent-2\" is not granted"),
+        (&agent, "gateway-x", "", "is not granted"),
+        (
+            &agent,
+            "agent-1",
+            "ipv4=127.0.0.1&ipv4=10.0.0.1",
+            "agent identifier ipv4=10.0.0.1 is not granted",
+        ),
+        (
+            &agent,
+            "agent-1",
+            "default-route=true",
+            "default-route=true is not granted",
+        ),
+        (&gateway, "gateway-y", "", "is not granted"),
+        (&stranger, "agent-1", "", "nothing is granted"),
+    ] {
+        let (status, message) = refused(connection, id, identifiers).await;
+        assert_eq!(status, PERMISSION_DENIED, "{id} {identifiers}: {message}");
+        assert!(message.contains(text), "{id} {identifiers}: {message}");
+    }
+    assert!(
+        refused(&stranger, "agent-1", "")
+            .await
+            .1
+            .contains("CN=client"),
+        "the refusal names the certificate"
+    );
+    assert_eq!(world.server().links(), 0);
+    let series = "adit_agents_refused_total{reason=\"not_granted\"}";
+    assert_eq!(value(&world, series), Some(7.0));
+
+    let _gateway = gateway.link("gateway-x", "default-route=true").await;
+    let _agent = world
+        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    world.links(2).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    assert_eq!(value(&world, "adit_agent_claims_unverified"), Some(0.0));
+    assert_eq!(value(&world, "adit_claimed_identities_total"), Some(0.0));
+}
+
+/// Rule 13: "absent = claimed as upstream, with a metric".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_grants_claims_are_believed_and_shown() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let link = connection
+        .link("whoever", "cidr=0.0.0.0/0&default-route=true")
+        .await;
+    world
+        .server_metric("adit_agent_claims_unverified", 1.0)
+        .await;
+    drop((link, connection));
+    world
+        .server_metric("adit_agent_claims_unverified", 0.0)
+        .await;
+    assert_eq!(value(&world, "adit_claimed_identities_total"), Some(1.0));
+}
+
+/// Rule 13: the newest stream wins only within one certificate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_certificate_never_takes_the_dials_of_an_agent_id() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let owner = world.agent("same", &[]).await;
+    world.links(1).await;
+    let connection = Connection::agent_as(&world, "client").await;
+    let mut intruder = connection.link("same", "").await;
+    world.links(2).await;
+    // The intruder answers no dial, so one that reached it would hang.
+    for _dial in 0..10 {
+        world.assert_serves(&target).await;
+    }
+    // With the owner gone the id is free: the intruder gets the dial.
+    owner.stop().await;
+    world.links(1).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    call.dial(1, &target);
+    assert!(intruder.payload().await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_of_one_certificate_under_one_id_are_capped() {
+    let world = World::start(&["--links-per-agent=2"]).await;
+    let connection = Connection::agent(&world).await;
+    let first = connection.link("same", "").await;
+    let _second = connection.link("same", "").await;
+    let (status, message) = refused(&connection, "same", "").await;
+    assert_eq!(status, RESOURCE_EXHAUSTED, "{message}");
+    assert!(message.contains("2 links"), "{message}");
+    let series = "adit_agents_refused_total{reason=\"links_per_agent\"}";
+    assert_eq!(value(&world, series), Some(1.0));
+    // Neither other ids nor other certificates pay for it.
+    let _other_id = connection.link("other", "").await;
+    let others = Connection::agent_as(&world, "client").await;
+    let _other_holder = others.link("same", "").await;
+    world.links(4).await;
+
+    drop(first);
+    until("the first link is gone", || world.server().links() == 3).await;
+    let _again = connection.link("same", "").await;
+    world.links(4).await;
+}

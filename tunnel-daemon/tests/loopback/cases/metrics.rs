@@ -1,0 +1,191 @@
+//! Series that show what goes wrong between the ends of a tunnel.
+
+use std::time::Duration;
+
+use adit_core::wire::packets::packet::Payload;
+use tokio::io::AsyncReadExt as _;
+
+use crate::support::process::Process;
+use crate::support::raw::Connection;
+use crate::support::targets::{Sum, pattern};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo, sample};
+use crate::support::{connect, targets};
+
+const PREFIX: &str = "konnectivity_network_proxy_server_";
+
+fn full(method: &str) -> String {
+    format!("{PREFIX}full_receive_channels{{service_method=\"{method}\"}}")
+}
+
+/// Checklist 43, bytes from the agent: in upstream such a client blocks the reader of the agent's stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_do_not_take_their_bytes_are_counted_while_they_do_not() {
+    const BYTES: usize = 4 << 20;
+    let (port, _target) = targets::source(BYTES as u64).await;
+    let (world, _agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    call.open(1, &target).await;
+    world.server_metric(&full("Connect"), 1.0).await;
+    let mut stream = connect::open(&world.connect(), &target).await;
+    world.server_metric(&full("Connect"), 2.0).await;
+
+    let expected = Sum::of(&pattern(0, BYTES));
+    let mut sum = Sum::default();
+    while let Some(Payload::Data(data)) = call.payload().await {
+        sum.add(&data.data);
+    }
+    assert_eq!(sum, expected, "gRPC");
+    let mut all = Vec::new();
+    let read = within("the download", stream.read_to_end(&mut all));
+    read.await.expect("a clean end");
+    assert_eq!(Sum::of(&all), expected, "HTTP-CONNECT");
+    world.server_metric(&full("Connect"), 0.0).await;
+
+    let text = world.server().metrics.scrape().text();
+    let of = |name: &str| {
+        sample(
+            &text,
+            &format!("{PREFIX}frontend_write_duration_seconds_{name}"),
+        )
+    };
+    assert!(of("count") > Some(2.0) && of("sum") > Some(0.0), "{text}");
+}
+
+/// Checklist 43, bytes from the client: its stream is not read while its tunnel takes no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_whose_agent_does_not_read_is_counted_and_loses_nothing() {
+    const PIECE: usize = 64 * 1024;
+    const PIECES: usize = 16;
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("slow", "").await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    call.dial(1, "a.test:1");
+    match link.payload().await {
+        Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, 5),
+        other => panic!("no dial but {other:?}"),
+    }
+    let open = call.payload().await;
+    assert!(matches!(open, Some(Payload::DialResponse(_))), "{open:?}");
+    for piece in 0..PIECES {
+        call.data(5, pattern((piece * PIECE) as u64, PIECE));
+    }
+    world.server_metric(&full("Proxy"), 1.0).await;
+    let mut sum = Sum::default();
+    while sum.bytes < (PIECES * PIECE) as u64 {
+        match link.payload().await {
+            Some(Payload::Data(data)) => sum.add(&data.data),
+            other => panic!("no data but {other:?}"),
+        }
+    }
+    assert_eq!(sum, Sum::of(&pattern(0, PIECES * PIECE)));
+    world.server_metric(&full("Proxy"), 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_streams_are_counted_and_clean_ends_are_not() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (world, agent) = World::with_agent().await;
+    let errors = |text: String, segment: &str| {
+        let segment = format!("segment=\"{segment}\"");
+        let lines = text
+            .lines()
+            .filter(|line| line.contains("_stream_errors_total{") && line.contains(&segment));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let scrape = world.server().metrics.scrape();
+    let connection = Connection::client(&world).await;
+    let mut clean = connection.proxy().await;
+    let conn = clean.open(1, &target).await;
+    clean.echo(conn, b"clean").await;
+    clean.finish();
+    while clean.next().await.is_some() {}
+    assert_eq!(errors(scrape.text(), "from_client"), [""; 0]);
+
+    let mut broken = connection.proxy().await;
+    broken.open(2, &target).await;
+    drop(broken);
+    let series = format!(
+        "{PREFIX}stream_errors_total{{code=\"Canceled\",packet_type=\"Unknown\",segment=\"from_client\"}}"
+    );
+    world.server_metric(&series, 1.0).await;
+
+    let stub = Connection::agent(&world).await;
+    let link = stub.link("stub", "").await;
+    world.links(2).await;
+    assert_eq!(errors(scrape.text(), "from_agent"), [""; 0]);
+    drop((stub, link));
+    world.links(1).await;
+    until("the lost agent is counted", || {
+        errors(scrape.text(), "from_agent").len() == 1
+    })
+    .await;
+
+    let agent_scrape = agent.metrics.scrape();
+    assert_eq!(errors(agent_scrape.text(), "to_agent"), [""; 0]);
+    let mut world = world;
+    world.stop_server(Duration::ZERO).await;
+    until("the lost server is counted", || {
+        errors(agent_scrape.text(), "to_agent").len() == 1
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_cut_at_shutdown_say_so() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (mut world, _agent) = World::with_agent().await;
+    let mut grpc = world.tunnel(&target).await;
+    let mut http = connect::open(&world.connect(), &target).await;
+    echo(&mut grpc, b"before").await;
+    connect::echo(&mut http, b"before").await;
+    let scrape = world.server().metrics.scrape();
+    world.stop_server(Duration::ZERO).await;
+    let text = scrape.text();
+    let closed = |reason: &str| {
+        sample(
+            &text,
+            &format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}"),
+        )
+    };
+    assert_eq!(
+        ["shutdown", "link_lost", "client_gone"].map(closed),
+        [Some(2.0), Some(0.0), Some(0.0)]
+    );
+}
+
+/// `--warn-on-channel-limit`, of the real binary: one line for a tunnel, however often its queue is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_warns_of_a_target_that_does_not_take_its_bytes_if_asked_to() {
+    let (port, _target) = targets::serve(|stream| async move {
+        let _unread = stream;
+        std::future::pending().await
+    })
+    .await;
+    let world = World::start(&[]).await;
+    let flags = ["--warn-on-channel-limit", "--log-format=json"];
+    let args = world.agent_args("warns", world.server().agents.port(), &flags);
+    let agent = Process::start("warns", &args, world.dir.path());
+    world.links(1).await;
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    assert!(!agent.log().contains("queue towards a target is full"));
+    for _piece in 0..128 {
+        call.data(conn, vec![7; 64 * 1024]);
+    }
+    let lines = || {
+        agent
+            .log()
+            .matches("queue towards a target is full")
+            .count()
+    };
+    until("the warning", || lines() > 0).await;
+    assert_eq!(lines(), 1);
+}
