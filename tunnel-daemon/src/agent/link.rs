@@ -1,7 +1,9 @@
 //! One connection to one server: open it, learn who answered, run its link.
 
 use std::collections::HashMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use adit_core::ids::{ServerId, TunnelKey};
@@ -19,8 +21,9 @@ use super::targets::serve_target;
 use crate::hub::{
     Command, Dialed, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
 };
-use crate::net::grpc::{self, Windows};
+use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
+use crate::net::together::together;
 use crate::telemetry::labels::{EndpointDialFailure, Segment};
 use crate::telemetry::{AgentMetrics, PacketCounter};
 use adit_core::wire::encode::MessageBuf;
@@ -64,9 +67,6 @@ pub enum ConnectError {
     /// No headers in time.
     #[error("the server did not answer the call within {} s", HEADERS_TIMEOUT.as_secs())]
     Silent,
-    /// This agent is at its limit of tasks.
-    #[error("no room for another connection: too many targets are open")]
-    Busy,
     /// Something of ours that should be ASCII is not.
     #[error("{0} cannot be sent as a header")]
     BadHeader(&'static str),
@@ -86,11 +86,15 @@ pub struct Opened {
     /// Who answered.
     pub server: ServerHello,
     streams: LinkStreams,
+    connection: Running,
     /// The connection lives as long as this.
-    _requests: SendRequest<MessageBuf>,
+    requests: SendRequest<MessageBuf>,
 }
 
-/// Opens the `Connect` call over a fresh connection. `connection_task` must be spawned by the caller's [`Tasks`].
+/// A connection, boxed because it is moved from the call to the link and may outlive it.
+type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Opens the `Connect` call over a fresh connection.
 ///
 /// # Errors
 /// See [`ConnectError`]. A cancelled call leaves nothing behind once `io` is dropped.
@@ -99,7 +103,6 @@ pub async fn open<S>(
     authority: &str,
     identity: &Identity,
     keepalive: Duration,
-    tasks: &Tasks,
 ) -> Result<Opened, ConnectError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -108,28 +111,31 @@ where
         stream_bytes: STREAM_WINDOW_BYTES,
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };
-    let (requests, mut connection) = grpc::client_builder(windows)
-        .handshake::<_, MessageBuf>(io)
-        .await?;
-    let ping = connection.ping_pong();
-    let connection = async move {
-        tokio::select! {
-            over = connection => if let Err(error) = over {
-                tracing::debug!(%error, "connection to a server ended");
-            },
-            () = grpc::keepalive(ping, keepalive.max(PING_EVERY_MIN)) => {
-                tracing::info!("a server did not answer a keepalive ping; dropping the connection");
+    let (requests, connection) = grpc::connect(&grpc::client_builder(windows), io).await?;
+    let mut connection: Running = Box::pin(async move {
+        match connection.run(keepalive.max(PING_EVERY_MIN)).await {
+            Err(error @ ConnectionError::Silent) => {
+                tracing::info!(%error, "connection to a server dropped");
             }
+            Err(error) => tracing::debug!(%error, "connection to a server ended"),
+            Ok(()) => (),
         }
+    });
+    let call = async move {
+        let mut requests = requests.ready().await?;
+        let (response, send) = requests.send_request(request(authority, identity)?, false)?;
+        let response = tokio::time::timeout(HEADERS_TIMEOUT, response)
+            .await
+            .map_err(|_elapsed| ConnectError::Silent)??;
+        Ok::<_, ConnectError>((requests, response, send))
     };
-    if tasks.spawn("agent-connection", connection).is_err() {
-        return Err(ConnectError::Busy);
-    }
-    let mut requests = requests.ready().await?;
-    let (response, send) = requests.send_request(request(authority, identity)?, false)?;
-    let response = tokio::time::timeout(HEADERS_TIMEOUT, response)
-        .await
-        .map_err(|_elapsed| ConnectError::Silent)??;
+    let mut call = pin!(call);
+    let (requests, response, send) = tokio::select! {
+        biased;
+        called = &mut call => called?,
+        // What ended the connection has ended the call, too, and that says why.
+        () = &mut connection => call.await?,
+    };
     refused(response.headers())?;
     let server = ServerHello::from_headers(header_values(response.headers()))?;
     let streams = LinkStreams {
@@ -140,7 +146,8 @@ where
     Ok(Opened {
         server,
         streams,
-        _requests: requests,
+        connection,
+        requests,
     })
 }
 
@@ -269,14 +276,40 @@ impl Opened {
             Arc::new(Mailbox::default()),
             hooks,
         );
-        let requests = self._requests;
-        let running = async move {
-            let over = driver.await;
-            drop(requests);
-            over
-        };
+        let (tasks, requests) = (context.tasks.clone(), self.requests);
+        let running = run(driver, self.connection, requests, tasks);
         (handle, running)
     }
+}
+
+/// Runs a link and its connection in one task, until the link is over.
+async fn run(
+    mut driver: LinkDriver<Hooks>,
+    connection: Running,
+    requests: SendRequest<MessageBuf>,
+    tasks: Tasks,
+) -> LinkOver {
+    let mut connection = Some(connection);
+    let over = together(|cx| {
+        if let Poll::Ready(over) = Pin::new(&mut driver).poll(cx) {
+            return Poll::Ready(over);
+        }
+        if let Some(open) = &mut connection
+            && open.as_mut().poll(cx).is_ready()
+        {
+            connection = None;
+            // The link learns of it from its stream.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    })
+    .await;
+    drop((driver, requests));
+    if let Some(rest) = connection {
+        // It says good-bye and ends by itself; at the limit of tasks the server sees it cut off.
+        let _full = tasks.spawn("agent-connection", rest);
+    }
+    over
 }
 
 struct Hooks {

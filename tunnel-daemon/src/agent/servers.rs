@@ -208,14 +208,7 @@ impl Shared {
             hello: self.settings.hello.clone(),
             token,
         };
-        Ok(open(
-            stream,
-            &authority,
-            &identity,
-            self.settings.keepalive,
-            &self.context.tasks,
-        )
-        .await?)
+        Ok(open(stream, &authority, &identity, self.settings.keepalive).await?)
     }
 
     fn publish(&self) {

@@ -17,7 +17,7 @@ use super::link::{Claims, LinkSettings, run_link};
 use crate::hub::{Entered, Hub, LinkInfo, LinkStreams};
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
-use crate::net::tasks::Tasks;
+use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
 use crate::telemetry::labels::AgentRefusal;
 
@@ -89,12 +89,12 @@ impl Backend {
         };
         let mut builder = grpc::server_builder(windows);
         builder.max_concurrent_streams(LINKS_PER_CONNECTION_MAX);
-        let connection = match builder.handshake::<_, MessageBuf>(io).await {
+        let connection = match grpc::accept(&builder, io).await {
             Ok(connection) => connection,
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
-        let served = grpc::serve(connection, self.settings.keepalive, |request, respond| {
-            self.call(request, respond, principal.as_deref(), holder.clone());
+        let served = connection.serve(self.settings.keepalive, |request, respond| {
+            self.call(request, respond, principal.as_deref(), holder.clone())
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "agent connection ended");
@@ -118,23 +118,27 @@ impl Backend {
         mut respond: SendResponse<MessageBuf>,
         principal: Option<&Principal>,
         holder: Option<Arc<str>>,
-    ) {
+    ) -> Option<Admitted> {
         if !grpc::is_call(&request, METHOD, &mut respond) {
-            return;
+            return None;
         }
         let hello = match AgentHello::from_headers(header_values(request.headers())) {
             Ok(hello) => hello,
             Err(error) => {
                 tracing::warn!(%error, "agent refused");
                 self.metrics.adit().agent_refused(AgentRefusal::Metadata);
-                return grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
+                grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
+                return None;
             }
         };
         let credit = hello.extensions.link;
         // Before the answer's headers: a refusal must be the whole answer.
         let entered = match self.admit(hello, principal, holder) {
             Ok(entered) => entered,
-            Err((code, text)) => return grpc::refuse(&mut respond, code, &text),
+            Err((code, text)) => {
+                grpc::refuse(&mut respond, code, &text);
+                return None;
+            }
         };
         let mut response = grpc::accepted();
         for (name, value) in self.answer(credit).to_headers() {
@@ -142,9 +146,7 @@ impl Backend {
                 response.headers_mut().insert(name, value);
             }
         }
-        let Ok(send) = respond.send_response(response, false) else {
-            return;
-        };
+        let send = respond.send_response(response, false).ok()?;
         let withhold = if credit {
             0
         } else {
@@ -168,10 +170,12 @@ impl Backend {
             Arc::clone(&self.budget),
             self.metrics.clone(),
         );
-        if self.tasks.spawn("link", link).is_err() {
+        let admitted = self.tasks.admit("link", link);
+        if admitted.is_err() {
             tracing::warn!("agent refused: too many links");
             self.metrics.adit().agent_refused(AgentRefusal::Process);
         }
+        admitted.ok()
     }
 
     /// Enters an agent that may be what it claims to be; otherwise the status of the refusal.

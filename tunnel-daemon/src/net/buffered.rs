@@ -83,12 +83,12 @@ impl<S> ReadBuffered<S> {
     }
 }
 
-fn borrow() -> Box<[u8]> {
+pub(super) fn borrow() -> Box<[u8]> {
     POOL.with_borrow_mut(Vec::pop)
         .unwrap_or_else(|| vec![0; READ_BUFFER_BYTES].into_boxed_slice())
 }
 
-fn give_back(buffer: Box<[u8]>) {
+pub(super) fn give_back(buffer: Box<[u8]>) {
     POOL.with_borrow_mut(|pool| {
         if pool.len() < POOLED_MAX {
             pool.push(buffer);

@@ -1,14 +1,23 @@
-//! gRPC over the `h2` crate: the few headers and trailers that packet streams need, and how a server
-//! connection is run. No messages are known here.
+//! gRPC over the `h2` crate: the few headers and trailers that packet streams need, and how connections
+//! are run. No messages are known here.
 
-use std::pin::pin;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::wire::encode::MessageBuf;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong, RecvStream};
+use h2::{Ping, PingPong, RecvStream, client};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::gather::{Flusher, Gather, gather};
+use super::tasks::Admitted;
+use super::together::together;
 
 /// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
 /// stream never holds up the others.
@@ -168,8 +177,8 @@ pub fn server_builder(windows: Windows) -> Builder {
 
 /// Settings of our client connections.
 #[must_use]
-pub fn client_builder(windows: Windows) -> h2::client::Builder {
-    let mut builder = h2::client::Builder::new();
+pub fn client_builder(windows: Windows) -> client::Builder {
+    let mut builder = client::Builder::new();
     builder
         .initial_window_size(windows.stream_bytes)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -180,36 +189,154 @@ pub fn client_builder(windows: Windows) -> h2::client::Builder {
     builder
 }
 
-/// Runs a server connection until it ends; `on_call` gets every request and must not block.
+/// Why a connection is over before its peer ended it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// HTTP/2 gave up.
+    #[error(transparent)]
+    Http2(#[from] h2::Error),
+    /// The stream took no more.
+    #[error("write failed: {0}")]
+    Write(#[from] io::Error),
+    /// No answer to a keepalive ping.
+    #[error("no answer to a keepalive ping")]
+    Silent,
+}
+
+/// One client's connection, after its preface.
+pub struct ServerConnection<S> {
+    http2: Connection<Gather<S>, MessageBuf>,
+    flusher: Flusher<S>,
+}
+
+/// Greets a client.
 ///
 /// # Errors
-/// Whatever ended the connection, a missed keepalive included.
-pub async fn serve<S, F>(
-    mut connection: Connection<S, MessageBuf>,
-    keepalive_every: Duration,
-    mut on_call: F,
-) -> Result<(), h2::Error>
+/// What came is not HTTP/2.
+pub async fn accept<S>(builder: &Builder, io: S) -> Result<ServerConnection<S>, h2::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>),
 {
-    let ping = connection.ping_pong();
-    let mut keepalive = pin!(keepalive(ping, keepalive_every));
-    loop {
+    let (io, flusher) = gather(io);
+    let http2 = builder.handshake::<_, MessageBuf>(io).await?;
+    Ok(ServerConnection { http2, flusher })
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
+    /// The next request; `Ok(None)` at the end. Everything else of the connection moves on in here.
+    fn poll_call(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<(Request<RecvStream>, SendResponse<MessageBuf>)>, ConnectionError>>
+    {
+        let polled = self.http2.poll_accept(cx);
+        if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
+            return Poll::Ready(Err(error.into()));
+        }
+        polled.map(|next| next.transpose().map_err(Into::into))
+    }
+
+    /// Runs until the connection has ended and its calls have, too. `on_call` gets every request and must not block;
+    /// what it returns is polled beside the connection, in the same task.
+    ///
+    /// # Errors
+    /// Whatever ended the connection, a missed keepalive included.
+    pub async fn serve<F>(
+        mut self,
+        keepalive_every: Duration,
+        mut on_call: F,
+    ) -> Result<(), ConnectionError>
+    where
+        F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
+    {
+        let mut keepalive = Box::pin(keepalive(self.http2.ping_pong(), keepalive_every));
+        let mut calls = FuturesUnordered::new();
+        let mut connection = Some(self);
+        let mut result = Ok(());
+        together(|cx| {
+            let over = loop {
+                while let Poll::Ready(Some(())) = calls.poll_next_unpin(cx) {}
+                let Some(open) = &mut connection else {
+                    break false;
+                };
+                match open.poll_call(cx) {
+                    Poll::Ready(Ok(Some((request, respond)))) => {
+                        calls.extend(on_call(request, respond));
+                    }
+                    Poll::Ready(Ok(None)) => break true,
+                    Poll::Ready(Err(error)) => {
+                        result = Err(error);
+                        break true;
+                    }
+                    Poll::Pending if keepalive.as_mut().poll(cx).is_ready() => {
+                        result = Err(ConnectionError::Silent);
+                        break true;
+                    }
+                    Poll::Pending => break false,
+                }
+            };
+            if over {
+                // Its calls learn of it by this.
+                connection = None;
+                cx.waker().wake_by_ref();
+            }
+            if connection.is_none() && calls.is_empty() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+        result
+    }
+}
+
+/// Our end of a connection to a server. Nothing moves unless [`Self::run`] is polled.
+pub struct ClientConnection<S> {
+    http2: client::Connection<Gather<S>, MessageBuf>,
+    flusher: Flusher<S>,
+}
+
+/// Greets a server.
+///
+/// # Errors
+/// The stream failed.
+pub async fn connect<S>(
+    builder: &client::Builder,
+    io: S,
+) -> Result<(client::SendRequest<MessageBuf>, ClientConnection<S>), h2::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (io, flusher) = gather(io);
+    let (requests, http2) = builder.handshake::<_, MessageBuf>(io).await?;
+    Ok((requests, ClientConnection { http2, flusher }))
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
+    /// Runs until the connection ends.
+    ///
+    /// # Errors
+    /// Whatever ended the connection, a missed keepalive included.
+    pub async fn run(mut self, keepalive_every: Duration) -> Result<(), ConnectionError> {
+        let ping = self.http2.ping_pong();
+        let over = poll_fn(|cx| {
+            let polled = Pin::new(&mut self.http2).poll(cx);
+            if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
+                return Poll::Ready(Err(error.into()));
+            }
+            polled.map_err(Into::into)
+        });
         tokio::select! {
             biased;
-            accepted = connection.accept() => match accepted {
-                Some(Ok((request, respond))) => on_call(request, respond),
-                Some(Err(error)) => return Err(error),
-                None => return Ok(()),
-            },
-            () = &mut keepalive => return Err(h2::Reason::NO_ERROR.into()),
+            over = over => over,
+            () = keepalive(ping, keepalive_every) => Err(ConnectionError::Silent),
         }
     }
 }
 
 /// Pings every `every`; completes when an answer is missing for [`PING_TIMEOUT`].
-pub async fn keepalive(ping: Option<PingPong>, every: Duration) {
+async fn keepalive(ping: Option<PingPong>, every: Duration) {
     let Some(mut ping) = ping else {
         return std::future::pending().await;
     };

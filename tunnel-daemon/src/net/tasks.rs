@@ -3,6 +3,8 @@
 
 use std::{
     future::Future,
+    panic::AssertUnwindSafe,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -10,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
+use futures_util::FutureExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Service tasks (listeners, watchers, timers) at once per [`Tasks`]. More means that something spawns them in a loop.
@@ -23,6 +26,9 @@ pub struct Overloaded {
     /// The limit that was hit.
     pub limit: usize,
 }
+
+/// Work that was admitted and is polled by its owner.
+pub type Admitted = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What [`Tasks::drain`] left behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,14 +78,45 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), Overloaded> {
+        let permit = self.permit()?;
+        self.start(name, work, permit);
+        Ok(())
+    }
+
+    /// Admits `work` like [`Self::spawn`], to be polled inside a task of the caller's. A panic of it ends it alone.
+    ///
+    /// # Errors
+    /// The limit is reached; `work` was dropped.
+    pub fn admit(
+        &self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Admitted, Overloaded> {
+        let permit = self.permit()?;
+        let inner = Arc::clone(&self.0);
+        let guarded = async move {
+            let guard = PanicGuard {
+                name,
+                inner: &inner,
+            };
+            work.await;
+            drop(guard);
+        };
+        let caught = AssertUnwindSafe(guarded).catch_unwind();
+        Ok(Box::pin(self.0.tracker.track_future(async move {
+            // The guard has counted and logged a panic.
+            let _panicked = caught.await;
+            drop(permit);
+        })))
+    }
+
+    fn permit(&self) -> Result<OwnedSemaphorePermit, Overloaded> {
         let full = |_full| Overloaded {
             limit: self.0.limit,
         };
-        let permit = Arc::clone(&self.0.permits)
+        Arc::clone(&self.0.permits)
             .try_acquire_owned()
-            .map_err(full)?;
-        self.start(name, work, permit);
-        Ok(())
+            .map_err(full)
     }
 
     /// Starts one of the fixed few tasks a program consists of. Not for anything a peer can cause.

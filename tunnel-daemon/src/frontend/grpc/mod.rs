@@ -8,7 +8,6 @@ pub use stream::{ProxyStream, StreamEvents};
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::wire::encode::MessageBuf;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::events::{FrontendContext, GrpcEvents};
@@ -25,7 +24,7 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 
-/// Serves one client connection to its end; every `Proxy` call runs as a task of its own on `tasks`.
+/// Serves one client connection to its end; every `Proxy` call is admitted by `tasks` and runs beside it.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
 pub async fn serve<S>(
@@ -41,16 +40,13 @@ pub async fn serve<S>(
         stream_bytes: STREAM_WINDOW_BYTES,
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };
-    let connection = match grpc::server_builder(windows)
-        .handshake::<_, MessageBuf>(io)
-        .await
-    {
+    let connection = match grpc::accept(&grpc::server_builder(windows), io).await {
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "client connection is not HTTP/2"),
     };
-    let served = grpc::serve(connection, keepalive, |request, mut respond| {
+    let served = connection.serve(keepalive, |request, mut respond| {
         if !grpc::is_call(&request, METHOD, &mut respond) {
-            return;
+            return None;
         }
         let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
         let stream = ProxyStream::new(
@@ -63,9 +59,11 @@ pub async fn serve<S>(
             stream.run().await;
             drop(counted);
         };
-        if tasks.spawn("proxy-stream", work).is_err() {
+        let admitted = tasks.admit("proxy-stream", work);
+        if admitted.is_err() {
             tracing::warn!("client stream refused: too many streams");
         }
+        admitted.ok()
     });
     if let Err(error) = served.await {
         tracing::debug!(%error, "client connection ended");
