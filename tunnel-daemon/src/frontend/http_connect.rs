@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::connect::{self, Connect, HEAD_LEN_MAX, Progress, RequestHead};
+use adit_core::connect::{self, Connect, Progress, RequestHead};
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
@@ -15,11 +15,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
+use crate::config::plan::ConnectPlan;
 use crate::hub::{Hub, OpenTunnel, PumpEnd, pump};
 use crate::telemetry::labels::ClientDialect;
 
-/// Upstream's: a client gets this long for its request head.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes a client may send behind its request before the tunnel is open.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
@@ -28,13 +27,18 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 /// Serves one connection to its end. `client` names it in logs.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub async fn serve<S>(mut io: S, hub: &Arc<Hub>, context: &FrontendContext, client: &str)
-where
+pub async fn serve<S>(
+    mut io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    plan: ConnectPlan,
+    client: &str,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let _open = context.metrics.http_connection();
     let mut early = BytesMut::new();
-    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut io, &mut early)).await;
+    let head = tokio::time::timeout(plan.head_timeout, read_head(&mut io, &mut early, plan)).await;
     let request = match head {
         Ok(Ok(Some(request))) => request,
         // Gone, broken, or too slow: there is nobody to answer.
@@ -57,11 +61,15 @@ where
 }
 
 /// `None`: answered or gone.
-async fn read_head<S>(io: &mut S, early: &mut BytesMut) -> std::io::Result<Option<Connect>>
+async fn read_head<S>(
+    io: &mut S,
+    early: &mut BytesMut,
+    plan: ConnectPlan,
+) -> std::io::Result<Option<Connect>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut parser = RequestHead::new(HEAD_LEN_MAX);
+    let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
         if io.read_buf(early).await? == 0 {
             return Ok(None);
@@ -146,3 +154,6 @@ where
         let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
     }
 }
+
+#[cfg(test)]
+mod tests;
