@@ -2,6 +2,7 @@
 
 mod agents;
 mod files;
+mod forward_proxy;
 mod hostile_agents;
 mod hostile_clients;
 mod isolation;
