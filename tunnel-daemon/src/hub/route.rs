@@ -292,3 +292,6 @@ impl Hub {
         locked(&self.links).get(&link).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;

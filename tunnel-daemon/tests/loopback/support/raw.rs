@@ -38,6 +38,8 @@ impl Connection {
         let mut builder = h2::client::Builder::new();
         builder
             .initial_max_send_streams(4096)
+            // So that what may be sent is the peer's window and not our own buffer.
+            .max_send_buffer_size(64 << 20)
             .initial_connection_window_size(1 << 30);
         let handshake = within("an HTTP/2 handshake", builder.handshake(io));
         let (calls, connection) = handshake.await.expect("the peer speaks HTTP/2");
@@ -102,6 +104,16 @@ impl Connection {
 }
 
 impl Call {
+    /// The server's end of a call that was answered.
+    pub(crate) fn accepted(send: SendStream<Bytes>, recv: RecvStream) -> Self {
+        Self {
+            send,
+            response: None,
+            recv: Some(recv),
+            buffer: BytesMut::new(),
+        }
+    }
+
     /// The answer's headers, which must not have been waited for before.
     pub(crate) async fn headers(&mut self) -> Option<HeaderMap> {
         let response = self.response.take().expect("asked once");
@@ -174,6 +186,24 @@ impl Call {
     /// Dials and gives the connection id.
     pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
         self.dial(random, address);
+        match self.payload().await {
+            Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
+            other => panic!("dialing {address}: {other:?}"),
+        }
+    }
+
+    /// As [`Self::open`], with credit for the target's side; Go peers ignore it.
+    pub(crate) async fn open_with_window(
+        &mut self,
+        random: i64,
+        address: &str,
+        window: u64,
+    ) -> i64 {
+        let Payload::DialRequest(request) = dial_request(random, address) else {
+            unreachable!("a dial request");
+        };
+        let request = wire::DialRequest { window, ..request };
+        self.packet(PacketType::DialReq, Payload::DialRequest(request));
         match self.payload().await {
             Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
             other => panic!("dialing {address}: {other:?}"),
