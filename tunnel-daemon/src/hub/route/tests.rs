@@ -1,6 +1,7 @@
 //! The cap on dials in flight, at its default.
 
 use std::pin::Pin;
+use std::task::Poll;
 
 use super::*;
 use crate::config::plan::DialPlan;
@@ -38,11 +39,13 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
         assert!(early.is_pending(), "dial {number} is refused");
         waiting.push(dial);
     }
-    let refused = hub.dial(DialId(-1), "tcp", "a:1").await.err();
-    assert_eq!(
-        refused,
-        Some(DialFailure::TooManyPending { per_agent: false })
-    );
+    let mut refused = std::pin::pin!(hub.dial(DialId(-1), "tcp", "a:1"));
+    match futures_util::poll!(&mut refused) {
+        Poll::Ready(Err(failure)) => {
+            assert_eq!(failure, DialFailure::TooManyPending { per_agent: false });
+        }
+        Poll::Ready(Ok(_)) | Poll::Pending => panic!("one more may wait"),
+    }
     waiting.pop();
     let mut next = std::pin::pin!(hub.dial(DialId(-2), "tcp", "a:1"));
     assert!(futures_util::poll!(&mut next).is_pending(), "room for one");
