@@ -5,8 +5,11 @@ use std::{fs, path::Path};
 
 use adit_core::wire;
 
+/// Judges one input; panics on what is wrong.
+type Entry = fn(&[u8]);
+
 /// Every fuzz target and what it runs.
-const TARGETS: &[(&str, fn(&[u8]))] = &[
+const TARGETS: &[(&str, Entry)] = &[
     ("header_rewrite", adit_core::http2::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
     ("packet", wire::decode::fuzz::fuzz_entry),
@@ -14,7 +17,7 @@ const TARGETS: &[(&str, fn(&[u8]))] = &[
 ];
 
 /// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on what is wrong.
-fn replay(target: &str, entry: fn(&[u8])) {
+fn replay(target: &str, entry: Entry) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/corpus")
         .join(target);

@@ -1,6 +1,5 @@
 //! The cap on dials in flight, at its default.
 
-use std::pin::Pin;
 use std::task::Poll;
 
 use super::*;
@@ -30,11 +29,9 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
             })
         })
         .collect();
-    let mut waiting: Vec<Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>>>>> =
-        Vec::new();
+    let mut waiting = Vec::new();
     for number in 0..16_384 {
-        let mut dial: Pin<Box<dyn Future<Output = _>>> =
-            Box::pin(hub.dial(DialId(number), "tcp", "a:1"));
+        let mut dial = Box::pin(hub.dial(DialId(number), "tcp", "a:1"));
         let early = futures_util::poll!(&mut dial);
         assert!(early.is_pending(), "dial {number} is refused");
         waiting.push(dial);

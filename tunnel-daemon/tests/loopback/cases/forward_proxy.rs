@@ -44,7 +44,7 @@ impl Proxy {
             let mut serving = JoinSet::new();
             for number in 0.. {
                 let (stream, _) = listener.accept().await.expect("a connection");
-                let answer = script.get(number).or(script.last());
+                let answer = script.get(number).or_else(|| script.last());
                 let answer = *answer.expect("a script is not empty");
                 let heads = Arc::clone(&heads);
                 serving.spawn(async move {
@@ -160,7 +160,7 @@ async fn exceptions_are_not_asked_of_the_proxy() {
     let world = World::start(&[]).await;
     let proxy = Proxy::start(world.server().agents, &[ESTABLISHED]).await;
     let https_proxy = ("HTTPS_PROXY", format!("http://{}", proxy.address));
-    let loopback = agent_of(&world, "127.0.0.1", &[https_proxy.clone()]).await;
+    let loopback = agent_of(&world, "127.0.0.1", std::slice::from_ref(&https_proxy)).await;
     world.links(1).await;
     loopback.stop().await;
 
@@ -177,7 +177,7 @@ async fn exceptions_are_not_asked_of_the_proxy() {
         // An address on paper (RFC 5737): it is dialled directly, or found unreachable, but not asked for.
         let no_proxy = (variable, "other.test, 192.0.2.0/24".to_owned());
         let direct = agent_of(&world, "192.0.2.1", &[https_proxy.clone(), no_proxy]).await;
-        let proxied = agent_of(&world, "server.test", &[https_proxy.clone()]).await;
+        let proxied = agent_of(&world, "server.test", std::slice::from_ref(&https_proxy)).await;
         until("the proxy is asked", || !proxy.asked().is_empty()).await;
         assert!(
             proxy
