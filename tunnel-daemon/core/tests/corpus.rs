@@ -1,9 +1,23 @@
 //! Replays the fuzz corpus, so that what a fuzzer once found stays found without a nightly compiler.
 
+use std::collections::BTreeSet;
 use std::{fs, path::Path};
 
+use adit_core::wire;
+
+/// Judges one input; panics on what is wrong.
+type Entry = fn(&[u8]);
+
+/// Every fuzz target and what it runs.
+const TARGETS: &[(&str, Entry)] = &[
+    ("header_rewrite", adit_core::http2::fuzz_entry),
+    ("connect_request", adit_core::connect::fuzz_entry),
+    ("packet", wire::decode::fuzz::fuzz_entry),
+    ("metadata", wire::metadata::fuzz::fuzz_entry),
+];
+
 /// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on what is wrong.
-fn replay(target: &str, entry: fn(&[u8])) {
+fn replay(target: &str, entry: Entry) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/corpus")
         .join(target);
@@ -25,12 +39,50 @@ fn replay(target: &str, entry: fn(&[u8])) {
     );
 }
 
+fn replay_target(target: &str) {
+    let (name, entry) = TARGETS
+        .iter()
+        .find(|(name, _)| *name == target)
+        .expect("a target of the list");
+    replay(name, *entry);
+}
+
 #[test]
 fn header_rewrite_takes_its_corpus() {
-    replay("header_rewrite", adit_core::http2::fuzz_entry);
+    replay_target("header_rewrite");
 }
 
 #[test]
 fn connect_request_takes_its_corpus() {
-    replay("connect_request", adit_core::connect::fuzz_entry);
+    replay_target("connect_request");
+}
+
+#[test]
+fn packet_takes_its_corpus() {
+    replay_target("packet");
+}
+
+#[test]
+fn metadata_takes_its_corpus() {
+    replay_target("metadata");
+}
+
+/// A target that is only in one of the places would be fuzzed without being replayed, or not at all.
+#[test]
+fn every_fuzz_target_is_built_and_replayed() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let replayed: BTreeSet<String> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let sources: BTreeSet<String> = fs::read_dir(fuzz.join("fuzz_targets"))
+        .expect("the fuzz package is there")
+        .map(|file| file.expect("an entry can be read").file_name())
+        .filter_map(|name| Some(name.to_str()?.strip_suffix(".rs")?.to_owned()))
+        .collect();
+    assert_eq!(sources, replayed);
+    let manifest = fs::read_to_string(fuzz.join("Cargo.toml")).expect("a manifest");
+    for name in &replayed {
+        assert!(
+            manifest.contains(&format!("path = \"fuzz_targets/{name}.rs\"")),
+            "{name} is no [[bin]] of the fuzz package: cargo-fuzz does not build it"
+        );
+    }
 }

@@ -430,3 +430,6 @@ async fn dial_and_serve(
         serve_target(socket, leg, &address).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use adit_core::text::Excerpt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -88,7 +89,14 @@ impl Reach {
             ServerAddress::Host { host, port } => (host.as_str(), *port),
             ServerAddress::Srv { name } => (name.as_str(), 0),
         };
-        if let (ServerAddress::Host { host, port }, Some(proxy)) = (address, self.proxy_for(name)) {
+        if let (ServerAddress::Host { host, port }, Some(proxy)) =
+            (address, self.proxy_for(name, port))
+        {
+            let proxy = proxy_address(proxy).map_err(|why| ReachError::Proxy {
+                proxy: "of HTTPS_PROXY".to_owned(),
+                target: join(host, *port),
+                answer: why.to_owned(),
+            })?;
             // The proxy resolves the name, which may mean nothing here.
             let tcp = self.through(&proxy, &join(host, *port)).await?;
             return self.secure(tcp, host, *port).await;
@@ -137,19 +145,11 @@ impl Reach {
         Ok(Reached { stream, authority })
     }
 
-    /// The proxy for this host, `host:port`, unless the exceptions name it.
-    fn proxy_for(&self, host: &str) -> Option<String> {
+    /// The proxy for this server as configured, unless the exceptions name it.
+    fn proxy_for(&self, host: &str, port: u16) -> Option<&str> {
         let proxy = self.proxy.https_proxy.as_deref()?;
-        if excepted(host, self.proxy.no_proxy.as_deref().unwrap_or_default()) {
-            return None;
-        }
-        let rest = proxy.strip_prefix("http://").unwrap_or(proxy);
-        let address = rest.split('/').next().unwrap_or(rest);
-        Some(if address.contains(':') {
-            address.to_owned()
-        } else {
-            format!("{address}:80")
-        })
+        let exceptions = self.proxy.no_proxy.as_deref().unwrap_or_default();
+        (!excepted(host, port, exceptions)).then_some(proxy)
     }
 
     async fn through(&self, proxy: &str, target: &str) -> Result<TcpStream, ReachError> {
@@ -186,10 +186,13 @@ impl Reach {
         }
         let text = String::from_utf8_lossy(&head);
         let line = text.lines().next().unwrap_or_default();
-        if line.split_whitespace().nth(1) == Some("200") {
+        let mut words = line.split_whitespace();
+        if words.next().is_some_and(|word| word.starts_with("HTTP/1."))
+            && words.next() == Some("200")
+        {
             Ok(tcp)
         } else {
-            Err(failed(line.to_owned()))
+            Err(failed(Excerpt(line).to_string()))
         }
     }
 }
@@ -209,45 +212,156 @@ fn tune(tcp: &TcpStream) {
     }
 }
 
-/// Whether `NO_PROXY` names the host: exact, a domain above it, or `*`; loopback is never proxied.
-fn excepted(host: &str, list: &str) -> bool {
-    let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    loopback
-        || list
-            .split(',')
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty())
-            .any(|entry| {
-                let network = entry.parse::<ipnet::IpNet>();
-                if let (Ok(network), Ok(ip)) = (network, host.parse::<IpAddr>()) {
-                    return network.contains(&ip);
-                }
-                let domain = entry.trim_start_matches('.');
-                entry == "*"
-                    || host == domain
-                    || host
-                        .strip_suffix(domain)
-                        .is_some_and(|rest| rest.ends_with('.'))
-            })
+/// `host:port` of an `http://` proxy, port 80 if it names none.
+///
+/// # Errors
+/// What is not supported; never with what was configured, since a password may be in it.
+fn proxy_address(text: &str) -> Result<String, &'static str> {
+    let rest = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+        Some(_) => return Err("only http:// proxies are supported"),
+        None => text,
+    };
+    let address = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+    if address.contains('@') {
+        return Err("a user name or password for the proxy is not supported");
+    }
+    let has_port = match address.strip_prefix('[') {
+        Some(bracketed) => bracketed.contains("]:"),
+        None => address.contains(':'),
+    };
+    Ok(if has_port {
+        address.to_owned()
+    } else {
+        format!("{address}:80")
+    })
+}
+
+/// Whether `NO_PROXY` names the server, by the rules of Go's `httpproxy`: `*`, networks, and addresses or
+/// domains with or without a port. A domain stands for itself and all below it, with a dot or `*.` in front only
+/// for those below it. Loopback is never proxied.
+fn excepted(host: &str, port: u16, list: &str) -> bool {
+    let ip = host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
+    if host == "localhost" || ip.is_some_and(|ip| ip.is_loopback()) {
+        return true;
+    }
+    let host = host.to_ascii_lowercase();
+    let names = |entry: &str| {
+        if entry == "*" {
+            return true;
+        }
+        if let Ok(network) = entry.parse::<ipnet::IpNet>() {
+            return ip.is_some_and(|ip| network.contains(&ip));
+        }
+        let (name, only) = split_port(entry);
+        if name.is_empty() || only.is_some_and(|only| only != port.to_string()) {
+            return false;
+        }
+        if let Ok(address) = name.parse::<IpAddr>() {
+            return ip == Some(address.to_canonical());
+        }
+        let below = name.strip_prefix('*').unwrap_or(name);
+        match below.strip_prefix('.') {
+            Some(_) => host.ends_with(below),
+            None => host == name || host.ends_with(&format!(".{name}")),
+        }
+    };
+    list.to_ascii_lowercase()
+        .split(',')
+        .map(str::trim)
+        .any(|entry| !entry.is_empty() && names(entry))
+}
+
+/// As Go splits: brackets around IPv6 only together with a port; an empty port is any.
+fn split_port(entry: &str) -> (&str, Option<&str>) {
+    let split = match entry.strip_prefix('[') {
+        Some(bracketed) => bracketed.split_once("]:"),
+        None => entry
+            .split_once(':')
+            .filter(|(_, port)| !port.contains(':')),
+    };
+    match split {
+        Some((name, port)) => (name, Some(port).filter(|port| !port.is_empty())),
+        None => (entry, None),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The table of Go's `httpproxy`, and entries that its documentation names.
     #[test]
-    fn exceptions_match_hosts_domains_networks_and_everything() {
+    fn exceptions_match_as_in_go() {
+        const LIST: &str = "foobar.com, .barbaz.net, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30, \
+            2001:db8::52:0:1, [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64, *.wild.example, Upper.Example";
+        for (host, expected) in [
+            ("localhost", true),
+            ("127.0.0.1", true),
+            ("127.0.0.2", true),
+            ("::1", true),
+            ("::2", false),
+            ("192.168.1.1", true),
+            ("192.168.1.2", false),
+            ("192.168.1.3", true),
+            ("192.168.1.4", false),
+            ("10.0.0.2", true),
+            ("10.0.0.4", false),
+            ("2001:db8::52:0:1", true),
+            ("2001:db8::52:0:2", false),
+            ("2001:db8::52:0:3", true),
+            ("2002:db8:a::123", true),
+            ("fe80::424b:c8be:1643:a1b6", false),
+            ("barbaz.net", false),
+            ("www.barbaz.net", true),
+            ("foobar.com", true),
+            ("www.foobar.com", true),
+            ("foofoobar.com", false),
+            ("baz.com", false),
+            ("localhost.net", false),
+            ("local.localhost", false),
+            ("barbarbaz.net", false),
+            ("wwwbarbaz.net", false),
+            ("a.wild.example", true),
+            ("wild.example", false),
+            ("upper.example", true),
+            ("UPPER.example", true),
+        ] {
+            assert_eq!(excepted(host, 80, LIST), expected, "{host}");
+        }
         for (host, list, expected) in [
             ("a.example", "", false),
-            ("a.example", "example", true),
-            ("a.example", ".example", true),
-            ("aexample", "example", false),
-            ("10.1.2.3", "10.0.0.0/8", true),
-            ("11.1.2.3", "10.0.0.0/8", false),
-            ("any", "x, *", true),
-            ("127.0.0.1", "", true),
+            ("a.example", " , ,", false),
+            ("a.example", "x, *", true),
+            ("a.example", ":80", false),
+            ("a.example", "a.example:", true),
+            ("a.example", "a.example:80", true),
+            ("a.example", "a.example:8080", false),
+            ("1.2.3.4", "::ffff:1.2.3.4", true),
         ] {
-            assert_eq!(excepted(host, list), expected, "{host} {list}");
+            assert_eq!(excepted(host, 80, list), expected, "{host} {list}");
+        }
+    }
+
+    #[test]
+    fn proxies_are_plain_http_and_never_show_a_password() {
+        for (text, expected) in [
+            ("http://proxy.example:3128", Ok("proxy.example:3128")),
+            ("HTTP://proxy.example/", Ok("proxy.example:80")),
+            ("proxy.example:3128", Ok("proxy.example:3128")),
+            ("http://[2001:db8::1]", Ok("[2001:db8::1]:80")),
+            ("http://[2001:db8::1]:3128/x", Ok("[2001:db8::1]:3128")),
+        ] {
+            assert_eq!(proxy_address(text).as_deref(), expected.as_ref().copied());
+        }
+        for text in [
+            "https://proxy.example",
+            "socks5://proxy.example",
+            "http://me:s3cret@proxy.example:3128",
+            "me:s3cret@proxy.example",
+        ] {
+            let error = proxy_address(text).unwrap_err();
+            assert!(!error.contains("s3cret"), "{error}");
         }
     }
 }

@@ -222,3 +222,6 @@ impl Shared {
             .set_known_server_count(state.known_count());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -170,11 +170,12 @@ impl Listening<'_> {
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpConnect => {
+                let heads = self.plan.connect;
                 let serve = move |mut stream: ByteStream| {
                     let (hub, context) = (Arc::clone(&hub), context.clone());
                     async move {
                         let client = stream.peer().to_string();
-                        http_connect::serve(&mut stream, &hub, &context, &client).await;
+                        http_connect::serve(&mut stream, &hub, &context, heads, &client).await;
                     }
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);

@@ -70,10 +70,16 @@ pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
 
 /// Bytes the process may hold for readers that pause: the flag, else a share of its memory limit.
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
-    let bytes = plan
-        .process_budget_bytes
-        .unwrap_or_else(|| memory::limit() / limits::PROCESS_BUDGET_DIVISOR);
-    Arc::new(ProcessBudget::new(bytes.max(plan.agent_budget_bytes)))
+    Arc::new(ProcessBudget::new(process_budget_bytes(
+        plan,
+        memory::limit,
+    )))
+}
+
+fn process_budget_bytes(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> u64 {
+    plan.process_budget_bytes
+        .unwrap_or_else(|| memory() / limits::PROCESS_BUDGET_DIVISOR)
+        .max(plan.agent_budget_bytes)
 }
 
 /// Starts a server on the current runtime.
@@ -317,5 +323,26 @@ impl RunningServer {
             "stopped"
         );
         drop(self.probes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_budget_is_a_quarter_of_the_memory_unless_a_flag_says_otherwise() {
+        let plan = |process_budget_bytes| IsolationPlan {
+            process_budget_bytes,
+            ..IsolationPlan::default()
+        };
+        for (flag, memory, expected) in [
+            (None, 8 << 30, 2 << 30),
+            // Never less than one agent's budget: 64 MiB unless that is set, too.
+            (None, 100 << 20, 64 << 20),
+            (Some(1 << 30), 8 << 30, 1 << 30),
+        ] {
+            assert_eq!(process_budget_bytes(&plan(flag), || memory), expected);
+        }
     }
 }

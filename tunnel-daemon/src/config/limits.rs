@@ -47,6 +47,8 @@ pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
 /// What gRPC-Go uses when a listener's keepalive time is zero or negative.
 pub const KEEPALIVE_TIME_UNSET: Duration = Duration::from_secs(7200);
+/// Time for the request head of an HTTP-CONNECT client: upstream's.
+pub const CONNECT_HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Shortest time between an agent's pings: Go servers end a link that pings more often (compat 2.3, R8).
 pub const AGENT_KEEPALIVE_TIME_MIN: Duration = Duration::from_secs(30);
 /// First wait between sync rounds of an agent.
@@ -86,6 +88,13 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Half-closed and not a byte for this long: reset (rules 9).
 pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Request head of an HTTP-CONNECT client, bytes: what Go's server takes.
+pub const CONNECT_HEAD_BYTES: u64 = MIB;
+/// Smallest head limit: kube-apiserver's own head has some hundred bytes.
+pub const CONNECT_HEAD_BYTES_MIN: u64 = KIB;
+/// Largest head limit: each connection may hold as much before anything is known of it.
+pub const CONNECT_HEAD_BYTES_MAX: u64 = 16 * MIB;
+
 // --- Ports and files ----------------------------------------------------------------------------
 
 /// Smallest port the upstream server accepts in its flags.
@@ -124,6 +133,10 @@ const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN >= 2 * DATA_BYTES_TO_GO);
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN <= TUNNEL_SHARE_BYTES);
 const _: () = assert!(TUNNEL_SHARE_BYTES <= AGENT_BUDGET_BYTES);
+const _: () = assert!(CONNECT_HEAD_BYTES == adit_core::connect::HEAD_LEN_MAX as u64);
+const _: () = assert!(
+    CONNECT_HEAD_BYTES_MIN <= CONNECT_HEAD_BYTES && CONNECT_HEAD_BYTES <= CONNECT_HEAD_BYTES_MAX
+);
 const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
 const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());
 const _: () = assert!(INTERVAL_MIN.as_millis() <= PROBE_INTERVAL.as_millis());

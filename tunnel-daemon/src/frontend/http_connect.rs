@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::connect::{self, Connect, HEAD_LEN_MAX, Progress, RequestHead};
+use adit_core::connect::{self, Connect, Progress, RequestHead};
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
@@ -15,11 +15,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
+use crate::config::plan::ConnectPlan;
 use crate::hub::{Hub, OpenTunnel, PumpEnd, pump};
 use crate::telemetry::labels::ClientDialect;
 
-/// Upstream's: a client gets this long for its request head.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes a client may send behind its request before the tunnel is open.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
@@ -28,13 +27,18 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 /// Serves one connection to its end. `client` names it in logs.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub async fn serve<S>(mut io: S, hub: &Arc<Hub>, context: &FrontendContext, client: &str)
-where
+pub async fn serve<S>(
+    mut io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    plan: ConnectPlan,
+    client: &str,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let _open = context.metrics.http_connection();
     let mut early = BytesMut::new();
-    let head = tokio::time::timeout(HEAD_TIMEOUT, read_head(&mut io, &mut early)).await;
+    let head = tokio::time::timeout(plan.head_timeout, read_head(&mut io, &mut early, plan)).await;
     let request = match head {
         Ok(Ok(Some(request))) => request,
         // Gone, broken, or too slow: there is nobody to answer.
@@ -57,11 +61,15 @@ where
 }
 
 /// `None`: answered or gone.
-async fn read_head<S>(io: &mut S, early: &mut BytesMut) -> std::io::Result<Option<Connect>>
+async fn read_head<S>(
+    io: &mut S,
+    early: &mut BytesMut,
+    plan: ConnectPlan,
+) -> std::io::Result<Option<Connect>>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut parser = RequestHead::new(HEAD_LEN_MAX);
+    let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
         if io.read_buf(early).await? == 0 {
             return Ok(None);
@@ -150,41 +158,4 @@ where
 }
 
 #[cfg(test)]
-mod tests {
-    use adit_core::ids::{AgentId, ConnId, LinkId};
-
-    use super::*;
-    use crate::hub::{Leg, Mailbox};
-    use crate::telemetry::{AccessLog, ServerMetrics};
-
-    #[tokio::test]
-    async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
-        let metrics = ServerMetrics::new(&["default"]);
-        let suppressed = metrics.adit().access_events_suppressed();
-        let context = FrontendContext {
-            metrics: metrics.clone(),
-            access: Arc::new(AccessLog::new(1, 1, suppressed)),
-        };
-        let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-        let open = OpenTunnel {
-            leg,
-            conn: ConnId(1),
-            link: LinkId(1),
-            agent: AgentId::new("a"),
-        };
-        let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
-        tunnel.dialing("a.test:1");
-        tunnel.opened(&open);
-        let (mut io, gone) = tokio::io::duplex(1024);
-        drop(gone);
-        relay(&mut io, BytesMut::new(), open, tunnel).await;
-        let text = metrics.scrape().text();
-        for line in [
-            "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
-            "konnectivity_network_proxy_server_established_connections 0",
-            "adit_tunnels_closed_total{reason=\"client_gone\"} 1",
-        ] {
-            assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
-        }
-    }
-}
+mod tests;

@@ -240,3 +240,27 @@ impl Drop for Leg {
         self.conduit.raise(LEG_GONE);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_leg_may_be_256_kibibytes_ahead_of_its_link() {
+        let mailbox = Arc::new(Mailbox::default());
+        let (mut leg, conduit) = Leg::new(&mailbox);
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready() {
+            leg.send(Bytes::from(vec![0; 4096]));
+            ahead += 4096;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 256 * 1024);
+        let sent = conduit.take_up().expect("queued").len();
+        conduit.release_up(sent);
+        let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+}

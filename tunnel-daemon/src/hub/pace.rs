@@ -48,3 +48,212 @@ impl Pace {
         self.fast || now.since(since) < GRACE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use adit_core::ids::{ConnId, DialId, TunnelKey};
+    use adit_core::session::{DialRequest, Isolation, LinkConfig, ProcessBudget, Role};
+    use adit_core::wire::packet::{Packet, Received};
+    use bytes::Bytes;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A server's link with two tunnels and the default budget of 64 MiB: nearly full above 48 MiB.
+    struct Rig {
+        link: Link,
+        pace: Pace,
+        now: Moment,
+        keys: Vec<TunnelKey>,
+        drained: Vec<u64>,
+    }
+
+    impl Rig {
+        fn new(credit: bool) -> Self {
+            let config = LinkConfig {
+                role: Role::Server,
+                credit,
+                packet_bytes_max: 32 * 1024,
+                dials_max: 10,
+                dial_timeout: None,
+                isolation: Isolation::default(),
+                control_max: 100,
+            };
+            let mut rig = Self {
+                link: Link::new(config, Arc::new(ProcessBudget::new(1 << 40))),
+                pace: Pace::default(),
+                now: Moment(Duration::from_secs(1000)),
+                keys: Vec::new(),
+                drained: vec![0; 2],
+            };
+            for id in 1..=2 {
+                let request = DialRequest {
+                    dial: DialId(id),
+                    spare: DialId(id + 100),
+                    protocol: "tcp".to_owned(),
+                    address: "a:1".to_owned(),
+                };
+                rig.keys.push(rig.link.dial(request, rig.now).unwrap());
+                while rig.link.poll_transmit(rig.now).is_some() {}
+                rig.receive(Packet::DialRsp {
+                    dial: DialId(id),
+                    conn: ConnId(id),
+                    error: String::new(),
+                    window: 0,
+                });
+            }
+            // The first look has nothing to compare with.
+            assert!(!rig.holds());
+            rig
+        }
+
+        fn receive(&mut self, packet: Packet) {
+            self.link.handle_packet(Received::Packet(packet), self.now);
+            while self.link.poll_action().is_some() {}
+        }
+
+        /// The agent sends so much for tunnel `at`.
+        fn fill(&mut self, at: usize, bytes: u64) {
+            self.receive(Packet::Data {
+                conn: ConnId(i64::try_from(at).unwrap() + 1),
+                bytes: Bytes::from(vec![0; usize::try_from(bytes).unwrap()]),
+            });
+        }
+
+        /// The client of tunnel `at` takes so much.
+        fn take(&mut self, at: usize, bytes: u64) {
+            self.drained[at] += bytes;
+            self.link
+                .leg_drained(self.keys[at], self.drained[at], self.now);
+        }
+
+        fn pass(&mut self, millis: u64) {
+            self.now = self.now.after(Duration::from_millis(millis));
+        }
+
+        fn holds(&mut self) -> bool {
+            self.pace.holds(&self.link, self.now)
+        }
+
+        /// Nearly full, and past the moments in which nothing is known of the readers.
+        fn full_for_long() -> Self {
+            let mut rig = Self::new(false);
+            rig.fill(0, 25 * MIB);
+            rig.fill(1, 25 * MIB);
+            assert!(rig.holds());
+            rig.pass(600);
+            assert!(!rig.holds());
+            rig
+        }
+
+        /// Half a second in which each reader takes so much and the agent sends as much again.
+        fn half_second(&mut self, taken: [u64; 2]) {
+            for (at, bytes) in taken.into_iter().enumerate() {
+                self.take(at, bytes);
+                self.fill(at, bytes);
+            }
+            self.pass(500);
+        }
+    }
+
+    #[test]
+    fn a_link_with_room_is_read_however_slow_its_readers_are() {
+        let mut rig = Rig::new(false);
+        rig.fill(0, 48 * MIB);
+        for _look in 0..100 {
+            assert!(!rig.holds());
+            rig.pass(100);
+        }
+        rig.fill(0, 1);
+        assert!(rig.holds(), "48 MiB of 64 is the limit");
+    }
+
+    #[test]
+    fn a_link_with_credit_is_never_held() {
+        let mut rig = Rig::new(true);
+        // Two windows are all that a peer with credit may send; more is an offence of that tunnel.
+        rig.fill(0, 256 << 10);
+        rig.fill(1, 256 << 10);
+        assert!(rig.link.held_bytes() > 0 && !rig.holds());
+    }
+
+    #[test]
+    fn a_link_that_fills_up_is_left_unread_for_six_hundred_milliseconds() {
+        let mut rig = Rig::new(false);
+        rig.fill(0, 50 * MIB);
+        assert!(rig.holds());
+        rig.pass(599);
+        assert!(rig.holds());
+        rig.pass(1);
+        assert!(!rig.holds(), "its readers took nothing");
+        rig.pass(10_000);
+        assert!(!rig.holds(), "and there is no second grace");
+    }
+
+    #[test]
+    fn room_in_between_starts_the_grace_anew() {
+        let mut rig = Rig::full_for_long();
+        rig.take(0, 10 * MIB);
+        rig.pass(2_000);
+        // Judged over two seconds, 10 MiB are fast; a look without room forgets when the link was full.
+        assert!(!rig.holds());
+        rig.pass(20_000);
+        assert!(!rig.holds());
+        rig.fill(0, 10 * MIB);
+        assert!(rig.holds());
+        rig.pass(599);
+        assert!(rig.holds());
+        rig.pass(1);
+        assert!(!rig.holds());
+    }
+
+    #[test]
+    fn readers_of_one_mebibyte_a_second_together_are_waited_for_and_slower_ones_are_not() {
+        for (taken, waited_for) in [
+            ([MIB / 2, 0], true),
+            ([MIB / 4, MIB / 4], true),
+            ([MIB / 4, MIB / 4 - 3], false),
+            ([10_000, 0], false),
+            ([0, 0], false),
+        ] {
+            let mut rig = Rig::full_for_long();
+            rig.half_second(taken);
+            // The sample that began with the last look but one may hold less than the whole: judge a clean one.
+            rig.holds();
+            rig.half_second(taken);
+            assert_eq!(rig.holds(), waited_for, "{taken:?}");
+            rig.half_second(taken);
+            assert_eq!(rig.holds(), waited_for, "{taken:?} goes on");
+        }
+    }
+
+    #[test]
+    fn a_burst_counts_only_when_its_half_second_is_over() {
+        let mut rig = Rig::full_for_long();
+        rig.pass(500);
+        assert!(!rig.holds());
+        rig.take(0, MIB);
+        rig.fill(0, MIB);
+        rig.pass(499);
+        assert!(!rig.holds());
+        rig.pass(1);
+        assert!(rig.holds());
+    }
+
+    #[test]
+    fn a_fast_reader_that_stalls_is_given_up_within_a_second() {
+        let mut rig = Rig::full_for_long();
+        for _half in 0..4 {
+            rig.half_second([5 * MIB, 0]);
+            rig.holds();
+        }
+        assert!(rig.holds());
+        rig.pass(499);
+        assert!(rig.holds(), "the last half second is still the measure");
+        rig.pass(501);
+        assert!(!rig.holds());
+    }
+}

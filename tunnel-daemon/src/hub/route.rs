@@ -336,3 +336,6 @@ impl Hub {
         locked(&self.links).get(&link).cloned()
     }
 }
+
+#[cfg(test)]
+mod tests;

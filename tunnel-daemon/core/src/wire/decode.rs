@@ -5,6 +5,9 @@
 //! the message limit) and judged by prost. Memory held is at most one message, and that only for messages
 //! that are not plain `DATA`.
 
+#[doc(hidden)]
+pub mod fuzz;
+
 use bytes::{Buf, Bytes, BytesMut};
 use prost::Message as _;
 
@@ -291,7 +294,7 @@ fn data_head(seen: &[u8], length: usize) -> Option<Option<(ConnId, usize, usize)
     }
 }
 
-/// `None`: too short. `Some(None)`: longer than ten bytes.
+/// `None`: too short. `Some(None)`: more than 64 bits, which no protobuf reader takes.
 #[expect(
     clippy::option_option,
     reason = "too short and not a varint are different answers"
@@ -301,6 +304,9 @@ fn varint(seen: &[u8], at: &mut usize) -> Option<Option<u64>> {
     for shift in 0..10 {
         let byte = *seen.get(*at)?;
         *at += 1;
+        if shift == 9 && byte > 1 {
+            return Some(None);
+        }
         value |= u64::from(byte & 0x7f) << (7 * shift);
         if byte & 0x80 == 0 {
             return Some(Some(value));

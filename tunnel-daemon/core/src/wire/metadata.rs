@@ -3,6 +3,9 @@
 //! Headers are plain `(name, value)` pairs here, names in lower case as on the wire, so that neither the
 //! HTTP library nor the side of the connection matters. Names that are not ours are passed over.
 
+#[doc(hidden)]
+pub mod fuzz;
+
 use std::fmt;
 
 use super::identifiers::{Identifiers, IdentifiersError};

@@ -127,6 +127,42 @@ fn shell(text: &str) -> String {
 mod tests {
     use super::*;
 
+    /// kube-apiserver decodes it strictly: group, version and names as its own documentation has them.
+    #[test]
+    fn egress_file_is_what_kube_apiserver_reads() {
+        let written = egress(Path::new("/run/adit/kas.sock")).unwrap();
+        let expected = r#"apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: cluster
+  connection:
+    proxyProtocol: GRPC
+    transport:
+      uds:
+        udsName: "/run/adit/kas.sock"
+"#;
+        assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn egress_file_of_the_readme_is_the_same() {
+        let readme = include_str!("../../../../README.md");
+        let (_, from) = readme
+            .split_once("```yaml\napiVersion: apiserver.k8s.io")
+            .expect("the file is in the README");
+        let (file, _) = from.split_once("```").expect("the block ends");
+        // Lists may be indented; keys, values and their order are the same.
+        let lines = |text: &str| -> Vec<String> {
+            let bare = text.lines().map(|line| line.trim().replace('"', ""));
+            bare.collect()
+        };
+        let written = egress(Path::new("/run/adit/kas.sock")).unwrap();
+        assert_eq!(
+            lines(&format!("apiVersion: apiserver.k8s.io{file}")),
+            lines(&written)
+        );
+    }
+
     #[test]
     fn what_a_shell_would_take_apart_is_quoted() {
         assert_eq!(shell("/tmp/adit-demo-x/ca.crt"), "/tmp/adit-demo-x/ca.crt");

@@ -8,15 +8,15 @@ use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::values::{
-    FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, channel_size, duration,
-    frontend, port_setting,
+    FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes, channel_size,
+    duration, frontend, port_setting,
 };
 use crate::config::address::BindAddress;
 use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, DialPlan, FrontendListen, FrontendPlan, KeepAlive, ServerPlan,
+    AgentListenerPlan, ConnectPlan, DialPlan, FrontendListen, FrontendPlan, KeepAlive, ServerPlan,
     ServerSettings, TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
@@ -75,6 +75,12 @@ pub(super) struct ServerFlags {
     /// Ping a gRPC client connection idle for this long
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Frontends")]
     frontend_keepalive_time: Duration,
+    /// Close an http-connect client that has not sent its request head after this long
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Frontends")]
+    connect_head_timeout: Duration,
+    /// Refuse longer request heads of http-connect clients, with status 431
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = bytes, help_heading = "Frontends")]
+    connect_head_size: u64,
 
     /// Certificate of the agent listener
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
@@ -216,6 +222,10 @@ impl ServerFlags {
             server_count: self.server_count,
             frontends: self.frontends(warnings)?,
             frontend_keepalive: KeepAlive::every(self.frontend_keepalive_time),
+            connect: ConnectPlan {
+                head_timeout: self.connect_head_timeout,
+                head_bytes_max: self.connect_head_size,
+            },
             tls: TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?,
             health: self
                 .health_port

@@ -82,6 +82,7 @@ fn native_defaults_are_the_safe_ones() {
         crate::config::plan::IsolationPlan::default()
     );
     assert_eq!(plan.dial, crate::config::plan::DialPlan::default());
+    assert_eq!(plan.connect, crate::config::plan::ConnectPlan::default());
     assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
     assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
     assert_eq!(plan.xfr_channel_size.get(), 10);
@@ -403,5 +404,29 @@ fn values_name_their_form() {
         "grpc=tcp:a:99999",
     ] {
         assert!(values::frontend(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn limits_of_connect_heads_are_taken_and_bounded() {
+    let with = |flags: &[&str]| {
+        let mut all = vec![
+            "--frontend=http-connect=unix:/run/a.sock",
+            "--cluster-ca-cert=PEM",
+        ];
+        all.extend(flags);
+        server(&all).map(|(plan, _)| (plan.connect.head_timeout, plan.connect.head_bytes_max))
+    };
+    assert_eq!(with(&[]).unwrap(), (Duration::from_secs(60), 1 << 20));
+    let flags = ["--connect-head-timeout=1m30s", "--connect-head-size=64KiB"];
+    assert_eq!(with(&flags).unwrap(), (Duration::from_secs(90), 64 << 10));
+    for bad in [
+        "--connect-head-timeout=0",
+        "--connect-head-size=1023",
+        "--connect-head-size=17MiB",
+    ] {
+        let error = with(&[bad]).unwrap_err();
+        let flag = bad.split('=').next().unwrap();
+        assert!(error.rendered().to_string().contains(flag), "{bad}");
     }
 }

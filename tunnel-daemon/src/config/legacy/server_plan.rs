@@ -14,8 +14,8 @@ use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan,
-    KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
+    AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan,
+    IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -32,6 +32,7 @@ pub(super) fn map(
         server_count: options.server_count,
         frontends: vec![frontend(options)?],
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
+        connect: ConnectPlan::default(),
         agents: agent_listener(options, warnings)?,
         tls,
         health: Some(bind(

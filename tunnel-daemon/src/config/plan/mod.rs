@@ -9,8 +9,8 @@ mod server;
 
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use parts::{
-    DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination, LogFormat,
-    LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+    ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
+    LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,

@@ -166,6 +166,45 @@ impl Default for IsolationPlan {
     }
 }
 
+/// What an HTTP-CONNECT client may take for its request head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectPlan {
+    /// From the first moment of the connection to the end of the head.
+    pub head_timeout: Duration,
+    /// Longer heads are refused.
+    pub head_bytes_max: u64,
+}
+
+impl ConnectPlan {
+    pub(super) fn check(self) -> Result<(), ConfigError> {
+        if self.head_timeout.is_zero() {
+            return Err(ConfigError::new(
+                "--connect-head-timeout must be greater than 0",
+            ));
+        }
+        let (min, max) = (
+            limits::CONNECT_HEAD_BYTES_MIN,
+            limits::CONNECT_HEAD_BYTES_MAX,
+        );
+        if !(min..=max).contains(&self.head_bytes_max) {
+            return Err(ConfigError::new(format!(
+                "--connect-head-size {} bytes must be from {min} to {max} bytes",
+                self.head_bytes_max
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Default for ConnectPlan {
+    fn default() -> Self {
+        Self {
+            head_timeout: limits::CONNECT_HEAD_TIMEOUT,
+            head_bytes_max: limits::CONNECT_HEAD_BYTES,
+        }
+    }
+}
+
 /// What the first signal starts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drain {

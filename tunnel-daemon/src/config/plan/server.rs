@@ -8,7 +8,7 @@ use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::parts::{
-    DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+    ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
@@ -102,6 +102,8 @@ pub struct ServerSettings {
     pub frontends: Vec<FrontendPlan>,
     /// HTTP/2 keepalive of gRPC frontends.
     pub frontend_keepalive: KeepAlive,
+    /// Request heads of HTTP-CONNECT frontends.
+    pub connect: ConnectPlan,
     /// For agents.
     pub agents: AgentListenerPlan,
     /// Of both TLS listeners.
@@ -158,6 +160,7 @@ impl ServerSettings {
         self.check_frontends()?;
         self.check_agent_listener()?;
         self.check_ports()?;
+        self.connect.check()?;
         self.dial.check()?;
         self.isolation.check()?;
         if self.strategies.is_empty() {

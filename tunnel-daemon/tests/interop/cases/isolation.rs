@@ -109,15 +109,33 @@ rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect
 
 /// Rules 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
 fn slow_reader_keeps_its_tunnel(combo: Combo) {
+    assert_slow_reader_is_served(combo, 0);
+}
+// Without an end only where credit stops the source: bytes of a Go agent come as fast as the link takes them.
+rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect);
+
+/// Rules 6, with an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
+fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
+    assert_slow_reader_is_served(combo, 3 << 20);
+}
+rows!(slow_reader_of_three_mebibytes_keeps_its_tunnel: adit_go adit_go_connect);
+
+/// 20 KB/s for a minute from a source of so many bytes (0: without end), and nothing is cut.
+fn assert_slow_reader_is_served(combo: Combo, bytes: u64) {
     let stack = Stack::start(combo);
     let report = stack
         .client("slow-read", "source")
         .flag("rate", 20_000)
-        .flag("for", "25s")
+        .flag("for", "60s")
+        .flag("bytes", bytes)
         .run()
         .good();
-    assert!(report.number("bytes") > 300_000.0, "{report:?}");
+    assert!(report.number("bytes") > 1_000_000.0, "{report:?}");
+    for reason in ["budget", "stalled", "half_closed_idle"] {
+        let cut = stack
+            .server
+            .adit_metric("tunnels_closed_total", &[("reason", reason)]);
+        assert_eq!(cut, 0.0, "tunnels cut for {reason}");
+    }
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
 }
-// Not over HTTP-CONNECT with a Go agent: 20 KB/s of an endless source fill the agent's budget, and the tunnel goes.
-rows!(slow_reader_keeps_its_tunnel: adit_go adit_adit adit_adit_connect);

@@ -234,6 +234,15 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Value of one of our own series, named without its prefix; 0 when it was never touched.
+    pub(crate) fn adit_metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        scrape(self.admin_port).map_or(f64::NAN, |scrape| {
+            scrape.value(&format!("adit_{name}"), labels)
+        })
+    }
+}
+
 impl Agent {
     /// Starts an agent for the server at a port of this host; does not wait.
     pub(crate) fn start(

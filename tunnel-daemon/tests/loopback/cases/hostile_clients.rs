@@ -1,6 +1,7 @@
 //! Clients that break the protocol: nobody but themselves is affected.
 
 use std::io::ErrorKind;
+use std::time::{Duration, Instant};
 
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
@@ -362,6 +363,50 @@ async fn requests_that_are_no_connect_are_refused_with_a_status() {
     let head = connect::read_head(&mut stream).await;
     assert!(head.starts_with("HTTP/1.1 431 "), "{head:?}");
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
+
+/// The limit is the flag's, on the head alone: an open tunnel knows nothing of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_head_is_cut_at_the_time_of_the_flag() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&["--connect-head-timeout=400ms"]).await;
+    let _agent = world.agent("a", &[]).await;
+    world.links(1).await;
+    let mut tunnel = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    for head in [&b""[..], b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost"] {
+        let started = Instant::now();
+        let mut slow = UnixStream::connect(world.connect())
+            .await
+            .expect("the frontend listens");
+        slow.write_all(head).await.expect("taken");
+        let answer = connect::rest(&mut slow).await;
+        assert_eq!(answer, "", "upstream says nothing");
+        let kept = started.elapsed();
+        assert!(kept >= Duration::from_millis(400), "cut after {kept:?}");
+        // The default is a minute: this was the flag.
+        assert!(kept < Duration::from_secs(30), "cut after {kept:?}");
+    }
+    connect::echo(&mut tunnel, b"older than the limit").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_head_is_refused_at_the_size_of_the_flag() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&["--connect-head-size=1KiB"]).await;
+    let _agent = world.agent("a", &[]).await;
+    world.links(1).await;
+    let head = |octets: usize| {
+        let mut head = connect::head(&format!("127.0.0.1:{port}"));
+        head.truncate(head.len() - 2);
+        head.extend(b"X: ");
+        head.resize(octets - 4, b'a');
+        head.extend(b"\r\n\r\n");
+        head
+    };
+    let fits = connect::request(&world.connect(), &head(1024)).await;
+    assert!(fits.head.starts_with("HTTP/1.1 200 "), "{:?}", fits.head);
+    let long = connect::request(&world.connect(), &head(1025)).await;
+    assert!(long.head.starts_with("HTTP/1.1 431 "), "{:?}", long.head);
 }
 
 /// Slow-loris: heads that never end cost one connection each and hold up nobody.

@@ -2,11 +2,14 @@
 
 mod agents;
 mod files;
+mod forward_proxy;
 mod grants;
 mod hostile_agents;
 mod hostile_clients;
+mod hostile_servers;
 mod isolation;
 mod metrics;
+mod numbers;
 mod processes;
 mod sockets;
 mod tunnels;

@@ -3,6 +3,7 @@
 pub(crate) mod connect;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod stub_server;
 pub(crate) mod targets;
 pub(crate) mod tls;
 pub(crate) mod wait;

@@ -50,6 +50,8 @@ impl Connection {
         builder
             .initial_max_send_streams(4096)
             .initial_window_size(window)
+            // So that what may be sent is the peer's window and not our own buffer.
+            .max_send_buffer_size(64 << 20)
             .initial_connection_window_size(1 << 30);
         let handshake = within("an HTTP/2 handshake", builder.handshake(io));
         let (calls, mut connection) = handshake.await.expect("the peer speaks HTTP/2");
@@ -141,6 +143,16 @@ async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
 }
 
 impl Call {
+    /// The server's end of a call that was answered.
+    pub(crate) fn accepted(send: SendStream<Bytes>, recv: RecvStream) -> Self {
+        Self {
+            send,
+            response: None,
+            recv: Some(recv),
+            buffer: BytesMut::new(),
+        }
+    }
+
     /// The answer's headers, which must not have been waited for before.
     pub(crate) async fn headers(&mut self) -> Option<HeaderMap> {
         let response = self.response.take().expect("asked once");
@@ -213,6 +225,24 @@ impl Call {
     /// Dials and gives the connection id.
     pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
         self.dial(random, address);
+        match self.payload().await {
+            Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
+            other => panic!("dialing {address}: {other:?}"),
+        }
+    }
+
+    /// As [`Self::open`], with credit for the target's side; Go peers ignore it.
+    pub(crate) async fn open_with_window(
+        &mut self,
+        random: i64,
+        address: &str,
+        window: u64,
+    ) -> i64 {
+        let Payload::DialRequest(request) = dial_request(random, address) else {
+            unreachable!("a dial request");
+        };
+        let request = wire::DialRequest { window, ..request };
+        self.packet(PacketType::DialReq, Payload::DialRequest(request));
         match self.payload().await {
             Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
             other => panic!("dialing {address}: {other:?}"),

@@ -28,7 +28,8 @@ impl World {
     /// A server with both dialects on unix sockets and no agents. `flags` are added to the command line; `{certs}` in them is
     /// the directory of the certificates.
     pub(crate) async fn start(flags: &[&str]) -> Self {
-        let names = ["127.0.0.1".to_owned(), "localhost".to_owned()];
+        // The last one is in no DNS: only a test's own forward proxy knows it.
+        let names = ["127.0.0.1", "localhost", "server.test"].map(str::to_owned);
         let mut world = Self {
             files: ThrowawayFiles::create(&names).expect("certificates"),
             dir: TempDir::new().expect("a directory"),
@@ -120,6 +121,12 @@ impl World {
         agent::start(&plan).await.expect("the agent starts")
     }
 
+    /// Starts an agent of another server on this host.
+    pub(crate) async fn agent_of(&self, port: u16, id: &str) -> RunningAgent {
+        let plan = agent_plan(&self.agent_args(id, port, &[])).expect("flags are right");
+        agent::start(&plan).await.expect("the agent starts")
+    }
+
     /// Waits until the server holds this many links.
     pub(crate) async fn links(&self, count: usize) {
         until(&format!("{count} links"), || self.server().links() == count).await;
@@ -175,9 +182,24 @@ pub(crate) fn agent_plan(args: &[String]) -> Result<AgentPlan, String> {
     }
 }
 
+/// As [`agent_plan`], with these variables in its environment.
+pub(crate) fn agent_plan_in(env: &[(&str, String)], args: &[String]) -> Result<AgentPlan, String> {
+    let value = |name: &str| {
+        let mut found = env.iter().filter(|(known, _)| *known == name);
+        found.next().map(|(_, value)| value.clone())
+    };
+    match command_in(&value, args)? {
+        Command::Agent(plan) => Ok(*plan),
+        other => Err(format!("{other:?} is no agent")),
+    }
+}
+
 fn command(args: &[String]) -> Result<Command, String> {
-    let env = |_name: &str| None;
-    match parse(args.iter().map(OsString::from), &env) {
+    command_in(&|_name: &str| None, args)
+}
+
+fn command_in(env: &dyn Fn(&str) -> Option<String>, args: &[String]) -> Result<Command, String> {
+    match parse(args.iter().map(OsString::from), env) {
         Ok(parsed) => Ok(parsed.command),
         Err(error) => Err(error.rendered().to_string()),
     }

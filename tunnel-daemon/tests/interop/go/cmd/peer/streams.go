@@ -191,12 +191,13 @@ func slowRead(args []string) (Result, error) {
 	f := newClientFlags("slow-read")
 	rate := f.Int("rate", 20_000, "bytes a second")
 	lasting := f.Duration("for", 10*time.Second, "how long")
+	total := f.Int64("bytes", 0, "what the source sends, 0 = without end; more than is read")
 	f.parse(args)
 	conn, err := f.open()
 	if err != nil {
 		return nil, err
 	}
-	if err := askSource(conn, 0); err != nil {
+	if err := askSource(conn, *total); err != nil {
 		return nil, err
 	}
 	var checker pattern.Checker

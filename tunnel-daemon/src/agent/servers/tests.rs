@@ -1,0 +1,149 @@
+//! Ways to a server that never answer, on paused time: each attempt has one deadline for all its stages.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use adit_core::destination::DestinationList;
+use adit_core::ids::AgentId;
+use adit_core::session::{Isolation, ProcessBudget};
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::Extensions;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::agent::dial::Dialer;
+use crate::agent::resolve::{Answer, Resolve, SrvRecord};
+use crate::config::plan::ForwardProxy;
+use crate::config::tls_policy::TlsPolicy;
+use crate::net::reload::Reloadable;
+use crate::net::selfsigned::ThrowawayFiles;
+use crate::net::tls::{Alpn, ClientTls};
+use crate::telemetry::AgentMetrics;
+
+/// Every name is this machine; without one no answer comes.
+struct Names(Option<Ipv4Addr>);
+
+impl Resolve for Names {
+    fn lookup_ip<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<IpAddr>> {
+        Box::pin(async {
+            match self.0 {
+                Some(ip) => Ok(vec![ip.into()]),
+                None => std::future::pending().await,
+            }
+        })
+    }
+
+    fn lookup_srv<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<SrvRecord>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// How long the first attempt takes until it is counted as failed.
+async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) -> Duration {
+    let files = ThrowawayFiles::create(&["server.test".to_owned()]).unwrap();
+    let tls = Reloadable::load(ClientTls {
+        ca: files.ca_file(),
+        identity: None,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc::<&str>(&[]),
+    })
+    .unwrap();
+    let resolver: Arc<dyn Resolve> = Arc::new(names);
+    let (metrics, tasks) = (AgentMetrics::new(), Tasks::new(10));
+    let context = LinkContext {
+        dialer: Arc::new(Dialer::new(
+            Arc::clone(&resolver),
+            DestinationList::open(),
+            Duration::from_secs(5),
+        )),
+        isolation: Isolation::default(),
+        budget: Arc::new(ProcessBudget::new(1 << 30)),
+        metrics: metrics.clone(),
+        tasks: tasks.clone(),
+    };
+    let settings = ServersSettings {
+        addresses: vec![ServerAddress::Host {
+            host: "server.test".to_owned(),
+            port: server.port(),
+        }],
+        reach: Reach {
+            resolver,
+            tls,
+            proxy,
+        },
+        hello: AgentHello {
+            agent: AgentId::new("a"),
+            identifiers: Identifiers::default(),
+            extensions: Extensions::default(),
+        },
+        token_path: None,
+        policy: SyncPolicy {
+            interval: Duration::from_secs(1),
+            interval_cap: Duration::from_secs(1),
+            forever: false,
+        },
+        keepalive: Duration::from_secs(3600),
+    };
+    let started = Instant::now();
+    let servers = Servers::start(settings, context, &tasks);
+    let failed = "server_connection_failure_count{direction=\"to_server\"} 1";
+    while !metrics.scrape().text().contains(failed) {
+        assert!(started.elapsed() < Duration::from_secs(120), "it hangs");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(servers.connected().load(Relaxed), 0);
+    started.elapsed()
+}
+
+/// The deadline, and what the test needs to notice it.
+fn assert_twenty_seconds(took: Duration) {
+    let seconds = took.as_secs_f64();
+    assert!((20.0..20.1).contains(&seconds), "gave up after {took:?}");
+}
+
+/// A listener whose queue is full: the kernel drops what comes, and a connect waits.
+async fn black_hole() -> (SocketAddr, Vec<std::net::TcpStream>, socket2::Socket) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket
+        .bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
+        .unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let mut queued = Vec::new();
+    let short = Duration::from_millis(200);
+    while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, short) {
+        queued.push(stream);
+        assert!(queued.len() < 100, "the queue has no end");
+    }
+    (address, queued, socket)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_takes_no_connection_is_given_up_after_twenty_seconds() {
+    let (server, _queued, _socket) = black_hole().await;
+    let took = first_failure(
+        Names(Some(Ipv4Addr::LOCALHOST)),
+        server,
+        ForwardProxy::default(),
+    );
+    assert_twenty_seconds(took.await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_never_answered_is_given_up_after_twenty_seconds() {
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
+    let took = first_failure(Names(None), server, ForwardProxy::default());
+    assert_twenty_seconds(took.await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forward_proxy_that_never_answers_is_given_up_after_twenty_seconds() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let proxy = ForwardProxy {
+        https_proxy: Some(format!("http://{address}")),
+        no_proxy: None,
+    };
+    // The kernel takes the connection; nobody reads the request.
+    let took = first_failure(Names(None), address, proxy);
+    assert_twenty_seconds(took.await);
+}

@@ -1,0 +1,91 @@
+//! Request heads that do not end, on paused time, and answers that nobody takes.
+
+use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::registry::Registry;
+use tokio::io::duplex;
+use tokio::time::Instant;
+
+use super::*;
+use crate::hub::{DialLimits, Leg, Mailbox};
+use crate::telemetry::{AccessLog, ServerMetrics};
+
+/// How long a client that sends one byte a second keeps its connection.
+async fn kept(plan: ConnectPlan) -> Duration {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let metrics = ServerMetrics::new(&["default"]);
+    let access = Arc::new(AccessLog::new(
+        1,
+        1,
+        metrics.adit().access_events_suppressed(),
+    ));
+    let context = FrontendContext { metrics, access };
+    let (mut client, server) = duplex(64);
+    let started = Instant::now();
+    let serving = async {
+        serve(server, &hub, &context, plan, "client").await;
+        started.elapsed()
+    };
+    let trickling = async {
+        client.write_all(b"CONNECT a:1 HTTP/1.1\r\nX: ").await?;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            client.write_all(b"x").await?;
+        }
+        #[expect(unreachable_code, reason = "names the type of the errors above")]
+        std::io::Result::Ok(())
+    };
+    let (kept, _cut) = tokio::join!(serving, trickling);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.is_empty(), "upstream says nothing: {answer:?}");
+    kept
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_trickles_in_is_cut_after_sixty_seconds() {
+    assert_eq!(kept(ConnectPlan::default()).await, Duration::from_secs(60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_time_for_the_head_is_kept_to() {
+    let plan = ConnectPlan {
+        head_timeout: Duration::from_secs(7),
+        ..ConnectPlan::default()
+    };
+    assert_eq!(kept(plan).await, Duration::from_secs(7));
+}
+
+#[tokio::test]
+async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics: metrics.clone(),
+        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+    };
+    let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    let open = OpenTunnel {
+        leg,
+        conn: ConnId(1),
+        link: LinkId(1),
+        agent: AgentId::new("a"),
+    };
+    let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
+    tunnel.dialing("a.test:1");
+    tunnel.opened(&open);
+    let (mut io, gone) = tokio::io::duplex(1024);
+    drop(gone);
+    relay(&mut io, BytesMut::new(), open, tunnel).await;
+    let text = metrics.scrape().text();
+    for line in [
+        "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
+        "konnectivity_network_proxy_server_established_connections 0",
+        "adit_tunnels_closed_total{reason=\"client_gone\"} 1",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+    }
+}

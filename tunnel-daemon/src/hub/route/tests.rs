@@ -1,0 +1,49 @@
+//! The cap on dials in flight, at its default.
+
+use std::task::Poll;
+
+use super::*;
+use crate::config::plan::DialPlan;
+
+/// Links enough that none of them is the limit.
+const LINKS: usize = 64;
+
+#[tokio::test]
+async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
+    let pending_max = usize::try_from(DialPlan::default().pending_max.get()).unwrap();
+    let hub = Hub::new(
+        Registry::new("default".parse().unwrap()),
+        DialLimits {
+            pending_max,
+            timeout: None,
+        },
+    );
+    // Links whose tasks never answer.
+    let _silent: Vec<Entered> = (0..LINKS)
+        .map(|number| {
+            hub.enter(LinkInfo {
+                agent: AgentId::new(&format!("agent-{number}")),
+                identifiers: Identifiers::default(),
+                principal: None,
+                credit: true,
+            })
+        })
+        .collect();
+    let mut waiting = Vec::new();
+    for number in 0..16_384 {
+        let mut dial = Box::pin(hub.dial(DialId(number), "tcp", "a:1"));
+        let early = futures_util::poll!(&mut dial);
+        assert!(early.is_pending(), "dial {number} is refused");
+        waiting.push(dial);
+    }
+    let mut refused = std::pin::pin!(hub.dial(DialId(-1), "tcp", "a:1"));
+    match futures_util::poll!(&mut refused) {
+        Poll::Ready(Err(failure)) => {
+            assert_eq!(failure, DialFailure::TooManyPending { per_agent: false });
+        }
+        Poll::Ready(Ok(_)) | Poll::Pending => panic!("one more may wait"),
+    }
+    waiting.pop();
+    let mut next = std::pin::pin!(hub.dial(DialId(-2), "tcp", "a:1"));
+    assert!(futures_util::poll!(&mut next).is_pending(), "room for one");
+}

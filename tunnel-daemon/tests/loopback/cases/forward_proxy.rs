@@ -1,0 +1,194 @@
+//! Agents that reach their server through an HTTP proxy, as `HTTPS_PROXY` says.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use adit::app::agent::{self, RunningAgent};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::support::targets;
+use crate::support::wait::until;
+use crate::support::world::{World, agent_plan_in};
+
+/// What the proxy does with a request.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// Connects to the server, whatever name was asked for, and answers with this.
+    Tunnel(&'static [u8]),
+    /// Writes this and closes.
+    Say(&'static [u8]),
+    /// Writes header lines until the agent has enough.
+    Flood,
+}
+
+const ESTABLISHED: Answer = Answer::Tunnel(b"HTTP/1.1 200 Connection established\r\n\r\n");
+
+/// A CONNECT proxy that knows only the way to one server.
+struct Proxy {
+    address: SocketAddr,
+    asked: Arc<Mutex<Vec<String>>>,
+    _tasks: JoinSet<()>,
+}
+
+impl Proxy {
+    /// Answers one request after the other by `script`, and all further ones by its last entry.
+    async fn start(server: SocketAddr, script: &'static [Answer]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let mut tasks = JoinSet::new();
+        let heads = Arc::clone(&asked);
+        tasks.spawn(async move {
+            let mut serving = JoinSet::new();
+            for number in 0.. {
+                let (stream, _) = listener.accept().await.expect("a connection");
+                let answer = script.get(number).or_else(|| script.last());
+                let answer = *answer.expect("a script is not empty");
+                let heads = Arc::clone(&heads);
+                serving.spawn(async move {
+                    let _agent_left = serve(stream, server, answer, &heads).await;
+                });
+            }
+        });
+        Self {
+            address,
+            asked,
+            _tasks: tasks,
+        }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().expect("nothing panics").clone()
+    }
+}
+
+async fn serve(
+    mut agent: TcpStream,
+    server: SocketAddr,
+    answer: Answer,
+    heads: &Mutex<Vec<String>>,
+) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(agent.read_u8().await?);
+    }
+    let text = String::from_utf8(head).expect("heads are text");
+    heads.lock().expect("nothing panics").push(text);
+    match answer {
+        Answer::Tunnel(text) => {
+            let mut server = TcpStream::connect(server).await?;
+            agent.write_all(text).await?;
+            copy_bidirectional(&mut agent, &mut server).await?;
+        }
+        Answer::Say(text) => agent.write_all(text).await?,
+        Answer::Flood => {
+            agent.write_all(b"HTTP/1.1 200 OK\r\n").await?;
+            loop {
+                agent.write_all(b"X-More: and more\r\n").await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An agent of `host`, where this world's server listens, with these variables.
+async fn agent_of(world: &World, host: &str, env: &[(&str, String)]) -> RunningAgent {
+    let port = world.server().agents.port();
+    let mut args = world.agent_args("proxied", port, &[]);
+    for arg in &mut args {
+        if arg.starts_with("--proxy-server-host=") {
+            *arg = format!("--proxy-server-host={host}:{port}");
+        }
+    }
+    let plan = agent_plan_in(env, &args).expect("flags are right");
+    agent::start(&plan).await.expect("the agent starts")
+}
+
+/// The name exists only for the proxy, which is asked as upstream asks it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_reaches_its_server_through_the_proxy() {
+    let (port, _target) = targets::echo().await;
+    for variable in ["HTTPS_PROXY", "https_proxy"] {
+        let world = World::start(&[]).await;
+        let server = world.server().agents;
+        let proxy = Proxy::start(server, &[ESTABLISHED]).await;
+        let env = [(variable, format!("http://{}", proxy.address))];
+        let _agent = agent_of(&world, "server.test", &env).await;
+        world.links(1).await;
+        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        let name = format!("server.test:{}", server.port());
+        let head = format!("CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n");
+        assert_eq!(proxy.asked(), [head]);
+    }
+}
+
+/// Whatever the proxy says, the agent counts a failure and asks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
+    const BAD: &[Answer] = &[
+        Answer::Say(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno"),
+        Answer::Say(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"),
+        Answer::Say(b"HTTP/1.1 204 No Content\r\n\r\n"),
+        Answer::Say(b"\r\n\r\n"),
+        Answer::Say(b"\x15\x03\x01\x00\x02\x02\x28 garbage\r\n\r\n"),
+        // Not HTTP, and only looks like consent.
+        Answer::Tunnel(b"SSH-2.0 200 fine\r\n\r\n"),
+        Answer::Say(b"HTTP/1.1 200 cut of"),
+        Answer::Say(b""),
+        Answer::Flood,
+        ESTABLISHED,
+    ];
+    let world = World::start(&[]).await;
+    let proxy = Proxy::start(world.server().agents, BAD).await;
+    let env = [("HTTPS_PROXY", proxy.address.to_string())];
+    let agent = agent_of(&world, "server.test", &env).await;
+    world.links(1).await;
+    assert_eq!(proxy.asked().len(), BAD.len());
+    let failures = format!(
+        "server_connection_failure_count{{direction=\"to_server\"}} {}",
+        BAD.len() - 1
+    );
+    let text = agent.metrics.scrape().text();
+    assert!(text.contains(&failures), "{failures}: {text}");
+}
+
+/// Loopback never goes through a proxy, and `NO_PROXY` names what else does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exceptions_are_not_asked_of_the_proxy() {
+    let world = World::start(&[]).await;
+    let proxy = Proxy::start(world.server().agents, &[ESTABLISHED]).await;
+    let https_proxy = ("HTTPS_PROXY", format!("http://{}", proxy.address));
+    let loopback = agent_of(&world, "127.0.0.1", std::slice::from_ref(&https_proxy)).await;
+    world.links(1).await;
+    loopback.stop().await;
+
+    for variable in ["NO_PROXY", "no_proxy"] {
+        let no_proxy = (
+            variable,
+            "other.test,.server.test,server.test:1,*.test.".to_owned(),
+        );
+        let proxied = agent_of(&world, "server.test", &[https_proxy.clone(), no_proxy]).await;
+        until("the proxy is asked", || !proxy.asked().is_empty()).await;
+        proxied.stop().await;
+        proxy.asked.lock().expect("nothing panics").clear();
+
+        // An address on paper (RFC 5737): it is dialled directly, or found unreachable, but not asked for.
+        let no_proxy = (variable, "other.test, 192.0.2.0/24".to_owned());
+        let direct = agent_of(&world, "192.0.2.1", &[https_proxy.clone(), no_proxy]).await;
+        let proxied = agent_of(&world, "server.test", std::slice::from_ref(&https_proxy)).await;
+        until("the proxy is asked", || !proxy.asked().is_empty()).await;
+        assert!(
+            proxy
+                .asked()
+                .iter()
+                .all(|head| head.contains("server.test")),
+            "{:?}",
+            proxy.asked()
+        );
+        direct.stop().await;
+        proxied.stop().await;
+        proxy.asked.lock().expect("nothing panics").clear();
+    }
+}

@@ -1,0 +1,198 @@
+//! Numbers of the specification as a peer sees them.
+
+use adit_core::wire::packets::packet::Payload;
+use adit_core::wire::packets::{self as wire, PacketType};
+
+use crate::support::raw::{Call, Connection};
+use crate::support::stub_server::StubServer;
+use crate::support::targets;
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+
+const KIB: usize = 1024;
+
+/// Payload sizes until so many bytes have come.
+async fn sizes(call: &mut Call, bytes: usize) -> Vec<usize> {
+    let (mut sizes, mut got) = (Vec::new(), 0);
+    while got < bytes {
+        match call.payload().await {
+            Some(Payload::Data(data)) => {
+                got += data.data.len();
+                sizes.push(data.data.len());
+            }
+            Some(Payload::Window(_)) => (),
+            other => panic!("instead of data: {other:?}"),
+        }
+    }
+    assert_eq!(got, bytes);
+    sizes
+}
+
+fn largest(sizes: &[usize]) -> usize {
+    sizes.iter().copied().max().unwrap_or(0)
+}
+
+/// What an agent without or with our extensions gets of an upload.
+async fn towards_an_agent(extensions: &[(&str, &str)]) -> Vec<usize> {
+    const BYTES: usize = 2 << 20;
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let headers: Vec<_> = [("agentid", "raw")]
+        .iter()
+        .chain(extensions)
+        .copied()
+        .collect();
+    let mut link = agent.call("/AgentService/Connect", &headers).await;
+    link.headers().await.expect("an answer");
+    world.links(1).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    call.dial(1, "a:1");
+    let Some(Payload::DialRequest(dial)) = link.payload().await else {
+        panic!("no dial");
+    };
+    let answer = wire::DialResponse {
+        error: String::new(),
+        connect_id: 5,
+        random: dial.random,
+        window: 16 << 20,
+    };
+    link.packet(PacketType::DialRsp, Payload::DialResponse(answer));
+    let Some(Payload::DialResponse(open)) = call.payload().await else {
+        panic!("no answer");
+    };
+    call.data(open.connect_id, vec![1; BYTES]);
+    sizes(&mut link, BYTES).await
+}
+
+/// What a server without or with our extensions gets of a download.
+async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
+    const BYTES: usize = 2 << 20;
+    let (port, _target) = targets::source(BYTES as u64).await;
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start(&world).await;
+    let agent = world.agent_of(server.port(), "a").await;
+    let mut link = server.accept().await.greet(extensions);
+    link.open_with_window(1, &format!("127.0.0.1:{port}"), 16 << 20)
+        .await;
+    let sizes = sizes(&mut link, BYTES).await;
+    agent.stop().await;
+    sizes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn go_peers_get_packets_of_at_most_32_kibibytes() {
+    let agent = towards_an_agent(&[]).await;
+    assert_eq!(largest(&agent), 32 * KIB, "towards an agent: {agent:?}");
+    let server = towards_a_server(&[]).await;
+    assert_eq!(largest(&server), 32 * KIB, "towards a server: {server:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adit_peers_get_packets_of_at_most_64_kibibytes() {
+    let agent = towards_an_agent(&[("adit-link", "1")]).await;
+    assert_eq!(largest(&agent), 64 * KIB, "towards an agent: {agent:?}");
+    let server = towards_a_server(&[("adit-link", "1")]).await;
+    assert_eq!(largest(&server), 64 * KIB, "towards a server: {server:?}");
+}
+
+/// Sends 24 MiB that nobody wants, waits until the server has read them, and asks what it may send then.
+async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let headers: Vec<_> = [("agentid", "raw")]
+        .iter()
+        .chain(extensions)
+        .copied()
+        .collect();
+    let mut link = agent.call("/AgentService/Connect", &headers).await;
+    link.headers().await.expect("an answer");
+    let sent = async {
+        for _message in 0..24 * 32 {
+            link.send.reserve_capacity(33 * KIB);
+            while link.send.capacity() < 33 * KIB {
+                std::future::poll_fn(|cx| link.send.poll_capacity(cx))
+                    .await
+                    .expect("the call lives")
+                    .expect("the call lives");
+            }
+            link.data(1_000_000, vec![0; 32 * KIB]);
+        }
+    };
+    within("24 MiB to be taken", sent).await;
+    link.dial_response(4711, 1);
+    let read =
+        "konnectivity_network_proxy_server_dial_failure_count{reason=\"unrecognized_response\"}";
+    world.server_metric(read, 1.0).await;
+    link.send.reserve_capacity(16 << 20);
+    until("the window comes back", || link.send.capacity() >= enough).await;
+    link.send.capacity()
+}
+
+/// HTTP/2 libraries give a window back in pieces of up to a third, so at rest it is between two thirds and all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_go_agent_may_have_two_mebibytes_on_the_way_and_ours_sixteen() {
+    let go = window_at_rest(&[], 1 << 20).await;
+    assert!(go <= 2 << 20, "{go} bytes");
+    let adit = window_at_rest(&[("adit-link", "1")], 10 << 20).await;
+    assert!(adit <= 16 << 20, "{adit} bytes");
+}
+
+/// On both listeners; the connection goes on after a refusal. Names and values count, and 32 for each header.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_lists_of_256_kibibytes_are_taken_and_longer_ones_refused() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    let (fits, long) = ("a".repeat(255 * KIB), "a".repeat(257 * KIB));
+
+    let client = Connection::client(&world).await;
+    let mut call = client.call("/ProxyService/Proxy", &[("x", &fits)]).await;
+    call.open(1, &target).await;
+    let mut refused = client.call("/ProxyService/Proxy", &[("x", &long)]).await;
+    refused.dial(2, &target);
+    assert_eq!(refused.next().await, None);
+    let mut again = client.proxy().await;
+    let conn = again.open(3, &target).await;
+    again.echo(conn, b"the connection lives").await;
+
+    let agent = Connection::agent(&world).await;
+    let mut link = agent
+        .call("/AgentService/Connect", &[("agentid", "raw"), ("x", &fits)])
+        .await;
+    let answer = link.headers().await.expect("an answer");
+    assert!(answer.contains_key("serverid"), "{answer:?}");
+    let mut refused = agent
+        .call("/AgentService/Connect", &[("agentid", "raw"), ("x", &long)])
+        .await;
+    let answer = refused.headers().await;
+    assert!(
+        answer.is_none_or(|headers| !headers.contains_key("serverid")),
+        "it was taken"
+    );
+    assert_eq!(world.server().links(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_may_owe_1024_answers_and_no_more() {
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("silent", "").await;
+    let client = Connection::client(&world).await;
+    let mut waiting = Vec::new();
+    for random in 1..=1024 {
+        let mut call = client.proxy().await;
+        call.dial(random, "a:1");
+        waiting.push(call);
+        let asked = link.payload().await;
+        assert!(matches!(asked, Some(Payload::DialRequest(_))), "{asked:?}");
+    }
+    let mut call = client.proxy().await;
+    call.dial(1025, "a:1");
+    match call.payload().await {
+        Some(Payload::DialResponse(answer)) => {
+            assert_eq!(answer.error, "too many pending dials on this agent");
+        }
+        other => panic!("{other:?}"),
+    }
+}

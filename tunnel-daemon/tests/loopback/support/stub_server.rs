@@ -1,0 +1,96 @@
+//! A server made of packets, for our agent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, Response};
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+use super::raw::Call;
+use super::wait::within;
+use super::world::World;
+
+/// Listens where agents would find a server.
+pub(crate) struct StubServer {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    connections: JoinSet<()>,
+}
+
+/// An agent's call that waits for its answer.
+pub(crate) struct Caller {
+    pub(crate) headers: HeaderMap,
+    respond: SendResponse<Bytes>,
+    recv: RecvStream,
+}
+
+impl StubServer {
+    /// With the world's server certificate.
+    pub(crate) async fn start(world: &World) -> Self {
+        let cert = CertificateDer::from_pem_file(world.files.cert("server"));
+        let key = PrivateKeyDer::from_pem_file(world.files.key("server"));
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("default versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.expect("a certificate")], key.expect("a key"))
+            .expect("a pair");
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Self {
+            listener: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+            tls: TlsAcceptor::from(Arc::new(config)),
+            connections: JoinSet::new(),
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.listener.local_addr().expect("bound").port()
+    }
+
+    /// The next agent's call; its connection lives as long as this server.
+    pub(crate) async fn accept(&mut self) -> Caller {
+        let (caller, called) = oneshot::channel();
+        let stream = within("an agent", self.listener.accept());
+        let (stream, _) = stream.await.expect("a connection");
+        let tls = within("a TLS handshake", self.tls.accept(stream));
+        let tls = tls.await.expect("an agent speaks TLS");
+        self.connections.spawn(async move {
+            let mut connection = h2::server::handshake(tls).await.expect("HTTP/2");
+            if let Some(Ok((request, respond))) = connection.accept().await {
+                let (parts, recv) = request.into_parts();
+                let _test_over = caller.send(Caller {
+                    headers: parts.headers,
+                    respond,
+                    recv,
+                });
+            }
+            while connection.accept().await.is_some() {}
+        });
+        within("a call", called).await.expect("the agent calls")
+    }
+}
+
+impl Caller {
+    /// Answers as a server does, with further headers.
+    pub(crate) fn greet(mut self, more: &[(&'static str, &str)]) -> Call {
+        let mut answer = Response::builder()
+            .header("content-type", "application/grpc")
+            .header("serverid", "stub")
+            .header("servercount", "1");
+        for (name, value) in more {
+            answer = answer.header(*name, *value);
+        }
+        let answer = answer.body(()).expect("headers");
+        let send = self.respond.send_response(answer, false);
+        Call::accepted(send.expect("the call lives"), self.recv)
+    }
+}
