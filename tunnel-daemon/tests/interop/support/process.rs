@@ -171,10 +171,7 @@ impl Process {
                 // The lock is given back first: the log shown on the way out reads the events once more.
                 let lines = seen.lines.clone();
                 drop(seen);
-                panic!(
-                    "{}: no event {what} within {limit:?}: {lines:?}",
-                    self.name
-                );
+                panic!("{}: no event {what} within {limit:?}: {lines:?}", self.name);
             }
             seen = self
                 .events
