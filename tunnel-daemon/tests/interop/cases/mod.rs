@@ -7,3 +7,4 @@ mod hostile_agents;
 mod hostile_clients;
 mod isolation;
 mod stub_server;
+mod upstream_suite;

@@ -25,6 +25,8 @@ pub(crate) enum Release {
 pub(crate) enum Program {
     Server(Release),
     Agent(Release),
+    /// Upstream's own integration tests, which take an agent as an external program.
+    Suite,
     /// Our own clients, targets and stubs.
     Peer,
 }
@@ -34,6 +36,7 @@ impl Program {
         match self {
             Self::Server(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/server",
             Self::Agent(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/agent",
+            Self::Suite => "sigs.k8s.io/apiserver-network-proxy/tests",
             Self::Peer => "./cmd/peer",
         }
     }
@@ -42,6 +45,7 @@ impl Program {
         let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/go");
         match self {
             Self::Server(Release::V0360) | Self::Agent(Release::V0360) | Self::Peer => go,
+            Self::Suite => go.join("suite"),
             Self::Server(Release::V0340) | Self::Agent(Release::V0340) => go.join("v0.34.0"),
             Self::Server(Release::V0303) | Self::Agent(Release::V0303) => go.join("v0.30.3"),
         }
@@ -51,7 +55,16 @@ impl Program {
         match self {
             Self::Server(release) => format!("server-{release:?}").to_lowercase(),
             Self::Agent(release) => format!("agent-{release:?}").to_lowercase(),
+            Self::Suite => "suite".to_owned(),
             Self::Peer => "peer".to_owned(),
+        }
+    }
+
+    /// The subcommand of `go` that makes it.
+    fn recipe(self) -> &'static [&'static str] {
+        match self {
+            Self::Suite => &["test", "-c"],
+            Self::Server(_) | Self::Agent(_) | Self::Peer => &["build"],
         }
     }
 }
@@ -109,7 +122,8 @@ fn build(program: Program) -> PathBuf {
     let partial = out.with_extension("partial");
     announce(program);
     let status = Command::new(go)
-        .args(["build", "-trimpath", "-o"])
+        .args(program.recipe())
+        .args(["-trimpath", "-o"])
         .arg(&partial)
         .arg(program.package())
         .current_dir(&folder)
@@ -119,7 +133,8 @@ fn build(program: Program) -> PathBuf {
         .expect("go runs");
     assert!(
         status.success(),
-        "building {program:?} failed: run `go build {}` in {}",
+        "building {program:?} failed: run `go {} {}` in {}",
+        program.recipe().join(" "),
         program.package(),
         folder.display()
     );

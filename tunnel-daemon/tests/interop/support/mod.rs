@@ -6,6 +6,7 @@ pub(crate) mod certs;
 pub(crate) mod go;
 pub(crate) mod http;
 pub(crate) mod metrics;
+pub(crate) mod namespace;
 pub(crate) mod peer;
 pub(crate) mod ports;
 pub(crate) mod process;

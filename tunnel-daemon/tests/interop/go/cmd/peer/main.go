@@ -46,6 +46,7 @@ func commands() []command {
 		{"target", "all targets; prints their ports", runTarget},
 		{"agent-stub", "an agent made of packets", agentStub},
 		{"server-stub", "a server made of packets", serverStub},
+		{"offline", "a program, beside a name server that knows no name", runOffline},
 	}
 }
 

@@ -1,0 +1,58 @@
+//! A network of its own for a program, in which its ports are free and its surroundings known.
+//!
+//! It holds loopback, one address behind which packets vanish, and a name server that knows no name. That takes root,
+//! or the right to make user namespaces, and the commands `unshare`, `ip` and `mount`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::go::{self, Program};
+
+/// Prepares the namespace from inside: `$1` is our peer program, `$2` a directory; the program to run follows.
+///
+/// A dial to the black hole gets no answer, not even an error, for as long as it lasts: its packets leave on a cable to
+/// nobody, for a neighbour that is written down and so never asked for. A route of the type `blackhole` would refuse.
+const SETUP: &str = r#"
+set -e
+peer=$1 dir=$2
+shift 2
+ip link set lo up
+ip link add hole type veth peer name nobody
+ip address add 198.18.0.1/15 dev hole
+ip link set hole up
+ip link set nobody up
+ip neighbour replace 198.18.0.254 lladdr 02:00:00:00:00:01 dev hole nud permanent
+echo nameserver 127.0.0.1 > "$dir/resolv.conf"
+mount --bind "$dir/resolv.conf" /etc/resolv.conf
+export TMPDIR="$dir"
+exec "$peer" offline "$@"
+"#;
+
+/// The program and arguments that run these words in a new namespace. All that they start ends with them.
+pub(crate) fn enclosed(words: &[String], dir: &Path) -> (PathBuf, Vec<String>) {
+    // The process namespace is what ends everything: its first process is killed with `unshare`, and takes the rest along.
+    let mut args: Vec<String> = ["--net", "--mount", "--pid", "--fork", "--kill-child"]
+        .map(str::to_owned)
+        .to_vec();
+    if !rustix::process::geteuid().is_root() {
+        args.extend(["--user".to_owned(), "--map-root-user".to_owned()]);
+    }
+    args.extend(["sh", "-c", SETUP, "namespace"].map(str::to_owned));
+    args.push(go::binary(Program::Peer).display().to_string());
+    args.push(dir.display().to_string());
+    args.extend_from_slice(words);
+    (PathBuf::from("unshare"), args)
+}
+
+/// Why this host cannot make such a namespace; `None` when it can. Tries it.
+pub(crate) fn missing(dir: &Path) -> Option<String> {
+    let dir = dir.join("probe");
+    fs::create_dir_all(&dir).expect("the test's directory is writable");
+    let (program, args) = enclosed(&["true".to_owned()], &dir);
+    match Command::new(program).args(args).output() {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("running unshare: {error}")),
+    }
+}
