@@ -203,6 +203,9 @@ pub enum ConnectionError {
     Silent,
 }
 
+/// What a client asks for, and where the answer goes.
+type Call = (Request<RecvStream>, SendResponse<MessageBuf>);
+
 /// One client's connection, after its preface.
 pub struct ServerConnection<S> {
     http2: Connection<Gather<S>, MessageBuf>,
@@ -224,11 +227,7 @@ where
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     /// The next request; `Ok(None)` at the end. Everything else of the connection moves on in here.
-    fn poll_call(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Option<(Request<RecvStream>, SendResponse<MessageBuf>)>, ConnectionError>>
-    {
+    fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
         let polled = self.http2.poll_accept(cx);
         if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
             return Poll::Ready(Err(error.into()));

@@ -74,6 +74,8 @@ mod tests {
 
     use tokio::sync::mpsc;
 
+    use crate::net::tasks::Tasks;
+
     #[derive(Default)]
     struct Count(AtomicUsize);
 
@@ -137,11 +139,13 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_wake_up_of_another_thread_is_lost() {
         let (sender, mut receiver) = mpsc::channel::<u32>(1);
-        let sending = tokio::spawn(async move {
+        let tasks = Tasks::new(1);
+        let sending = async move {
             for number in 0..20_000 {
                 sender.send(number).await.unwrap();
             }
-        });
+        };
+        tasks.spawn("sends from another thread", sending).unwrap();
         let mut sum = 0_u64;
         together(|cx| {
             while let Poll::Ready(next) = receiver.poll_recv(cx) {
@@ -153,7 +157,6 @@ mod tests {
             Poll::Pending
         })
         .await;
-        sending.await.unwrap();
         assert_eq!(sum, 19_999 * 20_000 / 2);
     }
 }

@@ -25,9 +25,8 @@ async fn response_headers_are_waited_for_ten_seconds() {
         },
         token: None,
     };
-    let tasks = Tasks::new(10);
     let started = Instant::now();
-    let opening = open(ours, "server", &identity, Duration::from_secs(3600), &tasks);
+    let opening = open(ours, "server", &identity, Duration::from_secs(3600));
     let opened = tokio::select! {
         opened = opening => opened,
         () = silent => panic!("the agent hung up"),

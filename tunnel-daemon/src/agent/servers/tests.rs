@@ -59,6 +59,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         budget: Arc::new(ProcessBudget::new(1 << 30)),
         metrics: metrics.clone(),
         tasks: tasks.clone(),
+        warn_on_channel_limit: false,
     };
     let settings = ServersSettings {
         addresses: vec![ServerAddress::Host {

@@ -77,7 +77,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
     tunnel.dialing("a.test:1");
     tunnel.opened(&open);
-    let (mut io, gone) = tokio::io::duplex(1024);
+    let (mut io, gone) = duplex(1024);
     drop(gone);
     relay(&mut io, BytesMut::new(), open, tunnel).await;
     let text = metrics.scrape().text();

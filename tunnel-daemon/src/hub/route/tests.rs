@@ -21,12 +21,13 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
     // Links whose tasks never answer.
     let _silent: Vec<Entered> = (0..LINKS)
         .map(|number| {
-            hub.enter(LinkInfo {
+            let info = LinkInfo {
                 agent: AgentId::new(&format!("agent-{number}")),
                 identifiers: Identifiers::default(),
                 principal: None,
                 credit: true,
-            })
+            };
+            hub.enter(info, 1).expect("each agent has one link")
         })
         .collect();
     let mut waiting = Vec::new();
