@@ -108,6 +108,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let windows = Windows {
+        frame_bytes: grpc::LINK_FRAME_BYTES,
         stream_bytes: STREAM_WINDOW_BYTES,
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };

@@ -84,6 +84,7 @@ impl Backend {
     {
         let holder: Option<Arc<str>> = principal.as_deref().map(holder);
         let windows = Windows {
+            frame_bytes: grpc::LINK_FRAME_BYTES,
             stream_bytes: STREAM_WINDOW_BYTES,
             send_buffer_bytes: SEND_BUFFER_BYTES,
         };

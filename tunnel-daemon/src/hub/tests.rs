@@ -17,6 +17,7 @@ use super::*;
 use crate::net::grpc::{self, Windows};
 
 const WINDOWS: Windows = Windows {
+    frame_bytes: crate::net::grpc::LINK_FRAME_BYTES,
     stream_bytes: 1 << 20,
     send_buffer_bytes: 128 * 1024,
 };

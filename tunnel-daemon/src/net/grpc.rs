@@ -22,9 +22,12 @@ use super::together::together;
 /// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
 /// stream never holds up the others.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Frames we accept from peers that follow our settings; Go sends 16 KiB whatever we say.
-const FRAME_BYTES_MAX: u32 = 256 * 1024;
-/// Header lists we accept: tokens and identifier lists are long.
+/// Frames between our own ends; Go sends 16 KiB whatever we say.
+pub const LINK_FRAME_BYTES: u32 = 256 * 1024;
+/// The least that HTTP/2 allows, and all that a Go client uses.
+pub const SMALL_FRAME_BYTES: u32 = 16 * 1024;
+/// Header lists we accept: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a list of
+/// this size needs in frames of the largest size we accept and a quarter more, or else to 6.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
 /// An unanswered keepalive ping ends the connection after this.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -150,9 +153,11 @@ pub fn refuse(respond: &mut SendResponse<MessageBuf>, code: Code, message: &str)
     let _sent = respond.send_response(response, true);
 }
 
-/// Windows of one listener or dialler.
+/// Frames and windows of one listener or dialler.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
+    /// Largest frame we accept.
+    pub frame_bytes: u32,
     /// Bytes a peer may send on one stream before we take them.
     pub stream_bytes: u32,
     /// Bytes of one stream buffered towards the socket.
@@ -166,7 +171,7 @@ pub fn server_builder(windows: Windows) -> Builder {
     builder
         .initial_window_size(windows.stream_bytes)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES_MAX)
+        .max_frame_size(windows.frame_bytes)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         .max_concurrent_streams(u32::MAX)
         .max_concurrent_reset_streams(1024)
@@ -182,7 +187,7 @@ pub fn client_builder(windows: Windows) -> client::Builder {
     builder
         .initial_window_size(windows.stream_bytes)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_frame_size(FRAME_BYTES_MAX)
+        .max_frame_size(windows.frame_bytes)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
         .max_send_buffer_size(windows.send_buffer_bytes)
         .enable_push(false);

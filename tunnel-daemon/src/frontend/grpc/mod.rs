@@ -37,6 +37,7 @@ pub async fn serve<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let windows = Windows {
+        frame_bytes: grpc::SMALL_FRAME_BYTES,
         stream_bytes: STREAM_WINDOW_BYTES,
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };
