@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, test, tidy};
+use crate::{codegen, fuzz, perf, test, tidy};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -78,6 +78,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             &["run", "--quiet", "--release", "--", "demo", "--once"],
             DEMO,
         )
+    });
+    steps.run("isolation", || {
+        let args = "--quick --rounds=5 --makers=adit --only=isolation --check";
+        let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
+        perf::run(&args)
     });
     steps.finish()
 }

@@ -24,7 +24,7 @@ struct Plan {
     makers: Vec<Maker>,
     modes: Vec<Mode>,
     only: Option<String>,
-    /// Fail when a row is worse than upstream.
+    /// Fail when a row is worse than upstream, or stalled readers slow the echo of others.
     check: bool,
     adit: Option<PathBuf>,
 }
@@ -75,6 +75,12 @@ pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
         "worse than upstream: {}",
         worse.join(", ")
     );
+    let disturbed = results.disturbed();
+    ensure!(
+        !plan.check || disturbed.is_empty(),
+        "beside stalled readers: {}",
+        disturbed.join(", ")
+    );
     Ok(())
 }
 
@@ -119,19 +125,18 @@ impl Programs {
         let interop = root.join("tunnel-daemon/tests/interop/go");
         let bin = out.join("bin");
         fs::create_dir_all(&bin)?;
-        let upstream = "sigs.k8s.io/apiserver-network-proxy/cmd";
+        let upstream = |role: &str| {
+            let out = bin.join(format!("upstream-{role}"));
+            if plan.makers.contains(&Maker::Upstream) {
+                let package = format!("sigs.k8s.io/apiserver-network-proxy/cmd/{role}");
+                return go_build(&interop, &package, &out);
+            }
+            Ok(out)
+        };
         let programs = Self {
             load: go_build(&root.join("perf/load"), ".", &bin.join("load"))?,
-            upstream_server: go_build(
-                &interop,
-                &format!("{upstream}/server"),
-                &bin.join("upstream-server"),
-            )?,
-            upstream_agent: go_build(
-                &interop,
-                &format!("{upstream}/agent"),
-                &bin.join("upstream-agent"),
-            )?,
+            upstream_server: upstream("server")?,
+            upstream_agent: upstream("agent")?,
             adit: match &plan.adit {
                 Some(path) => Some(path.clone()),
                 None if plan.makers.contains(&Maker::Adit) => Some(release_build(root)?),

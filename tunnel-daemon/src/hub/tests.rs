@@ -14,10 +14,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
-use crate::net::grpc::{self, Windows};
+use crate::net::grpc::{self, LINK_FRAME_BYTES, Windows};
 
 const WINDOWS: Windows = Windows {
-    frame_bytes: crate::net::grpc::LINK_FRAME_BYTES,
+    frame_bytes: LINK_FRAME_BYTES,
     stream_bytes: 1 << 20,
     send_buffer_bytes: 128 * 1024,
 };

@@ -3,7 +3,12 @@
 use std::{fmt, net::IpAddr};
 
 use sha2::{Digest, Sha256};
-use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
+use x509_parser::{
+    extensions::GeneralName,
+    objects::{oid_registry, oid2abbrev},
+    prelude::X509Certificate,
+    x509::X509Name,
+};
 
 /// Names taken from one certificate. A certificate with more is no less valid, but nobody needs to read them all.
 const NAMES_MAX: usize = 64;
@@ -11,7 +16,8 @@ const NAMES_MAX: usize = 64;
 /// The holder of a verified certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Principal {
-    /// The whole subject, as RFC 4514 like text: `O=system:nodes, CN=system:node:a`.
+    /// The whole subject in the order of the certificate, `O=system:nodes,CN=system:node:a`, escaped as RFC 4514 section 2.4
+    /// asks: no value can read like another attribute.
     pub subject: String,
     /// The first common name of the subject.
     pub common_name: Option<String>,
@@ -33,7 +39,7 @@ impl Principal {
             attribute.as_str().ok().map(str::to_owned)
         };
         Some(Self {
-            subject: subject.to_string(),
+            subject: distinguished_name(subject),
             common_name: subject.iter_common_name().find_map(text),
             organizations: subject
                 .iter_organization()
@@ -66,6 +72,47 @@ impl fmt::Display for Principal {
             .take(4)
             .try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str(")")
+    }
+}
+
+fn distinguished_name(name: &X509Name<'_>) -> String {
+    let mut text = String::new();
+    for relative in name.iter() {
+        for (nth, attribute) in relative.iter().enumerate() {
+            match (text.is_empty(), nth) {
+                (true, _) => (),
+                (false, 0) => text.push(','),
+                (false, _) => text.push('+'),
+            }
+            let oid = attribute.attr_type();
+            match oid2abbrev(oid, oid_registry()) {
+                Ok(short) => text.push_str(short),
+                Err(_unnamed) => text.push_str(&oid.to_id_string()),
+            }
+            text.push('=');
+            match attribute.as_str() {
+                Ok(value) => escape(value, &mut text),
+                // Of another type than text: its bytes, which no escaped text can look like.
+                Err(_not_text) => {
+                    text.push('#');
+                    for byte in attribute.as_slice() {
+                        text.push_str(&format!("{byte:02x}"));
+                    }
+                }
+            }
+        }
+    }
+    text
+}
+
+fn escape(value: &str, text: &mut String) {
+    for (at, character) in value.char_indices() {
+        let special = matches!(character, ',' | '+' | '"' | '\\' | '<' | '>' | ';' | '=')
+            || (at == 0 && matches!(character, '#' | ' '));
+        if special {
+            text.push('\\');
+        }
+        text.push(character);
     }
 }
 
@@ -128,6 +175,14 @@ mod tests {
             ["dns:a.example", "dns:b.example", "ip:10.0.0.1", "ip:::1"]
         );
         assert!(principal.to_string().starts_with("CN=agent-7 (sha256 "));
+    }
+
+    #[test]
+    fn no_common_name_reads_like_another_attribute() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let tricky = principal(&ca, "a, O=b+C=\"d\"", &[]);
+        assert_eq!(tricky.subject, "CN=a\\, O\\=b\\+C\\=\\\"d\\\"");
+        assert_eq!(principal(&ca, "#0c01", &[]).subject, "CN=\\#0c01");
     }
 
     #[test]

@@ -21,6 +21,9 @@ enum Better {
     Lower,
 }
 
+/// What four stalled readers may make of the echo p99 of others.
+const ISOLATION_RATIO_MAX: f64 = 1.5;
+
 /// Key in a sample, words for people, and direction.
 const ROWS: [(&str, &str, Better); 19] = [
     (
@@ -185,6 +188,23 @@ impl Results {
             }
         }
         worse
+    }
+
+    /// Modes in which stalled readers slow our echo beyond [`ISOLATION_RATIO_MAX`].
+    pub(crate) fn disturbed(&self) -> Vec<String> {
+        let mut disturbed = Vec::new();
+        for mode in [Mode::Grpc, Mode::HttpConnect] {
+            let ours = |key| self.median(mode, Maker::Adit, key);
+            match (ours("isolation_completed"), ours("isolation_p99_ratio")) {
+                (None, _) => (),
+                (Some(1.0), Some(ratio)) if ratio <= ISOLATION_RATIO_MAX => (),
+                (Some(1.0), Some(ratio)) => {
+                    disturbed.push(format!("{} echo p99 {ratio:.2} times", mode.flag()));
+                }
+                (Some(_), _) => disturbed.push(format!("{} echo did not finish", mode.flag())),
+            }
+        }
+        disturbed
     }
 
     fn median(&self, mode: Mode, maker: Maker, key: &str) -> Option<f64> {

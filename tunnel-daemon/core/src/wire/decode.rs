@@ -21,12 +21,20 @@ const DATA_HEAD_MAX: usize = 25;
 /// Pieces below this are copied, so that a few bytes do not pin a whole receive buffer.
 const COPY_BELOW_BYTES: usize = 1024;
 
+/// A longer message is not skipped: the stream ends, as it would with upstream's at a sixteenth of this.
+const SKIPPED_BYTES_MAX: usize = 16 * MESSAGE_BYTES_MAX;
+
 /// Why the stream cannot be read any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StreamError {
     /// The compression flag was set although no encoding was negotiated.
     #[error("compressed gRPC message without a negotiated encoding (flag {0})")]
     Compressed(u8),
+    /// A message so long that skipping it would keep the stream busy with nothing else.
+    #[error(
+        "gRPC message of {0} bytes announced; the stream is not read on beyond {SKIPPED_BYTES_MAX}"
+    )]
+    TooLong(usize),
     /// The stream ended inside a message.
     #[error("stream ended inside a gRPC message")]
     Truncated,
@@ -121,10 +129,12 @@ impl Decoder {
                     if flag != 0 {
                         return Err(StreamError::Compressed(flag));
                     }
+                    let length = u32::from_be_bytes([a, b, c, d]) as usize;
+                    if length > SKIPPED_BYTES_MAX {
+                        return Err(StreamError::TooLong(length));
+                    }
                     self.skip(GRPC_PREFIX_BYTES);
-                    self.state = State::Head {
-                        length: u32::from_be_bytes([a, b, c, d]) as usize,
-                    };
+                    self.state = State::Head { length };
                 }
                 State::Head { length } => match parse_head(self.readable(), length) {
                     Head::More => return Ok(None),

@@ -200,3 +200,21 @@ fn compression_and_truncation_end_the_stream() {
         Err(StreamError::Truncated)
     );
 }
+
+#[test]
+fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
+    let mut decoder = Decoder::default();
+    let skipped = u32::try_from(16 * MESSAGE_BYTES_MAX).unwrap();
+    let mut prefix = vec![0];
+    prefix.extend((skipped + 1).to_be_bytes());
+    decoder.push(prefix.into());
+    assert_eq!(
+        decoder.next(),
+        Err(StreamError::TooLong(16 * MESSAGE_BYTES_MAX + 1))
+    );
+    let mut decoder = Decoder::default();
+    let mut prefix = vec![0];
+    prefix.extend(skipped.to_be_bytes());
+    decoder.push(prefix.into());
+    assert_eq!(decoder.next(), Ok(None));
+}
