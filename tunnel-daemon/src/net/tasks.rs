@@ -249,6 +249,19 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn admitted_work_counts_against_the_limit_and_its_panic_ends_it_alone() {
+        let tasks = Tasks::new(2);
+        let bad = tasks.admit("bad", async { panic!("on purpose") }).unwrap();
+        let good = tasks.admit("good", async {}).unwrap();
+        let third = tasks.admit("third", async {});
+        assert_eq!(third.err(), Some(Overloaded { limit: 2 }));
+        assert_eq!(tasks.running(), 2);
+        tokio::join!(bad, good);
+        assert_eq!((tasks.panics(), tasks.running()), (1, 0));
+        assert!(tasks.admit("there is room again", async {}).is_ok());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn drain_waits_for_tasks_that_heed_the_stop() {
         let tasks = Tasks::new(8);
