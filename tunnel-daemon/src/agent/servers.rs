@@ -127,15 +127,19 @@ impl Shared {
                 () = self.changed.notified() => continue,
             }
             serial += 1;
-            let outcome = self.attempt(at, serial).await;
+            let (outcome, opened) = self.attempt(at).await;
+            // Before the link runs: its end may come at once, and must find what it takes back.
             locked(&self.state).attempted(at, outcome, Instant::now(), rand::random::<f64>());
+            if let Some(opened) = opened {
+                self.keep(opened, serial);
+            }
             self.publish();
         }
     }
 
-    async fn attempt(self: &Arc<Self>, at: usize, serial: u64) -> Attempt {
+    async fn attempt(&self, at: usize) -> (Attempt, Option<Opened>) {
         let Some(address) = self.settings.addresses.get(at) else {
-            return Attempt::Failed;
+            return (Attempt::Failed, None);
         };
         let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, self.connect(address));
         let opened = match connecting.await.unwrap_or(Err(AttemptError::Elapsed)) {
@@ -145,19 +149,19 @@ impl Shared {
                     .metrics
                     .server_connection_failure(LinkDirection::ToServer);
                 tracing::warn!(server = %address, %error, "cannot connect to a server");
-                return Attempt::Failed;
+                return (Attempt::Failed, None);
             }
         };
         let (server, count) = (opened.server.server.clone(), opened.server.server_count);
         if locked(&self.state).holds(&server) {
             tracing::debug!(%server, "already connected to this server");
-            return Attempt::Duplicate { server };
+            return (Attempt::Duplicate { server }, None);
         }
-        self.keep(opened, &server, serial);
-        Attempt::New { server, count }
+        (Attempt::New { server, count }, Some(opened))
     }
 
-    fn keep(self: &Arc<Self>, opened: Opened, server: &ServerId, serial: u64) {
+    fn keep(self: &Arc<Self>, opened: Opened, serial: u64) {
+        let server = opened.server.server.clone();
         let credit = opened.server.extensions.link;
         let (link, running) = opened.start(&self.context);
         tracing::info!(%server, adit = credit, "connected to a server");
@@ -181,15 +185,21 @@ impl Shared {
                 .context
                 .metrics
                 .server_connection_failure(LinkDirection::FromServer);
-            // By identity: a slow end must not take its own successor away.
-            locked(&shared.links).retain(|(id, _)| *id != serial);
-            locked(&shared.state).lost(&lost, Instant::now(), rand::random::<f64>());
-            shared.publish();
-            shared.changed.notify_one();
+            shared.forget(&lost, serial);
         };
         if self.context.tasks.spawn("link", link).is_err() {
             tracing::error!(%server, "no room for another link: too many targets are open");
+            self.forget(&server, serial);
         }
+    }
+
+    /// A link is gone, or never ran.
+    fn forget(&self, server: &ServerId, serial: u64) {
+        // By identity: a slow end must not take its own successor away.
+        locked(&self.links).retain(|(id, _)| *id != serial);
+        locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
+        self.publish();
+        self.changed.notify_one();
     }
 
     async fn connect(&self, address: &ServerAddress) -> Result<Opened, AttemptError> {

@@ -260,11 +260,12 @@ impl Hub {
     ) -> Result<OpenTunnel, DialFailure> {
         let mut tried: Vec<LinkId> = Vec::new();
         let mut failure = DialFailure::NoAgent;
-        while let Some(handle) = self.pick(address, &tried) {
-            if !tried.is_empty() {
+        let mut dialed = false;
+        while let Some(handle) = self.pick(address, &mut tried) {
+            if dialed {
                 self.retried.fetch_add(1, Relaxed);
             }
-            tried.push(handle.id);
+            dialed = true;
             match self.dial_on(&handle, dial, protocol, address).await {
                 Ok(tunnel) => return Ok(tunnel),
                 // Nobody has seen it, but its whole time is spent.
@@ -330,10 +331,17 @@ impl Hub {
         }
     }
 
-    fn pick(&self, address: &str, tried: &[LinkId]) -> Option<LinkHandle> {
-        let link =
-            locked(&self.registry).pick(&Host::of_address(address), rand::random(), tried)?;
-        locked(&self.links).get(&link).cloned()
+    /// The next link to try, which is then among the tried. `None`: no other agent fits.
+    fn pick(&self, address: &str, tried: &mut Vec<LinkId>) -> Option<LinkHandle> {
+        let host = Host::of_address(address);
+        loop {
+            let link = locked(&self.registry).pick(&host, rand::random(), tried)?;
+            tried.push(link);
+            // A link that is just leaving is gone here before it is gone from the registry.
+            if let Some(handle) = locked(&self.links).get(&link) {
+                return Some(handle.clone());
+            }
+        }
     }
 }
 

@@ -18,6 +18,8 @@ use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
 use adit_core::wire::encode::MessageBuf;
 
+/// Answers to packets that make no sense here, before the call is ended: a client that never reads would pile them up.
+const REBUKES_MAX: u32 = 256;
 /// Rounds before the task lets others run.
 const ROUNDS_PER_POLL: usize = 32;
 
@@ -83,6 +85,7 @@ pub struct ProxyStream<E: StreamEvents> {
     out: Outbound,
     decoder: Decoder,
     state: State,
+    rebukes: u32,
     events: E,
 }
 
@@ -101,6 +104,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             out,
             decoder: Decoder::default(),
             state: State::Fresh,
+            rebukes: 0,
             events,
         }
     }
@@ -273,8 +277,8 @@ impl<E: StreamEvents> ProxyStream<E> {
                     }
                     Ok(())
                 }
-                State::Open { .. } => self.close_rsp(conn, "mismatched connection IDs"),
-                _ => self.close_rsp(conn, "backend uninitialized"),
+                State::Open { .. } => self.rebuke(conn, "mismatched connection IDs"),
+                _ => self.rebuke(conn, "backend uninitialized"),
             },
             Packet::DialCls { dial } => {
                 if matches!(&self.state, State::Dialing { dial: ours, .. } if *ours == dial) {
@@ -298,6 +302,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         address: String,
     ) -> Result<(), h2::Error> {
         if !matches!(self.state, State::Fresh) {
+            self.count_rebuke()?;
             let error = String::from("this stream has dialed before; open a stream per connection");
             return self.send(Packet::DialRsp {
                 dial,
@@ -412,6 +417,19 @@ impl<E: StreamEvents> ProxyStream<E> {
             self.close_rsp(conn, text)?;
         }
         self.leave(false, reason);
+        Ok(())
+    }
+
+    fn rebuke(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+        self.count_rebuke()?;
+        self.close_rsp(conn, error)
+    }
+
+    fn count_rebuke(&mut self) -> Result<(), h2::Error> {
+        self.rebukes += 1;
+        if self.rebukes > REBUKES_MAX {
+            return Err(h2::Reason::ENHANCE_YOUR_CALM.into());
+        }
         Ok(())
     }
 

@@ -48,3 +48,28 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
     let mut next = std::pin::pin!(hub.dial(DialId(-2), "tcp", "a:1"));
     assert!(futures_util::poll!(&mut next).is_pending(), "room for one");
 }
+
+#[tokio::test]
+async fn a_link_that_is_just_leaving_is_passed_over() {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: None,
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let enter = |name: &str| {
+        let info = LinkInfo {
+            agent: AgentId::new(name),
+            identifiers: Identifiers::default(),
+            principal: None,
+            credit: true,
+        };
+        hub.enter(info, 1).expect("each agent has one link")
+    };
+    let (leaving, _staying) = (enter("leaving"), enter("staying"));
+    locked(&hub.links).remove(&leaving.handle.id);
+    for number in 0..64 {
+        let mut dial = Box::pin(hub.dial(DialId(number), "tcp", "a:1"));
+        let early = futures_util::poll!(&mut dial);
+        assert!(early.is_pending(), "dial {number} found no agent");
+    }
+}

@@ -439,3 +439,23 @@ async fn unfinished_heads_hold_only_their_own_connections() {
     drop(slow);
     world.server_metric(gauge, 0.0).await;
 }
+
+/// Each is answered, and answers to a client that reads nothing wait in memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
+    for _packet in 0..1000 {
+        call.packet(PacketType::CloseReq, close.clone());
+    }
+    let mut answers = 0;
+    while call.next().await.is_some() {
+        answers += 1;
+    }
+    assert!(answers <= 256, "{answers} answers");
+    let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    echo(&mut tunnel, b"others go on").await;
+}
