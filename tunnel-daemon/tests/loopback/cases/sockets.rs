@@ -7,14 +7,8 @@ use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// Connections of one run; all of them in a nightly run.
-fn quick_connects() -> usize {
-    if std::env::var_os("ADIT_NIGHTLY").is_some() {
-        100_000
-    } else {
-        20_000
-    }
-}
+/// Connections of one run.
+const QUICK_CONNECTS: usize = 100_000;
 
 /// A process of its own, so that its descriptors are nobody else's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,7 +33,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
 
     let (grpc, http) = (world.grpc(), world.connect());
     let connecting = tokio::task::spawn_blocking(move || {
-        for number in 0..quick_connects() {
+        for number in 0..QUICK_CONNECTS {
             match number % 10 {
                 0 => {
                     let stream = std::net::TcpStream::connect(agents).expect("it listens");
