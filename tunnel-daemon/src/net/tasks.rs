@@ -94,6 +94,7 @@ impl Tasks {
     ) -> Result<Admitted, Overloaded> {
         let permit = self.permit()?;
         let inner = Arc::clone(&self.0);
+        let work = Box::pin(work); // once, as in `start`
         let guarded = async move {
             let guard = PanicGuard {
                 name,
@@ -147,7 +148,7 @@ impl Tasks {
         held: impl Send + 'static,
     ) {
         let inner = Arc::clone(&self.0);
-        // Each `async` layer keeps what it awaits twice, and there are four around `work`: boxed, it is there once.
+        // Each `async` layer around `work` would keep it twice; boxed, it is there once.
         let work = Box::pin(work);
         let tracked = self.0.tracker.track_future(async move {
             let guard = PanicGuard {
