@@ -10,6 +10,7 @@ pub mod failure;
 pub mod grant;
 pub mod http2;
 pub mod ids;
+pub mod lane;
 pub mod registry;
 pub mod session;
 pub mod target;

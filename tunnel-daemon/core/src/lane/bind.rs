@@ -1,0 +1,121 @@
+//! How a new lane proves that it belongs to a link: HELLO, BIND, READY.
+//!
+//! The proof is an HMAC-SHA256 with the link's secret over a nonce the server used once, both ids, and keying material
+//! of this very TLS session (RFC 5705, RFC 8446 section 7.5), so that neither a recording nor a lane relayed by
+//! somebody in between is worth anything. The arithmetic is the caller's; this module says over what.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+
+use super::frame::{FrameType, LaneViolation, OutFrame};
+use crate::ids::{LinkId, ServerId};
+
+/// Bytes of a server's nonce.
+pub const NONCE_BYTES: usize = 32;
+/// Bytes of a proof.
+pub const PROOF_BYTES: usize = 32;
+/// Longest server id on a lane.
+const SERVER_ID_BYTES_MAX: usize = 1024;
+
+/// The proof of a BIND; compare in constant time.
+pub type Proof = [u8; PROOF_BYTES];
+
+/// The server's first frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// Who it is: behind a load balancer perhaps another one than the agent wanted.
+    pub server: ServerId,
+    /// Used for this lane only.
+    pub nonce: [u8; NONCE_BYTES],
+}
+
+/// The agent's answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bind {
+    /// The link it belongs to, as that server named it.
+    pub link: LinkId,
+    /// HMAC over [`proof_input`].
+    pub proof: Proof,
+}
+
+/// A frame of the greeting, as read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Greeting {
+    /// From the server.
+    Hello(Hello),
+    /// From the agent.
+    Bind(Bind),
+    /// From the server: tunnels may be opened.
+    Ready,
+}
+
+/// What the proof is made over; unambiguous, since only the last part has a length of its own.
+#[must_use]
+pub fn proof_input(hello: &Hello, link: LinkId, exported: &[u8; 32]) -> Vec<u8> {
+    let mut input = Vec::with_capacity(128);
+    input.extend_from_slice(b"adit lane bind 1");
+    input.extend_from_slice(&hello.nonce);
+    input.extend_from_slice(exported);
+    input.extend_from_slice(&link.0.to_be_bytes());
+    input.extend_from_slice(hello.server.as_str().as_bytes());
+    input
+}
+
+impl Hello {
+    /// The frame.
+    #[must_use]
+    pub fn to_frame(&self) -> OutFrame {
+        let mut payload = BytesMut::new();
+        payload.put_slice(&self.nonce);
+        payload.put_slice(self.server.as_str().as_bytes());
+        OutFrame::new(FrameType::Hello, 0, 0, payload.freeze())
+    }
+}
+
+impl Bind {
+    /// The frame.
+    #[must_use]
+    pub fn to_frame(&self) -> OutFrame {
+        let mut payload = BytesMut::new();
+        payload.put_u64(self.link.0);
+        payload.put_slice(&self.proof);
+        OutFrame::new(FrameType::Bind, 0, 0, payload.freeze())
+    }
+}
+
+impl Greeting {
+    /// READY.
+    #[must_use]
+    pub fn ready_frame() -> OutFrame {
+        OutFrame::new(FrameType::Ready, 0, 0, Bytes::new())
+    }
+
+    /// Reads a frame of the greeting.
+    ///
+    /// # Errors
+    /// Another frame, or one that cannot be read.
+    pub fn read(kind: FrameType, mut payload: Bytes) -> Result<Self, LaneViolation> {
+        let unreadable = LaneViolation::Unreadable(kind);
+        match kind {
+            FrameType::Hello => {
+                let mut nonce = [0; NONCE_BYTES];
+                if payload.len() > NONCE_BYTES + SERVER_ID_BYTES_MAX {
+                    return Err(unreadable);
+                }
+                payload
+                    .try_copy_to_slice(&mut nonce)
+                    .map_err(|_short| unreadable)?;
+                let server = std::str::from_utf8(&payload).map_err(|_bad| unreadable)?;
+                let server = ServerId::new(server);
+                Ok(Self::Hello(Hello { server, nonce }))
+            }
+            FrameType::Bind => {
+                let link = payload.try_get_u64().map_err(|_short| unreadable)?;
+                let proof = Proof::try_from(&payload[..]).map_err(|_bad| unreadable)?;
+                let link = LinkId(link);
+                Ok(Self::Bind(Bind { link, proof }))
+            }
+            FrameType::Ready => Ok(Self::Ready),
+            other => Err(LaneViolation::OutOfTurn(other)),
+        }
+    }
+}

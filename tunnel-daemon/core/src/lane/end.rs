@@ -1,0 +1,667 @@
+//! One end of one lane: which tunnel it carries, what may be sent, what a frame means.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+
+use super::frame::{
+    CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece,
+};
+
+/// Longest text in a frame; longer ones are cut.
+const TEXT_BYTES_MAX: usize = 4096;
+/// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
+const PONGS_MAX: usize = 16;
+
+/// Which end this is; decides who yields when both open at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LaneRole {
+    /// Its OPEN wins.
+    Server,
+    /// Its OPEN yields.
+    Agent,
+}
+
+/// What to open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OpenRequest {
+    /// Network name, passed as it is.
+    pub protocol: String,
+    /// `host:port`, passed as it is.
+    pub address: String,
+    /// After OPENED the lane is an unframed byte pipe until both ends close it.
+    pub raw: bool,
+}
+
+/// Why an OPEN was not answered with OPENED. Numbers are the wire's; unknown ones read as [`Self::Failed`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum RefusalCode {
+    /// The target could not be reached; the text is for the client.
+    Failed = 0,
+    /// Both ends opened at once and the other one's stands.
+    Busy = 1,
+    /// The other end does not allow it.
+    Denied = 2,
+}
+
+impl RefusalCode {
+    fn from_wire(number: u8) -> Self {
+        match number {
+            1 => Self::Busy,
+            2 => Self::Denied,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// What happened, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LaneEvent {
+    /// The peer opens a tunnel: answer with [`LaneEnd::accept`] or [`LaneEnd::refuse`].
+    Open(OpenRequest),
+    /// Our tunnel is open.
+    Opened,
+    /// Our tunnel did not open. [`LaneEvent::Idle`] follows.
+    Failed {
+        /// Kind of refusal.
+        code: RefusalCode,
+        /// The peer's words.
+        text: String,
+    },
+    /// Bytes of the tunnel.
+    Data(Bytes),
+    /// The peer sends no more; this end may.
+    PeerFin,
+    /// The peer closed the tunnel: what came before is still good. [`LaneEvent::Idle`] follows.
+    PeerClosed {
+        /// Why, if it was not in order.
+        text: String,
+    },
+    /// The peer cut the tunnel off. [`LaneEvent::Idle`] follows.
+    PeerReset {
+        /// Why.
+        text: String,
+    },
+    /// The tunnel of before is over and the lane is clean.
+    Idle,
+    /// An answer to a ping.
+    Pong(u64),
+    /// Agent: the server would use so many more lanes.
+    Want(u32),
+    /// The peer wants no further tunnel on this lane.
+    Draining,
+}
+
+/// The lane carries a tunnel, or may carry none any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the lane is not free for a tunnel")]
+pub struct NotIdle;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Idle,
+    /// Our OPEN has no answer yet.
+    Opening,
+    /// The peer's OPEN has no answer yet.
+    Answering,
+    Open {
+        sending: bool,
+        receiving: bool,
+        /// We have closed: what comes is void.
+        discarding: bool,
+    },
+    /// Our RESET has no answer yet.
+    Resetting,
+}
+
+/// One end of a lane that is bound.
+#[derive(Debug)]
+pub struct LaneEnd {
+    role: LaneRole,
+    state: State,
+    sequence: u16,
+    /// The peer opened this very tunnel, too, and was told that ours stands.
+    crossed: bool,
+    draining: bool,
+    drain_sent: bool,
+    out: VecDeque<OutFrame>,
+    out_bytes: usize,
+    pongs: usize,
+    events: VecDeque<LaneEvent>,
+}
+
+impl LaneEnd {
+    /// A lane without a tunnel.
+    #[must_use]
+    pub fn new(role: LaneRole) -> Self {
+        Self {
+            role,
+            state: State::Idle,
+            sequence: 0,
+            crossed: false,
+            draining: false,
+            drain_sent: false,
+            out: VecDeque::new(),
+            out_bytes: 0,
+            pongs: 0,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Whether the lane carries no tunnel and nothing of one is on its way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Idle
+    }
+
+    /// Whether a tunnel may be opened.
+    #[must_use]
+    pub fn can_open(&self) -> bool {
+        self.is_idle() && !self.draining && !self.drain_sent
+    }
+
+    /// Whether either end wants no further tunnel on this lane.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining || self.drain_sent
+    }
+
+    /// Whether the tunnel is open and this end may still send on it.
+    #[must_use]
+    pub fn is_sending(&self) -> bool {
+        matches!(self.state, State::Open { sending: true, .. })
+    }
+
+    /// Whether exactly one end has said that it sends no more.
+    #[must_use]
+    pub fn is_half_closed(&self) -> bool {
+        matches!(self.state, State::Open { sending, receiving, .. } if sending != receiving)
+    }
+
+    /// The tunnel now, or the one before.
+    #[must_use]
+    pub fn sequence(&self) -> u16 {
+        self.sequence
+    }
+
+    /// Payload bytes given and not yet taken by [`Self::poll_frame`].
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.out_bytes
+    }
+
+    /// The next frame to write.
+    pub fn poll_frame(&mut self) -> Option<OutFrame> {
+        let frame = self.out.pop_front()?;
+        self.out_bytes -= frame.payload.len();
+        if frame.header.kind == FrameType::Pong {
+            self.pongs -= 1;
+        }
+        Some(frame)
+    }
+
+    /// Whether [`Self::poll_frame`] has one.
+    #[must_use]
+    pub fn has_frames(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<LaneEvent> {
+        self.events.pop_front()
+    }
+
+    /// Opens a tunnel. `want`: lanes the server would like beside it.
+    ///
+    /// # Errors
+    /// The lane is not free.
+    pub fn open(&mut self, request: &OpenRequest, want: u32) -> Result<(), NotIdle> {
+        if !self.can_open() {
+            return Err(NotIdle);
+        }
+        if want > 0 {
+            let payload = Bytes::copy_from_slice(&want.to_be_bytes());
+            self.put_lane(FrameType::Want, payload);
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        self.crossed = false;
+        self.state = State::Opening;
+        let flags = if request.raw { Header::RAW } else { 0 };
+        self.put(FrameType::Open, flags, open_payload(request));
+        Ok(())
+    }
+
+    /// Answers the peer's OPEN: the tunnel is open. Does nothing when the peer has given up.
+    pub fn accept(&mut self) {
+        if self.state == State::Answering {
+            self.state = State::OPEN;
+            self.put(FrameType::Opened, 0, Bytes::new());
+        }
+    }
+
+    /// Answers the peer's OPEN: there is no tunnel. Does nothing when the peer has given up.
+    pub fn refuse(&mut self, code: RefusalCode, text: &str) {
+        if self.state == State::Answering {
+            let mut payload = BytesMut::new();
+            payload.put_u8(code as u8);
+            payload.put_slice(cut(text).as_bytes());
+            self.put(FrameType::Failed, 0, payload.freeze());
+            self.over();
+        }
+    }
+
+    /// Sends bytes of the tunnel. Void after [`Self::fin`] and when there is no tunnel.
+    pub fn send(&mut self, mut bytes: Bytes) {
+        if !self.is_sending() {
+            return;
+        }
+        while !bytes.is_empty() {
+            let piece = bytes.split_to(bytes.len().min(DATA_BYTES_MAX));
+            self.put(FrameType::Data, 0, piece);
+        }
+    }
+
+    /// This end sends no more.
+    pub fn fin(&mut self) {
+        self.finish(0, "");
+    }
+
+    /// This end neither sends nor takes more; `text` says why, if it is not in order. What was sent still arrives.
+    pub fn close(&mut self, text: &str) {
+        if let State::Open {
+            sending: false,
+            receiving: true,
+            discarding: discarding @ false,
+        } = &mut self.state
+        {
+            // Said before that it sends no more; now it takes no more, either.
+            *discarding = true;
+            let payload = Bytes::copy_from_slice(cut(text).as_bytes());
+            return self.put(FrameType::Fin, Header::CLOSE, payload);
+        }
+        self.finish(Header::CLOSE, text);
+    }
+
+    fn finish(&mut self, flags: u8, text: &str) {
+        let State::Open {
+            sending: true,
+            receiving,
+            ..
+        } = self.state
+        else {
+            return;
+        };
+        let payload = Bytes::copy_from_slice(cut(text).as_bytes());
+        self.put(FrameType::Fin, flags, payload);
+        self.state = State::Open {
+            sending: false,
+            receiving,
+            discarding: flags & Header::CLOSE != 0,
+        };
+        if !receiving {
+            self.over();
+        }
+    }
+
+    /// Cuts the tunnel off: nothing given before leaves any more, nothing received counts.
+    pub fn reset(&mut self, text: &str) {
+        if self.state == State::Opening && self.unsend_open() {
+            return self.over();
+        }
+        match self.state {
+            State::Idle | State::Resetting => (),
+            State::Opening | State::Answering | State::Open { .. } => {
+                self.discard_out();
+                let payload = Bytes::copy_from_slice(cut(text).as_bytes());
+                self.put(FrameType::Reset, 0, payload);
+                self.state = State::Resetting;
+            }
+        }
+    }
+
+    /// Asks the peer for a sign of life.
+    pub fn ping(&mut self, number: u64) {
+        let payload = Bytes::copy_from_slice(&number.to_be_bytes());
+        self.put_lane(FrameType::Ping, payload);
+    }
+
+    /// Wants no further tunnel on this lane. One that is being opened is still served.
+    pub fn drain(&mut self) {
+        if !std::mem::replace(&mut self.drain_sent, true) {
+            self.put_lane(FrameType::Drain, Bytes::new());
+        }
+    }
+
+    /// Takes a piece of the peer's stream.
+    ///
+    /// # Errors
+    /// The lane cannot go on: close it. A tunnel on it is lost.
+    pub fn handle(&mut self, piece: Piece) -> Result<(), LaneViolation> {
+        match piece {
+            Piece::Unknown(_) => Ok(()),
+            Piece::Data { sequence, bytes } => self.handle_data(sequence, bytes),
+            Piece::Frame(header, payload) => self.handle_frame(header, payload),
+        }
+    }
+
+    fn handle_data(&mut self, sequence: u16, bytes: Bytes) -> Result<(), LaneViolation> {
+        if !self.is_current(sequence, FrameType::Data)? {
+            return Ok(());
+        }
+        match self.state {
+            State::Open {
+                receiving: true,
+                discarding,
+                ..
+            } => {
+                if !discarding {
+                    self.events.push_back(LaneEvent::Data(bytes));
+                }
+                Ok(())
+            }
+            State::Resetting => Ok(()),
+            _ => Err(LaneViolation::OutOfTurn(FrameType::Data)),
+        }
+    }
+
+    fn handle_frame(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
+        let kind = header.kind;
+        match kind {
+            FrameType::Ping => return self.handle_ping(payload),
+            FrameType::Pong => {
+                let number = read_u64(&payload).ok_or(LaneViolation::Unreadable(kind))?;
+                self.events.push_back(LaneEvent::Pong(number));
+                return Ok(());
+            }
+            FrameType::Want if self.role == LaneRole::Agent => {
+                let bytes = <[u8; 4]>::try_from(&payload[..]);
+                let bytes = bytes.map_err(|_bad| LaneViolation::Unreadable(kind))?;
+                let want = u32::from_be_bytes(bytes);
+                self.events.push_back(LaneEvent::Want(want));
+                return Ok(());
+            }
+            FrameType::Drain => {
+                if !std::mem::replace(&mut self.draining, true) {
+                    self.events.push_back(LaneEvent::Draining);
+                }
+                return Ok(());
+            }
+            FrameType::Open => return self.handle_open(header, payload),
+            FrameType::Want | FrameType::Hello | FrameType::Bind | FrameType::Ready => {
+                return Err(LaneViolation::OutOfTurn(kind));
+            }
+            _ => (),
+        }
+        if !self.is_current(header.sequence, kind)? {
+            if kind == FrameType::Reset {
+                self.acknowledge(header.sequence);
+            }
+            return Ok(());
+        }
+        match (kind, self.state) {
+            (FrameType::Opened, State::Opening) => {
+                self.state = State::OPEN;
+                self.events.push_back(LaneEvent::Opened);
+            }
+            (FrameType::Failed, State::Opening) => {
+                let (code, text) = read_refusal(payload)?;
+                self.events.push_back(LaneEvent::Failed { code, text });
+                self.over();
+            }
+            // Crossed our own FIN, which had ended the tunnel.
+            (FrameType::Fin, State::Idle) if header.flags & Header::CLOSE != 0 => (),
+            // It had said before that it sends no more.
+            (
+                FrameType::Fin,
+                State::Open {
+                    sending: true,
+                    receiving: false,
+                    ..
+                },
+            ) if header.flags & Header::CLOSE != 0 => self.handle_fin(true, false, true, &payload),
+            // The server's word that its own OPEN stands, which we have seen by then.
+            (FrameType::Failed, State::Answering | State::Open { .. } | State::Idle)
+                if self.role == LaneRole::Agent && payload.first() == Some(&1) => {}
+            (
+                FrameType::Fin,
+                State::Open {
+                    sending,
+                    receiving: true,
+                    discarding,
+                },
+            ) => {
+                let closes = header.flags & Header::CLOSE != 0;
+                self.handle_fin(sending, discarding, closes, &payload);
+            }
+            (FrameType::Reset, _) => self.handle_reset(&payload),
+            (FrameType::ResetAck, State::Resetting) => self.over(),
+            // What was on its way when we cut the tunnel off.
+            (FrameType::Opened | FrameType::Failed | FrameType::Fin, State::Resetting) => (),
+            _ => return Err(LaneViolation::OutOfTurn(kind)),
+        }
+        Ok(())
+    }
+
+    fn handle_ping(&mut self, payload: Bytes) -> Result<(), LaneViolation> {
+        if payload.len() != 8 {
+            return Err(LaneViolation::Unreadable(FrameType::Ping));
+        }
+        if self.pongs < PONGS_MAX {
+            self.pongs += 1;
+            self.put_lane(FrameType::Pong, payload);
+        }
+        Ok(())
+    }
+
+    fn handle_open(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
+        let out_of_turn = LaneViolation::OutOfTurn(FrameType::Open);
+        if self.state == State::Opening && header.sequence == self.sequence {
+            // Both opened at once, and both counted the same tunnel.
+            return match self.role {
+                LaneRole::Server => {
+                    self.crossed = true;
+                    let payload = Bytes::from_static(&[RefusalCode::Busy as u8]);
+                    self.put(FrameType::Failed, 0, payload);
+                    Ok(())
+                }
+                LaneRole::Agent => {
+                    let request = read_open(header, payload)?;
+                    let (code, text) = (RefusalCode::Busy, String::new());
+                    self.discard_out();
+                    self.events.push_back(LaneEvent::Failed { code, text });
+                    self.events.push_back(LaneEvent::Idle);
+                    self.state = State::Answering;
+                    self.events.push_back(LaneEvent::Open(request));
+                    Ok(())
+                }
+            };
+        }
+        if self.state == State::Resetting && header.sequence == self.sequence {
+            // The same, and ours was given up at once; a server's OPEN finds our RESET instead of an answer.
+            return Ok(());
+        }
+        if header.sequence != self.sequence.wrapping_add(1) {
+            return Err(out_of_turn);
+        }
+        match self.state {
+            State::Idle => (),
+            // The peer had finished the tunnel before our RESET reached it: nothing is left to acknowledge.
+            State::Resetting => self.over(),
+            State::Opening | State::Answering | State::Open { .. } => return Err(out_of_turn),
+        }
+        let request = read_open(header, payload)?;
+        self.sequence = header.sequence;
+        self.state = State::Answering;
+        self.events.push_back(LaneEvent::Open(request));
+        Ok(())
+    }
+
+    fn handle_fin(&mut self, sending: bool, discarding: bool, closes: bool, text: &[u8]) {
+        if !closes {
+            if !discarding {
+                self.events.push_back(LaneEvent::PeerFin);
+            }
+            if sending {
+                self.state = State::Open {
+                    sending,
+                    receiving: false,
+                    discarding,
+                };
+            } else {
+                self.over();
+            }
+            return;
+        }
+        if !discarding {
+            let text = String::from_utf8_lossy(text).into_owned();
+            self.events.push_back(LaneEvent::PeerClosed { text });
+        }
+        if sending {
+            // Nobody waits for what we had to say.
+            self.discard_out();
+            self.put(FrameType::Fin, 0, Bytes::new());
+        }
+        self.over();
+    }
+
+    fn handle_reset(&mut self, text: &[u8]) {
+        match self.state {
+            // It crossed our own, which is still to be acknowledged; or the peer had not seen yet that all was over.
+            State::Resetting | State::Idle => return self.acknowledge(self.sequence),
+            State::Open {
+                discarding: true, ..
+            } => (),
+            State::Opening | State::Answering | State::Open { .. } => {
+                let text = String::from_utf8_lossy(text).into_owned();
+                self.events.push_back(LaneEvent::PeerReset { text });
+            }
+        }
+        self.discard_out();
+        self.acknowledge(self.sequence);
+        self.over();
+    }
+
+    /// Answers a RESET. The one of a tunnel before is answered, too: our next OPEN may never leave.
+    fn acknowledge(&mut self, sequence: u16) {
+        let frame = OutFrame::new(FrameType::ResetAck, 0, sequence, Bytes::new());
+        // A peer that repeats itself and reads nothing piles nothing up.
+        if self.out.back() != Some(&frame) {
+            self.out.push_back(frame);
+        }
+    }
+
+    /// Whether a frame is about the tunnel of now (or the last one): frames of older ones are late and void.
+    fn is_current(&self, sequence: u16, kind: FrameType) -> Result<bool, LaneViolation> {
+        let ahead = sequence.wrapping_sub(self.sequence);
+        if ahead == 0 {
+            Ok(true)
+        } else if ahead < 1 << 15 {
+            Err(LaneViolation::OutOfTurn(kind))
+        } else {
+            Ok(false)
+        }
+    }
+
+    fn over(&mut self) {
+        self.state = State::Idle;
+        self.events.push_back(LaneEvent::Idle);
+    }
+
+    /// Takes an OPEN back that the peer has not seen; false if it may have.
+    fn unsend_open(&mut self) -> bool {
+        let is_open = |frame: &OutFrame| frame.header.kind == FrameType::Open;
+        let queued = self.out.iter().any(is_open);
+        if queued {
+            self.discard_out();
+            if !self.crossed {
+                self.sequence = self.sequence.wrapping_sub(1);
+            }
+        }
+        queued
+    }
+
+    /// Drops what is queued of the tunnel; answers that the peer waits for and frames about the lane stay.
+    fn discard_out(&mut self) {
+        let now = self.sequence;
+        self.out
+            .retain(|frame| frame.header.sequence != now || outlives_tunnel(frame));
+        self.out_bytes = self.out.iter().map(|frame| frame.payload.len()).sum();
+    }
+
+    fn put(&mut self, kind: FrameType, flags: u8, payload: Bytes) {
+        self.out_bytes += payload.len();
+        let frame = OutFrame::new(kind, flags, self.sequence, payload);
+        self.out.push_back(frame);
+    }
+
+    fn put_lane(&mut self, kind: FrameType, payload: Bytes) {
+        self.out_bytes += payload.len();
+        self.out.push_back(OutFrame::new(kind, 0, 0, payload));
+    }
+}
+
+impl State {
+    const OPEN: Self = Self::Open {
+        sending: true,
+        receiving: true,
+        discarding: false,
+    };
+}
+
+fn outlives_tunnel(frame: &OutFrame) -> bool {
+    use FrameType::{Drain, Failed, Ping, Pong, ResetAck, Want};
+    matches!(
+        frame.header.kind,
+        Ping | Pong | Want | Drain | ResetAck | Failed
+    )
+}
+
+fn cut(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(TEXT_BYTES_MAX))
+        .unwrap_or_default()
+}
+
+fn open_payload(request: &OpenRequest) -> Bytes {
+    let mut payload = BytesMut::new();
+    // One length suffices; an address that is too long fails at the other end, which says so.
+    let protocol = cut(&request.protocol);
+    payload.put_u16(u16::try_from(protocol.len()).unwrap_or(0));
+    payload.put_slice(protocol.as_bytes());
+    let room = CONTROL_BYTES_MAX - payload.len();
+    let end = request.address.floor_char_boundary(room);
+    payload.put_slice(request.address.get(..end).unwrap_or_default().as_bytes());
+    payload.freeze()
+}
+
+fn read_open(header: Header, mut payload: Bytes) -> Result<OpenRequest, LaneViolation> {
+    let unreadable = LaneViolation::Unreadable(FrameType::Open);
+    let length = payload.try_get_u16().map_err(|_short| unreadable)?;
+    if payload.len() < usize::from(length) {
+        return Err(unreadable);
+    }
+    let protocol = payload.split_to(usize::from(length));
+    let text = |bytes: &[u8]| {
+        std::str::from_utf8(bytes)
+            .map(str::to_owned)
+            .map_err(|_bad| unreadable)
+    };
+    Ok(OpenRequest {
+        protocol: text(&protocol)?,
+        address: text(&payload)?,
+        raw: header.flags & Header::RAW != 0,
+    })
+}
+
+fn read_refusal(mut payload: Bytes) -> Result<(RefusalCode, String), LaneViolation> {
+    let unreadable = LaneViolation::Unreadable(FrameType::Failed);
+    let code = payload.try_get_u8().map_err(|_short| unreadable)?;
+    let text = String::from_utf8_lossy(&payload).into_owned();
+    Ok((RefusalCode::from_wire(code), text))
+}
+
+fn read_u64(payload: &Bytes) -> Option<u64> {
+    <[u8; 8]>::try_from(&payload[..])
+        .ok()
+        .map(u64::from_be_bytes)
+}

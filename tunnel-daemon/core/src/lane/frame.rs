@@ -1,0 +1,321 @@
+//! Frames: a fixed header of 8 bytes (type 1, flags 1, tunnel sequence 2, length 4, big-endian), then the payload.
+//!
+//! Payload of DATA is handed on as it arrives, whatever the length of its frame; everything else is small and whole.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+
+/// Bytes of every frame's header.
+pub const HEADER_BYTES: usize = 8;
+/// Most payload of one DATA frame.
+pub const DATA_BYTES_MAX: usize = 1 << 20;
+/// Most payload of any other frame, also of types this version does not know.
+pub const CONTROL_BYTES_MAX: usize = 16 * 1024;
+
+/// What a frame is. Numbers are the wire's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum FrameType {
+    /// Open a tunnel: protocol and address.
+    Open = 1,
+    /// The tunnel is open.
+    Opened = 2,
+    /// The tunnel did not open: code and text.
+    Failed = 3,
+    /// Bytes of the tunnel.
+    Data = 4,
+    /// This side sends no more; with [`Header::CLOSE`] it takes no more, either, and may say why.
+    Fin = 5,
+    /// The tunnel is cut off; what is on the way is void.
+    Reset = 6,
+    /// The lane is clean again after a [`FrameType::Reset`].
+    ResetAck = 7,
+    /// Asks for a [`FrameType::Pong`] with the same payload.
+    Ping = 8,
+    /// Answers a ping.
+    Pong = 9,
+    /// Server: so many more lanes would be of use.
+    Want = 10,
+    /// No further tunnel may be opened on this lane.
+    Drain = 11,
+    /// Server, first: its id and a nonce.
+    Hello = 16,
+    /// Agent, second: which link it belongs to, with proof.
+    Bind = 17,
+    /// Server, third: the lane is bound.
+    Ready = 18,
+}
+
+impl FrameType {
+    fn from_wire(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Open,
+            2 => Self::Opened,
+            3 => Self::Failed,
+            4 => Self::Data,
+            5 => Self::Fin,
+            6 => Self::Reset,
+            7 => Self::ResetAck,
+            8 => Self::Ping,
+            9 => Self::Pong,
+            10 => Self::Want,
+            11 => Self::Drain,
+            16 => Self::Hello,
+            17 => Self::Bind,
+            18 => Self::Ready,
+            _ => return None,
+        })
+    }
+}
+
+/// A frame's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// What it is.
+    pub kind: FrameType,
+    /// Meaning depends on the type; unknown bits are ignored.
+    pub flags: u8,
+    /// The tunnel it belongs to: counted by both ends, wraps. 0 where a frame is about the lane itself.
+    pub sequence: u16,
+    /// Payload bytes that follow.
+    pub length: u32,
+}
+
+impl Header {
+    /// On FIN: the sender takes no more bytes, either.
+    pub const CLOSE: u8 = 1;
+    /// On OPEN: after OPENED the lane is an unframed byte pipe.
+    pub const RAW: u8 = 1;
+
+    /// The header on the wire.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        let [s0, s1] = self.sequence.to_be_bytes();
+        let [l0, l1, l2, l3] = self.length.to_be_bytes();
+        [self.kind as u8, self.flags, s0, s1, l0, l1, l2, l3]
+    }
+}
+
+/// What a peer did that a lane cannot go on after.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LaneViolation {
+    /// A frame longer than its type allows.
+    #[error("a frame of type {kind} with {length} bytes, which is too long")]
+    TooLong {
+        /// Number of the type.
+        kind: u8,
+        /// Bytes it announced.
+        length: u32,
+    },
+    /// A frame that makes no sense in the state the lane is in.
+    #[error("{0:?} frame out of turn")]
+    OutOfTurn(FrameType),
+    /// A payload that cannot be read.
+    #[error("unreadable payload of a {0:?} frame")]
+    Unreadable(FrameType),
+}
+
+/// What a reader found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Piece {
+    /// A whole frame that is not DATA.
+    Frame(Header, Bytes),
+    /// Some bytes of a DATA frame; never empty.
+    Data {
+        /// The tunnel they belong to.
+        sequence: u16,
+        /// In order, without gaps.
+        bytes: Bytes,
+    },
+    /// A frame of a type this version does not know, skipped.
+    Unknown(u8),
+}
+
+#[derive(Debug)]
+enum Reading {
+    Header,
+    /// A whole control frame.
+    Control(Header),
+    /// What is left of a DATA frame.
+    Data {
+        sequence: u16,
+        left: usize,
+    },
+    /// What is left of a frame to skip.
+    Skip {
+        kind: u8,
+        left: usize,
+    },
+}
+
+/// Cuts a byte stream into pieces. Holds at most one control frame's bytes beyond what was pushed last.
+#[derive(Debug)]
+pub struct FrameReader {
+    reading: Reading,
+    /// Bytes of a header or control frame that was cut by the end of a read.
+    partial: BytesMut,
+    input: Bytes,
+}
+
+impl Default for FrameReader {
+    fn default() -> Self {
+        Self {
+            reading: Reading::Header,
+            partial: BytesMut::new(),
+            input: Bytes::new(),
+        }
+    }
+}
+
+impl FrameReader {
+    /// Gives bytes of the stream. Ask [`Self::next_piece`] until it has none before giving more.
+    pub fn push(&mut self, bytes: Bytes) {
+        debug_assert!(self.input.is_empty(), "pieces were left");
+        self.input = bytes;
+    }
+
+    /// Whether bytes were given that are not handed out or set aside yet.
+    #[must_use]
+    pub fn has_input(&self) -> bool {
+        !self.input.is_empty()
+    }
+
+    /// Whether the stream stands between two frames.
+    #[must_use]
+    pub fn is_at_boundary(&self) -> bool {
+        matches!(self.reading, Reading::Header) && self.partial.is_empty() && self.input.is_empty()
+    }
+
+    /// The next piece, or `None` until more bytes are given.
+    ///
+    /// # Errors
+    /// A frame that is too long; the stream cannot be read on.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, LaneViolation> {
+        loop {
+            match self.reading {
+                Reading::Header => {
+                    let Some(bytes) = self.take(HEADER_BYTES) else {
+                        return Ok(None);
+                    };
+                    self.begin(bytes)?;
+                }
+                Reading::Control(header) => {
+                    let Some(payload) = self.take(header.length as usize) else {
+                        return Ok(None);
+                    };
+                    self.reading = Reading::Header;
+                    return Ok(Some(Piece::Frame(header, payload)));
+                }
+                Reading::Data { sequence, left } => {
+                    let taken = left.min(self.input.len());
+                    let rest = left - taken;
+                    self.reading = if rest == 0 {
+                        Reading::Header
+                    } else {
+                        Reading::Data {
+                            sequence,
+                            left: rest,
+                        }
+                    };
+                    if taken > 0 {
+                        let bytes = self.input.split_to(taken);
+                        return Ok(Some(Piece::Data { sequence, bytes }));
+                    }
+                    if rest > 0 {
+                        return Ok(None);
+                    }
+                }
+                Reading::Skip { kind, left } => {
+                    let taken = left.min(self.input.len());
+                    self.input.advance(taken);
+                    if taken < left {
+                        self.reading = Reading::Skip {
+                            kind,
+                            left: left - taken,
+                        };
+                        return Ok(None);
+                    }
+                    self.reading = Reading::Header;
+                    return Ok(Some(Piece::Unknown(kind)));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, mut bytes: Bytes) -> Result<(), LaneViolation> {
+        let number = bytes.get_u8();
+        let flags = bytes.get_u8();
+        let sequence = bytes.get_u16();
+        let length = bytes.get_u32();
+        let kind = FrameType::from_wire(number);
+        let max = match kind {
+            Some(FrameType::Data) => DATA_BYTES_MAX,
+            _ => CONTROL_BYTES_MAX,
+        };
+        if length as usize > max {
+            let kind = number;
+            return Err(LaneViolation::TooLong { kind, length });
+        }
+        let left = length as usize;
+        self.reading = match kind {
+            Some(FrameType::Data) => Reading::Data { sequence, left },
+            Some(kind) => Reading::Control(Header {
+                kind,
+                flags,
+                sequence,
+                length,
+            }),
+            None => Reading::Skip { kind: number, left },
+        };
+        Ok(())
+    }
+
+    /// Exactly `count` bytes, put together if a read had cut them.
+    fn take(&mut self, count: usize) -> Option<Bytes> {
+        if self.partial.is_empty() {
+            if self.input.len() >= count {
+                return Some(self.input.split_to(count));
+            }
+            self.partial.put(std::mem::take(&mut self.input));
+            return None;
+        }
+        let missing = count - self.partial.len();
+        let taken = missing.min(self.input.len());
+        self.partial.put(self.input.split_to(taken));
+        if taken < missing {
+            return None;
+        }
+        Some(std::mem::take(&mut self.partial).freeze())
+    }
+}
+
+/// A frame to write: header and payload, each as they go out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OutFrame {
+    /// What it is.
+    pub header: Header,
+    /// As many bytes as the header says.
+    pub payload: Bytes,
+}
+
+impl OutFrame {
+    pub(super) fn new(kind: FrameType, flags: u8, sequence: u16, payload: Bytes) -> Self {
+        debug_assert!(payload.len() <= DATA_BYTES_MAX, "cut by the caller");
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let header = Header {
+            kind,
+            flags,
+            sequence,
+            length,
+        };
+        Self { header, payload }
+    }
+
+    /// The frame in one piece, for small ones.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(HEADER_BYTES + self.payload.len());
+        bytes.put_slice(&self.header.to_bytes());
+        bytes.put_slice(&self.payload);
+        bytes.freeze()
+    }
+}

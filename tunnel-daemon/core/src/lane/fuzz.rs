@@ -1,0 +1,92 @@
+//! Entry point of the fuzz target `lane`.
+
+use bytes::Bytes;
+
+use super::{FrameReader, LaneEnd, LaneEvent, LaneRole, OpenRequest, Piece};
+
+/// Most bytes of one input that are looked at.
+const INPUT_BYTES_MAX: usize = 1 << 16;
+
+/// The first byte picks role, beginning and chunk size; the rest is what the peer sends. Nothing may panic, however
+/// the stream is cut into reads the same events come out, and what waits to be written stays bounded.
+///
+/// # Panics
+/// When one of these does not hold.
+pub fn run(input: &[u8]) {
+    let Some((&choice, stream)) = input.split_first() else {
+        return;
+    };
+    let stream = stream
+        .get(..INPUT_BYTES_MAX.min(stream.len()))
+        .unwrap_or_default();
+    let whole = play(choice, stream, stream.len().max(1));
+    let cut = play(choice, stream, usize::from(choice >> 3) + 1);
+    assert_eq!(whole, cut, "the cut of the stream changed what it means");
+}
+
+/// Events with neighbouring data joined, and whether the peer broke the protocol.
+fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
+    let role = if choice & 1 == 0 {
+        LaneRole::Server
+    } else {
+        LaneRole::Agent
+    };
+    let mut end = LaneEnd::new(role);
+    if choice & 2 != 0 {
+        let request = OpenRequest {
+            protocol: "tcp".to_owned(),
+            address: "a:1".to_owned(),
+            raw: false,
+        };
+        assert_eq!(end.open(&request, 0), Ok(()), "a new lane is free");
+    }
+    let resets = choice & 4 != 0;
+    let (mut reader, mut events) = (FrameReader::default(), Vec::new());
+    for part in stream.chunks(chunk) {
+        reader.push(Bytes::copy_from_slice(part));
+        loop {
+            let piece = match reader.next_piece() {
+                Ok(Some(piece)) => piece,
+                Ok(None) => break,
+                Err(_violation) => return (events, true),
+            };
+            let handled = end.handle(piece);
+            while let Some(event) = end.poll_event() {
+                if matches!(event, LaneEvent::Open(_)) {
+                    end.accept();
+                }
+                note(&mut events, event);
+            }
+            if handled.is_err() {
+                return (events, true);
+            }
+            if resets && matches!(events.last(), Some(LaneEvent::PeerFin)) {
+                end.reset("");
+            }
+            while let Some(frame) = end.poll_frame() {
+                check(&frame.to_bytes());
+            }
+        }
+    }
+    (events, false)
+}
+
+fn note(events: &mut Vec<LaneEvent>, event: LaneEvent) {
+    if let (Some(LaneEvent::Data(before)), LaneEvent::Data(more)) = (events.last_mut(), &event) {
+        *before = [&before[..], &more[..]].concat().into();
+    } else {
+        events.push(event);
+    }
+}
+
+/// What an end writes can be read.
+fn check(frame: &Bytes) {
+    let mut reader = FrameReader::default();
+    reader.push(frame.clone());
+    let piece = reader.next_piece();
+    assert!(
+        matches!(piece, Ok(Some(Piece::Frame(..) | Piece::Data { .. }))),
+        "unreadable: {piece:?}"
+    );
+    assert!(reader.is_at_boundary(), "more than one frame");
+}

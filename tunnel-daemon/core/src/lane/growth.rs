@@ -1,0 +1,157 @@
+//! How many lanes an agent keeps open towards one server. Pure: the clock is an argument.
+
+use std::time::Duration;
+
+use crate::session::Moment;
+
+/// Idle lanes kept when nobody asks for more.
+const WARM: usize = 4;
+/// Idle lanes are looked at over this long before some of them are given up.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// How many lanes there are.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Lanes {
+    /// Bound and without a tunnel.
+    pub idle: usize,
+    /// With a tunnel.
+    pub busy: usize,
+    /// On their way.
+    pub opening: usize,
+}
+
+impl Lanes {
+    fn all(self) -> usize {
+        self.idle + self.busy + self.opening
+    }
+}
+
+/// The number of idle lanes wanted: doubles when there are too few, halves when most of them stay unused.
+#[derive(Debug)]
+pub struct Growth {
+    limit: usize,
+    wanted: usize,
+    window_from: Moment,
+    idle_min: usize,
+}
+
+impl Growth {
+    /// At most `limit` lanes of all kinds; 0: none at all.
+    #[must_use]
+    pub fn new(limit: usize, now: Moment) -> Self {
+        Self {
+            limit,
+            wanted: WARM.min(limit),
+            window_from: now,
+            idle_min: usize::MAX,
+        }
+    }
+
+    /// Idle lanes wanted now.
+    #[must_use]
+    pub fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    /// The server ran short: it wants `more` lanes, or a dial found none.
+    pub fn short(&mut self, more: usize) {
+        self.wanted = (self.wanted * 2).max(more).min(self.limit);
+    }
+
+    /// How many lanes to open now.
+    #[must_use]
+    pub fn missing(&self, lanes: Lanes) -> usize {
+        let room = self.limit.saturating_sub(lanes.all());
+        self.wanted
+            .saturating_sub(lanes.idle + lanes.opening)
+            .min(room)
+    }
+
+    /// How many idle lanes to give up now. Call it whenever `idle` has changed, and now and then.
+    pub fn surplus(&mut self, lanes: Lanes, now: Moment) -> usize {
+        self.idle_min = self.idle_min.min(lanes.idle);
+        if now.since(self.window_from) < WINDOW {
+            return 0;
+        }
+        let unused = std::mem::replace(&mut self.idle_min, lanes.idle);
+        self.window_from = now;
+        if unused > self.wanted / 2 {
+            self.wanted = (self.wanted / 2).max(WARM).min(self.limit);
+        }
+        // Lanes that were needed within the window stay.
+        unused.saturating_sub(self.wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment(Duration::from_secs(seconds))
+    }
+
+    fn idle(idle: usize) -> Lanes {
+        Lanes {
+            idle,
+            ..Lanes::default()
+        }
+    }
+
+    #[test]
+    fn a_few_lanes_are_warm_and_want_doubles_up_to_the_limit() {
+        let mut growth = Growth::new(20, at(0));
+        assert_eq!(growth.missing(Lanes::default()), WARM);
+        let lanes = Lanes {
+            idle: 1,
+            busy: 5,
+            opening: 2,
+        };
+        assert_eq!(growth.missing(lanes), 1);
+        growth.short(1);
+        assert_eq!(growth.wanted(), 8);
+        growth.short(0);
+        growth.short(0);
+        assert_eq!(growth.wanted(), 20);
+        // Busy ones count against the limit.
+        let lanes = Lanes {
+            idle: 2,
+            busy: 15,
+            opening: 0,
+        };
+        assert_eq!(growth.missing(lanes), 3);
+        assert_eq!(Growth::new(0, at(0)).missing(Lanes::default()), 0);
+    }
+
+    #[test]
+    fn a_wish_is_granted_at_once_if_it_is_more_than_twice_as_many() {
+        let mut growth = Growth::new(1000, at(0));
+        growth.short(100);
+        assert_eq!(growth.wanted(), 100);
+    }
+
+    #[test]
+    fn what_stays_unused_for_a_while_is_given_up_by_halves() {
+        let mut growth = Growth::new(100, at(0));
+        growth.short(64);
+        assert_eq!(growth.surplus(idle(64), at(1)), 0);
+        assert_eq!(growth.surplus(idle(64), at(60)), 32);
+        assert_eq!(growth.wanted(), 32);
+        assert_eq!(growth.surplus(idle(32), at(120)), 16);
+        for minute in 3..20 {
+            growth.surplus(idle(growth.wanted()), at(60 * minute));
+        }
+        assert_eq!(growth.wanted(), WARM);
+        assert_eq!(growth.surplus(idle(WARM), at(6000)), 0);
+    }
+
+    #[test]
+    fn a_burst_within_the_window_keeps_the_lanes() {
+        let mut growth = Growth::new(100, at(0));
+        growth.short(64);
+        growth.surplus(idle(64), at(10));
+        growth.surplus(idle(3), at(30));
+        assert_eq!(growth.surplus(idle(64), at(60)), 0);
+        assert_eq!(growth.wanted(), 64);
+    }
+}

@@ -1,0 +1,25 @@
+//! A lane: a dedicated connection between an Adit agent and an Adit server that carries one tunnel at a time.
+//!
+//! Frames in, frames and events out; no socket and no clock. TCP below is the flow control, so nothing here counts
+//! credit: whoever drives a lane reads it only as fast as its leg takes bytes.
+
+mod bind;
+mod end;
+mod frame;
+#[doc(hidden)]
+pub mod fuzz;
+mod growth;
+
+pub use bind::{Bind, Greeting, Hello, NONCE_BYTES, PROOF_BYTES, Proof, proof_input};
+pub use end::{LaneEnd, LaneEvent, LaneRole, NotIdle, OpenRequest, RefusalCode};
+pub use frame::{
+    CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameReader, FrameType, HEADER_BYTES, Header, LaneViolation,
+    OutFrame, Piece,
+};
+pub use growth::{Growth, Lanes};
+
+/// The application protocol of a lane's TLS connection.
+pub const ALPN: &str = "adit-lane/1";
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,673 @@
+use bytes::{Bytes, BytesMut};
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::{LinkId, ServerId};
+
+fn request() -> OpenRequest {
+    OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: "10.0.0.1:10250".to_owned(),
+        raw: false,
+    }
+}
+
+/// Both ends of a lane and what is on its way, per direction in order.
+struct Pair {
+    ends: [LaneEnd; 2],
+    readers: [FrameReader; 2],
+    wires: [BytesMut; 2],
+    seen: [Vec<LaneEvent>; 2],
+}
+
+const SERVER: usize = 0;
+const AGENT: usize = 1;
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            ends: [
+                LaneEnd::new(LaneRole::Server),
+                LaneEnd::new(LaneRole::Agent),
+            ],
+            readers: Default::default(),
+            wires: Default::default(),
+            seen: Default::default(),
+        }
+    }
+
+    /// Writes up to `frames` frames of one end.
+    fn write(&mut self, at: usize, frames: usize) {
+        for _frame in 0..frames {
+            let Some(frame) = self.ends[at].poll_frame() else {
+                return;
+            };
+            self.wires[at].extend_from_slice(&frame.to_bytes());
+        }
+    }
+
+    /// Lets one end read up to `bytes` of what the other has written.
+    fn read(&mut self, at: usize, bytes: usize) -> Result<(), LaneViolation> {
+        let wire = &mut self.wires[1 - at];
+        let bytes = bytes.min(wire.len());
+        self.readers[at].push(wire.split_to(bytes).freeze());
+        while let Some(piece) = self.readers[at].next_piece()? {
+            self.ends[at].handle(piece)?;
+            while let Some(event) = self.ends[at].poll_event() {
+                self.seen[at].push(event);
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self) {
+        for _round in 0..10 {
+            for at in [SERVER, AGENT] {
+                self.write(at, usize::MAX);
+                self.read(1 - at, usize::MAX).unwrap();
+            }
+        }
+    }
+
+    fn take(&mut self, at: usize) -> Vec<LaneEvent> {
+        while let Some(event) = self.ends[at].poll_event() {
+            self.seen[at].push(event);
+        }
+        std::mem::take(&mut self.seen[at])
+    }
+
+    fn opened() -> Self {
+        let mut pair = Self::new();
+        pair.open();
+        pair
+    }
+
+    fn open(&mut self) {
+        self.ends[SERVER].open(&request(), 0).unwrap();
+        self.settle();
+        assert_eq!(self.take(AGENT), [LaneEvent::Open(request())]);
+        self.ends[AGENT].accept();
+        self.settle();
+        assert_eq!(self.take(SERVER), [LaneEvent::Opened]);
+    }
+
+    fn assert_idle(&self) {
+        assert!(self.ends[SERVER].is_idle() && self.ends[AGENT].is_idle());
+    }
+}
+
+fn closed(text: &str) -> LaneEvent {
+    LaneEvent::PeerClosed {
+        text: text.to_owned(),
+    }
+}
+
+fn reset(text: &str) -> LaneEvent {
+    LaneEvent::PeerReset {
+        text: text.to_owned(),
+    }
+}
+
+#[test]
+fn tunnels_follow_each_other_on_one_lane_with_half_close_in_both_orders() {
+    let mut pair = Pair::new();
+    for first in [SERVER, AGENT, SERVER] {
+        pair.open();
+        let second = 1 - first;
+        pair.ends[first].send(Bytes::from_static(b"last words"));
+        pair.ends[first].fin();
+        pair.settle();
+        let data = LaneEvent::Data(Bytes::from_static(b"last words"));
+        assert_eq!(pair.take(second), [data, LaneEvent::PeerFin]);
+        pair.ends[second].send(Bytes::from_static(b"answer"));
+        pair.ends[second].fin();
+        pair.settle();
+        let data = LaneEvent::Data(Bytes::from_static(b"answer"));
+        assert_eq!(
+            pair.take(first),
+            [data, LaneEvent::PeerFin, LaneEvent::Idle]
+        );
+        assert_eq!(pair.take(second), [LaneEvent::Idle]);
+        pair.assert_idle();
+    }
+}
+
+#[test]
+fn a_close_delivers_what_was_sent_and_voids_what_comes() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].send(Bytes::from_static(b"bye"));
+    pair.ends[AGENT].send(Bytes::from_static(b"nobody reads this"));
+    pair.ends[SERVER].close("");
+    pair.settle();
+    let data = LaneEvent::Data(Bytes::from_static(b"bye"));
+    assert_eq!(pair.take(AGENT), [data, closed(""), LaneEvent::Idle]);
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_close_after_a_half_close_still_delivers_what_was_sent() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].send(Bytes::from_static(b"bye"));
+    pair.ends[SERVER].fin();
+    pair.ends[SERVER].close("");
+    pair.ends[SERVER].close("twice");
+    pair.settle();
+    let data = LaneEvent::Data(Bytes::from_static(b"bye"));
+    let expected = [data, LaneEvent::PeerFin, closed(""), LaneEvent::Idle];
+    assert_eq!(pair.take(AGENT), expected);
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    pair.open();
+}
+
+#[test]
+fn closes_of_both_ends_cross() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].fin();
+    pair.ends[SERVER].close("");
+    pair.ends[AGENT].close("read: connection reset by peer");
+    pair.settle();
+    pair.assert_idle();
+    // Neither hears of the other's close: both had said that they take no more.
+    assert_eq!(pair.take(AGENT), [LaneEvent::Idle]);
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    pair.open();
+}
+
+#[test]
+fn the_reason_of_a_close_reaches_the_other_end() {
+    let mut pair = Pair::opened();
+    pair.ends[AGENT].close("read tcp: connection reset by peer");
+    pair.settle();
+    let why = closed("read tcp: connection reset by peer");
+    assert_eq!(pair.take(SERVER), [why, LaneEvent::Idle]);
+    pair.assert_idle();
+}
+
+#[test]
+fn a_reset_voids_what_was_sent_and_leaves_the_lane_clean() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].send(Bytes::from_static(b"void"));
+    pair.ends[AGENT].send(Bytes::from_static(b"on its way"));
+    pair.write(AGENT, 1);
+    pair.ends[SERVER].reset("client gone");
+    pair.settle();
+    assert_eq!(pair.take(AGENT), [reset("client gone"), LaneEvent::Idle]);
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    pair.open();
+}
+
+#[test]
+fn resets_of_both_ends_cross_and_leave_the_lane_clean() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].reset("");
+    pair.ends[AGENT].reset("");
+    pair.settle();
+    pair.assert_idle();
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    assert_eq!(pair.take(AGENT), [LaneEvent::Idle]);
+    pair.open();
+}
+
+#[test]
+fn a_late_reset_does_not_hit_the_next_tunnel() {
+    let mut pair = Pair::opened();
+    // The agent has finished; its reset crosses the server's FIN and the OPEN right behind it.
+    pair.ends[AGENT].fin();
+    pair.settle();
+    pair.ends[SERVER].fin();
+    pair.ends[AGENT].reset("late");
+    pair.write(AGENT, usize::MAX);
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.settle();
+    let seen = pair.take(AGENT);
+    assert_eq!(seen, [LaneEvent::Idle, LaneEvent::Open(request())]);
+    pair.ends[AGENT].accept();
+    pair.settle();
+    let seen = pair.take(SERVER);
+    let expected = [LaneEvent::PeerFin, LaneEvent::Idle, LaneEvent::Opened];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_reset_of_a_finished_tunnel_is_acknowledged() {
+    let mut pair = Pair::opened();
+    pair.ends[AGENT].fin();
+    pair.settle();
+    pair.ends[SERVER].fin();
+    pair.ends[AGENT].reset("late");
+    pair.settle();
+    pair.assert_idle();
+    pair.take(SERVER);
+    pair.take(AGENT);
+    pair.open();
+}
+
+#[test]
+fn a_refused_open_leaves_the_lane_free() {
+    let mut pair = Pair::new();
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.settle();
+    pair.ends[AGENT].refuse(RefusalCode::Failed, "connection refused");
+    pair.settle();
+    let text = String::from("connection refused");
+    let code = RefusalCode::Failed;
+    let failed = LaneEvent::Failed { code, text };
+    assert_eq!(pair.take(SERVER), [failed, LaneEvent::Idle]);
+    pair.take(AGENT);
+    pair.open();
+}
+
+#[test]
+fn a_dial_given_up_is_told_to_the_other_end_unless_it_never_left() {
+    let mut pair = Pair::new();
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.ends[SERVER].reset("");
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    pair.settle();
+    assert_eq!(pair.take(AGENT), []);
+
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.settle();
+    pair.ends[SERVER].reset("");
+    // The answer crosses the reset.
+    pair.ends[AGENT].accept();
+    pair.settle();
+    let open = LaneEvent::Open(request());
+    assert_eq!(pair.take(AGENT), [open, reset(""), LaneEvent::Idle]);
+    assert_eq!(pair.take(SERVER), [LaneEvent::Idle]);
+    // The answer of a dialler that did not notice is void.
+    pair.ends[AGENT].accept();
+    pair.ends[AGENT].refuse(RefusalCode::Failed, "");
+    pair.settle();
+    pair.open();
+}
+
+#[test]
+fn of_crossing_opens_the_servers_stands() {
+    let mut pair = Pair::new();
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.ends[AGENT].open(&request(), 0).unwrap();
+    pair.write(SERVER, 1);
+    pair.write(AGENT, 1);
+    pair.settle();
+    let (code, text) = (RefusalCode::Busy, String::new());
+    let failed = LaneEvent::Failed { code, text };
+    let expected = [failed, LaneEvent::Idle, LaneEvent::Open(request())];
+    assert_eq!(pair.take(AGENT), expected);
+    pair.ends[AGENT].accept();
+    pair.settle();
+    assert_eq!(pair.take(SERVER), [LaneEvent::Opened]);
+    pair.ends[SERVER].close("");
+    pair.settle();
+    pair.assert_idle();
+}
+
+#[test]
+fn a_crossing_open_that_was_given_up_at_once_still_leaves_the_lane_clean() {
+    let mut pair = Pair::new();
+    pair.ends[AGENT].open(&request(), 0).unwrap();
+    pair.write(AGENT, 1);
+    pair.ends[AGENT].reset("");
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.write(SERVER, 1);
+    pair.settle();
+    pair.assert_idle();
+    // The server learns that its tunnel did not open, and the agent never heard of one.
+    assert_eq!(pair.take(SERVER), [reset(""), LaneEvent::Idle]);
+    assert_eq!(pair.take(AGENT), [LaneEvent::Idle]);
+    pair.open();
+}
+
+#[test]
+fn the_agent_opens_when_the_lane_is_free() {
+    let mut pair = Pair::new();
+    pair.ends[AGENT].open(&request(), 0).unwrap();
+    pair.settle();
+    assert_eq!(pair.take(SERVER), [LaneEvent::Open(request())]);
+    pair.ends[SERVER].refuse(RefusalCode::Denied, "not allowed");
+    pair.settle();
+    let (code, text) = (RefusalCode::Denied, String::from("not allowed"));
+    let failed = LaneEvent::Failed { code, text };
+    assert_eq!(pair.take(AGENT), [failed, LaneEvent::Idle]);
+}
+
+#[test]
+fn a_draining_lane_serves_the_open_that_crossed_and_no_other() {
+    let mut pair = Pair::new();
+    pair.ends[AGENT].drain();
+    pair.ends[AGENT].drain();
+    pair.ends[SERVER].open(&request(), 0).unwrap();
+    pair.settle();
+    assert_eq!(pair.take(AGENT), [LaneEvent::Open(request())]);
+    pair.ends[AGENT].accept();
+    pair.settle();
+    let expected = [LaneEvent::Draining, LaneEvent::Opened];
+    assert_eq!(pair.take(SERVER), expected);
+    pair.ends[SERVER].close("");
+    pair.settle();
+    assert!(pair.ends[SERVER].is_idle() && !pair.ends[SERVER].can_open());
+    assert_eq!(pair.ends[SERVER].open(&request(), 0), Err(NotIdle));
+}
+
+#[test]
+fn pings_are_answered_also_beside_a_tunnel_and_only_so_many_wait() {
+    let mut pair = Pair::opened();
+    pair.ends[AGENT].send(Bytes::from_static(b"x"));
+    for number in 0..100 {
+        pair.ends[SERVER].ping(number);
+    }
+    pair.write(SERVER, usize::MAX);
+    pair.read(AGENT, usize::MAX).unwrap();
+    pair.settle();
+    let seen = pair.take(SERVER);
+    assert_eq!(seen[0], LaneEvent::Data(Bytes::from_static(b"x")));
+    let pongs: Vec<LaneEvent> = (0..16).map(LaneEvent::Pong).collect();
+    assert_eq!(seen[1..], pongs);
+    pair.ends[SERVER].ping(7);
+    pair.settle();
+    assert_eq!(pair.take(SERVER), [LaneEvent::Pong(7)]);
+}
+
+#[test]
+fn a_wish_for_more_lanes_goes_with_an_open() {
+    let mut pair = Pair::new();
+    pair.ends[SERVER].open(&request(), 9).unwrap();
+    pair.settle();
+    let expected = [LaneEvent::Want(9), LaneEvent::Open(request())];
+    assert_eq!(pair.take(AGENT), expected);
+}
+
+#[test]
+fn frames_out_of_turn_end_the_lane() {
+    let frame = |kind, sequence, payload: &'static [u8]| {
+        let length = u32::try_from(payload.len()).unwrap();
+        let flags = 0;
+        let header = Header {
+            kind,
+            flags,
+            sequence,
+            length,
+        };
+        Piece::Frame(header, Bytes::from_static(payload))
+    };
+    let data = |sequence| Piece::Data {
+        sequence,
+        bytes: Bytes::from_static(b"x"),
+    };
+    for piece in [
+        data(0),
+        data(1),
+        frame(FrameType::Opened, 0, b""),
+        frame(FrameType::Fin, 0, b""),
+        frame(FrameType::Reset, 1, b""),
+        frame(FrameType::ResetAck, 0, b""),
+        frame(FrameType::Open, 2, b"\0\x03tcpa:1"),
+        frame(FrameType::Open, 0, b"\0\x03tcpa:1"),
+        frame(FrameType::Open, 1, b"\0"),
+        frame(FrameType::Open, 1, b"\0\x09tcp"),
+        frame(FrameType::Open, 1, b"\0\x03t\xffp"),
+        frame(FrameType::Ping, 0, b"short"),
+        frame(FrameType::Want, 0, b"\0\0\0\x01"),
+        frame(FrameType::Hello, 0, b""),
+    ] {
+        let mut end = LaneEnd::new(LaneRole::Server);
+        let handled = end.handle(piece.clone());
+        assert!(handled.is_err(), "{piece:?}");
+    }
+    // Late frames of tunnels before are void.
+    let mut pair = Pair::opened();
+    for piece in [data(0), frame(FrameType::Reset, 0xffff, b"")] {
+        pair.ends[SERVER].handle(piece).unwrap();
+    }
+    assert_eq!(pair.take(SERVER), []);
+    assert_eq!(
+        pair.ends[SERVER].handle(frame(FrameType::Opened, 1, b"")),
+        Err(LaneViolation::OutOfTurn(FrameType::Opened))
+    );
+}
+
+#[test]
+fn frames_of_unknown_types_are_skipped_and_long_ones_end_the_lane() {
+    let mut reader = FrameReader::default();
+    reader.push(Bytes::from_static(
+        b"\x63\0\0\0\0\0\0\x03abc\x0b\0\0\0\0\0\0\0",
+    ));
+    assert_eq!(reader.next_piece(), Ok(Some(Piece::Unknown(0x63))));
+    let drain = reader.next_piece().unwrap().unwrap();
+    assert!(matches!(drain, Piece::Frame(header, _) if header.kind == FrameType::Drain));
+    assert!(reader.is_at_boundary());
+    for (head, too_long) in [
+        (&b"\x04\0\0\0\0\x10\0\0"[..], None),
+        (b"\x04\0\0\0\0\x10\0\x01", Some((4, 0x10_0001))),
+        (b"\x05\0\0\0\0\0\x40\x01", Some((5, 0x4001))),
+        (b"\xf0\0\0\0\0\0\x40\x01", Some((0xf0, 0x4001))),
+    ] {
+        let mut reader = FrameReader::default();
+        reader.push(Bytes::from_static(head));
+        let expected = match too_long {
+            None => Ok(None),
+            Some((kind, length)) => Err(LaneViolation::TooLong { kind, length }),
+        };
+        assert_eq!(reader.next_piece(), expected);
+    }
+}
+
+#[test]
+fn long_texts_and_addresses_are_cut_not_refused() {
+    let mut pair = Pair::new();
+    let long = OpenRequest {
+        address: "é".repeat(20_000),
+        ..request()
+    };
+    pair.ends[SERVER].open(&long, 0).unwrap();
+    pair.settle();
+    let seen = pair.take(AGENT);
+    let [LaneEvent::Open(open)] = &seen[..] else {
+        panic!("{} events", seen.len())
+    };
+    assert!(long.address.starts_with(&open.address) && open.address.len() > 16_000);
+    pair.ends[AGENT].refuse(RefusalCode::Failed, &"ü".repeat(10_000));
+    pair.settle();
+    assert_eq!(pair.take(SERVER).len(), 2);
+}
+
+#[test]
+fn greetings_round_trip_and_broken_ones_are_refused() {
+    let hello = Hello {
+        server: ServerId::new("server-1"),
+        nonce: [7; NONCE_BYTES],
+    };
+    let bind = Bind {
+        link: LinkId(42),
+        proof: [9; PROOF_BYTES],
+    };
+    for (frame, greeting) in [
+        (hello.to_frame(), Greeting::Hello(hello.clone())),
+        (bind.to_frame(), Greeting::Bind(bind)),
+        (Greeting::ready_frame(), Greeting::Ready),
+    ] {
+        let mut reader = FrameReader::default();
+        reader.push(frame.to_bytes());
+        let piece = reader.next_piece().unwrap();
+        let Some(Piece::Frame(header, payload)) = piece else {
+            panic!("{piece:?}")
+        };
+        assert_eq!(Greeting::read(header.kind, payload.clone()), Ok(greeting));
+        if header.kind != FrameType::Ready {
+            let short = payload.slice(..20);
+            assert!(Greeting::read(header.kind, short).is_err());
+        }
+    }
+    assert!(Greeting::read(FrameType::Data, Bytes::new()).is_err());
+    let long = [b'x'; NONCE_BYTES + 1025];
+    assert!(Greeting::read(FrameType::Hello, Bytes::copy_from_slice(&long)).is_err());
+    // Every part of the proof's input changes it.
+    let input = proof_input(&hello, LinkId(1), &[1; 32]);
+    let mut other = hello.clone();
+    other.nonce[31] = 0;
+    for changed in [
+        proof_input(&other, LinkId(1), &[1; 32]),
+        proof_input(&hello, LinkId(2), &[1; 32]),
+        proof_input(&hello, LinkId(1), &[2; 32]),
+    ] {
+        assert_ne!(changed, input);
+    }
+}
+
+/// One step of a simulated lane; numbers pick the end.
+#[derive(Clone, Debug)]
+enum Step {
+    Open(usize),
+    Accept(usize),
+    Refuse(usize),
+    Send(usize, usize),
+    Fin(usize),
+    Close(usize),
+    Reset(usize),
+    Ping(usize),
+    Write(usize, usize),
+    Read(usize, usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let end = 0..2_usize;
+    prop_oneof![
+        3 => end.clone().prop_map(Step::Open),
+        4 => end.clone().prop_map(Step::Accept),
+        1 => end.clone().prop_map(Step::Refuse),
+        4 => (end.clone(), 1..5000_usize).prop_map(|(at, bytes)| Step::Send(at, bytes)),
+        2 => end.clone().prop_map(Step::Fin),
+        1 => end.clone().prop_map(Step::Close),
+        1 => end.clone().prop_map(Step::Reset),
+        1 => end.clone().prop_map(Step::Ping),
+        8 => (end.clone(), 1..4_usize).prop_map(|(at, frames)| Step::Write(at, frames)),
+        8 => (end, 1..6000_usize).prop_map(|(at, bytes)| Step::Read(at, bytes)),
+    ]
+}
+
+/// What both ends of one tunnel said and heard, to compare once the lane is idle.
+#[derive(Default)]
+struct Books {
+    sent: [Vec<u8>; 2],
+    heard: [Vec<u8>; 2],
+    /// Whose sent bytes must all arrive: it finished, and nobody cut the tunnel off.
+    complete: [bool; 2],
+    cut: bool,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever the ends do and however frames are delayed: no end ever sees a violation, bytes arrive in order, those
+    /// of a tunnel that ended in order arrive all, and once everything has arrived the lane is clean.
+    #[test]
+    fn ends_that_keep_the_rules_agree(steps in proptest::collection::vec(step(), 0..200)) {
+        let mut pair = Pair::new();
+        // By sequence, since one end may be a tunnel ahead.
+        let mut books: std::collections::HashMap<u16, Books> = std::collections::HashMap::new();
+        let mut next = 0_u8;
+        let mut finish = Vec::new();
+        for at in [0, 1, 0, 1, 0, 1, 0, 1] {
+            finish.extend([Step::Write(at, usize::MAX), Step::Read(1 - at, usize::MAX)]);
+        }
+        let mut reset_all = finish.clone();
+        reset_all.extend([Step::Reset(0), Step::Reset(1)]);
+        reset_all.extend(finish);
+        for step in steps.into_iter().chain(reset_all) {
+            let mut touched = 0;
+            match step {
+                Step::Open(at) => {
+                    touched = at;
+                    let _busy = pair.ends[at].open(&request(), 0);
+                }
+                Step::Accept(at) => { touched = at; pair.ends[at].accept(); }
+                Step::Refuse(at) => { touched = at; pair.ends[at].refuse(RefusalCode::Failed, "no"); }
+                Step::Send(at, bytes) => {
+                    if pair.ends[at].is_sending() {
+                        let payload: Vec<u8> = (0..bytes).map(|_| { next = next.wrapping_add(1); next }).collect();
+                        let book = books.entry(pair.ends[at].sequence()).or_default();
+                        book.sent[at].extend_from_slice(&payload);
+                        pair.ends[at].send(payload.into());
+                    }
+                }
+                Step::Fin(at) | Step::Close(at) => {
+                    touched = at;
+                    let end = &mut pair.ends[at];
+                    let book = books.entry(end.sequence()).or_default();
+                    book.complete[at] |= end.is_sending();
+                    if matches!(step, Step::Fin(_)) {
+                        end.fin();
+                    } else {
+                        // What the other end says from here on is void.
+                        book.cut |= !end.is_idle();
+                        end.close("");
+                    }
+                }
+                Step::Reset(at) => {
+                    touched = at;
+                    let end = &mut pair.ends[at];
+                    if !end.is_idle() {
+                        books.entry(end.sequence()).or_default().cut = true;
+                    }
+                    end.reset("");
+                }
+                Step::Ping(at) => pair.ends[at].ping(1),
+                Step::Write(at, frames) => pair.write(at, frames),
+                Step::Read(at, bytes) => {
+                    touched = at;
+                    pair.read(at, bytes).map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+                }
+            }
+            let sequence = pair.ends[touched].sequence();
+            for event in pair.take(touched) {
+                match event {
+                    LaneEvent::Data(bytes) => {
+                        // Data of a step belongs to the tunnel of now or, if a new one came right behind, the one before.
+                        let of = [sequence, sequence.wrapping_sub(1)].into_iter().find(|sequence| {
+                            books.get(sequence).is_some_and(|book| {
+                                let heard = book.heard[touched].len();
+                                book.sent[1 - touched].get(heard..heard + bytes.len()) == Some(&bytes[..])
+                            })
+                        });
+                        prop_assert!(of.is_some(), "bytes that nobody sent");
+                        let book = books.entry(of.unwrap()).or_default();
+                        book.heard[touched].extend_from_slice(&bytes);
+                    }
+                    LaneEvent::PeerReset { .. } => { books.entry(sequence).or_default().cut = true; }
+                    _ => (),
+                }
+            }
+        }
+        prop_assert!(pair.ends[0].is_idle(), "server: {:?}", pair.ends[0]);
+        prop_assert!(pair.ends[1].is_idle(), "agent: {:?}", pair.ends[1]);
+        prop_assert!(pair.readers.iter().all(FrameReader::is_at_boundary));
+        for (sequence, book) in &books {
+            for at in [0, 1] {
+                if book.complete[at] && !book.cut {
+                    prop_assert_eq!(&book.heard[1 - at], &book.sent[at], "tunnel {}", sequence);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived_however_they_are_cut(input in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fuzz::run(&input);
+    }
+
+    #[test]
+    fn frames_that_look_right_are_survived_in_any_order(
+        choice in any::<u8>(),
+        frames in proptest::collection::vec((1..12_u8, any::<u8>(), 0..4_u16, proptest::collection::vec(any::<u8>(), 0..20)), 0..30),
+    ) {
+        let mut input = vec![choice];
+        for (kind, flags, sequence, payload) in frames {
+            input.extend([kind, flags]);
+            input.extend(sequence.to_be_bytes());
+            input.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
+            input.extend(payload);
+        }
+        fuzz::run(&input);
+    }
+}
