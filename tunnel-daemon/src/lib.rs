@@ -9,5 +9,6 @@ pub mod backend;
 pub mod config;
 pub mod frontend;
 pub mod hub;
+pub mod lane;
 pub mod net;
 pub mod telemetry;

@@ -13,18 +13,19 @@ use adit_core::wire::packet::PacketType;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::dial::Dialer;
-use super::targets::serve_target;
+use super::lanes::LaneKeeper;
+use super::targets::{dial_target, serve_target};
 use crate::hub::{
     Command, Dialed, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
 };
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
-use crate::telemetry::labels::{EndpointDialFailure, Segment};
+use crate::telemetry::labels::Segment;
 use crate::telemetry::{AgentMetrics, PacketCounter};
 use adit_core::wire::encode::MessageBuf;
 
@@ -226,6 +227,8 @@ pub struct LinkContext {
     pub metrics: AgentMetrics,
     /// Where dials and targets run.
     pub tasks: Tasks,
+    /// Lanes of the whole process.
+    pub lane_slots: Arc<Semaphore>,
 }
 
 /// A running link, as its owner holds it.
@@ -235,13 +238,16 @@ pub struct AgentLink {
     pub server: ServerId,
     /// Reaches the link task.
     pub commands: mpsc::Sender<Command>,
+    /// Its lanes, if the server takes some.
+    pub lanes: Option<LaneKeeper>,
 }
 
 impl Opened {
-    /// Splits into a handle and the future that is the link.
+    /// Splits into a handle and the future that is the link. At most `lanes_max` lanes, if the server grants any.
     pub fn start(
         self,
         context: &LinkContext,
+        lanes_max: usize,
     ) -> (AgentLink, impl Future<Output = LinkOver> + Send + 'static) {
         let credit = self.server.extensions.link;
         let config = LinkConfig {
@@ -259,14 +265,20 @@ impl Opened {
         };
         let link = Link::new(config, Arc::clone(&context.budget));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let grant = self.server.lane_grant.as_ref();
+        let lanes = grant.filter(|_| credit && lanes_max > 0).map(|grant| {
+            LaneKeeper::new(self.server.server.clone(), grant, lanes_max, context)
+        });
         let handle = AgentLink {
             server: self.server.server.clone(),
             commands: sender.clone(),
+            lanes: lanes.clone(),
         };
         let hooks = Hooks {
             context: context.clone(),
             commands: sender.downgrade(),
             dials: HashMap::new(),
+            lanes,
             received: context.metrics.packets(Segment::ToAgent),
             sent: context.metrics.packets(Segment::FromAgent),
         };
@@ -317,6 +329,7 @@ struct Hooks {
     context: LinkContext,
     commands: mpsc::WeakSender<Command>,
     dials: HashMap<TunnelKey, CancellationToken>,
+    lanes: Option<LaneKeeper>,
     received: PacketCounter,
     sent: PacketCounter,
 }
@@ -326,6 +339,9 @@ impl LinkHooks for Hooks {
         let Some(commands) = self.commands.upgrade() else {
             return;
         };
+        if let Some(lanes) = &self.lanes {
+            lanes.missed();
+        }
         let cancel = CancellationToken::new();
         self.dials.insert(key, cancel.clone());
         let context = self.context.clone();
@@ -390,25 +406,12 @@ async fn dial_and_serve(
     protocol: String,
     address: String,
 ) {
-    let started = tokio::time::Instant::now();
     // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-    let dialed = Box::pin(context.dialer.dial(&protocol, &address)).await;
+    let dialed = Box::pin(dial_target(&context, &protocol, &address)).await;
     let (sender, leg) = oneshot::channel();
     let (outcome, socket) = match dialed {
-        Ok(socket) => {
-            context.metrics.dial_succeeded(started.elapsed());
-            (Ok(()), Some(socket))
-        }
-        Err(error) => {
-            let timeout = error.is_timeout();
-            let reason = if timeout {
-                EndpointDialFailure::Timeout
-            } else {
-                EndpointDialFailure::Unknown
-            };
-            context.metrics.dial_failure(reason);
-            (Err(error.to_string()), None)
-        }
+        Ok(socket) => (Ok(()), Some(socket)),
+        Err(text) => (Err(text), None),
     };
     // A link that is gone has no use for the socket.
     if commands

@@ -1,6 +1,7 @@
 //! The agent: links to servers, dialling of targets.
 
 pub mod dial;
+pub mod lanes;
 pub mod link;
 pub mod reach;
 pub mod resolve;

@@ -4,6 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use adit_core::lane;
 use adit_core::text::Excerpt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -37,6 +38,13 @@ pub struct Reached {
     pub stream: ByteStream,
     /// The bare host with a client certificate, else host and port, as gRPC-Go does.
     pub authority: String,
+}
+
+/// What a connection to a server is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Link,
+    Lane,
 }
 
 /// Why a server cannot be reached.
@@ -85,6 +93,23 @@ impl Reach {
     /// # Errors
     /// See [`ReachError`]; of several addresses, the last one's.
     pub async fn connect(&self, address: &ServerAddress) -> Result<Reached, ReachError> {
+        self.connect_for(address, Purpose::Link).await
+    }
+
+    /// Connects a lane to whichever server answers there; not yet bound. A cancelled call leaves nothing behind.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]. A server that knows no lanes refuses the handshake.
+    pub async fn connect_lane(&self, address: &ServerAddress) -> Result<ByteStream, ReachError> {
+        let reached = self.connect_for(address, Purpose::Lane).await?;
+        Ok(reached.stream)
+    }
+
+    async fn connect_for(
+        &self,
+        address: &ServerAddress,
+        purpose: Purpose,
+    ) -> Result<Reached, ReachError> {
         let (name, port) = match address {
             ServerAddress::Host { host, port } => (host.as_str(), *port),
             ServerAddress::Srv { name } => (name.as_str(), 0),
@@ -99,7 +124,7 @@ impl Reach {
             })?;
             // The proxy resolves the name, which may mean nothing here.
             let tcp = self.through(&proxy, &join(host, *port)).await?;
-            return self.secure(tcp, host, *port).await;
+            return self.secure(tcp, host, *port, purpose).await;
         }
         let draw = |below| rand::random_range(0..below);
         let found = servers(&*self.resolver, name, port, draw)
@@ -111,7 +136,10 @@ impl Reach {
         let mut last = ReachError::NoAddress(name.to_owned());
         for server in found {
             match TcpStream::connect(server.addr).await {
-                Ok(tcp) => return self.secure(tcp, &server.host, server.addr.port()).await,
+                Ok(tcp) => {
+                    let port = server.addr.port();
+                    return self.secure(tcp, &server.host, port, purpose).await;
+                }
                 Err(source) => {
                     last = ReachError::Tcp {
                         address: server.addr,
@@ -123,9 +151,24 @@ impl Reach {
         Err(last)
     }
 
-    async fn secure(&self, tcp: TcpStream, host: &str, port: u16) -> Result<Reached, ReachError> {
+    async fn secure(
+        &self,
+        tcp: TcpStream,
+        host: &str,
+        port: u16,
+        purpose: Purpose,
+    ) -> Result<Reached, ReachError> {
         let peer = tcp.peer_addr().map_err(HandshakeError::Failed)?;
-        tune(&tcp);
+        let alpn = match purpose {
+            Purpose::Link => {
+                tune(&tcp);
+                None
+            }
+            Purpose::Lane => {
+                socket::tune_lane(&tcp);
+                Some(vec![lane::ALPN.into()])
+            }
+        };
         let name = server_name(host)?;
         let deadline = limits::TLS_HANDSHAKE_TIMEOUT;
         let stream = connect_tls(
@@ -133,7 +176,7 @@ impl Reach {
             PeerAddr::Tcp(peer),
             &self.tls,
             name,
-            None,
+            alpn,
             deadline,
         )
         .await?;

@@ -7,17 +7,22 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::lanes::{LaneKeeper, OpenError};
 use super::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, open};
 use super::reach::{Reach, ReachError, Reached};
 use super::sync::{Attempt, SyncPolicy, SyncState};
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::hub::Command;
+use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{LinkDirection, Segment};
+
+/// Lanes that are opened at once.
+const LANES_OPENING_MAX: usize = 4;
 
 /// What the search for servers needs.
 pub struct ServersSettings {
@@ -33,6 +38,8 @@ pub struct ServersSettings {
     pub policy: SyncPolicy,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
+    /// Most lanes to one server; 0: none.
+    pub lanes_max: usize,
 }
 
 /// Handle to the search and its links.
@@ -47,6 +54,8 @@ struct Shared {
     links: Mutex<Vec<(u64, AgentLink)>>,
     connected: Arc<AtomicUsize>,
     changed: Notify,
+    /// Turns to open a lane, of all links together.
+    opening: Semaphore,
 }
 
 /// Why an attempt came to nothing.
@@ -77,6 +86,7 @@ impl Servers {
             links: Mutex::new(Vec::new()),
             connected: Arc::new(AtomicUsize::new(0)),
             changed: Notify::new(),
+            opening: Semaphore::new(LANES_OPENING_MAX),
         });
         shared.publish();
         let search = Arc::clone(&shared);
@@ -131,7 +141,7 @@ impl Shared {
             // Before the link runs: its end may come at once, and must find what it takes back.
             locked(&self.state).attempted(at, outcome, Instant::now(), rand::random::<f64>());
             if let Some(opened) = opened {
-                self.keep(opened, serial);
+                self.keep(at, opened, serial);
             }
             self.publish();
         }
@@ -160,20 +170,25 @@ impl Shared {
         (Attempt::New { server, count }, Some(opened))
     }
 
-    fn keep(self: &Arc<Self>, opened: Opened, serial: u64) {
+    fn keep(self: &Arc<Self>, at: usize, opened: Opened, serial: u64) {
         let server = opened.server.server.clone();
         let credit = opened.server.extensions.link;
-        let (link, running) = opened.start(&self.context);
-        tracing::info!(%server, adit = credit, "connected to a server");
+        let (link, running) = opened.start(&self.context, self.settings.lanes_max);
+        let lanes = link.lanes.clone();
+        tracing::info!(%server, adit = credit, lanes = lanes.is_some(), "connected to a server");
         let mut links = locked(&self.links);
         if locked(&self.state).is_draining() {
             announce_drain(&link);
         }
         links.push((serial, link));
         drop(links);
+        let keeping = lanes.clone().map(|lanes| self.keep_lanes(at, lanes));
         let (shared, lost) = (Arc::clone(self), server.clone());
         let link = async move {
             let over = running.await;
+            if let Some(lanes) = lanes {
+                lanes.close();
+            }
             tracing::info!(server = %lost, reason = %over, "server connection ended");
             let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
             let error = over.stream_error(received, sent, tonic::Code::Unavailable);
@@ -190,7 +205,51 @@ impl Shared {
         if self.context.tasks.spawn("link", link).is_err() {
             tracing::error!(%server, "no room for another link: too many targets are open");
             self.forget(&server, serial);
+        } else if let Some(keeping) = keeping
+            && self.context.tasks.spawn("lanes", keeping).is_err()
+        {
+            tracing::error!(%server, "no room for lanes: too many targets are open");
         }
+    }
+
+    /// Keeps lanes to the server that the address led to, until its link is over.
+    fn keep_lanes(
+        self: &Arc<Self>,
+        at: usize,
+        lanes: LaneKeeper,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let shared = Arc::clone(self);
+        async move {
+            lanes
+                .run(|| async { Box::pin(shared.open_lane(at)).await })
+                .await;
+        }
+    }
+
+    /// Connects a lane and binds it to the link this agent has to whoever answers.
+    async fn open_lane(&self, at: usize) -> Result<(LaneKeeper, Lane), OpenError> {
+        let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+        let _turn = self.opening.acquire().await;
+        let Some(address) = self.settings.addresses.get(at) else {
+            return Err(OpenError(String::from("no such address")));
+        };
+        let connecting = timeout(
+            limits::LINK_CONNECT_TIMEOUT,
+            self.settings.reach.connect_lane(address),
+        );
+        let stream = connecting
+            .await
+            .map_err(|_elapsed| failed(&AttemptError::Elapsed))?
+            .map_err(|error| failed(&error))?;
+        let keeper_of = |server: &ServerId| {
+            let links = locked(&self.links);
+            let mut keepers = links.iter().filter_map(|(_, link)| link.lanes.clone());
+            let keeper = keepers.find(|keeper| keeper.server() == server)?;
+            Some((keeper.bind(), keeper))
+        };
+        bind_to_server(stream, keeper_of)
+            .await
+            .map_err(|error| failed(&error))
     }
 
     /// A link is gone, or never ran.

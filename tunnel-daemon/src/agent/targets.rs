@@ -1,11 +1,40 @@
-//! A connected target and its leg: bytes both ways until the tunnel is over.
+//! A target: dialled, then connected to its leg until the tunnel is over.
 
 use std::io;
 
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
+use super::link::LinkContext;
 use crate::hub::{Leg, PumpEnd, pump};
+use crate::telemetry::labels::EndpointDialFailure;
+
+/// Dials a target and counts how it went. A dropped call leaves nothing behind.
+///
+/// # Errors
+/// The text for the client, as a Go dialler would have put it.
+pub async fn dial_target(
+    context: &LinkContext,
+    protocol: &str,
+    address: &str,
+) -> Result<TcpStream, String> {
+    let started = tokio::time::Instant::now();
+    match context.dialer.dial(protocol, address).await {
+        Ok(socket) => {
+            context.metrics.dial_succeeded(started.elapsed());
+            Ok(socket)
+        }
+        Err(error) => {
+            let reason = if error.is_timeout() {
+                EndpointDialFailure::Timeout
+            } else {
+                EndpointDialFailure::Unknown
+            };
+            context.metrics.dial_failure(reason);
+            Err(error.to_string())
+        }
+    }
+}
 
 /// Serves one target connection to its end. The socket is closed on return, after everything owed is written.
 ///

@@ -10,6 +10,7 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
+use super::descriptors;
 use super::admin::{AdminLimits, AdminListener, AdminThread};
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
@@ -88,6 +89,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
+        lane_slots: Arc::new(descriptors::lane_slots()),
     };
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
@@ -101,7 +103,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             identifiers: Identifiers::parse_flag(&plan.identifiers)?,
             extensions: Extensions {
                 link: true,
-                lanes: false,
+                lanes: plan.lanes_max > 0,
             },
         },
         token_path: plan.token_path.clone(),
@@ -111,6 +113,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             forever: plan.sync_forever,
         },
         keepalive: plan.keepalive.time,
+        lanes_max: usize::try_from(plan.lanes_max)?,
     };
     let servers = Servers::start(settings, context, &services);
     let (health, admin) = probes(plan, &metrics, &servers, &services)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_core::http2::Limits;
+use adit_core::lane;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
@@ -92,7 +93,7 @@ impl Listening<'_> {
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
         let agents = &self.plan.agents;
-        let tls = self.tls("agent listener", &agents.tls, Alpn::grpc::<&str>(&[]))?;
+        let tls = self.tls("agent listener", &agents.tls, Alpn::grpc(&[lane::ALPN]))?;
         let listener = Listener::bind(&listen_addr(&agents.bind)?).context("agent port")?;
         let local = listener
             .tcp_addr()
@@ -100,6 +101,9 @@ impl Listening<'_> {
         let serve = move |stream: ByteStream| {
             let backend = Arc::clone(&backend);
             async move {
+                if stream.alpn() == Some(lane::ALPN.as_bytes()) {
+                    return backend.serve_lane(stream).await;
+                }
                 tune_link(&stream);
                 let principal = stream.principal().cloned();
                 backend.serve(stream, principal).await;

@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod agent;
 pub mod demo;
+mod descriptors;
 mod listeners;
 mod memory;
 pub mod probes;

@@ -10,6 +10,7 @@ use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
+use super::descriptors;
 use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
@@ -193,6 +194,7 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         server: plan.server_id.clone(),
         server_count: plan.server_count,
         extensions: Extensions::default(),
+        lane_grant: None,
     };
     let link = LinkSettings {
         isolation: isolation(&plan.isolation),
@@ -205,6 +207,8 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
+        lanes_per_link_max: usize::try_from(plan.agents.lanes_per_link_max)?,
+        lane_slots: Arc::new(descriptors::lane_slots()),
     })
 }
 
@@ -229,8 +233,17 @@ fn readiness(hub: &Arc<Hub>, stopping: &Arc<AtomicBool>, services: &Tasks) -> Re
 /// Gauges that are sums of others' counts, brought up to date once a second.
 async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
     const EVERY: Duration = Duration::from_secs(1);
+    /// Turns between looks after idle lanes.
+    const LANES_EVERY: u64 = 30;
     let mut retried = 0;
-    loop {
+    for turn in 1_u64.. {
+        if turn.is_multiple_of(LANES_EVERY) {
+            for link in hub.links() {
+                if let Some(lanes) = link.lanes {
+                    lanes.sweep();
+                }
+            }
+        }
         metrics
             .held_bytes()
             .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));

@@ -1,5 +1,6 @@
 //! The agent listener: agent streams as links of the hub.
 
+mod lanes;
 mod link;
 mod service;
 

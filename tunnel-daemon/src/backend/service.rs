@@ -7,16 +7,21 @@ use adit_core::grant::{Grants, Names};
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
-use adit_core::wire::metadata::{AgentHello, Extensions, ServerHello};
+use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, ServerHello};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
 
+use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
-use crate::hub::{Entered, Hub, LinkInfo, LinkStreams};
+use crate::hub::{
+    Entered, Hub, LanePool, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
+};
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
+use crate::net::stream::ByteStream;
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
 use crate::telemetry::labels::AgentRefusal;
@@ -44,6 +49,10 @@ pub struct BackendSettings {
     pub links_per_agent_max: usize,
     /// Of every link.
     pub link: LinkSettings,
+    /// Most lanes of one link; 0: none.
+    pub lanes_per_link_max: usize,
+    /// Lanes of the whole process.
+    pub lane_slots: Arc<Semaphore>,
 }
 
 /// Serves agent connections.
@@ -53,6 +62,7 @@ pub struct Backend {
     budget: Arc<ProcessBudget>,
     metrics: ServerMetrics,
     tasks: Tasks,
+    lanes: LaneListener,
 }
 
 impl Backend {
@@ -65,13 +75,21 @@ impl Backend {
         metrics: ServerMetrics,
         tasks: Tasks,
     ) -> Arc<Self> {
+        let server = settings.server.server.clone();
+        let lanes = LaneListener::new(Arc::clone(&hub), server, metrics.adit().clone());
         Arc::new(Self {
+            lanes,
             hub,
             settings,
             budget,
             metrics,
             tasks,
         })
+    }
+
+    /// Serves a connection that is to become a lane; completes when it has, or is closed.
+    pub async fn serve_lane(&self, stream: ByteStream) {
+        self.lanes.serve(stream).await;
     }
 
     /// Serves one connection to its end. `principal` names whoever the TLS layer verified.
@@ -102,15 +120,39 @@ impl Backend {
         }
     }
 
-    fn answer(&self, credit: bool) -> ServerHello {
+    fn answer(&self, link: &LinkHandle) -> ServerHello {
+        let lane_grant = link.lanes.as_ref().map(|pool| LaneGrant {
+            link: link.id,
+            secret: pool.secret().reveal(),
+            lanes_max: u32::try_from(pool.lanes_max()).unwrap_or(u32::MAX),
+        });
         let extensions = Extensions {
-            link: credit,
-            lanes: false,
+            link: link.info.credit,
+            lanes: lane_grant.is_some(),
         };
         ServerHello {
             extensions,
+            lane_grant,
             ..self.settings.server.clone()
         }
+    }
+
+    /// Lanes for a link whose agent knows them and has shown who it is.
+    fn pool(&self, extensions: Extensions, holder: Option<&Arc<str>>) -> Option<Arc<LanePool>> {
+        let lanes_max = self.settings.lanes_per_link_max;
+        if !extensions.link || !extensions.lanes || lanes_max == 0 {
+            return None;
+        }
+        let link = &self.settings.link;
+        Some(LanePool::new(PoolSettings {
+            principal: Arc::clone(holder?),
+            lanes_max,
+            dials_max: link.dials_max,
+            silence_max: link.isolation.half_closed_timeout,
+            slots: Arc::clone(&self.settings.lane_slots),
+            tasks: self.tasks.clone(),
+            metrics: self.metrics.adit().clone(),
+        }))
     }
 
     fn call(
@@ -142,8 +184,10 @@ impl Backend {
             }
         };
         let mut response = grpc::accepted();
-        for (name, value) in self.answer(credit).to_headers() {
-            if let Ok(value) = value.parse() {
+        for (name, value) in self.answer(&entered.handle).to_headers() {
+            if let Ok(mut value) = HeaderValue::from_str(&value) {
+                // One of them is a secret.
+                value.set_sensitive(true);
                 response.headers_mut().insert(name, value);
             }
         }
@@ -204,6 +248,7 @@ impl Backend {
                 let text = format!("{error} to {shown}");
                 refused(AgentRefusal::NotGranted, Code::PermissionDenied, text)
             })?;
+        let pool = self.pool(hello.extensions, holder.as_ref());
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,
@@ -211,7 +256,7 @@ impl Backend {
             credit: hello.extensions.link,
         };
         self.hub
-            .enter(info, self.settings.links_per_agent_max)
+            .enter(info, self.settings.links_per_agent_max, pool)
             .map_err(|error| {
                 let text = error.to_string();
                 refused(AgentRefusal::LinksPerAgent, Code::ResourceExhausted, text)
@@ -221,7 +266,7 @@ impl Backend {
 
 /// Names the holder of a certificate, to compare and to log; stays the same when it is renewed. Quoted, so that no
 /// name reads like a list of others.
-fn holder(principal: &Principal) -> Arc<str> {
+pub(super) fn holder(principal: &Principal) -> Arc<str> {
     format!("{:?} {:?}", principal.subject, principal.names).into()
 }
 

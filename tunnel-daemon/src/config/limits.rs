@@ -70,6 +70,8 @@ pub const PENDING_DIALS_PER_AGENT: u32 = 1_024;
 /// Links one principal may hold under one agent id: an agent whose connections die unnoticed and come back every
 /// second holds about 20 ([`LINK_ACK_TIMEOUT`]), replicas that share an id a few.
 pub const LINKS_PER_AGENT: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
+/// Lanes of one link: far above what descriptors allow on most hosts, and a bound on what one agent may take.
+pub const LANES_PER_LINK: u32 = 4_096;
 /// Dials in flight over all agents; a pending dial costs about 1 KiB.
 pub const PENDING_DIALS: u32 = 16_384;
 

@@ -10,7 +10,8 @@ use super::grpc::StreamEvents;
 use crate::hub::{Leg, LegWatch, OpenTunnel};
 use crate::net::grpc::code_of;
 use crate::telemetry::labels::{
-    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Segment, ServiceMethod, TunnelEnd,
+    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Path, Segment, ServiceMethod,
+    TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics, TunnelRecord,
@@ -36,6 +37,7 @@ pub struct ClientTunnel {
     pending: Option<GaugeGuard>,
     open: Option<OpenGuard>,
     dial: Duration,
+    path: Path,
     over: bool,
 }
 
@@ -52,6 +54,7 @@ impl ClientTunnel {
             pending: None,
             open: None,
             dial: Duration::ZERO,
+            path: Path::Link,
             over: true,
         }
     }
@@ -71,6 +74,7 @@ impl ClientTunnel {
         self.pending = None;
         self.open = Some(self.context.metrics.open_tunnel());
         tunnel.agent.as_str().clone_into(&mut self.agent);
+        self.path = tunnel.leg.path();
     }
 
     /// Has the writes to the client measured.
@@ -142,6 +146,7 @@ impl ClientTunnel {
             end,
             detail,
             engine: Engine::Copy,
+            path: self.path,
         });
     }
 }
@@ -162,8 +167,9 @@ fn end_label(reason: &str) -> TunnelEnd {
             TunnelEnd::Clean
         }
         "client_gone" => TunnelEnd::ClientGone,
-        "peer_error" => TunnelEnd::TargetReset,
+        "peer_error" | "peer_reset" => TunnelEnd::TargetReset,
         "link_lost" => TunnelEnd::LinkLost,
+        "lane_lost" => TunnelEnd::LaneLost,
         "budget" => TunnelEnd::Budget,
         "stalled" => TunnelEnd::Stalled,
         "half_closed_idle" => TunnelEnd::HalfClosedIdle,

@@ -8,8 +8,11 @@ use adit_core::session::{Moment, TunnelEnd};
 use bytes::Bytes;
 
 use super::clock::moment;
-use super::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_FIN, LEG_GONE, Mailbox};
-use crate::telemetry::labels::ServiceMethod;
+use super::conduit::{Conduit, Mailbox};
+use super::lane_way::{LaneHome, LaneWay};
+use super::link_way::LinkWay;
+use crate::lane::Lane;
+use crate::telemetry::labels::{Path, ServiceMethod};
 use crate::telemetry::{GaugeGuard, ServerMetrics};
 
 /// What a leg may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
@@ -38,15 +41,18 @@ struct Stalled {
     _counted: GaugeGuard,
 }
 
-/// One side of a tunnel. Dropping it without [`Leg::close`] resets the tunnel.
+/// One side of a tunnel, whatever carries it. Dropping it without [`Leg::close`] resets the tunnel.
 pub struct Leg {
-    conduit: Arc<Conduit>,
-    drained_told: u64,
-    peer_fin_seen: bool,
+    way: Way,
     sent_bytes: u64,
     received_bytes: u64,
     watch: Option<LegWatch>,
     stalled: Option<Stalled>,
+}
+
+enum Way {
+    Link(LinkWay),
+    Lane(Box<LaneWay>),
 }
 
 impl Leg {
@@ -54,103 +60,115 @@ impl Leg {
     #[must_use]
     pub fn new(mailbox: &Arc<Mailbox>) -> (Self, Arc<Conduit>) {
         let conduit = Conduit::new(Arc::clone(mailbox));
-        let leg = Self {
-            conduit: Arc::clone(&conduit),
-            drained_told: 0,
-            peer_fin_seen: false,
+        let way = Way::Link(LinkWay::new(Arc::clone(&conduit)));
+        (Self::over(way), conduit)
+    }
+
+    /// A leg on a lane whose tunnel is open. `home` gets the lane back. `silence_max`: how long a half-closed tunnel
+    /// may be silent.
+    #[must_use]
+    pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>, silence_max: Duration) -> Self {
+        let way = LaneWay::new(lane, home, silence_max);
+        Self::over(Way::Lane(Box::new(way)))
+    }
+
+    fn over(way: Way) -> Self {
+        Self {
+            way,
             sent_bytes: 0,
             received_bytes: 0,
             watch: None,
             stalled: None,
-        };
-        (leg, conduit)
-    }
-
-    /// Ready when the link takes more bytes of this leg. An ended tunnel is always ready.
-    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.conduit.up_has_space() || self.conduit.end().is_some() {
-            return Poll::Ready(());
-        }
-        self.conduit.register_up(cx.waker());
-        if self.conduit.up_has_space() || self.conduit.end().is_some() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
         }
     }
 
-    /// Hands bytes to the link. Ask [`Self::poll_ready`] first; it is a bound, not a lock.
+    /// What carries the tunnel.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        match &self.way {
+            Way::Link(_) => Path::Link,
+            Way::Lane(_) => Path::Lane,
+        }
+    }
+
+    /// Ready when more bytes of this leg are taken. An ended tunnel is always ready.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.way {
+            Way::Link(link) => link.poll_ready(cx),
+            Way::Lane(lane) => lane.poll_ready(cx),
+        }
+    }
+
+    /// Hands bytes over. Ask [`Self::poll_ready`] first; it is a bound, not a lock. Call [`Self::poll_flush`] before
+    /// the task sleeps.
     pub fn send(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.sent_bytes += bytes.len() as u64;
-            self.conduit.put_up(bytes);
+            match &mut self.way {
+                Way::Link(link) => link.send(bytes),
+                Way::Lane(lane) => lane.send(bytes),
+            }
+        }
+    }
+
+    /// Gets on its way what was handed over, as far as it goes now, and looks after the tunnel's timers. To be called
+    /// whenever the task that owns the leg has been polled.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        match &mut self.way {
+            // The link's task looks after all of that.
+            Way::Link(_) => (),
+            Way::Lane(lane) => lane.poll_flush(cx),
         }
     }
 
     /// This side sends no more bytes.
-    pub fn fin(&self) {
-        self.conduit.raise(LEG_FIN);
+    pub fn fin(&mut self) {
+        match &mut self.way {
+            Way::Link(link) => link.fin(),
+            Way::Lane(lane) => lane.fin(),
+        }
     }
 
     /// Closes the tunnel once everything sent so far has reached the peer.
-    pub fn close(&self) {
-        self.conduit.close_with(String::new());
+    pub fn close(&mut self) {
+        self.close_with("");
     }
 
     /// Like [`Self::close`], with a text for the other end where the protocol carries one.
-    pub fn close_with(&self, text: &str) {
-        self.conduit.close_with(text.to_owned());
+    pub fn close_with(&mut self, text: &str) {
+        match &mut self.way {
+            Way::Link(link) => link.close(text),
+            Way::Lane(lane) => lane.close(text),
+        }
     }
 
     /// The next event for this side.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
-        if let Some(incoming) = self.try_recv() {
-            return Poll::Ready(incoming);
-        }
-        self.conduit.register_down(cx.waker());
-        self.try_recv().map_or(Poll::Pending, Poll::Ready)
-    }
-
-    /// The next event, if there is one now.
-    pub fn try_recv(&mut self) -> Option<Incoming> {
-        // Flags first: whatever was queued before they were raised is still found below.
-        let ended = self.conduit.end().is_some();
-        let finished = self.conduit.peer_finished();
-        let discard = self.conduit.end().is_some_and(|end| !end.delivers_rest());
-        if !discard
-            && !self.conduit.aborted()
-            && let Some(bytes) = self.conduit.take_down()
-        {
+        let polled = match &mut self.way {
+            Way::Link(link) => link.poll_recv(cx),
+            Way::Lane(lane) => lane.poll_recv(cx),
+        };
+        if let Poll::Ready(Incoming::Data(bytes)) = &polled {
             self.received_bytes += bytes.len() as u64;
-            return Some(Incoming::Data(bytes));
         }
-        if finished && !self.peer_fin_seen {
-            self.peer_fin_seen = true;
-            return Some(Incoming::PeerFin);
-        }
-        if ended {
-            self.conduit.last_end().map(Incoming::Ended)
-        } else {
-            None
-        }
-    }
-
-    /// Whether the link wants this side to give up what it still holds.
-    #[must_use]
-    pub fn aborted(&self) -> bool {
-        self.conduit.aborted() || self.conduit.end().is_some_and(|end| !end.delivers_rest())
+        polled
     }
 
     /// Like [`Self::aborted`], and has the task woken when it changes.
-    pub fn poll_aborted(&self, cx: &mut Context<'_>) -> bool {
-        self.conduit.register_down(cx.waker());
-        self.aborted()
+    pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.way {
+            Way::Link(link) => link.poll_aborted(cx),
+            Way::Lane(lane) => lane.poll_aborted(cx),
+        }
     }
 
     /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
     #[must_use]
     pub fn last_end(&self) -> Option<TunnelEnd> {
-        self.conduit.last_end()
+        match &self.way {
+            Way::Link(link) => link.last_end(),
+            Way::Lane(lane) => lane.last_end(),
+        }
     }
 
     /// Tells who wants to know of stalls from now on.
@@ -189,25 +207,17 @@ impl Leg {
             let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
             metrics.frontend_write(waited);
         }
-        let sum = self.conduit.add_drained(bytes as u64);
-        if sum - self.drained_told >= DRAINED_NOTICE_BYTES {
-            self.drained_told = sum;
-            self.conduit.schedule();
+        match &mut self.way {
+            Way::Link(link) => link.drained(bytes),
+            Way::Lane(lane) => lane.drained(bytes),
         }
     }
 
-    /// Completes when [`Self::try_recv`] has something. Takes nothing.
-    pub async fn readable(&self) {
-        std::future::poll_fn(|cx| {
-            self.conduit.register_down(cx.waker());
-            let something = !self.conduit.down_is_empty()
-                || self.conduit.peer_finished()
-                || self.conduit.end().is_some();
-            if something {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
+    /// Completes when [`Self::poll_recv`] has something. Takes nothing.
+    pub async fn readable(&mut self) {
+        std::future::poll_fn(|cx| match &mut self.way {
+            Way::Link(link) => link.poll_readable(cx),
+            Way::Lane(lane) => lane.poll_readable(cx),
         })
         .await;
     }
@@ -215,10 +225,13 @@ impl Leg {
     /// Whether nothing is waiting for this side now.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.conduit.down_is_empty()
+        match &self.way {
+            Way::Link(link) => link.is_idle(),
+            Way::Lane(lane) => lane.is_idle(),
+        }
     }
 
-    /// Bytes handed to the link, and bytes received from it, so far.
+    /// Bytes handed over, and bytes received, so far.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.sent_bytes, self.received_bytes)
@@ -229,15 +242,9 @@ impl Leg {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// Waits until the link takes more bytes.
-    pub async fn ready(&self) {
+    /// Waits until more bytes are taken.
+    pub async fn ready(&mut self) {
         std::future::poll_fn(|cx| self.poll_ready(cx)).await;
-    }
-}
-
-impl Drop for Leg {
-    fn drop(&mut self) {
-        self.conduit.raise(LEG_GONE);
     }
 }
 

@@ -6,20 +6,27 @@
 mod clock;
 mod conduit;
 mod driver;
+mod lane_way;
 mod leg;
+mod link_way;
 mod pace;
+mod pool;
 mod pump;
 mod route;
+mod settle;
 mod task;
 
 pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
+pub use lane_way::LaneHome;
 pub use leg::{Incoming, Leg, LegWatch};
+pub use pool::{LanePool, PoolSettings, Slot};
 pub use pump::{PumpEnd, PumpOutcome, pump};
 pub use route::{
     DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,
 };
+pub use settle::{Unsettled, settle};
 pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which link carries a dial, and the table of live links.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::conduit::Mailbox;
 use super::leg::Leg;
+use super::pool::{LanePool, OnLane};
 use super::task::Command;
 
 /// Commands a link may have waiting; a full queue sends the dial to another agent.
@@ -46,6 +47,8 @@ pub struct LinkHandle {
     pub commands: mpsc::Sender<Command>,
     /// Where legs of this link report.
     pub mailbox: Arc<Mailbox>,
+    /// Its lanes, if it may have some.
+    pub lanes: Option<Arc<LanePool>>,
 }
 
 /// Caps on dials of the whole process.
@@ -61,7 +64,7 @@ pub struct DialLimits {
 pub struct OpenTunnel {
     /// This side of it.
     pub leg: Leg,
-    /// The id the agent chose.
+    /// The id the agent chose, or on a lane this server.
     pub conn: ConnId,
     /// The link that carries it.
     pub link: LinkId,
@@ -74,6 +77,7 @@ pub struct Hub {
     registry: Mutex<Registry>,
     links: Mutex<HashMap<LinkId, LinkHandle>>,
     next_link: AtomicU64,
+    next_lane_conn: AtomicI64,
     pending: Semaphore,
     limits: DialLimits,
     refusing: AtomicBool,
@@ -109,8 +113,11 @@ pub struct LinkGuard {
 
 impl Drop for LinkGuard {
     fn drop(&mut self) {
-        locked(&self.hub.links).remove(&self.id);
+        let left = locked(&self.hub.links).remove(&self.id);
         locked(&self.hub.registry).remove(self.id);
+        if let Some(lanes) = left.and_then(|handle| handle.lanes) {
+            lanes.close();
+        }
     }
 }
 
@@ -127,6 +134,7 @@ impl Hub {
             registry: Mutex::new(registry),
             links: Mutex::new(HashMap::new()),
             next_link: AtomicU64::new(1),
+            next_lane_conn: AtomicI64::new(1),
             pending: Semaphore::new(limits.pending_max),
             limits,
             refusing: AtomicBool::new(false),
@@ -136,6 +144,7 @@ impl Hub {
     }
 
     /// Enters a link; new dials may come at once. `links_max`: links that its principal may hold under its agent id.
+    /// `lanes`: where lanes of this link go, if it may have some.
     ///
     /// # Errors
     /// The principal holds that many; nothing was entered.
@@ -143,6 +152,7 @@ impl Hub {
         self: &Arc<Self>,
         info: LinkInfo,
         links_max: usize,
+        lanes: Option<Arc<LanePool>>,
     ) -> Result<Entered, TooManyLinks> {
         let id = LinkId(self.next_link.fetch_add(1, Relaxed));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
@@ -151,6 +161,7 @@ impl Hub {
             info: Arc::new(info),
             commands: sender,
             mailbox: Arc::new(Mailbox::default()),
+            lanes,
         };
         let info = &handle.info;
         let principal = info.principal.as_deref();
@@ -213,6 +224,12 @@ impl Hub {
     #[must_use]
     pub fn links(&self) -> Vec<LinkHandle> {
         locked(&self.links).values().cloned().collect()
+    }
+
+    /// The lanes of a link, if it lives and may have some.
+    #[must_use]
+    pub fn lanes_of(&self, link: LinkId) -> Option<Arc<LanePool>> {
+        locked(&self.links).get(&link)?.lanes.clone()
     }
 
     /// Dials waiting for an answer now.
@@ -293,6 +310,25 @@ impl Hub {
         protocol: &str,
         address: &str,
     ) -> Result<OpenTunnel, CancelledDial> {
+        if let Some(lanes) = &handle.lanes {
+            let opened = |leg, conn| OpenTunnel {
+                leg,
+                conn,
+                link: handle.id,
+                agent: handle.info.agent.clone(),
+            };
+            match lanes.open(protocol, address, self.limits.timeout).await {
+                OnLane::Open(leg) => {
+                    let conn = self.next_lane_conn.fetch_add(1, Relaxed);
+                    return Ok(opened(leg, ConnId(conn)));
+                }
+                OnLane::Failed(failure) => {
+                    let written = !matches!(failure, DialFailure::TooManyPending { .. });
+                    return Err(CancelledDial { failure, written });
+                }
+                OnLane::NotSeen => (),
+            }
+        }
         let (leg, conduit) = Leg::new(&handle.mailbox);
         let (reply, outcome) = oneshot::channel();
         let spare = DialId(rand::random::<i64>() & i64::MAX);

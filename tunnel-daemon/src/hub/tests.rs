@@ -150,7 +150,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             commands,
             guard,
             standing: _,
-        } = server_hub.enter(info, usize::MAX).unwrap();
+        } = server_hub.enter(info, usize::MAX, None).unwrap();
         let link = Link::new(config(Role::Server, credit, isolation), server_budget);
         let mailbox = Arc::clone(&handle.mailbox);
         drop(handle);

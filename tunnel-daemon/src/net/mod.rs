@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod authority;
+pub mod blocks;
 pub mod buffered;
 mod ca;
 mod cipher;
@@ -10,6 +11,7 @@ pub mod grpc;
 pub mod handshake;
 mod identity;
 pub mod listen;
+pub mod outbox;
 mod pem;
 pub mod principal;
 pub mod reload;

@@ -13,6 +13,9 @@ pub const KEEPALIVE_PROBES: u32 = 9;
 /// not read.
 pub const LINK_USER_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// How long the peer of a lane may be silent before the connection is given up.
+pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(20);
+
 /// What every accepted and every target socket gets: no Nagle delay, keepalive as in Go.
 ///
 /// # Errors
@@ -20,6 +23,15 @@ pub const LINK_USER_TIMEOUT: Duration = Duration::from_secs(20);
 pub fn tune_stream(socket: &impl AsFd) -> io::Result<()> {
     set_nodelay(socket)?;
     set_keepalive(socket, KEEPALIVE_PERIOD, KEEPALIVE_PROBES)
+}
+
+/// What a lane gets at both ends: as [`tune_stream`], but a peer that is gone is noticed within [`LANE_SILENCE_MAX`] while
+/// nothing is on its way. No TCP_USER_TIMEOUT: it would kill peers that merely do not read.
+pub fn tune_lane(socket: &impl AsFd) {
+    let keepalive = set_keepalive(socket, LANE_SILENCE_MAX / 4, 3);
+    if let Err(error) = set_nodelay(socket).and(keepalive) {
+        tracing::debug!(%error, "cannot tune a lane");
+    }
 }
 
 /// Small writes leave at once.

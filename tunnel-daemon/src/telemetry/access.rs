@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-use super::labels::{ClientDialect, Engine, Label as _, TunnelEnd};
+use super::labels::{ClientDialect, Engine, Label as _, Path, TunnelEnd};
 use super::rate::TokenBucket;
 
 /// Target of access events, for filters.
@@ -40,6 +40,8 @@ pub struct TunnelRecord<'a> {
     pub detail: Option<&'static str>,
     /// What moved the bytes.
     pub engine: Engine,
+    /// What they travelled on.
+    pub path: Path,
 }
 
 /// Writes records as events, a bounded number a second. One per process, shared by reference.
@@ -112,6 +114,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         end = record.end.as_str(),
         detail = record.detail,
         engine = record.engine.as_str(),
+        path = record.path.as_str(),
         suppressed = (suppressed > 0).then_some(suppressed),
         "tunnel ended"
     );
@@ -145,6 +148,7 @@ mod tests {
             end: TunnelEnd::LinkLost,
             detail: None,
             engine: Engine::Copy,
+            path: Path::Lane,
         }
     }
 

@@ -150,6 +150,8 @@ label! {
         TargetReset = "target_reset",
         /// The agent's link went away below the tunnel.
         LinkLost = "link_lost",
+        /// The lane that carried the tunnel went away.
+        LaneLost = "lane_lost",
         /// A shared byte budget ran full and this was the largest stalled tunnel.
         Budget = "budget",
         /// Over its own share without progress for too long.
@@ -168,6 +170,70 @@ label! {
         Shutdown = "shutdown",
         /// None of the above; a sign that a cause is missing here.
         Other = "other",
+    }
+}
+
+label! {
+    /// What a tunnel's bytes travel on between server and agent.
+    Path {
+        /// The link, shared with the agent's other tunnels.
+        Link = "link",
+        /// A lane of its own.
+        Lane = "lane",
+    }
+}
+
+label! {
+    /// What a lane does.
+    LaneState {
+        /// Waits for a tunnel.
+        Idle = "idle",
+        /// Carries one.
+        Busy = "busy",
+    }
+}
+
+label! {
+    /// How a dial to an agent with lanes went.
+    LaneDial {
+        /// A lane took it.
+        Hit = "hit",
+        /// No lane was idle: it went over the link.
+        Miss = "miss",
+        /// The lane did not get it across: it went over the link.
+        Unacknowledged = "unacknowledged",
+    }
+}
+
+label! {
+    /// Why a lane is no more.
+    LaneEnd {
+        /// Nobody needed it.
+        Drained = "drained",
+        /// Its connection failed or was closed.
+        Lost = "lost",
+        /// The peer broke the protocol.
+        Violation = "violation",
+        /// The peer did not answer a ping, or did not let go of a tunnel in time.
+        Silent = "silent",
+        /// Its link is gone.
+        LinkGone = "link_gone",
+    }
+}
+
+label! {
+    /// Why a connection did not become a lane.
+    LaneRefusal {
+        /// No link of that number takes lanes of this peer.
+        NoLink = "no_link",
+        /// The proof is wrong.
+        Proof = "proof",
+        /// The link, or this process, has as many lanes as it may.
+        Full = "full",
+        /// Too many connections wait to be bound.
+        Unbound = "unbound",
+        /// Not bound in time, closed before, or not the protocol.
+        Handshake = "handshake",
     }
 }
 

@@ -10,7 +10,8 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use super::families::{Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, Direction, Listener, PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, Direction, LaneDial, LaneEnd, LaneRefusal, LaneState, Listener,
+    PeerKind, ReloadResult, TunnelEnd,
 };
 
 /// Handles of our own families. Cheap to clone; clones share the series.
@@ -29,6 +30,11 @@ struct Inner {
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
     links_retired: IntGauge,
+    lanes: Gauges<LaneState>,
+    lanes_opened: IntCounter,
+    lanes_closed: Counters<LaneEnd>,
+    lane_dials: Counters<LaneDial>,
+    lanes_refused: Counters<LaneRefusal>,
     accept_errors: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
@@ -83,6 +89,19 @@ impl AditMetrics {
             links_retired: families.gauge(
                 "links_retired",
                 "Open agent links that get no dials because their agent reads nothing",
+            ),
+            lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
+            lanes_opened: families.counter("lanes_opened_total", "Lanes that were bound to a link"),
+            lanes_closed: families.counters_from_zero("lanes_closed_total", "Bound lanes that are no more, by reason", "reason"),
+            lane_dials: families.counters_from_zero(
+                "lane_dials_total",
+                "Dials to agents with lanes, by whether a lane took them; the others went over the link",
+                "result",
+            ),
+            lanes_refused: families.counters_from_zero(
+                "lanes_refused_total",
+                "Connections that wanted to be lanes and were closed, by reason",
+                "reason",
             ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
@@ -168,6 +187,31 @@ impl AditMetrics {
     /// A link is retired.
     pub fn link_retired(&self) -> GaugeGuard {
         GaugeGuard::new(&self.0.links_retired)
+    }
+
+    /// A lane is bound and does this for as long as the guard lives.
+    pub fn lane(&self, state: LaneState) -> GaugeGuard {
+        GaugeGuard::new(self.0.lanes.of(state))
+    }
+
+    /// A lane was bound.
+    pub fn lane_opened(&self) {
+        self.0.lanes_opened.inc();
+    }
+
+    /// A bound lane is no more.
+    pub fn lane_closed(&self, why: LaneEnd) {
+        self.0.lanes_closed.of(why).inc();
+    }
+
+    /// A dial to an agent with lanes went this way.
+    pub fn lane_dial(&self, result: LaneDial) {
+        self.0.lane_dials.of(result).inc();
+    }
+
+    /// A connection did not become a lane.
+    pub fn lane_refused(&self, why: LaneRefusal) {
+        self.0.lanes_refused.of(why).inc();
     }
 
     /// accept(2) failed, or a connection was refused by a cap.

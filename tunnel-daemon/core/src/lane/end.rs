@@ -155,6 +155,12 @@ impl LaneEnd {
         self.state == State::Idle
     }
 
+    /// Whether a tunnel was cut off at this end and the other has not acknowledged it.
+    #[must_use]
+    pub fn is_resetting(&self) -> bool {
+        self.state == State::Resetting
+    }
+
     /// Whether a tunnel may be opened.
     #[must_use]
     pub fn can_open(&self) -> bool {

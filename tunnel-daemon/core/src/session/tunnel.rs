@@ -21,6 +21,13 @@ pub enum TunnelEnd {
     Confirmed,
     /// The link is gone.
     LinkLost,
+    /// The lane that carried it is gone.
+    LaneLost,
+    /// The peer cut it off; the text says why, if it said so.
+    Reset {
+        /// The peer's words.
+        error: String,
+    },
     /// A shared byte budget ran full and this was the largest stalled tunnel.
     Budget,
     /// Over its share without progress for too long.
@@ -49,6 +56,8 @@ impl TunnelEnd {
             Self::PeerClosing => "peer_closed",
             Self::Confirmed => "closed",
             Self::LinkLost => "link_lost",
+            Self::LaneLost => "lane_lost",
+            Self::Reset { .. } => "peer_reset",
             Self::Budget => "budget",
             Self::Stalled => "stalled",
             Self::HalfClosedIdle => "half_closed_idle",

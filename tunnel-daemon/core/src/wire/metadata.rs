@@ -9,6 +9,8 @@ pub mod fuzz;
 use std::fmt;
 
 use super::identifiers::{Identifiers, IdentifiersError};
+pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
+use super::lane_grant::LaneGrantHeaders;
 use crate::ids::{AgentId, ServerId};
 use crate::text::Excerpt;
 
@@ -126,6 +128,8 @@ pub struct ServerHello {
     pub server_count: i64,
     /// What the server offers beyond upstream's protocol.
     pub extensions: Extensions,
+    /// With [`Extensions::lanes`]: how to bind them to this link.
+    pub lane_grant: Option<LaneGrant>,
 }
 
 impl ServerHello {
@@ -138,13 +142,18 @@ impl ServerHello {
         headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, HelloError> {
         let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
+        let mut grant = LaneGrantHeaders::default();
         for (name, value) in headers {
             match name {
                 SERVER_ID => ids.push(value),
                 SERVER_COUNT => counts.push(value),
-                _ => extensions.note(name, value),
+                _ => {
+                    extensions.note(name, value);
+                    grant.note(name, value);
+                }
             }
         }
+        let lane_grant = grant.grant().filter(|_| extensions.lanes);
         let &[id] = &ids[..] else {
             return Err(HelloError::ServerId(Values::of(&ids)));
         };
@@ -158,6 +167,7 @@ impl ServerHello {
             server: ServerId::new(id),
             server_count,
             extensions,
+            lane_grant,
         })
     }
 
@@ -169,6 +179,9 @@ impl ServerHello {
             (SERVER_COUNT, self.server_count.to_string()),
         ];
         self.extensions.push_to(&mut pairs);
+        if let Some(grant) = &self.lane_grant {
+            grant.push_to(&mut pairs);
+        }
         pairs
     }
 }
@@ -278,6 +291,7 @@ pub enum BearerError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::LinkId;
 
     fn text(result: Result<impl fmt::Debug, impl fmt::Display>) -> String {
         result.unwrap_err().to_string()
@@ -329,9 +343,47 @@ mod tests {
                 server: ServerId::new("s"),
                 server_count: 3,
                 extensions,
+                lane_grant: lanes.then(grant),
             };
             let pairs = server.to_headers();
             assert_eq!(ServerHello::from_headers(borrowed(&pairs)), Ok(server));
+        }
+    }
+
+    fn grant() -> LaneGrant {
+        LaneGrant {
+            link: LinkId(u64::MAX),
+            secret: std::array::from_fn(|at| u8::try_from(at * 8).unwrap()),
+            lanes_max: 4096,
+        }
+    }
+
+    #[test]
+    fn a_broken_lane_grant_is_none_and_the_secret_is_not_shown() {
+        let server = ServerHello {
+            server: ServerId::new("s"),
+            server_count: 1,
+            extensions: Extensions {
+                link: true,
+                lanes: true,
+            },
+            lane_grant: Some(grant()),
+        };
+        assert!(!format!("{server:?}").contains("secret"));
+        for (name, value) in [
+            ("adit-lanes", "0"),
+            ("adit-lane-link", "-1"),
+            ("adit-lane-max", ""),
+            ("adit-lane-secret", "00"),
+            ("adit-lane-secret", &"zz".repeat(32)),
+            ("adit-lane-secret", &"\u{e9}".repeat(32)),
+        ] {
+            let mut pairs = server.to_headers();
+            for pair in pairs.iter_mut().filter(|pair| pair.0 == name) {
+                pair.1 = value.to_owned();
+            }
+            let read = ServerHello::from_headers(borrowed(&pairs)).unwrap();
+            assert_eq!(read.lane_grant, None, "{name}: {value}");
         }
     }
 

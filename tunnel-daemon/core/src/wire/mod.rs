@@ -3,6 +3,7 @@
 pub mod decode;
 pub mod encode;
 pub mod identifiers;
+mod lane_grant;
 pub mod metadata;
 pub mod packet;
 pub mod packets;

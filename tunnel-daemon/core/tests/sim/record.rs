@@ -99,6 +99,8 @@ impl Record {
             TunnelEnd::CreditViolation
             | TunnelEnd::Oversize
             | TunnelEnd::LingerExpired
+            | TunnelEnd::LaneLost
+            | TunnelEnd::Reset { .. }
             | TunnelEnd::Shutdown => {
                 panic!("tunnel {}: honest ends, yet {who:?} got {end:?}", self.uid)
             }

@@ -60,6 +60,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         metrics: metrics.clone(),
         tasks: tasks.clone(),
         warn_on_channel_limit: false,
+        lane_slots: Arc::new(Semaphore::new(100)),
     };
     let settings = ServersSettings {
         addresses: vec![ServerAddress::Host {
@@ -77,6 +78,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
             extensions: Extensions::default(),
         },
         token_path: None,
+        lanes_max: 0,
         policy: SyncPolicy {
             interval: Duration::from_secs(1),
             interval_cap: Duration::from_secs(1),

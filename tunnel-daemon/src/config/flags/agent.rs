@@ -12,6 +12,7 @@ use super::values::{
 use crate::config::address::ServerAddress;
 use crate::config::command::id;
 use crate::config::error::ConfigError;
+use crate::config::limits;
 use crate::config::plan::{AgentPlan, AgentSettings, AgentTls, ForwardProxy, Identity, KeepAlive};
 
 const EXAMPLES: &str = "\
@@ -83,6 +84,9 @@ pub(super) struct AgentFlags {
     /// Without effect: the end of a connection is noticed when it happens
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
     probe_interval: Duration,
+    /// Lanes to each server at most: data connections of their own for tunnels, between Adit ends only; 0 is none
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Servers")]
+    lanes: u32,
     /// Ping a server connection idle for this long; at least 30s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
     keepalive_time: Duration,
@@ -184,6 +188,7 @@ impl AgentFlags {
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
             profiling: OperationFlags::profiling(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
+            lanes_max: self.lanes,
             dial_timeout: self.dial_timeout,
             isolation: self.isolation.plan(),
             shutdown: self.operation.shutdown(0),

@@ -101,6 +101,9 @@ pub(super) struct ServerFlags {
     /// Links one certificate may hold under one agent id
     #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
     links_per_agent: NonZeroU32,
+    /// Lanes one link may have: data connections of their own for tunnels, between Adit ends only; 0 is none
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Agents")]
+    lanes_per_link: u32,
     /// Address of the agent listener; empty is all
     #[arg(
         long,
@@ -261,6 +264,7 @@ impl ServerFlags {
                 grants: Grants::parse(&self.agent_grants)
                     .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
                 links_per_agent_max: self.links_per_agent,
+                lanes_per_link_max: self.lanes_per_link,
             },
         }
         .check()

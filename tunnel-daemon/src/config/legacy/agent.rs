@@ -203,6 +203,7 @@ impl AgentOptions {
                 contention: self.enable_contention_profiling,
             },
             allow_targets: None,
+            lanes_max: limits::LANES_PER_LINK,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),
             shutdown: ShutdownPlan {

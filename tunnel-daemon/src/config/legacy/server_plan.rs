@@ -143,6 +143,7 @@ fn agent_listener(
         grants: Grants::parse(&options.agent_grants)
             .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
         links_per_agent_max: limits::LINKS_PER_AGENT,
+        lanes_per_link_max: limits::LANES_PER_LINK,
     })
 }
 

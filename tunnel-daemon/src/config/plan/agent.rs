@@ -63,6 +63,8 @@ pub struct AgentSettings {
     pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None` allows every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
+    /// Lanes to one server; 0: none.
+    pub lanes_max: u32,
     /// For a target to accept, all addresses together.
     pub dial_timeout: Duration,
     /// Byte budgets.

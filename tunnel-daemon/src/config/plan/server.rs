@@ -89,6 +89,8 @@ pub struct AgentListenerPlan {
     pub grants: Grants,
     /// Links one principal may hold under one agent id; more are refused.
     pub links_per_agent_max: NonZeroU32,
+    /// Lanes of one link; 0: none.
+    pub lanes_per_link_max: u32,
 }
 
 /// Everything a server is told, not yet checked.

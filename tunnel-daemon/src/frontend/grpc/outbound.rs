@@ -169,16 +169,8 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, max: usize) -> Gathered {
     };
     let mut crumbs = BytesMut::new();
     while gathered.bytes < max {
-        let incoming = if gathered.bytes == 0 {
-            match leg.poll_recv(cx) {
-                Poll::Ready(incoming) => Some(incoming),
-                Poll::Pending => None,
-            }
-        } else {
-            leg.try_recv()
-        };
-        match incoming {
-            Some(Incoming::Data(bytes)) => {
+        match leg.poll_recv(cx) {
+            Poll::Ready(Incoming::Data(bytes)) => {
                 gathered.bytes += bytes.len();
                 if bytes.len() < JOIN_BELOW_BYTES && !(leg.is_idle() && crumbs.is_empty()) {
                     crumbs.extend_from_slice(&bytes);
@@ -189,11 +181,11 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, max: usize) -> Gathered {
                     gathered.parts.push_back(bytes);
                 }
             }
-            Some(event) => {
+            Poll::Ready(event) => {
                 gathered.event = Some(event);
                 break;
             }
-            None => break,
+            Poll::Pending => break,
         }
     }
     if !crumbs.is_empty() {

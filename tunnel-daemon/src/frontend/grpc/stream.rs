@@ -131,7 +131,7 @@ impl<E: StreamEvents> ProxyStream<E> {
     fn leave(&mut self, graceful: bool, reason: &'static str) {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Dialing { .. } => self.events.abandoned(),
-            State::Open { leg, .. } => {
+            State::Open { mut leg, .. } => {
                 if graceful {
                     leg.close();
                 }
@@ -159,6 +159,9 @@ impl<E: StreamEvents> ProxyStream<E> {
                     return Poll::Ready(Done::Gone);
                 }
             };
+            if let State::Open { leg, .. } = &mut self.state {
+                leg.poll_flush(cx);
+            }
             if !progress {
                 return Poll::Pending;
             }
@@ -173,7 +176,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             leg,
             closing: false,
             ..
-        } = &self.state
+        } = &mut self.state
             && leg.poll_ready(cx).is_pending()
         {
             self.events.held_up();

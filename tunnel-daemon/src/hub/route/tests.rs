@@ -27,7 +27,7 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
                 principal: None,
                 credit: true,
             };
-            hub.enter(info, 1).expect("each agent has one link")
+            hub.enter(info, 1, None).expect("each agent has one link")
         })
         .collect();
     let mut waiting = Vec::new();
@@ -63,7 +63,7 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
             principal: None,
             credit: true,
         };
-        hub.enter(info, 1).expect("each agent has one link")
+        hub.enter(info, 1, None).expect("each agent has one link")
     };
     let (leaving, _staying) = (enter("leaving"), enter("staying"));
     locked(&hub.links).remove(&leaving.handle.id);

@@ -120,7 +120,10 @@ async fn an_agent_reaches_its_server_through_the_proxy() {
         world.assert_serves(&format!("127.0.0.1:{port}")).await;
         let name = format!("server.test:{}", server.port());
         let head = format!("CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n\r\n");
-        assert_eq!(proxy.asked(), [head]);
+        let asked = proxy.asked();
+        // Once for the link, and for each lane.
+        assert!(asked.iter().all(|other| *other == head), "{asked:?}");
+        assert!(!asked.is_empty());
     }
 }
 
@@ -145,7 +148,7 @@ async fn a_proxy_that_refuses_or_talks_nonsense_is_asked_again() {
     let env = [("HTTPS_PROXY", proxy.address.to_string())];
     let agent = agent_of(&world, "server.test", &env).await;
     world.links(1).await;
-    assert_eq!(proxy.asked().len(), BAD.len());
+    assert!(proxy.asked().len() >= BAD.len());
     let failures = format!(
         "server_connection_failure_count{{direction=\"to_server\"}} {}",
         BAD.len() - 1

@@ -8,6 +8,7 @@ mod hostile_agents;
 mod hostile_clients;
 mod hostile_servers;
 mod isolation;
+mod lanes;
 mod metrics;
 mod numbers;
 mod processes;

@@ -6,7 +6,9 @@ use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use crate::support::process::{Process, metric};
+use crate::support::process::{
+    Process, descriptors_without_lanes, metric, no_descriptor_left,
+};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::World;
@@ -98,7 +100,8 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
         0.0,
     )
     .await;
-    let (server_fds, kept_fds) = (processes.server.descriptors(), kept.descriptors());
+    let server_fds = descriptors_without_lanes(&processes.server, processes.health).await;
+    let kept_fds = descriptors_without_lanes(&kept, kept_health).await;
     let moment = || Duration::from_millis(50 + rand::random::<u64>() % 200);
 
     for _round in 0..3 {
@@ -138,14 +141,8 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     )
     .await;
     metric(kept_health, "adit_held_bytes", 0.0).await;
-    until("no descriptor is left on the server", || {
-        processes.server.descriptors() <= server_fds + 1
-    })
-    .await;
-    until("no descriptor is left on the agent", || {
-        kept.descriptors() <= kept_fds + 1
-    })
-    .await;
+    no_descriptor_left(&processes.server, processes.health, server_fds).await;
+    no_descriptor_left(&kept, kept_health, kept_fds).await;
 
     // The server itself: its agents find the next one on the same port.
     let mut cut = load(&processes, &kept_target, 8);
@@ -170,10 +167,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     processes.recovered(&kept_target).await;
     processes.recovered(&killed_target).await;
     metric(processes.health, LINKS, 2.0).await;
-    until("no descriptor is left on the agent", || {
-        kept.descriptors() <= kept_fds + 1
-    })
-    .await;
+    no_descriptor_left(&kept, kept_health, kept_fds).await;
 }
 
 /// Rules 10. Upstream's server hangs with an open client stream.

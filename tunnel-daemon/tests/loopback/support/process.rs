@@ -125,6 +125,34 @@ pub(crate) async fn scrape(health: SocketAddr) -> String {
     .expect("the health port answers")
 }
 
+/// Lanes that are bound.
+async fn lanes(health: SocketAddr) -> usize {
+    let text = scrape(health).await;
+    let of = |state: &str| {
+        let lanes = sample(&text, &format!("adit_lanes{{state=\"{state}\"}}"));
+        lanes.expect("a gauge of lanes") as usize
+    };
+    of("idle") + of("busy")
+}
+
+/// Descriptors of a process that are no lanes: those are kept for later, and may be on their way meanwhile.
+pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> usize {
+    let lanes = lanes(health).await;
+    process.descriptors().saturating_sub(lanes)
+}
+
+/// Waits until a process holds no more descriptors than `before`, lanes aside.
+pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: usize) {
+    /// Lanes that are opened or closed at this moment, and one connection of the scrape itself.
+    const SLACK: usize = 5;
+    within("no descriptor is left", async {
+        while descriptors_without_lanes(process, health).await > before + SLACK {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
 /// Waits until a series of a process has this value.
 pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
     within(&format!("{series} = {value}"), async {

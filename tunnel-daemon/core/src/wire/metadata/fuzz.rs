@@ -6,6 +6,7 @@ use super::{
     ADIT_LANES, ADIT_LINK, AGENT_ID, AGENT_IDENTIFIERS, AUTHORIZATION, AgentHello, BearerToken,
     Extensions, SERVER_COUNT, SERVER_ID, ServerHello,
 };
+use crate::wire::lane_grant::{LANE_LINK, LANE_MAX, LANE_SECRET};
 use crate::wire::identifiers::{IDENTIFIERS_MAX, Identifiers};
 
 /// Longest error text, characters: four excerpts, each escaped tenfold at worst, and the words around them.
@@ -64,6 +65,9 @@ fn header(line: &str) -> Option<(&str, &str)> {
         'c' => SERVER_COUNT,
         'l' => ADIT_LINK,
         'n' => ADIT_LANES,
+        'k' => LANE_LINK,
+        'p' => LANE_SECRET,
+        'm' => LANE_MAX,
         _ => "user-agent",
     };
     Some((name, rest.as_str()))

@@ -1,0 +1,418 @@
+//! Lanes of one link at the agent: opened ahead of need, each served by a task of its own.
+//!
+//! The keeper decides how many there are and opens them; a lane without a tunnel waits for the server's OPEN. What it
+//! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::ServerId;
+use adit_core::lane::{Growth, LaneEvent, Lanes, OpenRequest, RefusalCode};
+use adit_core::wire::metadata::LaneGrant;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::link::LinkContext;
+use super::targets::{dial_target, serve_target};
+use crate::hub::{LaneHome, Leg, LegWatch, Unsettled, moment, settle};
+use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
+use crate::telemetry::labels::{LaneEnd, LaneState};
+
+/// Lanes that one keeper opens at once.
+const OPENING_MAX: usize = 4;
+/// Attempts in a row that may fail or lead to another server before there is a pause.
+const MISSES_MAX: u32 = 3;
+/// First pause after too many of them; each further one is twice as long.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// How often the number of idle lanes is looked at when nothing happens.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The lanes of one link. Clones name the same lanes.
+#[derive(Clone)]
+pub struct LaneKeeper(Arc<Shared>);
+
+struct Shared {
+    server: ServerId,
+    bind: BindTo,
+    context: LinkContext,
+    lanes_max: usize,
+    slots: Arc<Semaphore>,
+    growth: Mutex<Growth>,
+    idle: AtomicUsize,
+    misses: AtomicUsize,
+    changed: Notify,
+    surplus: Notify,
+    gone: CancellationToken,
+}
+
+/// Why a lane could not be opened; worth a line in the log, and a pause after some of them.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OpenError(pub String);
+
+impl LaneKeeper {
+    /// For a link whose server has granted lanes; never more than `lanes_max` of them.
+    #[must_use]
+    pub fn new(
+        server: ServerId,
+        grant: &LaneGrant,
+        lanes_max: usize,
+        context: &LinkContext,
+    ) -> Self {
+        let granted = usize::try_from(grant.lanes_max).unwrap_or(usize::MAX);
+        let lanes_max = lanes_max.min(granted).min(Semaphore::MAX_PERMITS);
+        Self(Arc::new(Shared {
+            server,
+            bind: BindTo {
+                link: grant.link,
+                secret: LinkSecret::new(grant.secret),
+            },
+            context: context.clone(),
+            lanes_max,
+            slots: Arc::new(Semaphore::new(lanes_max)),
+            growth: Mutex::new(Growth::new(lanes_max, moment())),
+            idle: AtomicUsize::new(0),
+            misses: AtomicUsize::new(0),
+            changed: Notify::new(),
+            surplus: Notify::new(),
+            gone: CancellationToken::new(),
+        }))
+    }
+
+    /// The server at the other end of the link.
+    #[must_use]
+    pub fn server(&self) -> &ServerId {
+        &self.0.server
+    }
+
+    /// What a lane of this link proves itself with.
+    #[must_use]
+    pub fn bind(&self) -> BindTo {
+        self.0.bind.clone()
+    }
+
+    /// A dial came over the link, since no lane was idle.
+    pub fn missed(&self) {
+        self.0.misses.fetch_add(1, Relaxed);
+        self.0.changed.notify_one();
+    }
+
+    /// The link is over: idle lanes are closed, tunnels that are open live on.
+    pub fn close(&self) {
+        self.0.gone.cancel();
+    }
+
+    /// Keeps the right number of lanes until [`Self::close`]. `open` connects one and binds it; behind a load balancer
+    /// it may belong to another link of this agent.
+    pub async fn run<F, O>(self, open: F)
+    where
+        F: Fn() -> O,
+        O: Future<Output = Result<(Self, Lane), OpenError>>,
+    {
+        let gone = self.0.gone.clone();
+        gone.run_until_cancelled(self.keep(open)).await;
+    }
+
+    async fn keep<F, O>(&self, open: F)
+    where
+        F: Fn() -> O,
+        O: Future<Output = Result<(Self, Lane), OpenError>>,
+    {
+        let mut opening = FuturesUnordered::new();
+        let mut pause = Pause::default();
+        loop {
+            while !pause.lasts()
+                && opening.len() < OPENING_MAX
+                && self.missing(opening.len()) > 0
+            {
+                opening.push(open());
+            }
+            for _lane in 0..self.surplus(opening.len()) {
+                self.0.surplus.notify_one();
+            }
+            tokio::select! {
+                () = self.0.changed.notified() => (),
+                Some(opened) = opening.next() => match opened {
+                    Ok((keeper, lane)) => {
+                        let ours = Arc::ptr_eq(&keeper.0, &self.0);
+                        let taken = keeper.add(lane);
+                        pause.note(ours && taken);
+                    }
+                    Err(error) => {
+                        pause.note(false);
+                        tracing::debug!(server = %self.0.server, %error, "no lane");
+                    }
+                },
+                () = tokio::time::sleep(pause.left().unwrap_or(LOOK_EVERY)) => (),
+            }
+        }
+    }
+
+    fn missing(&self, opening: usize) -> usize {
+        let misses = self.0.misses.swap(0, Relaxed);
+        let mut growth = self.growth();
+        if misses > 0 {
+            growth.short(misses);
+        }
+        growth.missing(self.lanes(opening))
+    }
+
+    fn surplus(&self, opening: usize) -> usize {
+        self.growth().surplus(self.lanes(opening), moment())
+    }
+
+    fn lanes(&self, opening: usize) -> Lanes {
+        let all = self.0.lanes_max - self.0.slots.available_permits();
+        let idle = self.0.idle.load(Relaxed);
+        Lanes {
+            idle,
+            busy: all.saturating_sub(idle),
+            opening,
+        }
+    }
+
+    fn growth(&self) -> MutexGuard<'_, Growth> {
+        self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a lane that was just bound; false when there is no room for it.
+    fn add(&self, mut lane: Lane) -> bool {
+        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        let permits: Option<[OwnedSemaphorePermit; 2]> =
+            of(&self.0.slots).and_then(|own| Some([own, of(&self.0.context.lane_slots)?]));
+        let Some(permits) = permits else {
+            return false;
+        };
+        lane.hold(permits);
+        self.adit().lane_opened();
+        self.start(lane);
+        true
+    }
+
+    fn start(&self, lane: Lane) {
+        let keeper = self.clone();
+        let serving = async move { keeper.serve(lane).await };
+        if self.0.context.tasks.spawn("lane", serving).is_err() {
+            self.adit().lane_closed(LaneEnd::Lost);
+        }
+    }
+
+    /// Serves a lane that carries nothing, up to and including its next tunnel that opens.
+    async fn serve(&self, mut lane: Lane) {
+        loop {
+            lane.count_as(self.adit().lane(LaneState::Idle));
+            let request = match self.wait(&mut lane).await {
+                Ok(request) => request,
+                Err(end) => return self.adit().lane_closed(end),
+            };
+            lane.count_as(self.adit().lane(LaneState::Busy));
+            self.0.changed.notify_one();
+            let answer = {
+                let dialing = dial_target(&self.0.context, &request.protocol, &request.address);
+                // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+                self.answer(&mut lane, Box::pin(dialing)).await
+            };
+            match answer {
+                Ok(Some(Ok(socket))) => return self.tunnel(lane, socket, request).await,
+                Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
+                // Nobody waits for the answer any more.
+                Ok(None) => (),
+                Err(failure) => return self.lost(&failure),
+            }
+        }
+    }
+
+    /// Waits for an OPEN.
+    async fn wait(&self, lane: &mut Lane) -> Result<OpenRequest, LaneEnd> {
+        let _idle = Counted::new(&self.0.idle);
+        loop {
+            tokio::select! {
+                biased;
+                event = lane.event() => match event {
+                    Ok(LaneEvent::Open(request)) => return Ok(request),
+                    Ok(LaneEvent::Want(more)) => self.short(more),
+                    Ok(_) => (),
+                    Err(failure) => return Err(if lane.state().is_draining() {
+                        LaneEnd::Drained
+                    } else {
+                        self.note(&failure)
+                    }),
+                },
+                () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
+                () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
+            }
+        }
+    }
+
+    /// Waits for a dial's outcome; `None` when the server has given up.
+    async fn answer<T>(
+        &self,
+        lane: &mut Lane,
+        mut dialing: impl Future<Output = T> + Unpin,
+    ) -> Result<Option<T>, LaneFailure> {
+        loop {
+            tokio::select! {
+                biased;
+                event = lane.event() => match event? {
+                    LaneEvent::PeerReset { .. } => return Ok(None),
+                    LaneEvent::Want(more) => self.short(more),
+                    _ => (),
+                },
+                outcome = &mut dialing => return Ok(Some(outcome)),
+            }
+        }
+    }
+
+    async fn tunnel(&self, mut lane: Lane, socket: TcpStream, request: OpenRequest) {
+        lane.end().accept();
+        let context = &self.0.context;
+        let home = Arc::new(Home(self.clone()));
+        let silence_max = context.isolation.half_closed_timeout;
+        let mut leg = Leg::on_lane(lane, home, silence_max);
+        let address = request.address;
+        if context.warn_on_channel_limit {
+            leg.watch(LegWatch::Target(address.as_str().into()));
+        }
+        let _open = context.metrics.open_endpoint_connection();
+        serve_target(socket, leg, &address).await;
+    }
+
+    fn short(&self, more: u32) {
+        let more = usize::try_from(more).unwrap_or(usize::MAX);
+        self.growth().short(more);
+        self.0.changed.notify_one();
+    }
+
+    fn note(&self, failure: &LaneFailure) -> LaneEnd {
+        tracing::debug!(server = %self.0.server, %failure, "a lane is lost");
+        match failure {
+            LaneFailure::Io(_) | LaneFailure::Closed => LaneEnd::Lost,
+            LaneFailure::Violation(_) => LaneEnd::Violation,
+        }
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        let end = self.note(failure);
+        self.adit().lane_closed(end);
+        self.0.changed.notify_one();
+    }
+
+    fn adit(&self) -> &crate::telemetry::AditMetrics {
+        self.0.context.metrics.adit()
+    }
+}
+
+impl fmt::Debug for LaneKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LaneKeeper").field(&self.0.server).finish()
+    }
+}
+
+/// One more in a count for as long as it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The home of a keeper's lanes, as their legs know it.
+struct Home(LaneKeeper);
+
+impl LaneHome for Home {
+    fn take_back(&self, mut lane: Lane) {
+        let keeper = self.0.clone();
+        let settling = async move {
+            match settle(&mut lane).await {
+                Ok(()) => keeper.serve(lane).await,
+                Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
+                Err(Unsettled::Silent) => {
+                    keeper.adit().lane_closed(LaneEnd::Silent);
+                    lane.reset_connection();
+                }
+            }
+        };
+        if self.0.0.context.tasks.spawn("lane", settling).is_err() {
+            self.0.adit().lane_closed(LaneEnd::Lost);
+        }
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        self.0.lost(failure);
+    }
+
+    fn want(&self, more: u32) {
+        self.0.short(more);
+    }
+}
+
+/// The time after failures during which no lane is tried.
+#[derive(Default)]
+struct Pause {
+    misses: u32,
+    length: Duration,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    fn note(&mut self, success: bool) {
+        if success {
+            *self = Self::default();
+            return;
+        }
+        self.misses += 1;
+        if self.misses >= MISSES_MAX {
+            self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            // A tenth at random, so that agents which lost the same server do not come back together.
+            let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
+            self.until = Some(Instant::now() + self.length + spread);
+        }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        let left = self.until?.saturating_duration_since(Instant::now());
+        (left > Duration::ZERO).then_some(left)
+    }
+
+    fn lasts(&self) -> bool {
+        self.left().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
+        let mut pause = Pause::default();
+        pause.note(false);
+        pause.note(false);
+        assert!(!pause.lasts());
+        pause.note(true);
+        let mut lengths = Vec::new();
+        for _miss in 0..12 {
+            pause.note(false);
+            lengths.push(pause.left().map_or(0, |left| left.as_millis() / 1000));
+            tokio::time::advance(PAUSE_MAX * 2).await;
+        }
+        assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
+        assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
+    }
+}

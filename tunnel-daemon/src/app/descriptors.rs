@@ -1,0 +1,35 @@
+//! File descriptors as a budget: lanes never take what clients and targets need.
+
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::Semaphore;
+
+/// Descriptors kept for listeners, links, logs and the like.
+const RESERVED: u64 = 512;
+/// A tunnel on a lane needs two descriptors at each end, one on the link one: lanes get a third of what there is, so
+/// that as many tunnels again find room on the link.
+const LANES_DIVISOR: u64 = 3;
+
+/// Lanes this process may have at once.
+pub(super) fn lane_slots() -> Semaphore {
+    let limit = getrlimit(Resource::Nofile).current;
+    Semaphore::new(lanes_of(limit))
+}
+
+fn lanes_of(descriptors: Option<u64>) -> usize {
+    let free = descriptors.map_or(u64::MAX, |limit| limit.saturating_sub(RESERVED));
+    usize::try_from(free / LANES_DIVISOR)
+        .unwrap_or(usize::MAX)
+        .min(Semaphore::MAX_PERMITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_get_a_third_of_the_descriptors() {
+        assert_eq!(lanes_of(Some(20_000)), 6496);
+        assert_eq!(lanes_of(Some(256)), 0);
+        assert_eq!(lanes_of(None), Semaphore::MAX_PERMITS);
+    }
+}

@@ -1,0 +1,233 @@
+//! A leg's way over a lane: the lane is read and written in the task of the leg's own socket or stream, and only as
+//! fast as that takes bytes. TCP does the rest.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::lane::LaneEvent;
+use adit_core::session::TunnelEnd;
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep};
+
+use super::leg::Incoming;
+use crate::config::limits;
+use crate::lane::{Lane, LaneFailure};
+
+/// Bytes a leg may have waiting for its lane.
+const QUEUE_BYTES_MAX: usize = 256 * 1024;
+
+/// Where a lane goes when a leg needs it no more: idle, or with the end of a tunnel still on its way.
+pub trait LaneHome: Send + Sync {
+    /// Takes the lane. Must not block.
+    fn take_back(&self, lane: Lane);
+    /// A lane failed and was closed.
+    fn lost(&self, failure: &LaneFailure);
+    /// Agent: the server would use so many more lanes.
+    fn want(&self, _more: u32) {}
+}
+
+/// Dropping it without [`LaneWay::close`] resets the tunnel.
+pub(super) struct LaneWay {
+    /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
+    lane: Option<Lane>,
+    home: Arc<dyn LaneHome>,
+    silence_max: Duration,
+    waiting: Option<Incoming>,
+    end: Option<TunnelEnd>,
+    closed: bool,
+    /// Armed while the tunnel is half-closed, and while bytes linger after its end.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Something moved since the timer was set.
+    moved: bool,
+}
+
+impl LaneWay {
+    pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>, silence_max: Duration) -> Self {
+        Self {
+            lane: Some(lane),
+            home,
+            silence_max,
+            waiting: None,
+            end: None,
+            closed: false,
+            timer: None,
+            moved: false,
+        }
+    }
+
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let full = |way: &Self| {
+            way.lane
+                .as_ref()
+                .is_some_and(|lane| lane.queued_bytes() >= QUEUE_BYTES_MAX)
+        };
+        if full(self) {
+            self.poll_flush(cx);
+        }
+        if full(self) {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    }
+
+    pub(super) fn send(&mut self, bytes: Bytes) {
+        self.moved = true;
+        if let Some(lane) = &mut self.lane {
+            lane.end().send(bytes);
+        }
+    }
+
+    pub(super) fn fin(&mut self) {
+        if let Some(lane) = &mut self.lane {
+            lane.end().fin();
+        }
+    }
+
+    pub(super) fn close(&mut self, text: &str) {
+        if !std::mem::replace(&mut self.closed, true)
+            && let Some(lane) = &mut self.lane
+        {
+            lane.end().close(text);
+        }
+    }
+
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        if let Some(lane) = &mut self.lane
+            && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
+        {
+            self.fail(&error.into());
+            cx.waker().wake_by_ref();
+        }
+        self.poll_silence(cx);
+    }
+
+    pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        if let Some(waiting) = self.waiting.take() {
+            return Poll::Ready(waiting);
+        }
+        loop {
+            if let Some(end) = &self.end {
+                return Poll::Ready(Incoming::Ended(end.clone()));
+            }
+            let Some(lane) = &mut self.lane else {
+                return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
+            };
+            match lane.poll_event(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(failure)) => self.fail(&failure),
+                Poll::Ready(Ok(event)) => match event {
+                    LaneEvent::Data(bytes) => {
+                        self.moved = true;
+                        return Poll::Ready(Incoming::Data(bytes));
+                    }
+                    LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
+                    LaneEvent::PeerClosed { text } => self.finish(TunnelEnd::Closed { error: text }),
+                    LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
+                    LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
+                    LaneEvent::Want(more) => self.home.want(more),
+                    // Nothing that concerns a tunnel that is open.
+                    LaneEvent::Open(_)
+                    | LaneEvent::Opened
+                    | LaneEvent::Failed { .. }
+                    | LaneEvent::Pong(_)
+                    | LaneEvent::Draining => (),
+                },
+            }
+        }
+    }
+
+    pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.waiting.is_none() {
+            match self.poll_recv(cx) {
+                Poll::Ready(incoming) => self.waiting = Some(incoming),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
+    }
+
+    /// After the end, bytes received before it linger for as long as the leg takes some now and then.
+    pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(end) = &self.end else {
+            return false;
+        };
+        if end.delivers_rest() && self.has_run_out(cx, limits::LINGER_TIMEOUT) {
+            self.end = Some(TunnelEnd::LingerExpired);
+        }
+        self.end.as_ref().is_some_and(|end| !end.delivers_rest())
+    }
+
+    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
+        self.end.clone()
+    }
+
+    pub(super) fn drained(&mut self, bytes: usize) {
+        self.moved |= bytes > 0;
+    }
+
+    /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
+    /// nothing.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) {
+        let half_closed = |lane: &Lane| lane.state().is_half_closed();
+        if self.lane.as_ref().is_some_and(half_closed)
+            && self.end.is_none()
+            && self.has_run_out(cx, self.silence_max)
+        {
+            if let Some(lane) = &mut self.lane {
+                lane.end().reset("half-closed and silent for too long");
+            }
+            self.finish(TunnelEnd::HalfClosedIdle);
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Whether nothing has moved for `limit`; if not, the task is woken to ask again in time.
+    fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
+        let timer = self.timer.get_or_insert_with(|| {
+            self.moved = false;
+            Box::pin(tokio::time::sleep(limit))
+        });
+        while timer.as_mut().poll(cx).is_ready() {
+            if !std::mem::take(&mut self.moved) {
+                self.timer = None;
+                return true;
+            }
+            timer.as_mut().reset(Instant::now() + limit);
+        }
+        false
+    }
+
+    fn fail(&mut self, failure: &LaneFailure) {
+        if self.lane.take().is_some() {
+            self.home.lost(failure);
+        }
+        self.timer = None;
+        self.end.get_or_insert(TunnelEnd::LaneLost);
+    }
+
+    fn finish(&mut self, end: TunnelEnd) {
+        self.timer = None;
+        self.end = Some(end);
+        if let Some(lane) = self.lane.take() {
+            self.home.take_back(lane);
+        }
+    }
+}
+
+impl Drop for LaneWay {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            if !self.closed {
+                lane.end().reset("");
+            }
+            self.home.take_back(lane);
+        }
+    }
+}

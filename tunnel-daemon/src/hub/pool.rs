@@ -1,0 +1,394 @@
+//! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::lane_way::LaneHome;
+use super::leg::Leg;
+use super::settle::{Unsettled, settle};
+use crate::lane::{Lane, LaneFailure, LinkSecret};
+use crate::net::tasks::Tasks;
+use crate::telemetry::AditMetrics;
+use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
+
+/// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a pool is made of.
+pub struct PoolSettings {
+    /// Whom the agent's certificate names: only the same peer may bind lanes.
+    pub principal: Arc<str>,
+    /// Most lanes of this link.
+    pub lanes_max: usize,
+    /// Most dials without an answer.
+    pub dials_max: usize,
+    /// How long a half-closed tunnel may be silent.
+    pub silence_max: Duration,
+    /// Lanes of the whole process.
+    pub slots: Arc<Semaphore>,
+    /// Where lanes settle.
+    pub tasks: Tasks,
+    /// Counters.
+    pub metrics: AditMetrics,
+}
+
+/// Room for one more lane.
+pub struct Slot([OwnedSemaphorePermit; 2]);
+
+/// The lanes of one link.
+pub struct LanePool {
+    settings: PoolSettings,
+    secret: LinkSecret,
+    slots: Arc<Semaphore>,
+    dials: Semaphore,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Default)]
+struct Idle {
+    lanes: Vec<Lane>,
+    /// The link is gone: no lane comes back.
+    closed: bool,
+    pings: u64,
+}
+
+/// How an attempt to open a tunnel on a lane went.
+pub(super) enum OnLane {
+    Open(Leg),
+    /// The agent has not seen it: the link may carry it.
+    NotSeen,
+    Failed(DialFailure),
+}
+
+impl LanePool {
+    /// A pool without lanes, and a new secret.
+    #[must_use]
+    pub fn new(settings: PoolSettings) -> Arc<Self> {
+        Arc::new(Self {
+            secret: LinkSecret::random(),
+            slots: Arc::new(Semaphore::new(settings.lanes_max)),
+            dials: Semaphore::new(settings.dials_max),
+            idle: Mutex::default(),
+            settings,
+        })
+    }
+
+    /// What a lane proves itself with.
+    #[must_use]
+    pub fn secret(&self) -> &LinkSecret {
+        &self.secret
+    }
+
+    /// Whom the agent's certificate names.
+    #[must_use]
+    pub fn principal(&self) -> &str {
+        &self.settings.principal
+    }
+
+    /// Most lanes at once.
+    #[must_use]
+    pub fn lanes_max(&self) -> usize {
+        self.settings.lanes_max
+    }
+
+    /// Room for one more lane; `None` when the link or the process has as many as it may.
+    #[must_use]
+    pub fn slot(&self) -> Option<Slot> {
+        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        Some(Slot([of(&self.slots)?, of(&self.settings.slots)?]))
+    }
+
+    /// Takes a lane that was just bound.
+    pub fn add(self: &Arc<Self>, mut lane: Lane, slot: Slot) {
+        lane.hold(slot.0);
+        self.settings.metrics.lane_opened();
+        self.keep(lane);
+    }
+
+    /// Lanes that wait for a tunnel.
+    #[must_use]
+    pub fn idle(&self) -> usize {
+        self.lock().lanes.len()
+    }
+
+    /// No lane is used any more; tunnels that are open live on.
+    pub fn close(&self) {
+        let mut idle = self.lock();
+        idle.closed = true;
+        let lanes = std::mem::take(&mut idle.lanes);
+        drop(idle);
+        for _lane in lanes {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+        }
+    }
+
+    /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
+    pub fn sweep(&self) {
+        let mut idle = self.lock();
+        idle.pings += 1;
+        let (number, lanes) = (idle.pings, std::mem::take(&mut idle.lanes));
+        idle.lanes = lanes
+            .into_iter()
+            .filter_map(|lane| self.usable(lane))
+            .filter_map(|mut lane| {
+                if !lane.ping(number) {
+                    self.settings.metrics.lane_closed(LaneEnd::Silent);
+                    return None;
+                }
+                // What the socket does not take now goes with the next frame.
+                let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
+                match flushed {
+                    Poll::Ready(Err(error)) => {
+                        self.lost(&error.into());
+                        None
+                    }
+                    Poll::Ready(Ok(())) | Poll::Pending => Some(lane),
+                }
+            })
+            .collect();
+    }
+
+    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        protocol: &str,
+        address: &str,
+        timeout: Option<Duration>,
+    ) -> OnLane {
+        let metrics = &self.settings.metrics;
+        let Some((lane, want)) = self.take() else {
+            metrics.lane_dial(LaneDial::Miss);
+            return OnLane::NotSeen;
+        };
+        let Ok(_permit) = self.dials.try_acquire() else {
+            self.keep(lane);
+            return OnLane::Failed(DialFailure::TooManyPending { per_agent: true });
+        };
+        let mut opening = Opening {
+            pool: self,
+            lane: Some(lane),
+        };
+        let request = OpenRequest {
+            protocol: protocol.to_owned(),
+            address: address.to_owned(),
+            raw: false,
+        };
+        let attempt = opening.run(&request, want);
+        let outcome = match timeout {
+            None => attempt.await,
+            Some(timeout) => tokio::time::timeout(timeout, attempt)
+                .await
+                .unwrap_or(OnLane::Failed(DialFailure::TimedOut)),
+        };
+        metrics.lane_dial(match outcome {
+            OnLane::NotSeen => LaneDial::Unacknowledged,
+            OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,
+        });
+        outcome
+    }
+
+    /// An idle lane, and how many more would be of use.
+    fn take(&self) -> Option<(Lane, u32)> {
+        loop {
+            let mut idle = self.lock();
+            let lane = idle.lanes.pop()?;
+            let left = idle.lanes.len();
+            drop(idle);
+            let Some(mut lane) = self.usable(lane) else {
+                continue;
+            };
+            lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+            let all = self.settings.lanes_max - self.slots.available_permits();
+            let want = if left * 2 < all { all } else { 0 };
+            return Some((lane, u32::try_from(want).unwrap_or(u32::MAX)));
+        }
+    }
+
+    /// The lane, if a tunnel may be opened on it.
+    fn usable(&self, mut lane: Lane) -> Option<Lane> {
+        loop {
+            match lane.try_event() {
+                Some(Ok(LaneEvent::Open(_))) => {
+                    let text = "this server opens no connections for agents";
+                    lane.end().refuse(RefusalCode::Denied, text);
+                }
+                Some(Ok(_)) => (),
+                Some(Err(failure)) => {
+                    self.lost(&failure);
+                    return None;
+                }
+                None => break,
+            }
+        }
+        if lane.state().can_open() {
+            return Some(lane);
+        }
+        // The agent needs it no more.
+        self.settings.metrics.lane_closed(LaneEnd::Drained);
+        None
+    }
+
+    /// Puts a lane that carries nothing where dials find it.
+    fn keep(&self, mut lane: Lane) {
+        lane.count_as(self.settings.metrics.lane(LaneState::Idle));
+        let Some(lane) = self.usable(lane) else {
+            return;
+        };
+        let mut idle = self.lock();
+        if !idle.closed {
+            return idle.lanes.push(lane);
+        }
+        drop(idle);
+        self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LanePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LanePool")
+    }
+}
+
+/// The home of a pool's lanes, as their legs know it.
+#[derive(Clone)]
+struct Home(Arc<LanePool>);
+
+impl LaneHome for Home {
+    fn take_back(&self, mut lane: Lane) {
+        let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
+        if lane.state().is_idle() && matches!(flushed, Poll::Ready(Ok(()))) {
+            return self.0.keep(lane);
+        }
+        let home = Arc::clone(&self.0);
+        let settling = async move {
+            match settle(&mut lane).await {
+                Ok(()) => home.keep(lane),
+                Err(unsettled) => home.unsettled(lane, &unsettled),
+            }
+        };
+        if self.0.settings.tasks.spawn("lane-settles", settling).is_err() {
+            self.0.settings.metrics.lane_closed(LaneEnd::Lost);
+        }
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        self.0.lost(failure);
+    }
+}
+
+impl LanePool {
+    fn lost(&self, failure: &LaneFailure) {
+        tracing::debug!(%failure, "a lane is lost");
+        self.settings.metrics.lane_closed(end_of(failure));
+    }
+
+    fn unsettled(&self, lane: Lane, why: &Unsettled) {
+        match why {
+            Unsettled::Failed(failure) => self.lost(failure),
+            Unsettled::Silent => {
+                tracing::debug!("an agent does not let go of a lane: it is cut");
+                self.settings.metrics.lane_closed(LaneEnd::Silent);
+                lane.reset_connection();
+            }
+        }
+    }
+}
+
+/// The label of a failure.
+pub(crate) fn end_of(failure: &LaneFailure) -> LaneEnd {
+    match failure {
+        LaneFailure::Io(_) | LaneFailure::Closed => LaneEnd::Lost,
+        LaneFailure::Violation(_) => LaneEnd::Violation,
+    }
+}
+
+/// A dial on a lane. Dropping it gives the dial up and the lane back.
+struct Opening<'a> {
+    pool: &'a Arc<LanePool>,
+    lane: Option<Lane>,
+}
+
+enum Answer {
+    Opened,
+    Refused(RefusalCode, String),
+    NotSeen,
+}
+
+impl Opening<'_> {
+    async fn run(&mut self, request: &OpenRequest, want: u32) -> OnLane {
+        let Some(lane) = &mut self.lane else {
+            return OnLane::NotSeen;
+        };
+        if lane.end().open(request, want).is_err() {
+            return OnLane::NotSeen;
+        }
+        let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane)).await;
+        let answer = match soon {
+            Ok(answer) => answer,
+            Err(_elapsed) if lane.is_stuck() => {
+                // Cut off, so that the agent does not dial when the path comes back.
+                if let Some(lane) = self.lane.take() {
+                    lane.reset_connection();
+                    self.pool.settings.metrics.lane_closed(LaneEnd::Silent);
+                }
+                return OnLane::NotSeen;
+            }
+            Err(_elapsed) => answer(lane).await,
+        };
+        self.conclude(answer)
+    }
+
+    fn conclude(&mut self, answer: Result<Answer, LaneFailure>) -> OnLane {
+        match answer {
+            Ok(Answer::Opened) => match self.lane.take() {
+                Some(lane) => {
+                    let home = Arc::new(Home(Arc::clone(self.pool)));
+                    let silence_max = self.pool.settings.silence_max;
+                    OnLane::Open(Leg::on_lane(lane, home, silence_max))
+                }
+                None => OnLane::NotSeen,
+            },
+            Ok(Answer::Refused(RefusalCode::Failed | RefusalCode::Denied, text)) => {
+                OnLane::Failed(DialFailure::Target(text))
+            }
+            Ok(Answer::Refused(RefusalCode::Busy, _) | Answer::NotSeen) => OnLane::NotSeen,
+            Err(failure) => {
+                self.lane = None;
+                self.pool.lost(&failure);
+                OnLane::Failed(DialFailure::LinkLost)
+            }
+        }
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            lane.end().reset("the client gave up");
+            Home(Arc::clone(self.pool)).take_back(lane);
+        }
+    }
+}
+
+/// Waits for the answer to an OPEN.
+async fn answer(lane: &mut Lane) -> Result<Answer, LaneFailure> {
+    loop {
+        match lane.event().await? {
+            LaneEvent::Opened => return Ok(Answer::Opened),
+            LaneEvent::Failed { code, text } => return Ok(Answer::Refused(code, text)),
+            // The agent had opened a tunnel of its own and given it up; it never heard of this one.
+            LaneEvent::PeerReset { .. } => return Ok(Answer::NotSeen),
+            _ => (),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The end of a tunnel on a lane that nobody listens to any more: what waits is written, what comes is dropped, until
+//! the lane is clean.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::config::limits;
+use crate::lane::{Lane, LaneFailure};
+
+/// A RESET is answered within this time.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why a lane cannot be used again.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsettled {
+    /// It is over.
+    #[error(transparent)]
+    Failed(#[from] LaneFailure),
+    /// The peer does not let go of the tunnel.
+    #[error("the peer does not let go of the tunnel")]
+    Silent,
+}
+
+/// Waits until the lane is clean; bytes that wait for the peer linger as long as it takes some now and then.
+///
+/// # Errors
+/// [`Unsettled`]: close the lane.
+pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
+    let mut queued = usize::MAX;
+    while !lane.state().is_resetting() && lane.queued_bytes() < queued {
+        queued = lane.queued_bytes();
+        if let Ok(clean) = tokio::time::timeout(limits::LINGER_TIMEOUT, clean(lane)).await {
+            return Ok(clean?);
+        }
+    }
+    lane.end().reset("no progress after its end");
+    tokio::time::timeout(ACKNOWLEDGED_WITHIN, clean(lane))
+        .await
+        .map_or(Err(Unsettled::Silent), |clean| Ok(clean?))
+}
+
+async fn clean(lane: &mut Lane) -> Result<(), LaneFailure> {
+    std::future::poll_fn(|cx| poll_clean(cx, lane)).await
+}
+
+fn poll_clean(cx: &mut Context<'_>, lane: &mut Lane) -> Poll<Result<(), LaneFailure>> {
+    loop {
+        let flushed = lane.poll_flush(cx)?;
+        if lane.state().is_idle() {
+            return flushed.map(Ok);
+        }
+        match lane.poll_event(cx) {
+            Poll::Ready(Ok(_void)) => (),
+            Poll::Ready(Err(failure)) => return Poll::Ready(Err(failure)),
+            Poll::Pending => return Poll::Pending,
+        }
+    }
+}

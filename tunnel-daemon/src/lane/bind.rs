@@ -1,0 +1,214 @@
+//! The greeting of a new lane, over TLS whose peer both ends know by certificate.
+
+use std::fmt;
+use std::time::Duration;
+
+use adit_core::ids::{LinkId, ServerId};
+use adit_core::lane::{
+    ALPN, Bind, FrameReader, Greeting, Hello, LaneRole, LaneViolation, NONCE_BYTES, OutFrame,
+    Piece, Proof, proof_input,
+};
+use adit_core::wire::metadata::LANE_SECRET_BYTES;
+use aws_lc_rs::hmac;
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::connection::Lane;
+use crate::net::stream::ByteStream;
+
+/// Time from the end of the TLS handshake to READY.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Label of the keying material both ends put into the proof (RFC 5705; experimental range).
+const EXPORTER_LABEL: &[u8] = b"EXPORTER-adit-lane-1";
+
+/// What only the two ends of one link know. Dies with the link.
+#[derive(Clone)]
+pub struct LinkSecret([u8; LANE_SECRET_BYTES]);
+
+impl LinkSecret {
+    /// A new one.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// As received from the server.
+    #[must_use]
+    pub fn new(bytes: [u8; LANE_SECRET_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret itself, to be sent over the link.
+    #[must_use]
+    pub fn reveal(&self) -> [u8; LANE_SECRET_BYTES] {
+        self.0
+    }
+
+    fn key(&self) -> hmac::Key {
+        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
+    }
+}
+
+impl fmt::Debug for LinkSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LinkSecret(***)")
+    }
+}
+
+/// The link a lane is for.
+#[derive(Clone, Debug)]
+pub struct BindTo {
+    /// As the server named it.
+    pub link: LinkId,
+    /// Its secret.
+    pub secret: LinkSecret,
+}
+
+/// Why a connection did not become a lane.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The connection failed.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The peer closed it.
+    #[error("the peer closed the connection before the lane was bound")]
+    Closed,
+    /// Not bound in time.
+    #[error("not bound within {} s", DEADLINE.as_secs())]
+    TimedOut,
+    /// The peer broke the protocol.
+    #[error("{0}")]
+    Violation(#[from] LaneViolation),
+    /// Another protocol was agreed upon, or none, or the connection is no TLS.
+    #[error("the peer does not speak {ALPN}")]
+    NotALane,
+    /// There is no keying material to bind the proof to.
+    #[error("no keying material: {0}")]
+    Exporter(#[from] rustls::Error),
+    /// Server: no such link, or one of another agent.
+    #[error("no link of that number takes lanes of this agent")]
+    NoLink,
+    /// Server: the proof is wrong.
+    #[error("the proof is wrong")]
+    Proof,
+    /// Agent: this server is not the one wanted, and there is no link to it.
+    #[error("the connection led to server {0}, to which this agent has no link with lanes")]
+    OtherServer(ServerId),
+}
+
+/// The server's part. `find` gives the secret of a link, if the peer of this connection may bind lanes to it.
+///
+/// # Errors
+/// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
+pub async fn greet_agent(
+    stream: ByteStream,
+    server: &ServerId,
+    find: impl FnOnce(LinkId) -> Option<LinkSecret>,
+) -> Result<(LinkId, Lane), BindError> {
+    within(async {
+        let mut greeter = Greeter::new(stream)?;
+        let hello = Hello {
+            server: server.clone(),
+            nonce: rand::random::<[u8; NONCE_BYTES]>(),
+        };
+        greeter.send(&hello.to_frame()).await?;
+        let Greeting::Bind(Bind { link, proof }) = greeter.receive().await? else {
+            return Err(BindError::NotALane);
+        };
+        let secret = find(link).ok_or(BindError::NoLink)?;
+        let input = greeter.proof_input(&hello, link)?;
+        hmac::verify(&secret.key(), &input, &proof).map_err(|_wrong| BindError::Proof)?;
+        greeter.send(&Greeting::ready_frame()).await?;
+        Ok((link, greeter.into_lane(LaneRole::Server)))
+    })
+    .await
+}
+
+/// The agent's part. `choose` gives the link this agent has to the server that answered, which behind a load balancer
+/// may be another one than it wanted.
+///
+/// # Errors
+/// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
+pub async fn bind_to_server<T>(
+    stream: ByteStream,
+    choose: impl FnOnce(&ServerId) -> Option<(BindTo, T)>,
+) -> Result<(T, Lane), BindError> {
+    within(async {
+        let mut greeter = Greeter::new(stream)?;
+        let Greeting::Hello(hello) = greeter.receive().await? else {
+            return Err(BindError::NotALane);
+        };
+        let Some((to, chosen)) = choose(&hello.server) else {
+            return Err(BindError::OtherServer(hello.server));
+        };
+        let input = greeter.proof_input(&hello, to.link)?;
+        let tag = hmac::sign(&to.secret.key(), &input);
+        let proof = Proof::try_from(tag.as_ref()).map_err(|_length| BindError::Proof)?;
+        let link = to.link;
+        greeter.send(&Bind { link, proof }.to_frame()).await?;
+        let Greeting::Ready = greeter.receive().await? else {
+            return Err(BindError::NotALane);
+        };
+        Ok((chosen, greeter.into_lane(LaneRole::Agent)))
+    })
+    .await
+}
+
+async fn within<T>(greeting: impl Future<Output = Result<T, BindError>>) -> Result<T, BindError> {
+    tokio::time::timeout(DEADLINE, greeting)
+        .await
+        .unwrap_or(Err(BindError::TimedOut))
+}
+
+struct Greeter {
+    stream: ByteStream,
+    frames: FrameReader,
+}
+
+impl Greeter {
+    fn new(stream: ByteStream) -> Result<Self, BindError> {
+        if stream.alpn() != Some(ALPN.as_bytes()) {
+            return Err(BindError::NotALane);
+        }
+        let frames = FrameReader::default();
+        Ok(Self { stream, frames })
+    }
+
+    fn proof_input(&self, hello: &Hello, link: LinkId) -> Result<Vec<u8>, BindError> {
+        let tls = self.stream.as_tls().ok_or(BindError::NotALane)?;
+        let mut exported = [0; 32];
+        tls.export_keying_material(EXPORTER_LABEL, &hello.nonce, &mut exported)?;
+        Ok(proof_input(hello, link, &exported))
+    }
+
+    async fn send(&mut self, frame: &OutFrame) -> Result<(), BindError> {
+        self.stream.write_all(&frame.to_bytes()).await?;
+        Ok(self.stream.flush().await?)
+    }
+
+    async fn receive(&mut self) -> Result<Greeting, BindError> {
+        loop {
+            match self.frames.next_piece()? {
+                Some(Piece::Frame(header, payload)) => {
+                    return Ok(Greeting::read(header.kind, payload)?);
+                }
+                Some(Piece::Data { .. } | Piece::Unknown(_)) => return Err(BindError::NotALane),
+                None => self.read().await?,
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), BindError> {
+        let mut buffer = BytesMut::with_capacity(2048);
+        if self.stream.read_buf(&mut buffer).await? == 0 {
+            return Err(BindError::Closed);
+        }
+        self.frames.push(Bytes::from(buffer));
+        Ok(())
+    }
+
+    /// What came behind READY belongs to the lane.
+    fn into_lane(self, role: LaneRole) -> Lane {
+        Lane::over(self.stream, role, self.frames)
+    }
+}

@@ -1,0 +1,213 @@
+//! A bound lane: the core's machine over a byte stream.
+
+use std::io;
+use std::task::{Context, Poll, Waker, ready};
+
+use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::net::blocks::BlockReader;
+use crate::net::outbox::Outbox;
+use crate::net::socket;
+use crate::net::stream::ByteStream;
+use crate::telemetry::GaugeGuard;
+
+/// Bytes of frames handed to the stream before it has to take some.
+const WRITE_BATCH_BYTES: usize = 256 * 1024;
+/// Frames up to this size are written from one piece: a copy is cheaper than a slice.
+const JOIN_BYTES_MAX: usize = 2048;
+
+/// Why a lane is over.
+#[derive(Debug, thiserror::Error)]
+pub enum LaneFailure {
+    /// The connection failed.
+    #[error("lane failed: {0}")]
+    Io(#[from] io::Error),
+    /// The peer closed the connection.
+    #[error("the peer closed the lane")]
+    Closed,
+    /// The peer broke the protocol.
+    #[error("the peer broke the lane's protocol: {0}")]
+    Violation(#[from] LaneViolation),
+}
+
+/// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
+#[derive(Debug)]
+pub struct Lane {
+    stream: ByteStream,
+    end: LaneEnd,
+    frames: FrameReader,
+    reader: BlockReader,
+    out: Outbox,
+    /// What the lane counts as, of its owner's choice.
+    counted: Option<GaugeGuard>,
+    /// Its share of what limits the number of lanes.
+    held: Option<[OwnedSemaphorePermit; 2]>,
+    /// The number of a ping without an answer.
+    ping: Option<u64>,
+}
+
+impl Lane {
+    /// A lane over a stream that carries nothing but frames from here on.
+    #[must_use]
+    pub fn new(stream: ByteStream, role: LaneRole) -> Self {
+        Self::over(stream, role, FrameReader::default())
+    }
+
+    /// As [`Self::new`], with what was read from the stream already.
+    #[must_use]
+    pub(super) fn over(stream: ByteStream, role: LaneRole, frames: FrameReader) -> Self {
+        Self {
+            stream,
+            end: LaneEnd::new(role),
+            frames,
+            reader: BlockReader::default(),
+            out: Outbox::default(),
+            counted: None,
+            held: None,
+            ping: None,
+        }
+    }
+
+    /// The lane's state, to open, send and close. Call [`Self::poll_flush`] afterwards.
+    pub fn end(&mut self) -> &mut LaneEnd {
+        &mut self.end
+    }
+
+    /// The lane's state, to look at.
+    #[must_use]
+    pub fn state(&self) -> &LaneEnd {
+        &self.end
+    }
+
+    /// Has the lane counted as something else from now on.
+    pub fn count_as(&mut self, guard: GaugeGuard) {
+        self.counted = Some(guard);
+    }
+
+    /// Keeps permits for as long as the lane lives.
+    pub fn hold(&mut self, permits: [OwnedSemaphorePermit; 2]) {
+        self.held = Some(permits);
+    }
+
+    /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
+    pub fn reset_connection(self) {
+        if let Some(tcp) = self.stream.tcp()
+            && let Err(error) = socket::set_reset_on_close(tcp)
+        {
+            tracing::debug!(%error, "cannot reset a lane");
+        }
+    }
+
+    /// Bytes that wait for the stream.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.end.queued_bytes() + self.out.bytes()
+    }
+
+    /// Whether events can be had without reading the stream.
+    #[must_use]
+    pub fn has_input(&self) -> bool {
+        self.frames.has_input()
+    }
+
+    /// Whether bytes wait that the kernel has not even taken.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// The next event. Answers of the machine are written on the way.
+    ///
+    /// # Errors
+    /// The lane is over.
+    pub fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<LaneEvent, LaneFailure>> {
+        loop {
+            while let Some(event) = self.end.poll_event() {
+                match event {
+                    LaneEvent::Pong(number) => {
+                        self.ping.take_if(|ping| *ping == number);
+                    }
+                    event => return Poll::Ready(Ok(event)),
+                }
+            }
+            if let Some(piece) = self.frames.next_piece()? {
+                self.end.handle(piece)?;
+                continue;
+            }
+            if let Poll::Ready(flushed) = self.poll_flush(cx) {
+                flushed?;
+            }
+            let bytes = ready!(self.reader.poll_read(cx, &mut self.stream))?;
+            if bytes.is_empty() {
+                return Poll::Ready(Err(LaneFailure::Closed));
+            }
+            self.frames.push(bytes);
+        }
+    }
+
+    /// Waits for the next event.
+    ///
+    /// # Errors
+    /// The lane is over.
+    pub async fn event(&mut self) -> Result<LaneEvent, LaneFailure> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+
+    /// The next event that is there now. Whoever waits on this lane has to poll it again afterwards.
+    ///
+    /// # Errors
+    /// The lane is over.
+    pub fn try_event(&mut self) -> Option<Result<LaneEvent, LaneFailure>> {
+        match self.poll_event(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(event) => Some(event),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Writes what waits. Ready when all of it has left.
+    ///
+    /// # Errors
+    /// The stream's; the lane is over.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            self.fill();
+            if self.out.is_empty() {
+                return self.out.poll_flush(cx, &mut self.stream);
+            }
+            ready!(self.out.poll_write(cx, &mut self.stream))?;
+        }
+    }
+
+    /// Waits until what waits has left.
+    ///
+    /// # Errors
+    /// The stream's; the lane is over.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        std::future::poll_fn(|cx| self.poll_flush(cx)).await
+    }
+
+    fn fill(&mut self) {
+        while self.out.bytes() < WRITE_BATCH_BYTES {
+            let Some(frame) = self.end.poll_frame() else {
+                return;
+            };
+            if frame.header.kind != FrameType::Data || frame.payload.len() <= JOIN_BYTES_MAX {
+                self.out.push(frame.to_bytes());
+            } else {
+                let header = Bytes::copy_from_slice(&frame.header.to_bytes());
+                self.out.push(header);
+                self.out.push(frame.payload);
+            }
+        }
+    }
+
+    /// Asks the peer for a sign of life; false when the one asked for before has not come.
+    pub fn ping(&mut self, number: u64) -> bool {
+        let answered = self.ping.is_none();
+        self.ping = Some(number);
+        self.end.ping(number);
+        answered
+    }
+}

@@ -1,0 +1,10 @@
+//! Lanes as connections: frames over TLS, and the greeting that binds a new one to its link.
+
+mod bind;
+mod connection;
+
+pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
+pub use connection::{Lane, LaneFailure};
+
+
+

@@ -1,0 +1,89 @@
+//! Reads for the forwarding path: an idle connection holds no buffer, a busy one reads in large blocks.
+//!
+//! Small reads land in a scratch area of the thread and are copied out in their own size; only a direction that reads
+//! in bulk allocates blocks of its own, which its pieces share.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncRead, ReadBuf};
+
+/// Bytes of a read that is not bulk: with a frame's header still whole TLS records.
+const READ_BYTES: usize = 64 * 1024 - 64;
+/// Bytes of a block: one large read, or several that share its allocation.
+const BLOCK_BYTES: usize = 256 * 1024 - 64;
+/// Reads of at least this many bytes make a direction bulk.
+const BULK_BYTES: usize = 16 * 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
+}
+
+/// One direction's reads.
+#[derive(Debug, Default)]
+pub struct BlockReader {
+    /// Kept only while the direction is bulk.
+    block: BytesMut,
+    bulk: bool,
+}
+
+impl BlockReader {
+    /// The next bytes; empty at the end of the stream.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub fn poll_read<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<Bytes>> {
+        let polled = if self.bulk {
+            self.read_block(cx, stream)
+        } else {
+            read_scratch(cx, stream)
+        };
+        match &polled {
+            Poll::Ready(Ok(bytes)) if bytes.len() >= BULK_BYTES => self.bulk = true,
+            // Little or nothing to read: a direction that is not bulk gives its block back.
+            _ => self.rest(),
+        }
+        polled
+    }
+
+    fn rest(&mut self) {
+        self.bulk = false;
+        self.block = BytesMut::new();
+    }
+
+    fn read_block<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<Bytes>> {
+        if self.block.capacity() < READ_BYTES / 2 {
+            self.block = BytesMut::with_capacity(BLOCK_BYTES);
+        }
+        match tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.block) {
+            Poll::Ready(Ok(_count)) => Poll::Ready(Ok(self.block.split().freeze())),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+fn read_scratch<S: AsyncRead + Unpin>(
+    cx: &mut Context<'_>,
+    stream: &mut S,
+) -> Poll<io::Result<Bytes>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let mut buf = ReadBuf::new(scratch);
+        match Pin::new(stream).poll_read(cx, &mut buf) {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(Bytes::copy_from_slice(buf.filled()))),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+}

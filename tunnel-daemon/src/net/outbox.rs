@@ -1,0 +1,103 @@
+//! Bytes on their way into a stream, written in as few system calls as they fit into.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf as _, Bytes};
+use tokio::io::AsyncWrite;
+
+/// Slices of one vectored write.
+const WRITE_SLICES: usize = 64;
+
+/// Pieces in order; written ones are gone.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    pieces: VecDeque<Bytes>,
+    bytes: usize,
+    /// TLS takes bytes into a buffer of its own and may keep the last of them until it is flushed.
+    flush_due: bool,
+}
+
+impl Outbox {
+    /// Adds a piece.
+    pub fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.bytes += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Bytes that wait.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether none wait.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Drops what waits; returns how many bytes it was.
+    pub fn clear(&mut self) -> usize {
+        self.pieces.clear();
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// Writes once; returns how many bytes the stream took. Ask only while something waits.
+    ///
+    /// # Errors
+    /// As the stream's own, or it takes nothing more.
+    pub fn poll_write<S: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<usize>> {
+        let mut slices = [IoSlice::new(&[]); WRITE_SLICES];
+        let mut used = 0;
+        for (slot, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slot = IoSlice::new(piece);
+            used += 1;
+        }
+        let slices = slices.get(..used).unwrap_or_default();
+        let written = match Pin::new(stream).poll_write_vectored(cx, slices) {
+            Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            Poll::Ready(Ok(written)) => written,
+            other => return other,
+        };
+        self.flush_due = true;
+        self.bytes -= written;
+        let mut left = written;
+        while let Some(front) = self.pieces.front_mut().filter(|_| left > 0) {
+            let taken = left.min(front.len());
+            front.advance(taken);
+            left -= taken;
+            if front.is_empty() {
+                self.pieces.pop_front();
+            }
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    /// Has the stream pass on what it took; nothing to do when it took nothing since.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub fn poll_flush<S: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<()>> {
+        if !self.flush_due {
+            return Poll::Ready(Ok(()));
+        }
+        let flushed = Pin::new(stream).poll_flush(cx);
+        if let Poll::Ready(Ok(())) = flushed {
+            self.flush_due = false;
+        }
+        flushed
+    }
+}

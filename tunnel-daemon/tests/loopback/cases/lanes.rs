@@ -1,0 +1,236 @@
+//! Lanes between Adit ends: who gets them, what rides on them, what happens when one or its link goes away.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo, sample};
+use crate::support::{connect, targets};
+
+const IDLE: &str = "adit_lanes{state=\"idle\"}";
+const BUSY: &str = "adit_lanes{state=\"busy\"}";
+const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
+const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
+
+fn value(world: &World, series: &str) -> f64 {
+    let text = world.server().metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// Waits until lanes are warm.
+async fn warm(world: &World) {
+    until("warm lanes", || value(world, IDLE) >= 4.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
+    let (world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for _round in 0..50 {
+        world.assert_serves(&target).await;
+    }
+    // Every one of them found a lane, and they were few.
+    assert_eq!((value(&world, HITS), value(&world, MISSES)), (100.0, 0.0));
+    assert!(value(&world, "adit_lanes_opened_total") < 20.0);
+    until("lanes come back", || value(&world, BUSY) == 0.0).await;
+    assert_eq!(value(&world, "adit_lanes_closed_total{reason=\"lost\"}"), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn either_end_can_do_without_lanes() {
+    let (port, _target) = targets::echo().await;
+    for (server_flags, agent_flags) in [
+        (&["--lanes-per-link=0"][..], &[][..]),
+        (&[], &["--lanes=0"]),
+    ] {
+        let world = World::start(server_flags).await;
+        let _agent = world.agent("agent-1", agent_flags).await;
+        world.links(1).await;
+        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        let lanes = [IDLE, BUSY, HITS, MISSES].map(|series| value(&world, series));
+        assert_eq!(lanes, [0.0; 4]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it() {
+    const TUNNELS: usize = 300;
+    let (world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (socket, mut opening) = (world.connect(), tokio::task::JoinSet::new());
+    for _tunnel in 0..TUNNELS {
+        let (socket, target) = (socket.clone(), target.clone());
+        opening.spawn(async move { connect::open(&socket, &target).await });
+    }
+    let mut streams = within("all dials", opening.join_all()).await;
+    for stream in &mut streams {
+        connect::echo(stream, b"each of them works").await;
+    }
+    let dials = value(&world, HITS) + value(&world, MISSES);
+    assert_eq!(dials, TUNNELS as f64);
+    assert!(value(&world, MISSES) > 0.0);
+    // Nobody waited for a lane; now there are some for the next burst.
+    until("lanes for the next burst", || value(&world, IDLE) >= 16.0).await;
+    drop(streams);
+    until("lanes come back", || value(&world, BUSY) == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_are_capped_by_the_smaller_of_both_limits() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for (server_flags, agent_flags) in [
+        (&["--lanes-per-link=2"][..], &[][..]),
+        (&[], &["--lanes=2"]),
+    ] {
+        let world = World::start(server_flags).await;
+        let _agent = world.agent("agent-1", agent_flags).await;
+        world.links(1).await;
+        until("two lanes", || value(&world, IDLE) == 2.0).await;
+        let mut streams = Vec::new();
+        for _tunnel in 0..5 {
+            streams.push(connect::open(&world.connect(), &target).await);
+        }
+        for stream in &mut streams {
+            connect::echo(stream, b"on a lane or not").await;
+        }
+        assert_eq!((value(&world, BUSY), value(&world, MISSES)), (2.0, 3.0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
+    let (world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let mut stream = connect::open(&world.connect(), &target).await;
+    let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let (mut read, mut write) = stream.split();
+    let back = async {
+        let mut back = Vec::new();
+        read.read_to_end(&mut back).await.expect("the tunnel lives");
+        back
+    };
+    let there = async {
+        write.write_all(&sent).await.expect("the tunnel lives");
+        write.shutdown().await.expect("a half-close");
+    };
+    let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
+    assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
+    until("the lane comes back", || value(&world, BUSY) == 0.0).await;
+    assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
+
+    // A client that vanishes with bytes under way.
+    let mut stream = connect::open(&world.connect(), &target).await;
+    stream.write_all(&sent[..1_000_000]).await.expect("taken");
+    drop(stream);
+    until("the lane is clean again", || value(&world, BUSY) == 0.0).await;
+    assert_eq!(value(&world, "adit_lanes_closed_total{reason=\"lost\"}"), 0.0);
+    world.assert_serves(&target).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_nothing_holds_up_only_itself() {
+    let (world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let (source, _flood) = targets::source(u64::MAX).await;
+    let (port, _target) = targets::echo().await;
+    let mut stalled = Vec::new();
+    for _reader in 0..3 {
+        let target = format!("127.0.0.1:{source}");
+        stalled.push(connect::open(&world.connect(), &target).await);
+    }
+    let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    for _round in 0..200 {
+        echo(&mut tunnel, b"not held up").await;
+    }
+    // Nothing of the flood is held by the server beyond what one write takes.
+    assert!(value(&world, "adit_held_bytes") < 1e6);
+    // It goes on when it reads.
+    let mut some = vec![0; 4_000_000];
+    let reader = stalled.first_mut().expect("three of them");
+    within("bytes after the pause", reader.read_exact(&mut some))
+        .await
+        .expect("the tunnel lives");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_on_lanes_outlive_their_link() {
+    let world = World::start(&[]).await;
+    let wire = Wire::to(world.server().agents).await;
+    let agent = world.agent_of(wire.address.port(), "agent-1").await;
+    world.links(1).await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let mut stream = connect::open(&world.connect(), &target).await;
+    connect::echo(&mut stream, b"before").await;
+    wire.cut_first();
+    world.links(0).await;
+    until("idle lanes go with their link", || value(&world, IDLE) == 0.0).await;
+    connect::echo(&mut stream, b"after").await;
+    // The agent comes back, with lanes of its new link.
+    world.links(1).await;
+    warm(&world).await;
+    connect::echo(&mut stream, b"still").await;
+    assert_eq!(value(&world, BUSY), 1.0);
+    drop(stream);
+    until("the old lane is closed", || value(&world, BUSY) == 0.0).await;
+    world.assert_serves(&target).await;
+    agent.stop().await;
+}
+
+/// What lies between an agent and its server: connections that a test can cut.
+struct Wire {
+    address: SocketAddr,
+    connections: Arc<Mutex<Vec<AbortHandle>>>,
+}
+
+impl Wire {
+    async fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let handles = Arc::clone(&connections);
+        tokio::spawn(async move {
+            while let Ok((mut agent, _peer)) = listener.accept().await {
+                let copying = tokio::spawn(async move {
+                    let mut server = TcpStream::connect(server).await.expect("it listens");
+                    let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
+                });
+                let handle = copying.abort_handle();
+                handles.lock().expect("nothing panics").push(handle);
+            }
+        });
+        Self {
+            address,
+            connections,
+        }
+    }
+
+    /// The link is what an agent opens first.
+    fn cut_first(&self) {
+        let connections = self.connections.lock().expect("nothing panics");
+        connections.first().expect("a connection").abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_error_reads_the_same_on_a_lane() {
+    let (world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let target = targets::closed_port().await.to_string();
+    let (status, text) = connect::refused(&world.connect(), &connect::head(&target)).await;
+    assert!(text.contains("connection refused"), "{status} {text}");
+    assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
+    until("the lane is free again", || value(&world, BUSY) == 0.0).await;
+}
