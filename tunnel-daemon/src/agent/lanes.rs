@@ -129,10 +129,7 @@ impl LaneKeeper {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
         loop {
-            while !pause.lasts()
-                && opening.len() < OPENING_MAX
-                && self.missing(opening.len()) > 0
-            {
+            while !pause.lasts() && opening.len() < OPENING_MAX && self.missing(opening.len()) > 0 {
                 opening.push(open());
             }
             for _lane in 0..self.surplus(opening.len()) {

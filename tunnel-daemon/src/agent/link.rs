@@ -266,9 +266,9 @@ impl Opened {
         let link = Link::new(config, Arc::clone(&context.budget));
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let grant = self.server.lane_grant.as_ref();
-        let lanes = grant.filter(|_| credit && lanes_max > 0).map(|grant| {
-            LaneKeeper::new(self.server.server.clone(), grant, lanes_max, context)
-        });
+        let lanes = grant
+            .filter(|_| credit && lanes_max > 0)
+            .map(|grant| LaneKeeper::new(self.server.server.clone(), grant, lanes_max, context));
         let handle = AgentLink {
             server: self.server.server.clone(),
             commands: sender.clone(),

@@ -17,7 +17,7 @@ use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::reload::ReloadableClientTls;
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
-use crate::net::tls::{TlsError, server_name};
+use crate::net::tls::{Alpn, TlsError, server_name};
 
 /// Longest answer of a forward proxy, bytes.
 const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -166,7 +166,7 @@ impl Reach {
             }
             Purpose::Lane => {
                 socket::tune_lane(&tcp);
-                Some(vec![lane::ALPN.into()])
+                Some(Alpn::only_records(lane::ALPN))
             }
         };
         let name = server_name(host)?;
@@ -176,7 +176,7 @@ impl Reach {
             PeerAddr::Tcp(peer),
             &self.tls,
             name,
-            alpn,
+            alpn.as_ref(),
             deadline,
         )
         .await?;

@@ -10,8 +10,8 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
-use super::descriptors;
 use super::admin::{AdminLimits, AdminListener, AdminThread};
+use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
 use super::run::wait_until;

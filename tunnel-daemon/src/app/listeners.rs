@@ -93,7 +93,11 @@ impl Listening<'_> {
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
         let agents = &self.plan.agents;
-        let tls = self.tls("agent listener", &agents.tls, Alpn::grpc(&[lane::ALPN]))?;
+        let tls = self.tls(
+            "agent listener",
+            &agents.tls,
+            Alpn::grpc::<&str>(&[]).with_records(lane::ALPN),
+        )?;
         let listener = Listener::bind(&listen_addr(&agents.bind)?).context("agent port")?;
         let local = listener
             .tcp_addr()

@@ -10,8 +10,8 @@ use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
-use super::descriptors;
 use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
+use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
 use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};

@@ -16,9 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
-use crate::hub::{
-    Entered, Hub, LanePool, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
-};
+use crate::hub::{Entered, Hub, LanePool, LinkHandle, LinkInfo, LinkStreams, PoolSettings};
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
 use crate::net::stream::ByteStream;

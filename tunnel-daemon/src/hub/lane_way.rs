@@ -124,7 +124,9 @@ impl LaneWay {
                         return Poll::Ready(Incoming::Data(bytes));
                     }
                     LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
-                    LaneEvent::PeerClosed { text } => self.finish(TunnelEnd::Closed { error: text }),
+                    LaneEvent::PeerClosed { text } => {
+                        self.finish(TunnelEnd::Closed { error: text })
+                    }
                     LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
                     LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
                     LaneEvent::Want(more) => self.home.want(more),

@@ -20,6 +20,9 @@ use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
+/// With fewer idle lanes left the agent is asked for more.
+const IDLE_MIN: usize = 2;
+
 /// What a pool is made of.
 pub struct PoolSettings {
     /// Whom the agent's certificate names: only the same peer may bind lanes.
@@ -204,9 +207,7 @@ impl LanePool {
                 continue;
             };
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
-            let all = self.settings.lanes_max - self.slots.available_permits();
-            let want = if left * 2 < all { all } else { 0 };
-            return Some((lane, u32::try_from(want).unwrap_or(u32::MAX)));
+            return Some((lane, u32::from(left < IDLE_MIN)));
         }
     }
 
@@ -276,7 +277,13 @@ impl LaneHome for Home {
                 Err(unsettled) => home.unsettled(lane, &unsettled),
             }
         };
-        if self.0.settings.tasks.spawn("lane-settles", settling).is_err() {
+        if self
+            .0
+            .settings
+            .tasks
+            .spawn("lane-settles", settling)
+            .is_err()
+        {
             self.0.settings.metrics.lane_closed(LaneEnd::Lost);
         }
     }

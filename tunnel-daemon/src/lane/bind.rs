@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::connection::Lane;
+use crate::net::records::TakeOverError;
 use crate::net::stream::ByteStream;
 
 /// Time from the end of the TLS handshake to READY.
@@ -85,6 +86,9 @@ pub enum BindError {
     /// There is no keying material to bind the proof to.
     #[error("no keying material: {0}")]
     Exporter(#[from] rustls::Error),
+    /// The TLS session cannot be used for a lane.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
     /// Server: no such link, or one of another agent.
     #[error("no link of that number takes lanes of this agent")]
     NoLink,
@@ -119,7 +123,7 @@ pub async fn greet_agent(
         let input = greeter.proof_input(&hello, link)?;
         hmac::verify(&secret.key(), &input, &proof).map_err(|_wrong| BindError::Proof)?;
         greeter.send(&Greeting::ready_frame()).await?;
-        Ok((link, greeter.into_lane(LaneRole::Server)))
+        Ok((link, greeter.into_lane(LaneRole::Server)?))
     })
     .await
 }
@@ -149,7 +153,7 @@ pub async fn bind_to_server<T>(
         let Greeting::Ready = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
-        Ok((chosen, greeter.into_lane(LaneRole::Agent)))
+        Ok((chosen, greeter.into_lane(LaneRole::Agent)?))
     })
     .await
 }
@@ -208,7 +212,10 @@ impl Greeter {
     }
 
     /// What came behind READY belongs to the lane.
-    fn into_lane(self, role: LaneRole) -> Lane {
-        Lane::over(self.stream, role, self.frames)
+    fn into_lane(self, role: LaneRole) -> Result<Lane, BindError> {
+        let ByteStream::Tls(tls) = self.stream else {
+            return Err(BindError::NotALane);
+        };
+        Ok(Lane::bound(tls.into_records()?, role, self.frames))
     }
 }

@@ -5,12 +5,14 @@ use std::task::{Context, Poll, Waker, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use bytes::Bytes;
+use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::net::blocks::BlockReader;
 use crate::net::outbox::Outbox;
+use crate::net::records::RecordStream;
 use crate::net::socket;
-use crate::net::stream::ByteStream;
+use crate::net::stream::{ByteStream, Socket};
 use crate::telemetry::GaugeGuard;
 
 /// Bytes of frames handed to the stream before it has to take some.
@@ -35,10 +37,9 @@ pub enum LaneFailure {
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
 #[derive(Debug)]
 pub struct Lane {
-    stream: ByteStream,
+    io: LaneIo,
     end: LaneEnd,
     frames: FrameReader,
-    reader: BlockReader,
     out: Outbox,
     /// What the lane counts as, of its owner's choice.
     counted: Option<GaugeGuard>,
@@ -48,21 +49,65 @@ pub struct Lane {
     ping: Option<u64>,
 }
 
+/// What a lane reads and writes.
+#[derive(Debug)]
+enum LaneIo {
+    /// TLS over our own buffers.
+    Records(Box<RecordStream>),
+    /// Any stream.
+    Stream(ByteStream, BlockReader),
+}
+
+impl LaneIo {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self {
+            Self::Records(records) => records.poll_read(cx),
+            Self::Stream(stream, reader) => reader.poll_read(cx, stream),
+        }
+    }
+
+    /// Ready when all of `out` has left.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
+        match self {
+            Self::Records(records) => records.poll_flush(cx, out),
+            Self::Stream(stream, _) => {
+                while !out.is_empty() {
+                    ready!(out.poll_write(cx, stream))?;
+                }
+                out.poll_flush(cx, stream)
+            }
+        }
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Records(records) => match records.socket() {
+                Socket::Tcp(tcp) => Some(tcp),
+                Socket::Unix(_) => None,
+            },
+            Self::Stream(stream, _) => stream.tcp(),
+        }
+    }
+}
+
 impl Lane {
     /// A lane over a stream that carries nothing but frames from here on.
     #[must_use]
     pub fn new(stream: ByteStream, role: LaneRole) -> Self {
-        Self::over(stream, role, FrameReader::default())
+        let io = LaneIo::Stream(stream, BlockReader::default());
+        Self::over(io, role, FrameReader::default())
     }
 
-    /// As [`Self::new`], with what was read from the stream already.
-    #[must_use]
-    pub(super) fn over(stream: ByteStream, role: LaneRole, frames: FrameReader) -> Self {
+    /// A lane whose greeting is over, with what was read behind it.
+    pub(super) fn bound(records: RecordStream, role: LaneRole, frames: FrameReader) -> Self {
+        Self::over(LaneIo::Records(Box::new(records)), role, frames)
+    }
+
+    fn over(io: LaneIo, role: LaneRole, frames: FrameReader) -> Self {
         Self {
-            stream,
+            io,
             end: LaneEnd::new(role),
             frames,
-            reader: BlockReader::default(),
             out: Outbox::default(),
             counted: None,
             held: None,
@@ -93,7 +138,7 @@ impl Lane {
 
     /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
     pub fn reset_connection(self) {
-        if let Some(tcp) = self.stream.tcp()
+        if let Some(tcp) = self.io.tcp()
             && let Err(error) = socket::set_reset_on_close(tcp)
         {
             tracing::debug!(%error, "cannot reset a lane");
@@ -139,7 +184,7 @@ impl Lane {
             if let Poll::Ready(flushed) = self.poll_flush(cx) {
                 flushed?;
             }
-            let bytes = ready!(self.reader.poll_read(cx, &mut self.stream))?;
+            let bytes = ready!(self.io.poll_read(cx))?;
             if bytes.is_empty() {
                 return Poll::Ready(Err(LaneFailure::Closed));
             }
@@ -173,10 +218,10 @@ impl Lane {
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             self.fill();
-            if self.out.is_empty() {
-                return self.out.poll_flush(cx, &mut self.stream);
+            ready!(self.io.poll_flush(cx, &mut self.out))?;
+            if !self.end.has_frames() {
+                return Poll::Ready(Ok(()));
             }
-            ready!(self.out.poll_write(cx, &mut self.stream))?;
         }
     }
 

@@ -5,6 +5,3 @@ mod connection;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure};
-
-
-

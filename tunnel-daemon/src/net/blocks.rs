@@ -74,14 +74,91 @@ impl BlockReader {
     }
 }
 
+/// As [`BlockReader`], for whoever cuts what was read into pieces and changes it in place.
+#[derive(Debug, Default)]
+pub(super) struct Fill {
+    bytes: BytesMut,
+    bulk: bool,
+}
+
+impl Fill {
+    /// With bytes that were read before.
+    pub(super) fn with(left: &[u8]) -> Self {
+        Self {
+            bytes: BytesMut::from(left),
+            bulk: false,
+        }
+    }
+
+    /// What was read and not taken.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// Takes that many bytes if they are there.
+    pub(super) fn take(&mut self, count: usize) -> Option<BytesMut> {
+        if self.bytes.len() < count {
+            return None;
+        }
+        let taken = self.bytes.split_to(count);
+        if self.bytes.is_empty() && !self.bulk {
+            self.bytes = BytesMut::new();
+        }
+        Some(taken)
+    }
+
+    /// Reads once; returns how many bytes came, 0 at the end of the stream.
+    pub(super) fn poll_fill<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+    ) -> Poll<io::Result<usize>> {
+        let polled = if self.bulk {
+            if self.bytes.capacity() - self.bytes.len() < READ_BYTES / 2 {
+                self.bytes.reserve(BLOCK_BYTES);
+            }
+            tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.bytes)
+        } else {
+            with_scratch(cx, stream, |read| {
+                if self.bytes.is_empty() {
+                    // In its own size: `extend` would round up.
+                    self.bytes = BytesMut::from(read);
+                } else {
+                    self.bytes.extend_from_slice(read);
+                }
+                read.len()
+            })
+        };
+        self.bulk = matches!(polled, Poll::Ready(Ok(read)) if read >= BULK_BYTES);
+        if !self.bulk && self.bytes.is_empty() {
+            self.bytes = BytesMut::new();
+        }
+        polled
+    }
+}
+
 fn read_scratch<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,
 ) -> Poll<io::Result<Bytes>> {
+    with_scratch(cx, stream, Bytes::copy_from_slice)
+}
+
+/// Reads once into the thread's scratch area.
+fn with_scratch<S: AsyncRead + Unpin, T>(
+    cx: &mut Context<'_>,
+    stream: &mut S,
+    read: impl FnOnce(&[u8]) -> T,
+) -> Poll<io::Result<T>> {
     SCRATCH.with_borrow_mut(|scratch| {
         let mut buf = ReadBuf::new(scratch);
         match Pin::new(stream).poll_read(cx, &mut buf) {
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(Bytes::copy_from_slice(buf.filled()))),
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(read(buf.filled()))),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => Poll::Pending,
         }

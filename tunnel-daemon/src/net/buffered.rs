@@ -28,6 +28,8 @@ pub struct ReadBuffered<S> {
     inner: S,
     /// `None` whenever no byte is held.
     held: Option<Held>,
+    /// Where TLS records end, while nobody may read beyond one before it is dealt with.
+    records: Option<Records>,
 }
 
 /// Bytes read and not yet taken: `from..to` of `buffer`, never empty.
@@ -38,10 +40,75 @@ struct Held {
     to: usize,
 }
 
+/// How far the reader is into a TLS record: type 1, version 2, length 2, then the payload.
+#[derive(Debug, Default)]
+struct Records {
+    header: [u8; 5],
+    header_seen: usize,
+    payload_left: usize,
+}
+
+impl Records {
+    /// How many of the next bytes may be handed out.
+    fn allowed(&self) -> usize {
+        if self.payload_left > 0 {
+            self.payload_left
+        } else {
+            self.header.len() - self.header_seen
+        }
+    }
+
+    /// `bytes`, at most as many as allowed, were handed out.
+    fn note(&mut self, bytes: &[u8]) {
+        if self.payload_left > 0 {
+            self.payload_left -= bytes.len();
+            return;
+        }
+        let end = self.header_seen + bytes.len();
+        if let Some(slots) = self.header.get_mut(self.header_seen..end) {
+            slots.copy_from_slice(bytes);
+        }
+        self.header_seen = end;
+        if end == self.header.len() {
+            let [.., high, low] = self.header;
+            self.payload_left = usize::from(u16::from_be_bytes([high, low]));
+            self.header_seen = 0;
+        }
+    }
+
+    fn at_boundary(&self) -> bool {
+        self.header_seen == 0 && self.payload_left == 0
+    }
+}
+
 impl<S> ReadBuffered<S> {
     /// Wraps a stream nothing was read ahead from.
     pub fn new(inner: S) -> Self {
-        Self { inner, held: None }
+        Self {
+            inner,
+            held: None,
+            records: None,
+        }
+    }
+
+    /// As [`Self::new`], but no read goes beyond the end of a TLS record, so that a session whose records have all been
+    /// dealt with holds no byte of the next one.
+    pub fn record_by_record(inner: S) -> Self {
+        Self {
+            inner,
+            held: None,
+            records: Some(Records::default()),
+        }
+    }
+
+    /// From now on reads are as long as they may be.
+    pub fn read_freely(&mut self) {
+        self.records = None;
+    }
+
+    /// Whether what was handed out ends with a record. False when nobody kept count.
+    pub fn at_record_end(&self) -> bool {
+        self.records.as_ref().is_some_and(Records::at_boundary)
     }
 
     /// The stream below. Reading from it directly would skip what is held here.
@@ -71,8 +138,13 @@ impl<S> ReadBuffered<S> {
             return false;
         };
         let available = held.buffer.get(held.from..held.to).unwrap_or_default();
-        let taken = available.len().min(out.remaining());
-        out.put_slice(available.get(..taken).unwrap_or_default());
+        let allowed = self.records.as_ref().map_or(usize::MAX, Records::allowed);
+        let taken = available.len().min(out.remaining()).min(allowed);
+        let taken_bytes = available.get(..taken).unwrap_or_default();
+        out.put_slice(taken_bytes);
+        if let Some(records) = &mut self.records {
+            records.note(taken_bytes);
+        }
         held.from += taken;
         if held.from < held.to {
             self.held = Some(held);
@@ -105,7 +177,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ReadBuffered<S> {
         if out.remaining() == 0 || self.take_held(out) {
             return Poll::Ready(Ok(()));
         }
-        if out.remaining() >= READ_BUFFER_BYTES {
+        if out.remaining() >= READ_BUFFER_BYTES && self.records.is_none() {
             return Pin::new(&mut self.inner).poll_read(cx, out);
         }
         let mut buffer = borrow();

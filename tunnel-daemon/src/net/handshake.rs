@@ -1,15 +1,16 @@
 //! TLS handshakes, both sides, each under a deadline and with the configuration that is current when it starts.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use rustls_pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use super::{
     buffered::ReadBuffered,
+    records::TrafficSecrets,
     reload::{ReloadableClientTls, ReloadableServerTls},
     stream::{ByteStream, PeerAddr, Socket},
-    tls::AlpnRule,
+    tls::{Alpn, AlpnRule},
 };
 
 /// Deadline for agents and for connecting.
@@ -60,19 +61,32 @@ pub async fn accept_tls(
     tls: &ReloadableServerTls,
     deadline: Duration,
 ) -> Result<ByteStream, HandshakeError> {
-    let acceptor = TlsAcceptor::from(tls.current());
-    let accept = acceptor.accept_with(ReadBuffered::new(socket), |session| {
+    let mut config = tls.current();
+    let secrets = tls.spec().alpn.gives_records().then(Arc::default);
+    if let Some(secrets) = &secrets {
+        Arc::make_mut(&mut config).key_log = Arc::<TrafficSecrets>::clone(secrets);
+    }
+    let acceptor = TlsAcceptor::from(config);
+    let accept = acceptor.accept_with(buffered(socket, secrets.is_some()), |session| {
         session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
     });
     let stream = finish(accept, deadline).await?;
     checked(
-        ByteStream::tls(TlsStream::Server(stream), peer),
-        tls.spec().alpn.rule,
+        ByteStream::tls(TlsStream::Server(stream), peer, secrets),
+        &tls.spec().alpn,
     )
 }
 
+fn buffered(socket: Socket, by_record: bool) -> ReadBuffered<Socket> {
+    if by_record {
+        ReadBuffered::record_by_record(socket)
+    } else {
+        ReadBuffered::new(socket)
+    }
+}
+
 /// The client's side: verifies the server's certificate against `name` (see `tls::server_name`). `alpn` replaces the
-/// configured protocols for this connection, for lanes. A cancelled call closes the socket.
+/// configured protocols for this connection. A cancelled call closes the socket.
 ///
 /// With TLS 1.3 the server judges our certificate after this returns: a refusal shows at the first read.
 ///
@@ -83,21 +97,25 @@ pub async fn connect_tls(
     peer: PeerAddr,
     tls: &ReloadableClientTls,
     name: ServerName<'static>,
-    alpn: Option<Vec<Vec<u8>>>,
+    alpn: Option<&Alpn>,
     deadline: Duration,
 ) -> Result<ByteStream, HandshakeError> {
-    let connector = TlsConnector::from(tls.current());
-    let alpn = alpn.unwrap_or_else(|| tls.spec().alpn.protocols.clone());
-    let connect =
-        connector
-            .with_alpn(alpn)
-            .connect_with(name, ReadBuffered::new(socket), |session| {
-                session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
-            });
+    let alpn = alpn.unwrap_or_else(|| &tls.spec().alpn);
+    let mut config = tls.current();
+    let secrets = alpn.gives_records().then(Arc::default);
+    if let Some(secrets) = &secrets {
+        Arc::make_mut(&mut config).key_log = Arc::<TrafficSecrets>::clone(secrets);
+    }
+    let connector = TlsConnector::from(config);
+    let connect = connector.with_alpn(alpn.protocols.clone()).connect_with(
+        name,
+        buffered(socket, secrets.is_some()),
+        |session| session.set_buffer_limit(Some(SEND_BUFFER_BYTES)),
+    );
     let stream = finish(connect, deadline).await?;
     checked(
-        ByteStream::tls(TlsStream::Client(stream), peer),
-        tls.spec().alpn.rule,
+        ByteStream::tls(TlsStream::Client(stream), peer, secrets),
+        alpn,
     )
 }
 
@@ -111,11 +129,18 @@ async fn finish<T>(
     }
 }
 
-fn checked(stream: ByteStream, rule: AlpnRule) -> Result<ByteStream, HandshakeError> {
-    match (rule, stream.alpn()) {
-        (AlpnRule::Required, None) => Err(HandshakeError::NoProtocol),
-        (AlpnRule::Required, Some(_)) | (AlpnRule::Optional, _) => Ok(stream),
+fn checked(mut stream: ByteStream, alpn: &Alpn) -> Result<ByteStream, HandshakeError> {
+    let agreed = stream.alpn();
+    if agreed.is_none() && alpn.rule == AlpnRule::Required {
+        return Err(HandshakeError::NoProtocol);
     }
+    let records = agreed.is_some_and(|agreed| alpn.records.as_deref() == Some(agreed));
+    if let ByteStream::Tls(tls) = &mut stream
+        && !records
+    {
+        tls.keep_session();
+    }
+    Ok(stream)
 }
 
 #[cfg(test)]

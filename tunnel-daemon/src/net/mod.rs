@@ -14,6 +14,7 @@ pub mod listen;
 pub mod outbox;
 mod pem;
 pub mod principal;
+pub mod records;
 pub mod reload;
 pub mod selfsigned;
 pub mod services;

@@ -69,8 +69,31 @@ impl Outbox {
             other => return other,
         };
         self.flush_due = true;
-        self.bytes -= written;
-        let mut left = written;
+        self.advance(written);
+        Poll::Ready(Ok(written))
+    }
+
+    /// Moves as many bytes as fit into `room`; returns how many.
+    pub(super) fn copy_to(&mut self, room: &mut [u8]) -> usize {
+        let mut copied = 0;
+        for piece in &self.pieces {
+            let Some(room) = room.get_mut(copied..).filter(|room| !room.is_empty()) else {
+                break;
+            };
+            let count = room.len().min(piece.len());
+            let (to, from) = (room.get_mut(..count), piece.get(..count));
+            if let (Some(to), Some(from)) = (to, from) {
+                to.copy_from_slice(from);
+            }
+            copied += count;
+        }
+        self.advance(copied);
+        copied
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes -= count;
+        let mut left = count;
         while let Some(front) = self.pieces.front_mut().filter(|_| left > 0) {
             let taken = left.min(front.len());
             front.advance(taken);
@@ -79,7 +102,6 @@ impl Outbox {
                 self.pieces.pop_front();
             }
         }
-        Poll::Ready(Ok(written))
     }
 
     /// Has the stream pass on what it took; nothing to do when it took nothing since.

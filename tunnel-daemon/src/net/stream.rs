@@ -17,7 +17,11 @@ use tokio::{
 };
 use tokio_rustls::TlsStream;
 
-use super::{buffered::ReadBuffered, principal::Principal};
+use super::{
+    buffered::ReadBuffered,
+    principal::Principal,
+    records::{RecordStream, TakeOverError, TrafficSecrets},
+};
 
 /// Where a peer is, for logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +67,8 @@ pub struct TlsConnection {
     io: TlsStream<ReadBuffered<Socket>>,
     peer: PeerAddr,
     principal: Option<Arc<Principal>>,
+    /// Of a connection whose records may be taken over.
+    secrets: Option<Arc<TrafficSecrets>>,
 }
 
 impl ByteStream {
@@ -83,7 +89,11 @@ impl ByteStream {
     }
 
     /// A finished handshake.
-    pub(super) fn tls(io: TlsStream<ReadBuffered<Socket>>, peer: PeerAddr) -> Self {
+    pub(super) fn tls(
+        io: TlsStream<ReadBuffered<Socket>>,
+        peer: PeerAddr,
+        secrets: Option<Arc<TrafficSecrets>>,
+    ) -> Self {
         let certificate = io
             .get_ref()
             .1
@@ -96,6 +106,7 @@ impl ByteStream {
             io,
             peer,
             principal,
+            secrets,
         }))
     }
 
@@ -154,6 +165,46 @@ impl ByteStream {
 }
 
 impl TlsConnection {
+    /// Nobody will take over this connection's records: it may read beyond them.
+    pub(super) fn keep_session(&mut self) {
+        self.secrets = None;
+        self.io.get_mut().0.read_freely();
+    }
+
+    /// A server that renews its keys and asks the client to do the same.
+    #[cfg(test)]
+    pub(super) fn with_new_keys(mut self) -> Self {
+        if let TlsStream::Server(io) = &mut self.io {
+            io.get_mut().1.refresh_traffic_keys().unwrap();
+        }
+        self
+    }
+
+    /// Leaves rustls behind. Everything received so far must have been read.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]; the connection is closed then.
+    pub fn into_records(self) -> Result<RecordStream, TakeOverError> {
+        let secrets = self
+            .secrets
+            .ok_or(TakeOverError::Session("its secrets were not kept"))?;
+        let (io, session) = match self.io {
+            TlsStream::Client(io) => {
+                let (io, session) = io.into_inner();
+                (io, rustls::Connection::Client(session))
+            }
+            TlsStream::Server(io) => {
+                let (io, session) = io.into_inner();
+                (io, rustls::Connection::Server(session))
+            }
+        };
+        if !io.at_record_end() {
+            return Err(TakeOverError::Session("it holds part of a record"));
+        }
+        let (socket, left) = io.into_parts();
+        RecordStream::take_over(socket, session, &left, &secrets)
+    }
+
     /// On a server: the host name the client asked for (SNI), if any. `None` on a client.
     #[must_use]
     pub fn sni(&self) -> Option<&str> {

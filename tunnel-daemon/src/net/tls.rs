@@ -45,17 +45,44 @@ pub struct Alpn {
     pub protocols: Vec<Vec<u8>>,
     /// What a missing agreement means.
     pub rule: AlpnRule,
+    /// The protocol whose connections go on without rustls once they are greeted.
+    pub records: Option<Vec<u8>>,
 }
 
 impl Alpn {
-    /// A gRPC listener: `h2`, and a peer without ALPN is refused. `extra` protocols (lanes) are wanted more.
+    /// A gRPC listener: `h2`, and a peer without ALPN is refused. `extra` protocols are wanted more.
     #[must_use]
     pub fn grpc<S: AsRef<str>>(extra: &[S]) -> Self {
         let extra = extra.iter().map(|name| name.as_ref().as_bytes().to_vec());
         Self {
             protocols: extra.chain([ALPN_H2.to_vec()]).collect(),
             rule: AlpnRule::Required,
+            records: None,
         }
+    }
+
+    /// Offers `name`, wanted most, whose connections go on without rustls once they are greeted: see
+    /// [`super::records`].
+    #[must_use]
+    pub fn with_records(mut self, name: &str) -> Self {
+        self.protocols.insert(0, name.into());
+        self.records = Some(name.into());
+        self
+    }
+
+    /// Nothing but `name`, as in [`Self::with_records`].
+    #[must_use]
+    pub fn only_records(name: &str) -> Self {
+        Self {
+            protocols: vec![name.into()],
+            rule: AlpnRule::Required,
+            records: Some(name.into()),
+        }
+    }
+
+    /// Whether connections may go on without rustls.
+    pub(super) fn gives_records(&self) -> bool {
+        self.records.is_some()
     }
 
     /// An HTTP-CONNECT listener: `http/1.1`, or a peer that knows no ALPN.
@@ -64,6 +91,7 @@ impl Alpn {
         Self {
             protocols: vec![ALPN_HTTP11.to_vec()],
             rule: AlpnRule::Optional,
+            records: None,
         }
     }
 }
@@ -141,6 +169,7 @@ impl TlsSpec for ServerTls {
         let mut config = builder.with_cert_resolver(identity);
         config.alpn_protocols.clone_from(&self.alpn.protocols);
         config.ignore_client_order = aes_in_hardware();
+        config.enable_secret_extraction = self.alpn.gives_records();
         Ok(config)
     }
 }
@@ -173,6 +202,8 @@ impl TlsSpec for ClientTls {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols.clone_from(&self.alpn.protocols);
+        // For lanes, which are connected with protocols of their own.
+        config.enable_secret_extraction = true;
         Ok(config)
     }
 }

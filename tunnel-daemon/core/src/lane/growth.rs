@@ -31,6 +31,8 @@ impl Lanes {
 pub struct Growth {
     limit: usize,
     wanted: usize,
+    /// There were as many as wanted since that number last grew.
+    filled: bool,
     window_from: Moment,
     idle_min: usize,
 }
@@ -42,6 +44,7 @@ impl Growth {
         Self {
             limit,
             wanted: WARM.min(limit),
+            filled: false,
             window_from: now,
             idle_min: usize::MAX,
         }
@@ -53,18 +56,23 @@ impl Growth {
         self.wanted
     }
 
-    /// The server ran short: it wants `more` lanes, or a dial found none.
+    /// The server ran short of idle lanes, or nearly so: it would use `more`, or as many dials found none. Doubles what is
+    /// wanted, but not again before there were as many.
     pub fn short(&mut self, more: usize) {
-        self.wanted = (self.wanted * 2).max(more).min(self.limit);
+        let doubled = if std::mem::take(&mut self.filled) {
+            self.wanted * 2
+        } else {
+            self.wanted
+        };
+        self.wanted = doubled.max(more).min(self.limit);
     }
 
     /// How many lanes to open now.
-    #[must_use]
-    pub fn missing(&self, lanes: Lanes) -> usize {
+    pub fn missing(&mut self, lanes: Lanes) -> usize {
         let room = self.limit.saturating_sub(lanes.all());
-        self.wanted
-            .saturating_sub(lanes.idle + lanes.opening)
-            .min(room)
+        let missing = self.wanted.saturating_sub(lanes.idle + lanes.opening);
+        self.filled |= missing == 0 && lanes.opening == 0;
+        missing.min(room)
     }
 
     /// How many idle lanes to give up now. Call it whenever `idle` has changed, and now and then.
@@ -109,10 +117,13 @@ mod tests {
         };
         assert_eq!(growth.missing(lanes), 1);
         growth.short(1);
-        assert_eq!(growth.wanted(), 8);
-        growth.short(0);
-        growth.short(0);
-        assert_eq!(growth.wanted(), 20);
+        assert_eq!(growth.wanted(), WARM, "the first ones are on their way");
+        for wanted in [8, 16, 20] {
+            assert_eq!(growth.missing(idle(growth.wanted())), 0);
+            growth.short(1);
+            growth.short(1);
+            assert_eq!(growth.wanted(), wanted);
+        }
         // Busy ones count against the limit.
         let lanes = Lanes {
             idle: 2,

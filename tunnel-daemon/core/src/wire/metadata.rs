@@ -9,8 +9,8 @@ pub mod fuzz;
 use std::fmt;
 
 use super::identifiers::{Identifiers, IdentifiersError};
-pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
 use super::lane_grant::LaneGrantHeaders;
+pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
 use crate::ids::{AgentId, ServerId};
 use crate::text::Excerpt;
 

@@ -159,15 +159,21 @@ impl<E: StreamEvents> ProxyStream<E> {
                     return Poll::Ready(Done::Gone);
                 }
             };
-            if let State::Open { leg, .. } = &mut self.state {
-                leg.poll_flush(cx);
-            }
             if !progress {
+                self.flush(cx);
                 return Poll::Pending;
             }
         }
+        self.flush(cx);
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Once a poll: what came in many messages leaves in one write.
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        if let State::Open { leg, .. } = &mut self.state {
+            leg.poll_flush(cx);
+        }
     }
 
     /// Client -> tunnel. Not read while the leg is full: then the client's HTTP/2 window fills.

@@ -191,6 +191,7 @@ async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
     world.client.alpn = Alpn {
         protocols: vec![],
         rule: AlpnRule::Optional,
+        records: None,
     };
     let (server, _client) = shake(&world, "localhost").await;
     assert!(matches!(server, Err(HandshakeError::NoProtocol)));
@@ -206,6 +207,7 @@ async fn client_that_needs_a_protocol_refuses_a_server_without_any() {
     world.server.alpn = Alpn {
         protocols: vec![],
         rule: AlpnRule::Optional,
+        records: None,
     };
     let (_server, client) = shake(&world, "localhost").await;
     assert!(matches!(client, Err(HandshakeError::NoProtocol)));
@@ -456,7 +458,7 @@ async fn protocols_can_be_replaced_for_one_connection() {
     );
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
     let name = server_name("localhost").unwrap();
-    let lane = Some(vec![b"x-lane".to_vec()]);
+    let lane = Alpn::only_records("x-lane");
     let (accepted, connected) = tokio::join!(
         accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE),
         connect_tls(
@@ -464,7 +466,7 @@ async fn protocols_can_be_replaced_for_one_connection() {
             server_address,
             &client,
             name,
-            lane,
+            Some(&lane),
             HANDSHAKE_DEADLINE
         ),
     );

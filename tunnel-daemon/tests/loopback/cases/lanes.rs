@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
@@ -39,7 +39,10 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (100.0, 0.0));
     assert!(value(&world, "adit_lanes_opened_total") < 20.0);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
-    assert_eq!(value(&world, "adit_lanes_closed_total{reason=\"lost\"}"), 0.0);
+    assert_eq!(
+        value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
+        0.0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,7 +68,7 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     warm(&world).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
-    let (socket, mut opening) = (world.connect(), tokio::task::JoinSet::new());
+    let (socket, mut opening) = (world.connect(), JoinSet::new());
     for _tunnel in 0..TUNNELS {
         let (socket, target) = (socket.clone(), target.clone());
         opening.spawn(async move { connect::open(&socket, &target).await });
@@ -113,7 +116,7 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
     let mut stream = connect::open(&world.connect(), &target).await;
-    let sent: Vec<u8> = (0..8_000_000_u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let sent = targets::pattern(0, 8_000_000);
     let (mut read, mut write) = stream.split();
     let back = async {
         let mut back = Vec::new();
@@ -134,7 +137,10 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
     stream.write_all(&sent[..1_000_000]).await.expect("taken");
     drop(stream);
     until("the lane is clean again", || value(&world, BUSY) == 0.0).await;
-    assert_eq!(value(&world, "adit_lanes_closed_total{reason=\"lost\"}"), 0.0);
+    assert_eq!(
+        value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
+        0.0
+    );
     world.assert_serves(&target).await;
 }
 
@@ -174,9 +180,12 @@ async fn tunnels_on_lanes_outlive_their_link() {
     let target = format!("127.0.0.1:{port}");
     let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"before").await;
-    wire.cut_first();
+    wire.cut_link();
     world.links(0).await;
-    until("idle lanes go with their link", || value(&world, IDLE) == 0.0).await;
+    until("idle lanes go with their link", || {
+        value(&world, IDLE) == 0.0
+    })
+    .await;
     connect::echo(&mut stream, b"after").await;
     // The agent comes back, with lanes of its new link.
     world.links(1).await;
@@ -193,6 +202,7 @@ async fn tunnels_on_lanes_outlive_their_link() {
 struct Wire {
     address: SocketAddr,
     connections: Arc<Mutex<Vec<AbortHandle>>>,
+    _accepting: JoinSet<()>,
 }
 
 impl Wire {
@@ -200,25 +210,26 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it is bound");
         let connections = Arc::new(Mutex::new(Vec::new()));
-        let handles = Arc::clone(&connections);
-        tokio::spawn(async move {
+        let (handles, mut accepting) = (Arc::clone(&connections), JoinSet::new());
+        accepting.spawn(async move {
+            let mut copying = JoinSet::new();
             while let Ok((mut agent, _peer)) = listener.accept().await {
-                let copying = tokio::spawn(async move {
+                let handle = copying.spawn(async move {
                     let mut server = TcpStream::connect(server).await.expect("it listens");
                     let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
                 });
-                let handle = copying.abort_handle();
                 handles.lock().expect("nothing panics").push(handle);
             }
         });
         Self {
             address,
             connections,
+            _accepting: accepting,
         }
     }
 
-    /// The link is what an agent opens first.
-    fn cut_first(&self) {
+    /// What an agent opens first is its link.
+    fn cut_link(&self) {
         let connections = self.connections.lock().expect("nothing panics");
         connections.first().expect("a connection").abort();
     }

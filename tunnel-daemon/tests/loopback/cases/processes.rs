@@ -6,9 +6,7 @@ use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use crate::support::process::{
-    Process, descriptors_without_lanes, metric, no_descriptor_left,
-};
+use crate::support::process::{Process, descriptors_without_lanes, metric, no_descriptor_left};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::World;

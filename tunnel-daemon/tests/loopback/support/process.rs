@@ -126,25 +126,26 @@ pub(crate) async fn scrape(health: SocketAddr) -> String {
 }
 
 /// Lanes that are bound.
-async fn lanes(health: SocketAddr) -> usize {
+async fn lanes(health: SocketAddr) -> f64 {
     let text = scrape(health).await;
     let of = |state: &str| {
         let lanes = sample(&text, &format!("adit_lanes{{state=\"{state}\"}}"));
-        lanes.expect("a gauge of lanes") as usize
+        lanes.expect("a gauge of lanes")
     };
     of("idle") + of("busy")
 }
 
 /// Descriptors of a process that are no lanes: those are kept for later, and may be on their way meanwhile.
-pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> usize {
+pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketAddr) -> f64 {
     let lanes = lanes(health).await;
-    process.descriptors().saturating_sub(lanes)
+    let all = u32::try_from(process.descriptors()).expect("a few");
+    f64::from(all) - lanes
 }
 
 /// Waits until a process holds no more descriptors than `before`, lanes aside.
-pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: usize) {
+pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     /// Lanes that are opened or closed at this moment, and one connection of the scrape itself.
-    const SLACK: usize = 5;
+    const SLACK: f64 = 5.0;
     within("no descriptor is left", async {
         while descriptors_without_lanes(process, health).await > before + SLACK {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -6,8 +6,8 @@ use super::{
     ADIT_LANES, ADIT_LINK, AGENT_ID, AGENT_IDENTIFIERS, AUTHORIZATION, AgentHello, BearerToken,
     Extensions, SERVER_COUNT, SERVER_ID, ServerHello,
 };
-use crate::wire::lane_grant::{LANE_LINK, LANE_MAX, LANE_SECRET};
 use crate::wire::identifiers::{IDENTIFIERS_MAX, Identifiers};
+use crate::wire::lane_grant::{LANE_LINK, LANE_MAX, LANE_SECRET};
 
 /// Longest error text, characters: four excerpts, each escaped tenfold at worst, and the words around them.
 const ERROR_CHARS_MAX: usize = 4 * 10 * 261 + 200;

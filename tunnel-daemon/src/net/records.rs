@@ -1,0 +1,483 @@
+//! TLS 1.3 records (RFC 8446 section 5) over our own buffers, for a connection whose handshake rustls has made.
+//!
+//! rustls copies every received byte three times and keeps some kilobytes for each connection. Here a record is opened
+//! where it was read, and its payload is a slice of that read; a batch of records is sealed into one borrowed buffer and
+//! leaves in one write; a connection that waits holds keys and nothing else. The bytes on the wire are TLS as before, so
+//! the other end may do as it likes.
+
+use std::io::{self, Read as _};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use aws_lc_rs::aead::{
+    AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
+};
+use aws_lc_rs::hkdf::{self, KeyType, Prk};
+use bytes::{Buf as _, Bytes, BytesMut};
+use rustls::{ConnectionTrafficSecrets, KeyLog, ProtocolVersion};
+use tokio::io::AsyncWrite;
+
+use super::blocks::Fill;
+use super::buffered::{borrow, give_back};
+use super::outbox::Outbox;
+use super::stream::Socket;
+
+/// Bytes of a record's header.
+const HEADER_BYTES: usize = 5;
+/// Most plain text in one record.
+const PLAIN_BYTES_MAX: usize = 1 << 14;
+/// Most bytes behind a record's header: plain text, its type, tag, and what padding the standard leaves room for.
+const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
+/// Bytes of a tag, the same for every suite of TLS 1.3 that rustls has.
+const TAG_BYTES: usize = 16;
+/// What a record adds to its plain text: header, type, tag.
+const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
+/// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
+const RECORDS_PER_KEY: u64 = 1 << 23;
+/// Records without payload that may follow each other: more are a way to keep us busy.
+const EMPTY_RECORDS_MAX: u32 = 32;
+
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+const CLOSE_NOTIFY: u8 = 0;
+const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
+
+/// Notes the traffic secrets of one handshake, from which later keys are derived. Logs nothing.
+#[derive(Default)]
+pub(super) struct TrafficSecrets {
+    client: OnceLock<Vec<u8>>,
+    server: OnceLock<Vec<u8>>,
+}
+
+impl TrafficSecrets {
+    fn slot(&self, label: &str) -> Option<&OnceLock<Vec<u8>>> {
+        match label {
+            "CLIENT_TRAFFIC_SECRET_0" => Some(&self.client),
+            "SERVER_TRAFFIC_SECRET_0" => Some(&self.server),
+            _ => None,
+        }
+    }
+}
+
+impl KeyLog for TrafficSecrets {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if let Some(slot) = self.slot(label) {
+            // Each comes once a connection.
+            let _first = slot.set(secret.to_vec());
+        }
+    }
+
+    fn will_log(&self, label: &str) -> bool {
+        self.slot(label).is_some()
+    }
+}
+
+impl std::fmt::Debug for TrafficSecrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TrafficSecrets(***)")
+    }
+}
+
+/// Why a connection cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// It is not TLS 1.3.
+    #[error("the connection is not TLS 1.3")]
+    NotTls13,
+    /// rustls does not give the keys away, or holds bytes that we would lose.
+    #[error("the TLS session cannot be taken over: {0}")]
+    Session(&'static str),
+    /// rustls refused.
+    #[error(transparent)]
+    Rustls(#[from] rustls::Error),
+}
+
+/// Keys of one direction.
+struct Half {
+    suite: &'static Suite,
+    key: LessSafeKey,
+    iv: [u8; 12],
+    sequence: u64,
+    /// Records with this key.
+    records: u64,
+    secret: Vec<u8>,
+}
+
+/// What a cipher suite is made of.
+struct Suite {
+    aead: &'static aws_lc_rs::aead::Algorithm,
+    hkdf: hkdf::Algorithm,
+}
+
+static AES_128: Suite = Suite {
+    aead: &AES_128_GCM,
+    hkdf: hkdf::HKDF_SHA256,
+};
+static AES_256: Suite = Suite {
+    aead: &AES_256_GCM,
+    hkdf: hkdf::HKDF_SHA384,
+};
+static CHACHA: Suite = Suite {
+    aead: &CHACHA20_POLY1305,
+    hkdf: hkdf::HKDF_SHA256,
+};
+
+struct Length(usize);
+
+impl KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+const BAD_SECRET: TakeOverError =
+    TakeOverError::Session("its traffic secret does not fit its keys");
+
+impl Half {
+    /// From rustls' sequence number and keys, and the secret they were derived from.
+    fn new(
+        (sequence, keys): (u64, ConnectionTrafficSecrets),
+        secret: Option<&Vec<u8>>,
+    ) -> Result<Self, TakeOverError> {
+        let (suite, key, iv) = match &keys {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA, key, iv),
+            _ => return Err(TakeOverError::Session("its cipher suite is not known")),
+        };
+        let secret = secret.ok_or(BAD_SECRET)?.clone();
+        let half = Self::derived(suite, secret, sequence).map_err(|_unfit| BAD_SECRET)?;
+        // The key itself is compared by what it seals to; the IV is as good a witness of the secret.
+        let expected = (iv.as_ref(), key.as_ref().len());
+        if (&half.iv[..], suite.aead.key_len()) != expected {
+            return Err(BAD_SECRET);
+        }
+        Ok(half)
+    }
+
+    fn derived(suite: &'static Suite, secret: Vec<u8>, sequence: u64) -> io::Result<Self> {
+        let mut key = [0; 32];
+        let key = key.get_mut(..suite.aead.key_len()).unwrap_or_default();
+        expand_label(suite, &secret, b"key", key)?;
+        let mut iv = [0; 12];
+        expand_label(suite, &secret, b"iv", &mut iv)?;
+        let key = UnboundKey::new(suite.aead, key).map_err(|_length| broken("bad key length"))?;
+        Ok(Self {
+            suite,
+            key: LessSafeKey::new(key),
+            iv,
+            sequence,
+            records: 0,
+            secret,
+        })
+    }
+
+    /// The keys that follow (RFC 8446 section 7.2).
+    fn update(&mut self) -> io::Result<()> {
+        let mut secret = vec![0; self.secret.len()];
+        expand_label(self.suite, &self.secret, b"traffic upd", &mut secret)?;
+        *self = Self::derived(self.suite, secret, 0)?;
+        Ok(())
+    }
+
+    /// RFC 8446 section 5.3. Each number is used once: it is counted up here and nowhere else.
+    fn nonce(&mut self) -> io::Result<Nonce> {
+        let mut nonce = self.iv;
+        for (byte, number) in nonce.iter_mut().skip(4).zip(self.sequence.to_be_bytes()) {
+            *byte ^= number;
+        }
+        let next = self.sequence.checked_add(1);
+        self.sequence = next.ok_or_else(|| broken("out of sequence numbers"))?;
+        self.records += 1;
+        Ok(Nonce::assume_unique_for_key(nonce))
+    }
+
+    /// Seals what lies behind the header in `record`, up to the room for the tag at its end.
+    fn seal(&mut self, record: &mut [u8]) -> io::Result<()> {
+        let sealed = u16::try_from(record.len() - HEADER_BYTES);
+        let [high, low] = sealed
+            .map_err(|_long| broken("record too long"))?
+            .to_be_bytes();
+        let header = [APPLICATION_DATA, 3, 3, high, low];
+        let (head, rest) = record.split_at_mut(HEADER_BYTES);
+        head.copy_from_slice(&header);
+        let (plain, room) = rest.split_at_mut(rest.len() - TAG_BYTES);
+        let nonce = self.nonce()?;
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(nonce, Aad::from(header), plain)
+            .map_err(|_failed| broken("cannot seal"))?;
+        room.copy_from_slice(tag.as_ref());
+        Ok(())
+    }
+
+    /// Opens a record in place: its type and how many bytes behind the header are plain text.
+    fn open(&mut self, record: &mut [u8]) -> io::Result<(u8, usize)> {
+        let (header, sealed) = record.split_at_mut(HEADER_BYTES);
+        let header: [u8; HEADER_BYTES] = [
+            header.first().copied().unwrap_or_default(),
+            header.get(1).copied().unwrap_or_default(),
+            header.get(2).copied().unwrap_or_default(),
+            header.get(3).copied().unwrap_or_default(),
+            header.get(4).copied().unwrap_or_default(),
+        ];
+        let nonce = self.nonce()?;
+        let plain = self
+            .key
+            .open_in_place(nonce, Aad::from(header), sealed)
+            .map_err(|_forged| broken("a record does not verify"))?;
+        // The type is behind the payload, before padding.
+        let end = plain.iter().rposition(|byte| *byte != 0);
+        let end = end.ok_or_else(|| broken("a record without a type"))?;
+        let kind = plain.get(end).copied().unwrap_or_default();
+        Ok((kind, end))
+    }
+}
+
+/// HKDF-Expand-Label with an empty context (RFC 8446 section 7.1).
+fn expand_label(suite: &Suite, secret: &[u8], label: &[u8], out: &mut [u8]) -> io::Result<()> {
+    let length = u16::try_from(out.len()).unwrap_or(u16::MAX).to_be_bytes();
+    let label_length = [u8::try_from(6 + label.len()).unwrap_or(u8::MAX)];
+    let info: [&[u8]; 5] = [&length, &label_length, b"tls13 ", label, &[0]];
+    Prk::new_less_safe(suite.hkdf, secret)
+        .expand(&info, Length(out.len()))
+        .and_then(|okm| okm.fill(out))
+        .map_err(|_length| broken("cannot derive keys"))
+}
+
+fn broken(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Sealed records on their way out: `from..to` of a borrowed buffer.
+struct Sealed {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+/// One end of a TLS connection after its handshake.
+pub struct RecordStream {
+    socket: Socket,
+    rx: Half,
+    tx: Half,
+    read: Fill,
+    /// `None` whenever nothing waits.
+    sealed: Option<Sealed>,
+    empty_records: u32,
+    /// The peer asked for new keys of ours, or ours are used up.
+    update_due: bool,
+    ended: bool,
+}
+
+impl RecordStream {
+    /// Goes on where rustls stopped: `left` are bytes read from the socket that rustls has not seen, and it must have
+    /// seen whole records only.
+    pub(super) fn take_over(
+        socket: Socket,
+        mut session: rustls::Connection,
+        left: &[u8],
+        secrets: &Arc<TrafficSecrets>,
+    ) -> Result<Self, TakeOverError> {
+        if session.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
+            return Err(TakeOverError::NotTls13);
+        }
+        if session.is_handshaking() || session.wants_write() {
+            return Err(TakeOverError::Session("it is still busy"));
+        }
+        // Nothing to read is `WouldBlock` here, the end of the session zero bytes.
+        if session.reader().read(&mut [0]).is_ok() {
+            return Err(TakeOverError::Session("it holds bytes that were not read"));
+        }
+        let (own, other) = match &session {
+            rustls::Connection::Client(_) => (&secrets.client, &secrets.server),
+            rustls::Connection::Server(_) => (&secrets.server, &secrets.client),
+        };
+        let extracted = session.dangerous_extract_secrets()?;
+        let rx = Half::new(extracted.rx, other.get())?;
+        let tx = Half::new(extracted.tx, own.get())?;
+        Ok(Self {
+            socket,
+            rx,
+            tx,
+            read: Fill::with(left),
+            sealed: None,
+            empty_records: 0,
+            update_due: false,
+            ended: false,
+        })
+    }
+
+    /// The socket, for its options.
+    #[must_use]
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// The payload of the next record; empty when the peer has said good-bye.
+    ///
+    /// # Errors
+    /// The socket's; a record that does not verify or makes no sense; an end without good-bye.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        loop {
+            if self.ended {
+                return Poll::Ready(Ok(Bytes::new()));
+            }
+            if let Some(record) = self.next_record()? {
+                if let Some(payload) = self.handle(record)? {
+                    return Poll::Ready(Ok(payload));
+                }
+                continue;
+            }
+            if ready!(self.read.poll_fill(cx, &mut self.socket))? == 0 {
+                let end = io::ErrorKind::UnexpectedEof;
+                return Poll::Ready(Err(io::Error::new(end, "the connection was cut off")));
+            }
+        }
+    }
+
+    /// A whole record, if one is there.
+    fn next_record(&mut self) -> io::Result<Option<BytesMut>> {
+        let Some(&[kind, major, _minor, high, low]) = self.read.bytes().first_chunk() else {
+            return Ok(None);
+        };
+        let length = usize::from(u16::from_be_bytes([high, low]));
+        if kind != APPLICATION_DATA || major != 3 || length > SEALED_BYTES_MAX {
+            return Err(broken("not a TLS 1.3 record"));
+        }
+        if length <= TAG_BYTES {
+            return Err(broken("a record that is too short"));
+        }
+        Ok(self.read.take(HEADER_BYTES + length))
+    }
+
+    fn handle(&mut self, mut record: BytesMut) -> io::Result<Option<Bytes>> {
+        let (kind, length) = self.rx.open(&mut record)?;
+        record.advance(HEADER_BYTES);
+        record.truncate(length);
+        match (kind, &record[..]) {
+            (APPLICATION_DATA, []) => {
+                self.empty_records += 1;
+                if self.empty_records > EMPTY_RECORDS_MAX {
+                    return Err(broken("too many empty records"));
+                }
+                Ok(None)
+            }
+            (APPLICATION_DATA, _) if length > PLAIN_BYTES_MAX => Err(broken("record too long")),
+            (APPLICATION_DATA, _) => {
+                self.empty_records = 0;
+                Ok(Some(record.freeze()))
+            }
+            (ALERT, [_level, CLOSE_NOTIFY]) => {
+                self.ended = true;
+                Ok(None)
+            }
+            (ALERT, _) => Err(broken("the peer sent a TLS alert")),
+            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) => Ok(None),
+            (HANDSHAKE, [head @ .., wish @ 0..=1]) if *head == KEY_UPDATE => {
+                self.rx.update()?;
+                self.update_due |= *wish == 1;
+                Ok(None)
+            }
+            _ => Err(broken("an unexpected TLS message")),
+        }
+    }
+
+    /// Seals what waits in `out` and writes it. Ready when all of it has left.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
+        loop {
+            if let Some(sealed) = &mut self.sealed {
+                let rest = sealed
+                    .buffer
+                    .get(sealed.from..sealed.to)
+                    .unwrap_or_default();
+                match ready!(Pin::new(&mut self.socket).poll_write(cx, rest))? {
+                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    written => sealed.from += written,
+                }
+                if sealed.from < sealed.to {
+                    continue;
+                }
+            }
+            if let Some(done) = self.sealed.take() {
+                give_back(done.buffer);
+            }
+            if out.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.sealed = Some(self.seal(out)?);
+        }
+    }
+
+    /// As many records as fit into a buffer.
+    fn seal(&mut self, out: &mut Outbox) -> io::Result<Sealed> {
+        let mut buffer = borrow();
+        let mut to = 0;
+        if self.update_due || self.tx.records >= RECORDS_PER_KEY {
+            let [a, b, c, d] = KEY_UPDATE;
+            to += self.seal_one(&mut buffer, HANDSHAKE, |plain| {
+                let update = [a, b, c, d, 0];
+                plain
+                    .get_mut(..update.len())
+                    .unwrap_or_default()
+                    .copy_from_slice(&update);
+                update.len()
+            })?;
+            self.tx.update()?;
+            self.update_due = false;
+        }
+        while !out.is_empty() {
+            let room = buffer.get_mut(to..).unwrap_or_default();
+            if room.len() < RECORD_OVERHEAD + PLAIN_BYTES_MAX.min(out.bytes()) {
+                break;
+            }
+            to += self.seal_one(room, APPLICATION_DATA, |plain| out.copy_to(plain))?;
+        }
+        Ok(Sealed {
+            buffer,
+            from: 0,
+            to,
+        })
+    }
+
+    /// Makes one record of what `write` puts into the room it is given; returns its length.
+    fn seal_one(
+        &mut self,
+        room: &mut [u8],
+        kind: u8,
+        write: impl FnOnce(&mut [u8]) -> usize,
+    ) -> io::Result<usize> {
+        let most = PLAIN_BYTES_MAX.min(room.len() - RECORD_OVERHEAD);
+        let plain = room.get_mut(HEADER_BYTES..HEADER_BYTES + most);
+        let written = write(plain.unwrap_or_default());
+        if let Some(byte) = room.get_mut(HEADER_BYTES + written) {
+            *byte = kind;
+        }
+        let record = room.get_mut(..written + RECORD_OVERHEAD);
+        self.tx.seal(record.unwrap_or_default())?;
+        Ok(written + RECORD_OVERHEAD)
+    }
+}
+
+impl std::fmt::Debug for RecordStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecordStream").finish_non_exhaustive()
+    }
+}
+
+impl Drop for RecordStream {
+    fn drop(&mut self) {
+        if let Some(sealed) = self.sealed.take() {
+            give_back(sealed.buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
