@@ -14,6 +14,7 @@ const TARGETS: &[(&str, Entry)] = &[
     ("connect_request", adit_core::connect::fuzz_entry),
     ("packet", wire::decode::fuzz::fuzz_entry),
     ("metadata", wire::metadata::fuzz::fuzz_entry),
+    ("lane", adit_core::lane::fuzz::fuzz_entry),
 ];
 
 /// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on what is wrong.
@@ -65,6 +66,11 @@ fn packet_takes_its_corpus() {
 #[test]
 fn metadata_takes_its_corpus() {
     replay_target("metadata");
+}
+
+#[test]
+fn lane_takes_its_corpus() {
+    replay_target("lane");
 }
 
 /// A target that is only in one of the places would be fuzzed without being replayed, or not at all.

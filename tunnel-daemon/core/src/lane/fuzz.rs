@@ -12,7 +12,7 @@ const INPUT_BYTES_MAX: usize = 1 << 16;
 ///
 /// # Panics
 /// When one of these does not hold.
-pub fn run(input: &[u8]) {
+pub fn fuzz_entry(input: &[u8]) {
     let Some((&choice, stream)) = input.split_first() else {
         return;
     };

@@ -653,7 +653,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_survived_however_they_are_cut(input in proptest::collection::vec(any::<u8>(), 0..300)) {
-        fuzz::run(&input);
+        fuzz::fuzz_entry(&input);
     }
 
     #[test]
@@ -668,6 +668,6 @@ proptest! {
             input.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
             input.extend(payload);
         }
-        fuzz::run(&input);
+        fuzz::fuzz_entry(&input);
     }
 }

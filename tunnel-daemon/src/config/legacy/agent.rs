@@ -10,7 +10,7 @@ use super::gotype::GoDuration;
 use super::klog::KlogOptions;
 use super::pflag::{Flag, Slot};
 use super::server_check::{check_channel_size, check_exists, check_pair, fail};
-use super::server_plan::{bind, channel_size};
+use super::server_plan::{bind, channel_size, lanes};
 use crate::config::address::ServerAddress;
 use crate::config::error::ConfigError;
 use crate::config::plan::{
@@ -50,6 +50,8 @@ pub(super) struct AgentOptions {
     pub(super) server_count_source: String,
     pub(super) kubeconfig: String,
     pub(super) kube_api_content_type: String,
+    /// Ours, not upstream's.
+    pub(super) lanes: i64,
     pub(super) klog: KlogOptions,
 }
 
@@ -85,6 +87,7 @@ impl AgentOptions {
             server_count_source: "default".to_owned(),
             kubeconfig: String::new(),
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
+            lanes: i64::from(limits::LANES_PER_LINK),
             klog: KlogOptions::default(),
         }
     }
@@ -126,6 +129,7 @@ impl AgentOptions {
             text("server-count-source", &mut self.server_count_source, "default or max"),
             text("kubeconfig", &mut self.kubeconfig, "Kubernetes API access (unused yet)"),
             text("kube-api-content-type", &mut self.kube_api_content_type, "Kubernetes API encoding (unused yet)"),
+            int("lanes", &mut self.lanes, "data connections to each Adit server for its tunnels; 0 is none"),
         ];
         flags.extend(self.klog.flags());
         flags
@@ -203,7 +207,7 @@ impl AgentOptions {
                 contention: self.enable_contention_profiling,
             },
             allow_targets: None,
-            lanes_max: limits::LANES_PER_LINK,
+            lanes_max: lanes("--lanes", self.lanes)?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),
             shutdown: ShutdownPlan {

@@ -82,7 +82,7 @@ fn stalled_target_does_not_slow_an_echo(combo: Combo) {
     );
     stack.assert_serves();
 }
-rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect go_adit go_adit_connect);
+rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect adit_aditlink adit_aditlink_connect go_adit go_adit_connect);
 
 /// Checklist 85. Upstream's agent may lose them (D-14).
 fn upload_then_close_delivers_every_byte(combo: Combo) {
@@ -105,14 +105,14 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
         assert_eq!(got["intact"], true, "{got}");
     }
 }
-rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect);
+rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink);
 
 /// Rules 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
 fn slow_reader_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 0);
 }
 // Without an end only where credit stops the source: bytes of a Go agent come as fast as the link takes them.
-rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect);
+rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect adit_aditlink);
 
 /// Rules 6, with an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
 fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {

@@ -82,7 +82,7 @@ fn every_upstream_test_passes(combo: Combo) {
         }
     }
     let exceptions = match combo.agent {
-        Maker::Adit => EXCEPTIONS,
+        Maker::Adit | Maker::AditLink => EXCEPTIONS,
         Maker::Upstream(_) => &[],
     };
     let mut complaints = complaints(&tests, &log, exceptions);

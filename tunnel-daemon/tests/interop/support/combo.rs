@@ -13,6 +13,8 @@ const OURS_BY_DEFAULT: bool = true;
 pub(crate) enum Maker {
     Upstream(Release),
     Adit,
+    /// Without lanes: everything rides the link.
+    AditLink,
 }
 
 /// Dialect between client and server.
@@ -59,7 +61,7 @@ impl Combo {
 
     /// Whether the row needs our binary.
     fn needs_adit(self) -> bool {
-        self.server == Maker::Adit || self.agent == Maker::Adit
+        self.server.is_ours() || self.agent.is_ours()
     }
 }
 
@@ -70,15 +72,22 @@ impl Maker {
             "go034" => Self::Upstream(Release::V0340),
             "go0303" => Self::Upstream(Release::V0303),
             "adit" => Self::Adit,
+            "aditlink" => Self::AditLink,
             other => panic!("no maker is called {other}"),
         }
+    }
+
+    /// Whether it is our binary.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self, Self::Adit | Self::AditLink)
     }
 
     /// Program and leading arguments of its server.
     pub(crate) fn server(self) -> (PathBuf, Vec<String>) {
         match self {
             Self::Upstream(release) => (go::binary(Program::Server(release)), Vec::new()),
-            Self::Adit => adit("server"),
+            Self::Adit => adit(&["server", "--compat"]),
+            Self::AditLink => adit(&["server", "--compat", "--lanes-per-link=0"]),
         }
     }
 
@@ -86,16 +95,15 @@ impl Maker {
     pub(crate) fn agent(self) -> (PathBuf, Vec<String>) {
         match self {
             Self::Upstream(release) => (go::binary(Program::Agent(release)), Vec::new()),
-            Self::Adit => adit("agent"),
+            Self::Adit => adit(&["agent", "--compat"]),
+            Self::AditLink => adit(&["agent", "--compat", "--lanes=0"]),
         }
     }
 }
 
-fn adit(role: &str) -> (PathBuf, Vec<String>) {
-    (
-        PathBuf::from(env!("CARGO_BIN_EXE_adit")),
-        vec![role.to_owned(), "--compat".to_owned()],
-    )
+fn adit(args: &[&str]) -> (PathBuf, Vec<String>) {
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    (PathBuf::from(env!("CARGO_BIN_EXE_adit")), args)
 }
 
 /// Runs a test for a row, or skips it: without Go (an error when `CI` is set), or while our rows are off.
@@ -131,14 +139,15 @@ macro_rules! rows {
     ($test:ident: grpc) => { rows!($test: go_go adit_go go_adit adit_adit); };
     ($test:ident: connect) => { rows!($test: go_go_connect adit_go_connect go_adit_connect adit_adit_connect); };
     ($test:ident: both) => {
-        rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect);
+        rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
+            adit_aditlink aditlink_adit_connect);
     };
     ($test:ident: skew) => {
         rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
-            go_go034 go_go0303 adit_go034 adit_go0303 adit_go0303_connect go034_adit go0303_adit);
+            aditlink_adit adit_aditlink_connect go_go034 go_go0303 adit_go034 adit_go0303 adit_go0303_connect go034_adit go0303_adit);
     };
     ($test:ident: our_server) => { rows!($test: adit_go adit_adit); };
-    ($test:ident: our_server_both) => { rows!($test: adit_go adit_adit adit_go_connect adit_adit_connect); };
+    ($test:ident: our_server_both) => { rows!($test: adit_go adit_adit adit_go_connect adit_adit_connect adit_aditlink adit_aditlink_connect); };
     ($test:ident: our_agent) => { rows!($test: go_adit adit_adit); };
     ($test:ident: $($row:ident)+) => {
         mod $test {

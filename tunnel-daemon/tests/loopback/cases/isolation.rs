@@ -167,7 +167,10 @@ async fn thousand_proxy_streams_share_one_connection() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(agent.metrics.open_endpoint_connections(), 1000);
+    until("a target connection each", || {
+        agent.metrics.open_endpoint_connections() == 1000
+    })
+    .await;
     for (conn, call) in &mut open {
         call.data(*conn, "all at once");
     }

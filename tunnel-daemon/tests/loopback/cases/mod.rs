@@ -6,6 +6,7 @@ mod forward_proxy;
 mod grants;
 mod hostile_agents;
 mod hostile_clients;
+mod hostile_lanes;
 mod hostile_servers;
 mod isolation;
 mod lanes;

@@ -1,0 +1,397 @@
+//! Connections that want to be lanes and are none, and agents that break the lane protocol: refused, counted, and
+//! nobody else notices.
+
+use adit_core::ids::{LinkId, ServerId};
+use adit_core::lane::{
+    ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
+    OutFrame, PROOF_BYTES, Piece, proof_input,
+};
+use adit_core::wire::metadata::{LaneGrant, ServerHello};
+use aws_lc_rs::hmac;
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use crate::support::raw::{Call, Connection};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample};
+use crate::support::{connect, tls};
+
+/// A link that offers lanes, and what the server grants it.
+async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGrant) {
+    let headers = [
+        ("agentid", id),
+        ("agentidentifiers", ""),
+        ("adit-link", "1"),
+        ("adit-lanes", "1"),
+    ];
+    let mut call = connection.call("/AgentService/Connect", &headers).await;
+    let answer = call.headers().await.expect("an answer");
+    let pairs = answer
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().expect("ASCII")));
+    let hello = ServerHello::from_headers(pairs).expect("a welcome");
+    assert!(world.server().links() > 0);
+    (call, hello.lane_grant.expect("lanes are granted"))
+}
+
+/// A connection to the agent port that speaks the lane protocol, with the certificate of that name.
+struct Stub {
+    stream: TlsStream<TcpStream>,
+    frames: FrameReader,
+    end: LaneEnd,
+}
+
+impl Stub {
+    async fn connect(world: &World, name: &str) -> Self {
+        let (cert, key) = (world.files.cert(name), world.files.key(name));
+        let ca = world.files.ca_file();
+        let address = world.server().agents;
+        let dial = tls::dial_as(ALPN.as_bytes(), address, &ca, Some((&cert, &key)));
+        let stream = within("a TLS handshake", dial).await.expect("welcome");
+        Self {
+            stream,
+            frames: FrameReader::default(),
+            end: LaneEnd::new(LaneRole::Agent),
+        }
+    }
+
+    /// The next piece; `None` when the server has closed the connection.
+    async fn piece(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.frames.next_piece().expect("an honest server") {
+                return Some(piece);
+            }
+            let mut buffer = BytesMut::new();
+            let read = within("a frame", self.stream.read_buf(&mut buffer)).await;
+            match read {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => self.frames.push(buffer.freeze()),
+            }
+        }
+    }
+
+    async fn hello(&mut self) -> Hello {
+        match self.piece().await {
+            Some(Piece::Frame(header, payload)) => {
+                match Greeting::read(header.kind, payload).expect("a greeting") {
+                    Greeting::Hello(hello) => hello,
+                    other => panic!("no hello but {other:?}"),
+                }
+            }
+            other => panic!("no hello but {other:?}"),
+        }
+    }
+
+    fn proof(&self, hello: &Hello, link: LinkId, secret: &[u8]) -> [u8; PROOF_BYTES] {
+        let (_, session) = self.stream.get_ref();
+        let mut exported = [0; 32];
+        session
+            .export_keying_material(
+                &mut exported,
+                b"EXPORTER-adit-lane-1",
+                Some(&hello.nonce[..]),
+            )
+            .expect("keying material");
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let tag = hmac::sign(&key, &proof_input(hello, link, &exported));
+        tag.as_ref().try_into().expect("32 bytes")
+    }
+
+    async fn bind(&mut self, grant: &LaneGrant) -> bool {
+        let hello = self.hello().await;
+        let link = grant.link;
+        let proof = self.proof(&hello, link, &grant.secret);
+        self.send(&Bind { link, proof }.to_frame()).await;
+        self.is_ready().await
+    }
+
+    async fn is_ready(&mut self) -> bool {
+        match self.piece().await {
+            None => false,
+            Some(Piece::Frame(header, _)) => header.kind == FrameType::Ready,
+            Some(other) => panic!("no answer to a bind: {other:?}"),
+        }
+    }
+
+    async fn send(&mut self, frame: &OutFrame) {
+        self.bytes(&frame.to_bytes()).await;
+    }
+
+    async fn bytes(&mut self, bytes: &[u8]) {
+        // The server may have closed already, which the next read finds out.
+        let _gone = self.stream.write_all(bytes).await;
+        let _gone = self.stream.flush().await;
+    }
+
+    /// Plays the agent's end by the rules until an event comes; `None` when the server has closed the lane.
+    async fn event(&mut self) -> Option<LaneEvent> {
+        loop {
+            self.flush().await;
+            if let Some(event) = self.end.poll_event() {
+                return Some(event);
+            }
+            let piece = self.piece().await?;
+            self.end.handle(piece).expect("an honest server");
+        }
+    }
+
+    async fn flush(&mut self) {
+        while let Some(frame) = self.end.poll_frame() {
+            self.send(&frame).await;
+        }
+    }
+}
+
+fn value(world: &World, series: &str) -> f64 {
+    let text = world.server().metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+async fn refused(world: &World, reason: &str, count: f64) {
+    let series = format!("adit_lanes_refused_total{{reason=\"{reason}\"}}");
+    until(&format!("{series} = {count}"), || {
+        value(world, &series) == count
+    })
+    .await;
+}
+
+/// Rules 18: whoever does not know the secret of a link that is its own gets no lane, and is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_without_proof_are_refused() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+
+    // The right proof, to see that the stub is right.
+    assert!(Stub::connect(&world, "agent").await.bind(&grant).await);
+
+    // A guess.
+    let guess = LaneGrant {
+        secret: [7; 32],
+        ..grant.clone()
+    };
+    assert!(!Stub::connect(&world, "agent").await.bind(&guess).await);
+    refused(&world, "proof", 1.0).await;
+
+    // A proof that was good on another connection, for another nonce.
+    let mut first = Stub::connect(&world, "agent").await;
+    let hello = first.hello().await;
+    let link_id = grant.link;
+    let proof = first.proof(&hello, link_id, &grant.secret);
+    let bind = Bind {
+        link: link_id,
+        proof,
+    };
+    let mut second = Stub::connect(&world, "agent").await;
+    second.hello().await;
+    second.send(&bind.to_frame()).await;
+    assert!(!second.is_ready().await);
+    refused(&world, "proof", 2.0).await;
+
+    // The right nonce, but somebody else's TLS session: what a relay in between would have.
+    let mut third = Stub::connect(&world, "agent").await;
+    let hello = third.hello().await;
+    let proof = first.proof(&hello, link_id, &grant.secret);
+    let bind = Bind {
+        link: link_id,
+        proof,
+    };
+    third.send(&bind.to_frame()).await;
+    assert!(!third.is_ready().await);
+    refused(&world, "proof", 3.0).await;
+
+    // Another server's name in the proof.
+    let mut fourth = Stub::connect(&world, "agent").await;
+    let mut hello = fourth.hello().await;
+    hello.server = ServerId::new("another");
+    let proof = fourth.proof(&hello, link_id, &grant.secret);
+    let bind = Bind {
+        link: link_id,
+        proof,
+    };
+    fourth.send(&bind.to_frame()).await;
+    assert!(!fourth.is_ready().await);
+    refused(&world, "proof", 4.0).await;
+}
+
+/// Even with the secret: the lane's certificate must be the link's, and the link must live.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_of_another_principal_or_a_dead_link_are_refused() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (mut call, grant) = link(&world, &connection, "agent-1").await;
+    assert!(!Stub::connect(&world, "client").await.bind(&grant).await);
+    refused(&world, "no_link", 1.0).await;
+    let wrong = LaneGrant {
+        link: LinkId(999),
+        ..grant.clone()
+    };
+    assert!(!Stub::connect(&world, "agent").await.bind(&wrong).await);
+    refused(&world, "no_link", 2.0).await;
+
+    let mut lane = Stub::connect(&world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    call.finish();
+    world.links(0).await;
+    // The lane goes with its link, and the secret is worth nothing any more.
+    assert_eq!(lane.event().await, None);
+    assert!(!Stub::connect(&world, "agent").await.bind(&grant).await);
+    refused(&world, "no_link", 3.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    for headers in [
+        &[("agentid", "a"), ("adit-lanes", "1")][..],
+        &[("agentid", "a"), ("adit-link", "1")],
+        &[("agentid", "a"), ("adit-link", "1"), ("adit-lanes", "2")],
+    ] {
+        let mut call = connection.call("/AgentService/Connect", headers).await;
+        let answer = call.headers().await.expect("an answer");
+        let offered = answer.keys().any(|name| name.as_str().contains("lane"));
+        assert!(!offered, "{answer:?}");
+    }
+}
+
+/// Rules 18: a lane is bound within 5 s or closed; nonsense is closed at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_do_not_bind_are_closed() {
+    let world = World::start(&[]).await;
+    let mut silent = Stub::connect(&world, "agent").await;
+    silent.hello().await;
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"\x04\0\0\0\0\0\0\x05hello",
+        b"\x11\0\0\0\0\0\0\x03abc",
+        b"\x12\0\0\0\0\0\0\0",
+        &[0xff; 64],
+    ] {
+        let mut stub = Stub::connect(&world, "agent").await;
+        stub.hello().await;
+        stub.bytes(nonsense).await;
+        assert!(!stub.is_ready().await);
+    }
+    refused(&world, "handshake", 5.0).await;
+    assert!(!silent.is_ready().await);
+    refused(&world, "handshake", 6.0).await;
+}
+
+/// An agent whose answers to an OPEN make no sense loses that lane and that tunnel, nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let frame = |kind, sequence, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).expect("small");
+        let header = Header {
+            kind,
+            flags: 0,
+            sequence,
+            length,
+        };
+        [&header.to_bytes()[..], payload].concat()
+    };
+    let offences = [
+        frame(FrameType::Data, 1, b"before it is open"),
+        frame(FrameType::Opened, 2, b""),
+        frame(FrameType::Open, 3, b"\0\x03tcpa:1"),
+        frame(FrameType::Want, 0, b"\0\0\0\x01"),
+        frame(FrameType::Ready, 0, b""),
+        frame(FrameType::Ping, 0, b"not eight bytes"),
+        vec![4, 0, 0, 1, 0xff, 0xff, 0xff, 0xff],
+    ];
+    let closed = "adit_lanes_closed_total{reason=\"violation\"}";
+    for (count, offence) in (1..).zip(&offences) {
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        until("an idle lane", || {
+            value(&world, "adit_lanes{state=\"idle\"}") == 1.0
+        })
+        .await;
+        let socket = world.connect();
+        let head = connect::head("10.0.0.1:80");
+        let dial = connect::refused(&socket, &head);
+        let answer = async {
+            assert!(matches!(
+                lane.event().await,
+                Some(LaneEvent::Want(_) | LaneEvent::Open(_))
+            ));
+            lane.bytes(offence).await;
+            while lane.event().await.is_some() {}
+        };
+        let ((status, _text), ()) = within("a refusal", async { tokio::join!(dial, answer) }).await;
+        assert_eq!(status, 502);
+        assert_eq!(value(&world, closed), f64::from(count), "{offence:?}");
+    }
+}
+
+/// An agent may stop reading or answering; a dial through it fails in time and the lane is not used again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_whose_agent_never_answers_is_cut() {
+    let world = World::start(&["--dial-timeout=1s"]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let mut lane = Stub::connect(&world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    until("an idle lane", || {
+        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
+    })
+    .await;
+    let socket = world.connect();
+    let (status, text) = connect::refused(&socket, &connect::head("10.0.0.1:80")).await;
+    assert_eq!(
+        (status, text.trim()),
+        (
+            504,
+            "Backend dial timeout: timed out waiting for backend dial"
+        )
+    );
+    // It does not acknowledge the reset, either.
+    until("the lane is cut", || {
+        value(&world, "adit_lanes_closed_total{reason=\"silent\"}") == 1.0
+    })
+    .await;
+}
+
+/// The agent's end of what a server may do wrong is the core's; here a lane that is bound and left alone stays useful.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let mut lane = Stub::connect(&world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    until("an idle lane", || {
+        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
+    })
+    .await;
+    for round in 0..3 {
+        let socket = world.connect();
+        let client = async {
+            let mut stream = connect::open(&socket, "10.0.0.1:80").await;
+            connect::echo(&mut stream, b"over a lane").await;
+        };
+        let agent = async {
+            loop {
+                match lane.event().await.expect("the lane lives") {
+                    LaneEvent::Open(open) => {
+                        assert_eq!((&*open.protocol, &*open.address), ("tcp", "10.0.0.1:80"));
+                        lane.end.accept();
+                    }
+                    LaneEvent::Data(bytes) => lane.end.send(bytes),
+                    LaneEvent::PeerFin => lane.end.fin(),
+                    LaneEvent::Idle => return,
+                    LaneEvent::Want(_) | LaneEvent::PeerClosed { .. } => (),
+                    other => panic!("round {round}: {other:?}"),
+                }
+            }
+        };
+        within("a tunnel", async { tokio::join!(client, agent) }).await;
+    }
+    assert_eq!(value(&world, "adit_lane_dials_total{result=\"hit\"}"), 3.0);
+}
