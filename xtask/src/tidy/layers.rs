@@ -9,6 +9,7 @@ use crate::workspace::Workspace;
 const LAYERS: &[&[&str]] = &[
     &["config", "telemetry"],
     &["net"],
+    &["lane"],
     &["hub"],
     &["frontend", "backend", "agent"],
     &["app"],

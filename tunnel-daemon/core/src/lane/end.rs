@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 
-use super::frame::{
-    CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece,
+use super::frame::{DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece};
+use super::payload::{
+    OpenRequest, RefusalCode, cut, open_payload, read_open, read_refusal, read_u64, refusal_payload,
 };
 
-/// Longest text in a frame; longer ones are cut.
-const TEXT_BYTES_MAX: usize = 4096;
 /// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
 const PONGS_MAX: usize = 16;
 
@@ -20,39 +19,6 @@ pub enum LaneRole {
     Server,
     /// Its OPEN yields.
     Agent,
-}
-
-/// What to open.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct OpenRequest {
-    /// Network name, passed as it is.
-    pub protocol: String,
-    /// `host:port`, passed as it is.
-    pub address: String,
-    /// After OPENED the lane is an unframed byte pipe until both ends close it.
-    pub raw: bool,
-}
-
-/// Why an OPEN was not answered with OPENED. Numbers are the wire's; unknown ones read as [`Self::Failed`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum RefusalCode {
-    /// The target could not be reached; the text is for the client.
-    Failed = 0,
-    /// Both ends opened at once and the other one's stands.
-    Busy = 1,
-    /// The other end does not allow it.
-    Denied = 2,
-}
-
-impl RefusalCode {
-    fn from_wire(number: u8) -> Self {
-        match number {
-            1 => Self::Busy,
-            2 => Self::Denied,
-            _ => Self::Failed,
-        }
-    }
 }
 
 /// What happened, in order.
@@ -249,10 +215,7 @@ impl LaneEnd {
     /// Answers the peer's OPEN: there is no tunnel. Does nothing when the peer has given up.
     pub fn refuse(&mut self, code: RefusalCode, text: &str) {
         if self.state == State::Answering {
-            let mut payload = BytesMut::new();
-            payload.put_u8(code as u8);
-            payload.put_slice(cut(text).as_bytes());
-            self.put(FrameType::Failed, 0, payload.freeze());
+            self.put(FrameType::Failed, 0, refusal_payload(code, text));
             self.over();
         }
     }
@@ -621,53 +584,4 @@ fn outlives_tunnel(frame: &OutFrame) -> bool {
         frame.header.kind,
         Ping | Pong | Want | Drain | ResetAck | Failed
     )
-}
-
-fn cut(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(TEXT_BYTES_MAX))
-        .unwrap_or_default()
-}
-
-fn open_payload(request: &OpenRequest) -> Bytes {
-    let mut payload = BytesMut::new();
-    // One length suffices; an address that is too long fails at the other end, which says so.
-    let protocol = cut(&request.protocol);
-    payload.put_u16(u16::try_from(protocol.len()).unwrap_or(0));
-    payload.put_slice(protocol.as_bytes());
-    let room = CONTROL_BYTES_MAX - payload.len();
-    let end = request.address.floor_char_boundary(room);
-    payload.put_slice(request.address.get(..end).unwrap_or_default().as_bytes());
-    payload.freeze()
-}
-
-fn read_open(header: Header, mut payload: Bytes) -> Result<OpenRequest, LaneViolation> {
-    let unreadable = LaneViolation::Unreadable(FrameType::Open);
-    let length = payload.try_get_u16().map_err(|_short| unreadable)?;
-    if payload.len() < usize::from(length) {
-        return Err(unreadable);
-    }
-    let protocol = payload.split_to(usize::from(length));
-    let text = |bytes: &[u8]| {
-        std::str::from_utf8(bytes)
-            .map(str::to_owned)
-            .map_err(|_bad| unreadable)
-    };
-    Ok(OpenRequest {
-        protocol: text(&protocol)?,
-        address: text(&payload)?,
-        raw: header.flags & Header::RAW != 0,
-    })
-}
-
-fn read_refusal(mut payload: Bytes) -> Result<(RefusalCode, String), LaneViolation> {
-    let unreadable = LaneViolation::Unreadable(FrameType::Failed);
-    let code = payload.try_get_u8().map_err(|_short| unreadable)?;
-    let text = String::from_utf8_lossy(&payload).into_owned();
-    Ok((RefusalCode::from_wire(code), text))
-}
-
-fn read_u64(payload: &Bytes) -> Option<u64> {
-    <[u8; 8]>::try_from(&payload[..])
-        .ok()
-        .map(u64::from_be_bytes)
 }

@@ -9,14 +9,16 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod growth;
+mod payload;
 
 pub use bind::{Bind, Greeting, Hello, NONCE_BYTES, PROOF_BYTES, Proof, proof_input};
-pub use end::{LaneEnd, LaneEvent, LaneRole, NotIdle, OpenRequest, RefusalCode};
+pub use end::{LaneEnd, LaneEvent, LaneRole, NotIdle};
 pub use frame::{
     CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameReader, FrameType, HEADER_BYTES, Header, LaneViolation,
     OutFrame, Piece,
 };
 pub use growth::{Growth, Lanes};
+pub use payload::{OpenRequest, RefusalCode};
 
 /// The application protocol of a lane's TLS connection.
 pub const ALPN: &str = "adit-lane/1";
