@@ -43,6 +43,7 @@ fn defaults_are_upstreams_exactly() {
         server_count_source: text("default"),
         kubeconfig: text(""),
         kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
+        lanes: 4096,
         klog: KlogOptions::default(),
     };
     assert_eq!(AgentOptions::new("id".to_owned()), expected);

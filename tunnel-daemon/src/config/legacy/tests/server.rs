@@ -62,6 +62,7 @@ fn defaults_are_upstreams_exactly() {
         warn_on_channel_limit: true,
         insecure_allow_unauthenticated_agents: false,
         agent_grants: vec![],
+        lanes_per_link: 4096,
         klog: KlogOptions::default(),
     };
     assert_eq!(ServerOptions::new("id".to_owned()), expected);
@@ -345,6 +346,20 @@ fn without_agent_authentication_it_refuses_naming_both_flags() {
     .unwrap();
     assert!(!plan.agents.insecure_unauthenticated);
     assert!(warnings[0].contains("has no effect"));
+}
+
+#[test]
+fn lanes_can_be_switched_off_and_a_number_that_is_none_names_the_flag() {
+    let files = Files::new();
+    for (flag, expected) in [("--lanes-per-link=0", 0), ("--lanes-per-link=7", 7)] {
+        let (plan, _) = server(files.server(), &[flag]).unwrap();
+        assert_eq!(plan.agents.lanes_per_link_max, expected);
+    }
+    let error = server(files.server(), &["--lanes-per-link=-1"]).unwrap_err();
+    assert!(
+        error.message().contains("--lanes-per-link -1 must be"),
+        "{error}"
+    );
 }
 
 /// As the insecure flag, it is taken beside upstream's flags. Commas do not end a grant.
