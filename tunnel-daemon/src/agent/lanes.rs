@@ -4,7 +4,7 @@
 //! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::link::LinkContext;
 use super::targets::{dial_target, serve_target};
-use crate::hub::{LaneHome, Leg, LegWatch, Unsettled, moment, settle};
+use crate::hub::{LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, settle};
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
 use crate::telemetry::labels::{LaneEnd, LaneState};
 
@@ -51,6 +51,7 @@ struct Shared {
     changed: Notify,
     surplus: Notify,
     gone: CancellationToken,
+    gone_flag: Arc<AtomicBool>,
 }
 
 /// Why a lane could not be opened; worth a line in the log, and a pause after some of them.
@@ -84,6 +85,7 @@ impl LaneKeeper {
             changed: Notify::new(),
             surplus: Notify::new(),
             gone: CancellationToken::new(),
+            gone_flag: Arc::default(),
         }))
     }
 
@@ -107,6 +109,7 @@ impl LaneKeeper {
 
     /// The link is over: idle lanes are closed, tunnels that are open live on.
     pub fn close(&self) {
+        self.0.gone_flag.store(true, Relaxed);
         self.0.gone.cancel();
     }
 
@@ -272,8 +275,7 @@ impl LaneKeeper {
         lane.end().accept();
         let context = &self.0.context;
         let home = Arc::new(Home(self.clone()));
-        let silence_max = context.isolation.half_closed_timeout;
-        let mut leg = Leg::on_lane(lane, home, silence_max);
+        let mut leg = Leg::on_lane(lane, home);
         let address = request.address;
         if context.warn_on_channel_limit {
             leg.watch(LegWatch::Target(address.as_str().into()));
@@ -333,6 +335,18 @@ impl Drop for Counted<'_> {
 struct Home(LaneKeeper);
 
 impl LaneHome for Home {
+    fn gone(&self) -> &Arc<AtomicBool> {
+        &self.0.0.gone_flag
+    }
+
+    fn watch(&self) -> &LaneWatch {
+        &self.0.0.context.lane_watch
+    }
+
+    fn silence_max(&self) -> Duration {
+        self.0.0.context.isolation.half_closed_timeout
+    }
+
     fn take_back(&self, mut lane: Lane) {
         let keeper = self.0.clone();
         let settling = async move {

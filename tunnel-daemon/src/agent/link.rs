@@ -20,7 +20,7 @@ use super::dial::Dialer;
 use super::lanes::LaneKeeper;
 use super::targets::{dial_target, serve_target};
 use crate::hub::{
-    Command, Dialed, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
+    Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
 };
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
@@ -229,6 +229,8 @@ pub struct LinkContext {
     pub tasks: Tasks,
     /// Lanes of the whole process.
     pub lane_slots: Arc<Semaphore>,
+    /// Looks after lanes in trouble.
+    pub lane_watch: Arc<LaneWatch>,
 }
 
 /// A running link, as its owner holds it.

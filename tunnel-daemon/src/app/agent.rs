@@ -90,7 +90,10 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         metrics: metrics.clone(),
         tasks: targets.clone(),
         lane_slots: Arc::new(descriptors::lane_slots()),
+        lane_watch: Arc::default(),
     };
+    let watch = Arc::clone(&context.lane_watch);
+    services.spawn_always("lane-watch", async move { watch.run().await });
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
         reach: Reach {

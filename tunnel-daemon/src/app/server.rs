@@ -139,6 +139,10 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         );
     }
     let settings = backend_settings(plan)?;
+    let watch = Arc::clone(&settings.lane_watch);
+    tasks
+        .services
+        .spawn_always("lane-watch", async move { watch.run().await });
     let backend = Backend::new(
         Arc::clone(&hub),
         settings,
@@ -209,6 +213,7 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         link,
         lanes_per_link_max: usize::try_from(plan.agents.lanes_per_link_max)?,
         lane_slots: Arc::new(descriptors::lane_slots()),
+        lane_watch: Arc::default(),
     })
 }
 

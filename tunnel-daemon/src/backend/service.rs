@@ -16,7 +16,9 @@ use tokio::sync::Semaphore;
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
-use crate::hub::{Entered, Hub, LanePool, LinkHandle, LinkInfo, LinkStreams, PoolSettings};
+use crate::hub::{
+    Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
+};
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
 use crate::net::stream::ByteStream;
@@ -51,6 +53,8 @@ pub struct BackendSettings {
     pub lanes_per_link_max: usize,
     /// Lanes of the whole process.
     pub lane_slots: Arc<Semaphore>,
+    /// Looks after lanes in trouble.
+    pub lane_watch: Arc<LaneWatch>,
 }
 
 /// Serves agent connections.
@@ -150,6 +154,7 @@ impl Backend {
             slots: Arc::clone(&self.settings.lane_slots),
             tasks: self.tasks.clone(),
             metrics: self.metrics.adit().clone(),
+            watch: Arc::clone(&self.settings.lane_watch),
         }))
     }
 

@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
 use super::leg::Incoming;
+use super::watch::{LaneWatch, Probe};
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
 
@@ -20,6 +22,12 @@ const QUEUE_BYTES_MAX: usize = 256 * 1024;
 
 /// Where a lane goes when a leg needs it no more: idle, or with the end of a tunnel still on its way.
 pub trait LaneHome: Send + Sync {
+    /// Set once the lane's link is gone.
+    fn gone(&self) -> &Arc<AtomicBool>;
+    /// Looks after lanes in trouble.
+    fn watch(&self) -> &LaneWatch;
+    /// How long a half-closed tunnel may be silent.
+    fn silence_max(&self) -> Duration;
     /// Takes the lane. Must not block.
     fn take_back(&self, lane: Lane);
     /// A lane failed and was closed.
@@ -33,7 +41,7 @@ pub(super) struct LaneWay {
     /// Until the tunnel is over at the lane's end; what was received may still be on its way out then.
     lane: Option<Lane>,
     home: Arc<dyn LaneHome>,
-    silence_max: Duration,
+    probe: Arc<Probe>,
     waiting: Option<Incoming>,
     end: Option<TunnelEnd>,
     closed: bool,
@@ -44,11 +52,12 @@ pub(super) struct LaneWay {
 }
 
 impl LaneWay {
-    pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>, silence_max: Duration) -> Self {
+    pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
+        let probe = home.watch().enter(Arc::clone(home.gone()));
         Self {
             lane: Some(lane),
             home,
-            silence_max,
+            probe,
             waiting: None,
             end: None,
             closed: false,
@@ -102,6 +111,23 @@ impl LaneWay {
             cx.waker().wake_by_ref();
         }
         self.poll_silence(cx);
+        self.poll_watch(cx);
+    }
+
+    /// When told to, finds out whether a lane that is not read has lost its peer.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) {
+        self.probe.register(cx.waker());
+        if self.probe.is_due()
+            && let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone)
+        {
+            self.fail(&failure);
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// The leg's own socket or stream takes nothing for now.
+    pub(super) fn stalled(&self) {
+        self.probe.set_stalled(true);
     }
 
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
@@ -171,7 +197,10 @@ impl LaneWay {
     }
 
     pub(super) fn drained(&mut self, bytes: usize) {
-        self.moved |= bytes > 0;
+        if bytes > 0 {
+            self.moved = true;
+            self.probe.set_stalled(false);
+        }
     }
 
     /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
@@ -180,7 +209,7 @@ impl LaneWay {
         let half_closed = |lane: &Lane| lane.state().is_half_closed();
         if self.lane.as_ref().is_some_and(half_closed)
             && self.end.is_none()
-            && self.has_run_out(cx, self.silence_max)
+            && self.has_run_out(cx, self.home.silence_max())
         {
             if let Some(lane) = &mut self.lane {
                 lane.end().reset("half-closed and silent for too long");

@@ -64,12 +64,10 @@ impl Leg {
         (Self::over(way), conduit)
     }
 
-    /// A leg on a lane whose tunnel is open. `home` gets the lane back. `silence_max`: how long a half-closed tunnel
-    /// may be silent.
+    /// A leg on a lane whose tunnel is open. `home` gets the lane back.
     #[must_use]
-    pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>, silence_max: Duration) -> Self {
-        let way = LaneWay::new(lane, home, silence_max);
-        Self::over(Way::Lane(Box::new(way)))
+    pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
+        Self::over(Way::Lane(Box::new(LaneWay::new(lane, home))))
     }
 
     fn over(way: Way) -> Self {
@@ -178,6 +176,9 @@ impl Leg {
 
     /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called.
     pub fn stalled(&mut self) {
+        if let Way::Lane(lane) = &self.way {
+            lane.stalled();
+        }
         match &self.watch {
             Some(LegWatch::Client(metrics)) if self.stalled.is_none() => {
                 // The client is what would hold up upstream's reader of the agent's stream.

@@ -15,6 +15,7 @@ mod pump;
 mod route;
 mod settle;
 mod task;
+mod watch;
 
 pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
@@ -28,6 +29,7 @@ pub use route::{
 };
 pub use settle::{Unsettled, settle};
 pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+pub use watch::LaneWatch;
 
 #[cfg(test)]
 mod tests;

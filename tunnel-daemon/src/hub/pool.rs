@@ -1,6 +1,8 @@
 //! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -12,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::lane_way::LaneHome;
 use super::leg::Leg;
 use super::settle::{Unsettled, settle};
+use super::watch::LaneWatch;
 use crate::lane::{Lane, LaneFailure, LinkSecret};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
@@ -39,6 +42,8 @@ pub struct PoolSettings {
     pub tasks: Tasks,
     /// Counters.
     pub metrics: AditMetrics,
+    /// Looks after lanes in trouble.
+    pub watch: Arc<LaneWatch>,
 }
 
 /// Room for one more lane.
@@ -51,13 +56,13 @@ pub struct LanePool {
     slots: Arc<Semaphore>,
     dials: Semaphore,
     idle: Mutex<Idle>,
+    /// The link is gone: no lane comes back.
+    gone: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct Idle {
     lanes: Vec<Lane>,
-    /// The link is gone: no lane comes back.
-    closed: bool,
     pings: u64,
 }
 
@@ -78,6 +83,7 @@ impl LanePool {
             slots: Arc::new(Semaphore::new(settings.lanes_max)),
             dials: Semaphore::new(settings.dials_max),
             idle: Mutex::default(),
+            gone: Arc::default(),
             settings,
         })
     }
@@ -123,7 +129,7 @@ impl LanePool {
     /// No lane is used any more; tunnels that are open live on.
     pub fn close(&self) {
         let mut idle = self.lock();
-        idle.closed = true;
+        self.gone.store(true, Relaxed);
         let lanes = std::mem::take(&mut idle.lanes);
         drop(idle);
         for _lane in lanes {
@@ -242,7 +248,7 @@ impl LanePool {
             return;
         };
         let mut idle = self.lock();
-        if !idle.closed {
+        if !self.gone.load(Relaxed) {
             return idle.lanes.push(lane);
         }
         drop(idle);
@@ -265,6 +271,18 @@ impl fmt::Debug for LanePool {
 struct Home(Arc<LanePool>);
 
 impl LaneHome for Home {
+    fn gone(&self) -> &Arc<AtomicBool> {
+        &self.0.gone
+    }
+
+    fn watch(&self) -> &LaneWatch {
+        &self.0.settings.watch
+    }
+
+    fn silence_max(&self) -> Duration {
+        self.0.settings.silence_max
+    }
+
     fn take_back(&self, mut lane: Lane) {
         let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
         if lane.state().is_idle() && matches!(flushed, Poll::Ready(Ok(()))) {
@@ -360,8 +378,7 @@ impl Opening<'_> {
             Ok(Answer::Opened) => match self.lane.take() {
                 Some(lane) => {
                     let home = Arc::new(Home(Arc::clone(self.pool)));
-                    let silence_max = self.pool.settings.silence_max;
-                    OnLane::Open(Leg::on_lane(lane, home, silence_max))
+                    OnLane::Open(Leg::on_lane(lane, home))
                 }
                 None => OnLane::NotSeen,
             },

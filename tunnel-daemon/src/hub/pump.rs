@@ -136,6 +136,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
 
     /// Returns whether another round may find something.
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        if self.tunnel_end.is_none()
+            && self.pending.bytes() >= WRITE_BATCH_BYTES
+            && self.leg.poll_aborted(cx)
+        {
+            // A socket that takes nothing must not hide that there is no more use in waiting for it.
+            self.tunnel_end = self.leg.last_end();
+        }
         let mut more_from_leg = false;
         while self.tunnel_end.is_none() && self.pending.bytes() < WRITE_BATCH_BYTES {
             match self.leg.poll_recv(cx) {

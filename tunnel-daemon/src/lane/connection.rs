@@ -145,6 +145,14 @@ impl Lane {
         }
     }
 
+    /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment.
+    #[must_use]
+    pub fn peer_is_gone(&self) -> Option<LaneFailure> {
+        let tcp = self.io.tcp()?;
+        let error = tcp.take_error().unwrap_or_else(Some)?;
+        Some(error.into())
+    }
+
     /// Bytes that wait for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {

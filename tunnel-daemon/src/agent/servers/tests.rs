@@ -61,6 +61,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         tasks: tasks.clone(),
         warn_on_channel_limit: false,
         lane_slots: Arc::new(Semaphore::new(100)),
+        lane_watch: Arc::default(),
     };
     let settings = ServersSettings {
         addresses: vec![ServerAddress::Host {

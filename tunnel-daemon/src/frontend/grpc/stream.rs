@@ -341,6 +341,14 @@ impl<E: StreamEvents> ProxyStream<E> {
             State::Open { conn, leg, .. } => {
                 let conn = *conn;
                 match self.out.poll_payload(cx, conn, leg) {
+                    // A client that takes nothing must not hide that there is no more use in waiting for it.
+                    Poll::Pending if leg.poll_aborted(cx) => match leg.last_end() {
+                        Some(end) => {
+                            self.sent(Sent::Event(Incoming::Ended(end)), conn)?;
+                            Ok(true)
+                        }
+                        None => Ok(false),
+                    },
                     Poll::Pending => Ok(false),
                     Poll::Ready(sent) => {
                         self.sent(sent?, conn)?;

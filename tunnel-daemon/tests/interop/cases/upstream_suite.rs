@@ -40,6 +40,11 @@ const RACES: &[Race] = &[Race {
     ],
 }];
 
+/// An agent answers a scrape before it has set its first gauge, and the suite, which waits for the gauge's value, gives up when
+/// there is none yet. Seen with upstream's own agent on a busy machine, in whatever test it is.
+const LOST_BY_ANY: &[&str] =
+    &["missing konnectivity_network_proxy_agent_open_server_connections metric"];
+
 /// Runs of such a test. It fails in one of six, so nine in a row do not happen.
 const RACE_RUNS: u32 = 9;
 
@@ -72,15 +77,22 @@ fn every_upstream_test_passes(combo: Combo) {
         status.success() || !failed.is_empty(),
         "all tests passed, but the suite ended with {status}"
     );
-    for (n, race) in RACES.iter().enumerate() {
-        if failed.contains(&race.test) && race.lost(&log) {
-            let only = [
-                format!("-test.run=^{}$", race.test),
-                format!("-test.count={RACE_RUNS}"),
-            ];
-            log += &run(&format!("race{n}"), &agent, dir.path(), &only).1;
-        }
+    let again: Vec<&str> = failed
+        .into_iter()
+        .filter(|test| {
+            let mut known = RACES.iter().filter(|race| race.test == *test);
+            known.any(|race| lost(&log, test, race.losses)) || lost(&log, test, LOST_BY_ANY)
+        })
+        .collect();
+    let mut runs = String::new();
+    for (n, test) in again.into_iter().enumerate() {
+        let only = [
+            format!("-test.run=^{test}$"),
+            format!("-test.count={RACE_RUNS}"),
+        ];
+        runs += &run(&format!("race{n}"), &agent, dir.path(), &only).1;
     }
+    log += &runs;
     let exceptions = match combo.agent {
         Maker::Adit | Maker::AditLink => EXCEPTIONS,
         Maker::Upstream(_) => &[],
@@ -199,14 +211,12 @@ fn unknown<'a>(tests: &[String], listed: impl Iterator<Item = &'a str>) -> Vec<S
         .collect()
 }
 
-impl Race {
-    /// Whether its test failed in a known way.
-    fn lost(&self, log: &str) -> bool {
-        sections(log).get(self.test).is_some_and(|section| {
-            let known = |line: &&str| self.losses.iter().any(|loss| line.ends_with(loss));
-            section.lines.iter().any(known)
-        })
-    }
+/// Whether a test failed in one of these ways.
+fn lost(log: &str, test: &str, losses: &[&str]) -> bool {
+    sections(log).get(test).is_some_and(|section| {
+        let known = |line: &&str| losses.iter().any(|loss| line.ends_with(loss));
+        section.lines.iter().any(known)
+    })
 }
 
 /// A log as the suite writes it: one test with one inside, one that fails behind an unfinished line, one cut off.
@@ -234,12 +244,8 @@ fn failed_cut_off_and_absent_tests_are_complaints() {
 
 #[test]
 fn a_lost_race_counts_as_passed_once_it_is_won() {
-    let race = |loss| Race {
-        test: "TestB",
-        losses: loss,
-    };
-    assert!(race(&["newline"]).lost(LOG));
-    assert!(!race(&["server up"]).lost(LOG), "another test's line");
+    assert!(lost(LOG, "TestB", &["newline"]));
+    assert!(!lost(LOG, "TestB", &["server up"]), "another test's line");
     let tests = ["TestA", "TestB", "TestC"].map(str::to_owned);
     assert_eq!(not_passed(&tests, LOG), ["TestB", "TestC"]);
     let again = format!("{LOG}\x16=== RUN   TestB\n\x16--- PASS: TestB (0.10s)\n");

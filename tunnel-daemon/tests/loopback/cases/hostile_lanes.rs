@@ -1,6 +1,8 @@
 //! Connections that want to be lanes and are none, and agents that break the lane protocol: refused, counted, and
 //! nobody else notices.
 
+use std::time::Duration;
+
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
@@ -394,4 +396,41 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
         within("a tunnel", async { tokio::join!(client, agent) }).await;
     }
     assert_eq!(value(&world, "adit_lane_dials_total{result=\"hit\"}"), 3.0);
+}
+
+/// Rules 19: a lane that is not read, since its client does not read, is still noticed when its agent dies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let mut lane = Stub::connect(&world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    until("an idle lane", || {
+        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
+    })
+    .await;
+    let socket = world.connect();
+    let opened = async {
+        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+        lane.end.accept();
+        lane.flush().await;
+    };
+    let (_client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), opened);
+    // More than all buffers on the way hold.
+    let flood = async {
+        loop {
+            lane.end.send(vec![7; 100_000].into());
+            lane.flush().await;
+        }
+    };
+    let full = tokio::time::timeout(Duration::from_secs(2), flood).await;
+    full.expect_err("nobody reads");
+    let (tcp, _session) = lane.stream.get_ref();
+    adit::net::socket::set_reset_on_close(tcp).expect("it lives");
+    drop(lane);
+    until("the tunnel ends", || {
+        value(&world, "adit_tunnels_closed_total{reason=\"lane_lost\"}") == 1.0
+    })
+    .await;
 }

@@ -1,0 +1,135 @@
+//! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
+//! notice that its peer is gone; so its task is woken now and then to look at the socket. All others are left asleep.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+
+/// How often troubled lanes are looked at.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// What a leg on a lane shares with the watch.
+#[derive(Debug)]
+pub(super) struct Probe {
+    waker: AtomicWaker,
+    look: AtomicBool,
+    stalled: AtomicBool,
+    gone: Arc<AtomicBool>,
+}
+
+impl Probe {
+    pub(super) fn register(&self, waker: &std::task::Waker) {
+        self.waker.register(waker);
+    }
+
+    /// Whether the socket is to be looked at; once for each time.
+    pub(super) fn is_due(&self) -> bool {
+        self.look.swap(false, Relaxed)
+    }
+
+    /// The leg's own socket or stream takes nothing, so the lane is not read.
+    pub(super) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Relaxed);
+    }
+
+    fn is_troubled(&self) -> bool {
+        self.stalled.load(Relaxed) || self.gone.load(Relaxed)
+    }
+}
+
+/// The legs on lanes of one process.
+#[derive(Debug, Default)]
+pub struct LaneWatch(Mutex<Vec<Weak<Probe>>>);
+
+impl LaneWatch {
+    /// A leg on a lane whose link is gone once `gone` is set.
+    pub(super) fn enter(&self, gone: Arc<AtomicBool>) -> Arc<Probe> {
+        let probe = Arc::new(Probe {
+            waker: AtomicWaker::new(),
+            look: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
+            gone,
+        });
+        let mut probes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if probes.len() == probes.capacity() {
+            // As often as the list would grow, so that it holds at most twice as many as there are.
+            probes.retain(|probe| probe.strong_count() > 0);
+        }
+        probes.push(Arc::downgrade(&probe));
+        probe
+    }
+
+    /// Looks after them until dropped.
+    pub async fn run(&self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            self.look();
+        }
+    }
+
+    fn look(&self) {
+        let mut probes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.retain(|probe| {
+            let Some(probe) = probe.upgrade() else {
+                return false;
+            };
+            if probe.is_troubled() {
+                probe.look.store(true, Relaxed);
+                probe.waker.wake();
+            }
+            true
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Wake, Waker};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Relaxed);
+        }
+    }
+
+    #[test]
+    fn only_troubled_lanes_are_woken_and_what_is_gone_is_forgotten() {
+        let watch = LaneWatch::default();
+        let gone = Arc::new(AtomicBool::new(false));
+        let probe = watch.enter(Arc::clone(&gone));
+        let woken = Arc::new(Woken::default());
+        let is_woken = || {
+            probe.register(&Waker::from(Arc::clone(&woken)));
+            watch.look();
+            (woken.0.swap(false, Relaxed), probe.is_due())
+        };
+        assert_eq!(is_woken(), (false, false));
+        probe.set_stalled(true);
+        assert_eq!(is_woken(), (true, true));
+        probe.set_stalled(false);
+        assert_eq!(is_woken(), (false, false));
+        gone.store(true, Relaxed);
+        assert_eq!(is_woken(), (true, true));
+        assert!(!probe.is_due(), "once");
+        drop(probe);
+        watch.look();
+        assert!(watch.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_list_does_not_grow_with_tunnels_that_are_over() {
+        let watch = LaneWatch::default();
+        for _tunnel in 0..10_000 {
+            drop(watch.enter(Arc::default()));
+        }
+        assert!(watch.0.lock().unwrap().len() < 10);
+    }
+}
