@@ -32,6 +32,8 @@ const MISSES_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
+const PROVED_AFTER: Duration = Duration::from_secs(5);
 /// How often the number of idle lanes is looked at when nothing happens.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
@@ -48,6 +50,10 @@ struct Shared {
     growth: Mutex<Growth>,
     idle: AtomicUsize,
     misses: AtomicUsize,
+    /// A lane has carried a tunnel, or has waited for one long enough.
+    proved: AtomicBool,
+    /// Lanes lost right after they were bound.
+    stillborn: AtomicUsize,
     changed: Notify,
     surplus: Notify,
     gone: CancellationToken,
@@ -82,6 +88,8 @@ impl LaneKeeper {
             growth: Mutex::new(Growth::new(lanes_max, moment())),
             idle: AtomicUsize::new(0),
             misses: AtomicUsize::new(0),
+            proved: AtomicBool::new(false),
+            stillborn: AtomicUsize::new(0),
             changed: Notify::new(),
             surplus: Notify::new(),
             gone: CancellationToken::new(),
@@ -132,6 +140,12 @@ impl LaneKeeper {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
         loop {
+            if self.0.proved.swap(false, Relaxed) {
+                pause.note(true);
+            }
+            for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
+                pause.note(false);
+            }
             while !pause.lasts() && opening.len() < OPENING_MAX && self.missing(opening.len()) > 0 {
                 opening.push(open());
             }
@@ -142,9 +156,11 @@ impl LaneKeeper {
                 () = self.0.changed.notified() => (),
                 Some(opened) = opening.next() => match opened {
                     Ok((keeper, lane)) => {
+                        // Behind a balancer it may be of use for another link of this agent.
                         let ours = Arc::ptr_eq(&keeper.0, &self.0);
-                        let taken = keeper.add(lane);
-                        pause.note(ours && taken);
+                        if !(ours || keeper.missing(0) > 0) || !keeper.add(lane) {
+                            pause.note(false);
+                        }
                     }
                     Err(error) => {
                         pause.note(false);
@@ -207,12 +223,26 @@ impl LaneKeeper {
 
     /// Serves a lane that carries nothing, up to and including its next tunnel that opens.
     async fn serve(&self, mut lane: Lane) {
+        let since = Instant::now();
         loop {
             lane.count_as(self.adit().lane(LaneState::Idle));
             let request = match self.wait(&mut lane).await {
                 Ok(request) => request,
-                Err(end) => return self.adit().lane_closed(end),
+                Err(end) => {
+                    let lost = matches!(end, LaneEnd::Lost | LaneEnd::Violation);
+                    if lost && since.elapsed() < PROVED_AFTER {
+                        self.0.stillborn.fetch_add(1, Relaxed);
+                    }
+                    self.0.changed.notify_one();
+                    return self.adit().lane_closed(end);
+                }
             };
+            self.0.proved.store(true, Relaxed);
+            if request.raw {
+                let text = "this agent serves no raw lanes";
+                lane.end().refuse(RefusalCode::Denied, text);
+                continue;
+            }
             lane.count_as(self.adit().lane(LaneState::Busy));
             self.0.changed.notify_one();
             let answer = {
@@ -233,6 +263,7 @@ impl LaneKeeper {
     /// Waits for an OPEN.
     async fn wait(&self, lane: &mut Lane) -> Result<OpenRequest, LaneEnd> {
         let _idle = Counted::new(&self.0.idle);
+        let stopping = self.0.context.tasks.stopping();
         loop {
             tokio::select! {
                 biased;
@@ -248,6 +279,7 @@ impl LaneKeeper {
                 },
                 () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
                 () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
+                () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
             }
         }
     }

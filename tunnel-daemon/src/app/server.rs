@@ -20,7 +20,7 @@ use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::frontend::events::FrontendContext;
-use crate::hub::{DialLimits, Hub};
+use crate::hub::{DialLimits, Hub, LaneWatch};
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
@@ -46,6 +46,7 @@ pub struct RunningServer {
     /// Counters.
     pub metrics: ServerMetrics,
     hub: Arc<Hub>,
+    lane_watch: Arc<LaneWatch>,
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
@@ -139,7 +140,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         );
     }
     let settings = backend_settings(plan)?;
-    let watch = Arc::clone(&settings.lane_watch);
+    let lane_watch = Arc::clone(&settings.lane_watch);
+    let watch = Arc::clone(&lane_watch);
     tasks
         .services
         .spawn_always("lane-watch", async move { watch.run().await });
@@ -186,6 +188,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         admin,
         metrics,
         hub,
+        lane_watch,
         tasks,
         stop,
         stopping,
@@ -205,14 +208,17 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
         dial_timeout: plan.dial.timeout,
     };
+    let lane_slots = descriptors::lane_slots();
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive.time,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
-        lanes_per_link_max: usize::try_from(plan.agents.lanes_per_link_max)?,
-        lane_slots: Arc::new(descriptors::lane_slots()),
+        // Without room for any, none are offered.
+        lanes_per_link_max: usize::try_from(plan.agents.lanes_per_link_max)?
+            .min(lane_slots.available_permits()),
+        lane_slots: Arc::new(lane_slots),
         lane_watch: Arc::default(),
     })
 }
@@ -245,7 +251,7 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
         if turn.is_multiple_of(LANES_EVERY) {
             for link in hub.links() {
                 if let Some(lanes) = link.lanes {
-                    lanes.sweep();
+                    lanes.sweep().await;
                 }
             }
         }
@@ -330,6 +336,7 @@ impl RunningServer {
         })
         .await;
         self.hub.announce_shutdown();
+        self.lane_watch.shut_down();
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
         let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;

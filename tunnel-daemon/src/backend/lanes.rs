@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use adit_core::ids::ServerId;
 
 use super::service::holder;
-use crate::hub::{Hub, LanePool};
+use crate::hub::{Hub, LanePool, Slot};
 use crate::lane::{BindError, greet_agent};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -49,39 +49,40 @@ impl LaneListener {
         };
         // Without a certificate there is nobody whose link it could be.
         let principal = stream.principal().map(|principal| holder(principal));
-        let mut pool: Option<Arc<LanePool>> = None;
+        let mut place: Option<(Arc<LanePool>, Slot)> = None;
         let bound = greet_agent(stream, &self.server, |link| {
-            let found = self.hub.lanes_of(link)?;
+            let found = self.hub.lanes_of(link).ok_or(BindError::NoLink)?;
             if Some(found.principal()) != principal.as_deref() {
-                return None;
+                return Err(BindError::NoLink);
             }
+            // Before the lane is told that it is bound, so that its agent knows when there is no room.
+            let slot = found.slot().ok_or(BindError::Full)?;
             let secret = found.secret().clone();
-            pool = Some(found);
-            Some(secret)
+            place = Some((found, slot));
+            Ok(secret)
         })
         .await;
         drop(unbound);
-        let (link, lane) = match bound {
-            Ok(bound) => bound,
-            Err(error) => return self.refused(peer, &error),
-        };
-        let Some((pool, slot)) = pool.and_then(|pool| Some((Arc::clone(&pool), pool.slot()?)))
-        else {
-            tracing::debug!(%peer, link = link.0, "lane refused: there are as many as there may be");
-            return self.metrics.lane_refused(LaneRefusal::Full);
-        };
-        pool.add(lane, slot);
+        match bound {
+            Ok((_link, lane)) => {
+                if let Some((pool, slot)) = place {
+                    pool.add(lane, slot);
+                }
+            }
+            Err(error) => self.refused(peer, &error),
+        }
     }
 
     fn refused(&self, peer: PeerAddr, error: &BindError) {
         let why = match error {
             BindError::NoLink => LaneRefusal::NoLink,
+            BindError::Full => LaneRefusal::Full,
             BindError::Proof => LaneRefusal::Proof,
             _ => LaneRefusal::Handshake,
         };
         match why {
             // An agent that lost its link a moment ago, or went away.
-            LaneRefusal::NoLink | LaneRefusal::Handshake => {
+            LaneRefusal::NoLink | LaneRefusal::Full | LaneRefusal::Handshake => {
                 tracing::debug!(%peer, %error, "no lane came of a connection");
             }
             _ => tracing::warn!(%peer, %error, "lane refused"),

@@ -20,6 +20,9 @@ use crate::lane::{Lane, LaneFailure};
 /// Bytes a leg may have waiting for its lane.
 const QUEUE_BYTES_MAX: usize = 256 * 1024;
 
+/// A close is confirmed by then, or the leg is told that it was not: as on a link. The lane settles without it.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
+
 /// Where a lane goes when a leg needs it no more: idle, or with the end of a tunnel still on its way.
 pub trait LaneHome: Send + Sync {
     /// Set once the lane's link is gone.
@@ -45,6 +48,7 @@ pub(super) struct LaneWay {
     waiting: Option<Incoming>,
     end: Option<TunnelEnd>,
     closed: bool,
+    write_failed: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
     timer: Option<Pin<Box<Sleep>>>,
     /// Something moved since the timer was set.
@@ -61,6 +65,7 @@ impl LaneWay {
             waiting: None,
             end: None,
             closed: false,
+            write_failed: false,
             timer: None,
             moved: false,
         }
@@ -100,6 +105,7 @@ impl LaneWay {
             && let Some(lane) = &mut self.lane
         {
             lane.end().close(text);
+            self.timer = None;
         }
     }
 
@@ -107,7 +113,11 @@ impl LaneWay {
         if let Some(lane) = &mut self.lane
             && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
         {
-            self.fail(&error.into());
+            if self.write_failed {
+                self.fail(&error.into());
+            }
+            // Reading comes first: the peer may have answered before it stopped taking.
+            self.write_failed = true;
             cx.waker().wake_by_ref();
         }
         self.poll_silence(cx);
@@ -117,12 +127,18 @@ impl LaneWay {
     /// When told to, finds out whether a lane that is not read has lost its peer.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
         self.probe.register(cx.waker());
-        if self.probe.is_due()
-            && let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone)
-        {
-            self.fail(&failure);
-            cx.waker().wake_by_ref();
+        if !self.probe.is_due() {
+            return;
         }
+        if self.home.watch().is_shutting_down() {
+            if let Some(lane) = &mut self.lane {
+                lane.end().reset("the other end shuts down");
+                self.finish(TunnelEnd::Shutdown);
+            }
+        } else if let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone) {
+            self.fail(&failure);
+        }
+        cx.waker().wake_by_ref();
     }
 
     /// The leg's own socket or stream takes nothing for now.
@@ -204,8 +220,15 @@ impl LaneWay {
     }
 
     /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
-    /// nothing.
+    /// nothing. A close is confirmed soon, or not waited for.
     fn poll_silence(&mut self, cx: &mut Context<'_>) {
+        if self.closed && self.end.is_none() {
+            if self.has_run_out(cx, CONFIRMED_WITHIN) {
+                self.finish(TunnelEnd::Unconfirmed);
+                cx.waker().wake_by_ref();
+            }
+            return;
+        }
         let half_closed = |lane: &Lane| lane.state().is_half_closed();
         if self.lane.as_ref().is_some_and(half_closed)
             && self.end.is_none()

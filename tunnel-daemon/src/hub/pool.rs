@@ -26,6 +26,9 @@ const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 /// With fewer idle lanes left the agent is asked for more.
 const IDLE_MIN: usize = 2;
 
+/// Lanes looked at in one go: some microseconds each, during which dials do not find them.
+const SWEEP_LANES: usize = 16;
+
 /// What a pool is made of.
 pub struct PoolSettings {
     /// Whom the agent's certificate names: only the same peer may bind lanes.
@@ -138,29 +141,60 @@ impl LanePool {
     }
 
     /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
-    pub fn sweep(&self) {
+    pub async fn sweep(&self) {
+        let (number, mut left) = {
+            let mut idle = self.lock();
+            idle.pings += 1;
+            (idle.pings, idle.lanes.len())
+        };
+        while left > 0 {
+            // The oldest first; those put back are behind them. Without the budget of a task, which would make lanes look as
+            // if they had nothing to read once some others have been read.
+            let looked = tokio::task::unconstrained(async { self.look(number, left) }).await;
+            left -= looked.max(1).min(left);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Looks after some of the `left` oldest lanes; returns how many it took.
+    fn look(&self, number: u64, left: usize) -> usize {
         let mut idle = self.lock();
-        idle.pings += 1;
-        let (number, lanes) = (idle.pings, std::mem::take(&mut idle.lanes));
-        idle.lanes = lanes
+        let count = left.min(SWEEP_LANES).min(idle.lanes.len());
+        let lanes: Vec<Lane> = idle.lanes.drain(..count).collect();
+        drop(idle);
+        let alive: Vec<Lane> = lanes
             .into_iter()
             .filter_map(|lane| self.usable(lane))
-            .filter_map(|mut lane| {
-                if !lane.ping(number) {
-                    self.settings.metrics.lane_closed(LaneEnd::Silent);
-                    return None;
-                }
-                // What the socket does not take now goes with the next frame.
-                let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
-                match flushed {
-                    Poll::Ready(Err(error)) => {
-                        self.lost(&error.into());
-                        None
-                    }
-                    Poll::Ready(Ok(())) | Poll::Pending => Some(lane),
-                }
-            })
+            .filter_map(|lane| self.asked(lane, number))
             .collect();
+        self.put_back(alive);
+        count
+    }
+
+    /// The lane, asked for a sign of life, unless it owes one.
+    fn asked(&self, mut lane: Lane, number: u64) -> Option<Lane> {
+        if !lane.ping(number) {
+            self.settings.metrics.lane_closed(LaneEnd::Silent);
+            return None;
+        }
+        // What the socket does not take now goes with the next frame.
+        let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Err(error)) = flushed {
+            self.lost(&error.into());
+            return None;
+        }
+        Some(lane)
+    }
+
+    fn put_back(&self, lanes: Vec<Lane>) {
+        let mut idle = self.lock();
+        if !self.gone.load(Relaxed) {
+            return idle.lanes.extend(lanes);
+        }
+        drop(idle);
+        for _lane in lanes {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+        }
     }
 
     /// Opens a tunnel on an idle lane. Dropping the call gives the dial up.
@@ -247,12 +281,7 @@ impl LanePool {
         let Some(lane) = self.usable(lane) else {
             return;
         };
-        let mut idle = self.lock();
-        if !self.gone.load(Relaxed) {
-            return idle.lanes.push(lane);
-        }
-        drop(idle);
-        self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+        self.put_back(vec![lane]);
     }
 
     fn lock(&self) -> MutexGuard<'_, Idle> {
@@ -360,7 +389,7 @@ impl Opening<'_> {
         let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane)).await;
         let answer = match soon {
             Ok(answer) => answer,
-            Err(_elapsed) if lane.is_stuck() => {
+            Err(_elapsed) if lane.is_unacknowledged() => {
                 // Cut off, so that the agent does not dial when the path comes back.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
@@ -411,7 +440,12 @@ async fn answer(lane: &mut Lane) -> Result<Answer, LaneFailure> {
             LaneEvent::Opened => return Ok(Answer::Opened),
             LaneEvent::Failed { code, text } => return Ok(Answer::Refused(code, text)),
             // The agent had opened a tunnel of its own and given it up; it never heard of this one.
-            LaneEvent::PeerReset { .. } => return Ok(Answer::NotSeen),
+            LaneEvent::PeerReset { .. } if lane.state().has_crossed() => {
+                return Ok(Answer::NotSeen);
+            }
+            LaneEvent::PeerReset { text } => {
+                return Ok(Answer::Refused(RefusalCode::Failed, text));
+            }
             _ => (),
         }
     }

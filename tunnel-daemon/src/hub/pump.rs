@@ -14,6 +14,8 @@ use crate::net::outbox::Outbox;
 
 /// Bytes taken from the leg before the socket gets them.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
+/// Pieces of them: crumbs cost more than their bytes.
+const WRITE_PIECES_MAX: usize = 1024;
 /// Rounds before the task lets others run.
 const ROUNDS_PER_POLL: usize = 16;
 
@@ -134,17 +136,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.pending.bytes() >= WRITE_BATCH_BYTES || self.pending.pieces() >= WRITE_PIECES_MAX
+    }
+
     /// Returns whether another round may find something.
     fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        if self.tunnel_end.is_none()
-            && self.pending.bytes() >= WRITE_BATCH_BYTES
-            && self.leg.poll_aborted(cx)
-        {
+        if self.tunnel_end.is_none() && self.is_full() && self.leg.poll_aborted(cx) {
             // A socket that takes nothing must not hide that there is no more use in waiting for it.
             self.tunnel_end = self.leg.last_end();
         }
         let mut more_from_leg = false;
-        while self.tunnel_end.is_none() && self.pending.bytes() < WRITE_BATCH_BYTES {
+        while self.tunnel_end.is_none() && !self.is_full() {
             match self.leg.poll_recv(cx) {
                 Poll::Ready(Incoming::Data(bytes)) => {
                     self.pending.push(bytes);

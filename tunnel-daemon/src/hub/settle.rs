@@ -4,6 +4,8 @@
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use adit_core::lane::LaneEvent;
+
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
 
@@ -50,6 +52,10 @@ fn poll_clean(cx: &mut Context<'_>, lane: &mut Lane) -> Poll<Result<(), LaneFail
             return flushed.map(Ok);
         }
         match lane.poll_event(cx) {
+            // The peer may have opened the next tunnel already, which is its owner's to answer.
+            Poll::Ready(Ok(LaneEvent::Idle)) if !lane.state().is_idle() => {
+                return Poll::Ready(Ok(()));
+            }
             Poll::Ready(Ok(_void)) => (),
             Poll::Ready(Err(failure)) => return Poll::Ready(Err(failure)),
             Poll::Pending => return Poll::Pending,

@@ -42,7 +42,10 @@ impl Probe {
 
 /// The legs on lanes of one process.
 #[derive(Debug, Default)]
-pub struct LaneWatch(Mutex<Vec<Weak<Probe>>>);
+pub struct LaneWatch {
+    probes: Mutex<Vec<Weak<Probe>>>,
+    shutting_down: AtomicBool,
+}
 
 impl LaneWatch {
     /// A leg on a lane whose link is gone once `gone` is set.
@@ -53,7 +56,7 @@ impl LaneWatch {
             stalled: AtomicBool::new(false),
             gone,
         });
-        let mut probes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         if probes.len() == probes.capacity() {
             // As often as the list would grow, so that it holds at most twice as many as there are.
             probes.retain(|probe| probe.strong_count() > 0);
@@ -70,13 +73,24 @@ impl LaneWatch {
         }
     }
 
+    /// Ends all tunnels on lanes: this process does.
+    pub fn shut_down(&self) {
+        self.shutting_down.store(true, Relaxed);
+        self.look();
+    }
+
+    pub(super) fn is_shutting_down(&self) -> bool {
+        self.shutting_down.load(Relaxed)
+    }
+
     fn look(&self) {
-        let mut probes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.is_shutting_down();
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.retain(|probe| {
             let Some(probe) = probe.upgrade() else {
                 return false;
             };
-            if probe.is_troubled() {
+            if all || probe.is_troubled() {
                 probe.look.store(true, Relaxed);
                 probe.waker.wake();
             }
@@ -121,7 +135,7 @@ mod tests {
         assert!(!probe.is_due(), "once");
         drop(probe);
         watch.look();
-        assert!(watch.0.lock().unwrap().is_empty());
+        assert!(watch.probes.lock().unwrap().is_empty());
     }
 
     #[test]
@@ -130,6 +144,6 @@ mod tests {
         for _tunnel in 0..10_000 {
             drop(watch.enter(Arc::default()));
         }
-        assert!(watch.0.lock().unwrap().len() < 10);
+        assert!(watch.probes.lock().unwrap().len() < 10);
     }
 }

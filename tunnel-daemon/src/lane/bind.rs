@@ -92,6 +92,9 @@ pub enum BindError {
     /// Server: no such link, or one of another agent.
     #[error("no link of that number takes lanes of this agent")]
     NoLink,
+    /// Server: the link, or the process, has as many lanes as it may.
+    #[error("there are as many lanes as there may be")]
+    Full,
     /// Server: the proof is wrong.
     #[error("the proof is wrong")]
     Proof,
@@ -100,14 +103,14 @@ pub enum BindError {
     OtherServer(ServerId),
 }
 
-/// The server's part. `find` gives the secret of a link, if the peer of this connection may bind lanes to it.
+/// The server's part. `find` gives the secret of a link, if the peer of this connection may bind a lane to it now.
 ///
 /// # Errors
 /// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
 pub async fn greet_agent(
     stream: ByteStream,
     server: &ServerId,
-    find: impl FnOnce(LinkId) -> Option<LinkSecret>,
+    find: impl FnOnce(LinkId) -> Result<LinkSecret, BindError>,
 ) -> Result<(LinkId, Lane), BindError> {
     within(async {
         let mut greeter = Greeter::new(stream)?;
@@ -119,7 +122,7 @@ pub async fn greet_agent(
         let Greeting::Bind(Bind { link, proof }) = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
-        let secret = find(link).ok_or(BindError::NoLink)?;
+        let secret = find(link)?;
         let input = greeter.proof_input(&hello, link)?;
         hmac::verify(&secret.key(), &input, &proof).map_err(|_wrong| BindError::Proof)?;
         greeter.send(&Greeting::ready_frame()).await?;

@@ -79,6 +79,14 @@ impl LaneIo {
         }
     }
 
+    /// Bytes that are on their way from `out` to the socket.
+    fn waiting_bytes(&self) -> usize {
+        match self {
+            Self::Records(records) => records.waiting_bytes(),
+            Self::Stream(..) => 0,
+        }
+    }
+
     fn tcp(&self) -> Option<&TcpStream> {
         match self {
             Self::Records(records) => match records.socket() {
@@ -145,6 +153,12 @@ impl Lane {
         }
     }
 
+    /// Whether bytes wait that the peer's kernel has not acknowledged.
+    #[must_use]
+    pub fn is_unacknowledged(&self) -> bool {
+        self.queued_bytes() > 0
+    }
+
     /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment.
     #[must_use]
     pub fn peer_is_gone(&self) -> Option<LaneFailure> {
@@ -156,19 +170,13 @@ impl Lane {
     /// Bytes that wait for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.end.queued_bytes() + self.out.bytes()
+        self.end.queued_bytes() + self.out.bytes() + self.io.waiting_bytes()
     }
 
     /// Whether events can be had without reading the stream.
     #[must_use]
     pub fn has_input(&self) -> bool {
         self.frames.has_input()
-    }
-
-    /// Whether bytes wait that the kernel has not even taken.
-    #[must_use]
-    pub fn is_stuck(&self) -> bool {
-        !self.out.is_empty()
     }
 
     /// The next event. Answers of the machine are written on the way.
@@ -189,14 +197,20 @@ impl Lane {
                 self.end.handle(piece)?;
                 continue;
             }
-            if let Poll::Ready(flushed) = self.poll_flush(cx) {
-                flushed?;
+            // What the peer said before it stopped reading comes first.
+            let flushed = self.poll_flush(cx);
+            match self.io.poll_read(cx)? {
+                Poll::Ready(bytes) if bytes.is_empty() => {
+                    return Poll::Ready(Err(LaneFailure::Closed));
+                }
+                Poll::Ready(bytes) => self.frames.push(bytes),
+                Poll::Pending => {
+                    if let Poll::Ready(flushed) = flushed {
+                        flushed?;
+                    }
+                    return Poll::Pending;
+                }
             }
-            let bytes = ready!(self.io.poll_read(cx))?;
-            if bytes.is_empty() {
-                return Poll::Ready(Err(LaneFailure::Closed));
-            }
-            self.frames.push(bytes);
         }
     }
 

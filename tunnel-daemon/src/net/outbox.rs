@@ -11,6 +11,9 @@ use tokio::io::AsyncWrite;
 /// Slices of one vectored write.
 const WRITE_SLICES: usize = 64;
 
+/// Room for as many is kept when all are written.
+const KEPT_PIECES: usize = 64;
+
 /// Pieces in order; written ones are gone.
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -33,6 +36,12 @@ impl Outbox {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Pieces that wait.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
     }
 
     /// Whether none wait.
@@ -101,6 +110,9 @@ impl Outbox {
             if front.is_empty() {
                 self.pieces.pop_front();
             }
+        }
+        if self.pieces.is_empty() && self.pieces.capacity() > KEPT_PIECES {
+            self.pieces = VecDeque::new();
         }
     }
 

@@ -35,7 +35,7 @@ const TAG_BYTES: usize = 16;
 const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
 const RECORDS_PER_KEY: u64 = 1 << 23;
-/// Records without payload that may follow each other: more are a way to keep us busy.
+/// Records without payload that may follow each other, new keys and tickets among them: more are a way to keep us busy.
 const EMPTY_RECORDS_MAX: u32 = 32;
 
 const ALERT: u8 = 21;
@@ -262,6 +262,7 @@ struct Sealed {
 /// One end of a TLS connection after its handshake.
 pub struct RecordStream {
     socket: Socket,
+    is_client: bool,
     rx: Half,
     tx: Half,
     read: Fill,
@@ -292,15 +293,16 @@ impl RecordStream {
         if session.reader().read(&mut [0]).is_ok() {
             return Err(TakeOverError::Session("it holds bytes that were not read"));
         }
-        let (own, other) = match &session {
-            rustls::Connection::Client(_) => (&secrets.client, &secrets.server),
-            rustls::Connection::Server(_) => (&secrets.server, &secrets.client),
+        let (is_client, own, other) = match &session {
+            rustls::Connection::Client(_) => (true, &secrets.client, &secrets.server),
+            rustls::Connection::Server(_) => (false, &secrets.server, &secrets.client),
         };
         let extracted = session.dangerous_extract_secrets()?;
         let rx = Half::new(extracted.rx, other.get())?;
         let tx = Half::new(extracted.tx, own.get())?;
         Ok(Self {
             socket,
+            is_client,
             rx,
             tx,
             read: Fill::with(left),
@@ -358,14 +360,12 @@ impl RecordStream {
         let (kind, length) = self.rx.open(&mut record)?;
         record.advance(HEADER_BYTES);
         record.truncate(length);
+        self.empty_records += 1;
+        if self.empty_records > EMPTY_RECORDS_MAX {
+            return Err(broken("too many records without payload"));
+        }
         match (kind, &record[..]) {
-            (APPLICATION_DATA, []) => {
-                self.empty_records += 1;
-                if self.empty_records > EMPTY_RECORDS_MAX {
-                    return Err(broken("too many empty records"));
-                }
-                Ok(None)
-            }
+            (APPLICATION_DATA, []) => Ok(None),
             (APPLICATION_DATA, _) if length > PLAIN_BYTES_MAX => Err(broken("record too long")),
             (APPLICATION_DATA, _) => {
                 self.empty_records = 0;
@@ -376,7 +376,7 @@ impl RecordStream {
                 Ok(None)
             }
             (ALERT, _) => Err(broken("the peer sent a TLS alert")),
-            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) => Ok(None),
+            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) if self.is_client => Ok(None),
             (HANDSHAKE, [head @ .., wish @ 0..=1]) if *head == KEY_UPDATE => {
                 self.rx.update()?;
                 self.update_due |= *wish == 1;
@@ -384,6 +384,14 @@ impl RecordStream {
             }
             _ => Err(broken("an unexpected TLS message")),
         }
+    }
+
+    /// Bytes sealed and not yet taken by the socket.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.sealed
+            .as_ref()
+            .map_or(0, |sealed| sealed.to - sealed.from)
     }
 
     /// Seals what waits in `out` and writes it. Ready when all of it has left.

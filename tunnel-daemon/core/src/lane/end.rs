@@ -11,6 +11,8 @@ use super::payload::{
 
 /// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
 const PONGS_MAX: usize = 16;
+/// Frames but DATA that may wait while more come in. A peer by the rules has a few under way.
+const CONTROLS_MAX: usize = 64;
 
 /// Which end this is; decides who yields when both open at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +96,8 @@ pub struct LaneEnd {
     out: VecDeque<OutFrame>,
     out_bytes: usize,
     pongs: usize,
+    /// Frames in `out` that are not DATA.
+    controls: usize,
     events: VecDeque<LaneEvent>,
 }
 
@@ -111,6 +115,7 @@ impl LaneEnd {
             out: VecDeque::new(),
             out_bytes: 0,
             pongs: 0,
+            controls: 0,
             events: VecDeque::new(),
         }
     }
@@ -151,6 +156,18 @@ impl LaneEnd {
         matches!(self.state, State::Open { sending, receiving, .. } if sending != receiving)
     }
 
+    /// Server: the agent opened this very tunnel, too, and was told that ours stands.
+    #[must_use]
+    pub fn has_crossed(&self) -> bool {
+        self.crossed
+    }
+
+    /// Frames not yet taken by [`Self::poll_frame`].
+    #[must_use]
+    pub fn queued_frames(&self) -> usize {
+        self.out.len()
+    }
+
     /// The tunnel now, or the one before.
     #[must_use]
     pub fn sequence(&self) -> u16 {
@@ -170,6 +187,7 @@ impl LaneEnd {
         if frame.header.kind == FrameType::Pong {
             self.pongs -= 1;
         }
+        self.controls -= usize::from(frame.header.kind != FrameType::Data);
         Some(frame)
     }
 
@@ -336,6 +354,9 @@ impl LaneEnd {
 
     fn handle_frame(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
         let kind = header.kind;
+        if self.controls > CONTROLS_MAX {
+            return Err(LaneViolation::Unread(CONTROLS_MAX));
+        }
         match kind {
             FrameType::Ping => return self.handle_ping(payload),
             FrameType::Pong => {
@@ -428,6 +449,7 @@ impl LaneEnd {
         if self.state == State::Opening && header.sequence == self.sequence {
             // Both opened at once, and both counted the same tunnel.
             return match self.role {
+                LaneRole::Server if self.crossed => Err(out_of_turn),
                 LaneRole::Server => {
                     self.crossed = true;
                     let payload = Bytes::from_static(&[RefusalCode::Busy as u8]);
@@ -516,7 +538,7 @@ impl LaneEnd {
         let frame = OutFrame::new(FrameType::ResetAck, 0, sequence, Bytes::new());
         // A peer that repeats itself and reads nothing piles nothing up.
         if self.out.back() != Some(&frame) {
-            self.out.push_back(frame);
+            self.push(frame);
         }
     }
 
@@ -556,17 +578,22 @@ impl LaneEnd {
         self.out
             .retain(|frame| frame.header.sequence != now || outlives_tunnel(frame));
         self.out_bytes = self.out.iter().map(|frame| frame.payload.len()).sum();
+        let is_control = |frame: &&OutFrame| frame.header.kind != FrameType::Data;
+        self.controls = self.out.iter().filter(is_control).count();
     }
 
     fn put(&mut self, kind: FrameType, flags: u8, payload: Bytes) {
-        self.out_bytes += payload.len();
-        let frame = OutFrame::new(kind, flags, self.sequence, payload);
-        self.out.push_back(frame);
+        self.push(OutFrame::new(kind, flags, self.sequence, payload));
     }
 
     fn put_lane(&mut self, kind: FrameType, payload: Bytes) {
-        self.out_bytes += payload.len();
-        self.out.push_back(OutFrame::new(kind, 0, 0, payload));
+        self.push(OutFrame::new(kind, 0, 0, payload));
+    }
+
+    fn push(&mut self, frame: OutFrame) {
+        self.out_bytes += frame.payload.len();
+        self.controls += usize::from(frame.header.kind != FrameType::Data);
+        self.out.push_back(frame);
     }
 }
 

@@ -109,6 +109,9 @@ pub enum LaneViolation {
     /// A frame that makes no sense in the state the lane is in.
     #[error("{0:?} frame out of turn")]
     OutOfTurn(FrameType),
+    /// The peer goes on sending frames and does not read ours.
+    #[error("more than {0} frames wait to be read, and the peer goes on sending")]
+    Unread(usize),
     /// A payload that cannot be read.
     #[error("unreadable payload of a {0:?} frame")]
     Unreadable(FrameType),

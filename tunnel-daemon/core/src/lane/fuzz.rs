@@ -4,6 +4,8 @@ use bytes::Bytes;
 
 use super::{FrameReader, LaneEnd, LaneEvent, LaneRole, OpenRequest, Piece};
 
+/// Frames that may wait without DATA among them.
+const FRAMES_MAX: usize = 100;
 /// Most bytes of one input that are looked at.
 const INPUT_BYTES_MAX: usize = 1 << 16;
 
@@ -41,6 +43,7 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
         assert_eq!(end.open(&request, 0), Ok(()), "a new lane is free");
     }
     let resets = choice & 4 != 0;
+    let reads_nothing = choice & 8 != 0;
     let (mut reader, mut events) = (FrameReader::default(), Vec::new());
     for part in stream.chunks(chunk) {
         reader.push(Bytes::copy_from_slice(part));
@@ -62,6 +65,10 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
             }
             if resets && matches!(events.last(), Some(LaneEvent::PeerFin)) {
                 end.reset("");
+            }
+            if reads_nothing {
+                assert!(end.queued_frames() <= FRAMES_MAX, "answers pile up");
+                continue;
             }
             while let Some(frame) = end.poll_frame() {
                 check(&frame.to_bytes());

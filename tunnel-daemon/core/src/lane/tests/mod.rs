@@ -430,6 +430,51 @@ fn frames_out_of_turn_end_the_lane() {
     );
 }
 
+/// A peer that makes an end answer and reads nothing loses its lane before much has piled up.
+#[test]
+fn answers_that_nobody_reads_are_bounded() {
+    let frame = |kind, sequence, payload: &'static [u8]| {
+        let length = u32::try_from(payload.len()).unwrap();
+        let flags = Header::CLOSE;
+        let header = Header {
+            kind,
+            flags,
+            sequence,
+            length,
+        };
+        Piece::Frame(header, Bytes::from_static(payload))
+    };
+    let open = b"\0\x03tcpa:1";
+    type Flood = fn(u16) -> (FrameType, u16);
+    let floods: [(&str, Flood); 3] = [
+        ("old resets", |n| (FrameType::Reset, 0xfff0 + n % 2)),
+        ("opens and resets", |n| {
+            let kinds = [FrameType::Open, FrameType::Reset];
+            (kinds[usize::from(n % 2)], 1 + n / 2)
+        }),
+        ("opens and closes", |n| {
+            let kinds = [FrameType::Open, FrameType::Fin];
+            (kinds[usize::from(n % 2)], 1 + n / 2)
+        }),
+    ];
+    for (what, flood) in floods {
+        let mut end = LaneEnd::new(LaneRole::Server);
+        let handled = (0..10_000).try_for_each(|n| {
+            let (kind, sequence) = flood(n);
+            let payload = if kind == FrameType::Open {
+                open
+            } else {
+                &b""[..]
+            };
+            end.handle(frame(kind, sequence, payload))?;
+            end.accept();
+            assert!(end.queued_frames() < 100, "{what}");
+            Ok(())
+        });
+        assert!(matches!(handled, Err(LaneViolation::Unread(_))), "{what}");
+    }
+}
+
 #[test]
 fn frames_of_unknown_types_are_skipped_and_long_ones_end_the_lane() {
     let mut reader = FrameReader::default();
