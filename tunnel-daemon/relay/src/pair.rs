@@ -3,6 +3,7 @@
 use std::{
     fmt,
     os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -43,8 +44,8 @@ impl Pair {
     }
 }
 
-/// Called once with how a pair ended: on the relay thread, or on the stopping one for a pair that was never begun. Must
-/// not block. If it panics, the pairs of that thread end with it.
+/// Called once with how a pair ended: on the relay thread, or on the one that stops or submits for a pair that was never
+/// begun. Must not block. If it panics on the relay thread, the pairs of that thread end with it.
 pub type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// Bytes delivered so far.
@@ -147,7 +148,10 @@ impl Drop for Promise {
         } else {
             PairEnd::Stopped
         };
-        self.tell(Flow::default(), Flow::default(), end);
+        // This may run while the thread unwinds: a callback that panics now would end the process.
+        let _panicked_too = catch_unwind(AssertUnwindSafe(|| {
+            self.tell(Flow::default(), Flow::default(), end);
+        }));
     }
 }
 

@@ -83,7 +83,7 @@ fn choose(
         (Preference::IoUring, Some(Err(error))) => Err(error),
         (Preference::Auto, Some(Ok(()))) => choice(
             AUTO,
-            "the faster of the two in our measurements; io_uring is possible too".to_owned(),
+            "as fast as io_uring in our measurements, with less of the kernel in reach".to_owned(),
         ),
         (Preference::Auto, Some(Err(error))) => choice(
             Engine::Epoll,
@@ -92,7 +92,7 @@ fn choose(
     }
 }
 
-/// The driver that wins where both are possible: see ADR 0010.
+/// The driver where both are possible: see ADR 0010.
 const AUTO: Engine = Engine::Epoll;
 
 fn explain(error: io::Error) -> ProbeError {

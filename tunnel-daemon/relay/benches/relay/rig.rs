@@ -3,6 +3,10 @@
 use std::{
     io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread::{self, JoinHandle},
 };
 
@@ -10,6 +14,8 @@ use adit_relay::{
     Engine, Pair, Preference, Relay, RelayConfig, RelayHandle, Submitted, Thresholds, probe,
 };
 use socket2::{Domain, Socket, Type};
+
+use crate::ring_copy;
 
 const MESSAGE: usize = 64;
 
@@ -19,23 +25,33 @@ pub(crate) enum Transport {
     Unix,
 }
 
+/// Who moves the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    Copy,
+    Splice,
+    /// The attempt of `ring_copy`, which is no part of the product.
+    RingCopy,
+}
+
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) engine: Engine,
-    pub(crate) splice: bool,
+    pub(crate) by: By,
     pub(crate) transport: Transport,
 }
 
 impl Row {
+    /// The rows of the product.
     pub(crate) fn all() -> Vec<Self> {
         let mut rows = Vec::new();
         for transport in [Transport::Tcp, Transport::Unix] {
-            for splice in [false, true] {
+            for by in [By::Copy, By::Splice] {
                 for engine in [Engine::Epoll, Engine::IoUring] {
                     rows.push(Self {
                         engine,
-                        splice,
+                        by,
                         transport,
                     });
                 }
@@ -44,9 +60,19 @@ impl Row {
         rows
     }
 
+    /// Those, and the attempts.
+    pub(crate) fn with_attempts() -> Vec<Self> {
+        let mut rows = Self::all();
+        rows.extend([Transport::Tcp, Transport::Unix].map(|transport| Self {
+            engine: Engine::IoUring,
+            by: By::RingCopy,
+            transport,
+        }));
+        rows
+    }
+
     pub(crate) fn name(&self) -> String {
-        let mover = if self.splice { "splice" } else { "copy" };
-        format!("{:?}/{mover}/{}", self.transport, self.engine.name())
+        format!("{:?}/{:?}/{}", self.transport, self.by, self.engine.name())
     }
 }
 
@@ -60,7 +86,7 @@ pub(crate) struct Rig {
 pub(crate) struct Tunnel {
     pub(crate) client: Socket,
     pub(crate) target: Socket,
-    _submitted: Submitted,
+    _submitted: Option<Submitted>,
 }
 
 impl Rig {
@@ -71,10 +97,9 @@ impl Rig {
         };
         let mut config = RelayConfig::new(probe(preference).expect("this host allows both"));
         config.threads = 1;
-        config.thresholds = if row.splice {
-            Thresholds::splice_at_once()
-        } else {
-            Thresholds::copy_only()
+        config.thresholds = match row.by {
+            By::Splice => Thresholds::splice_at_once(),
+            By::Copy | By::RingCopy => Thresholds::copy_only(),
         };
         let relay = Relay::start(&config).expect("a relay starts");
         Self {
@@ -108,7 +133,63 @@ impl Rig {
         Tunnel {
             client,
             target,
-            _submitted: self.handle.submit(pair, Box::new(drop)).expect("room"),
+            _submitted: Some(self.handle.submit(pair, Box::new(drop)).expect("room")),
+        }
+    }
+}
+
+/// Connections, and who relays them.
+pub(crate) struct Opened {
+    pub(crate) tunnels: Vec<Tunnel>,
+    attempt: Option<(Arc<AtomicU64>, JoinHandle<()>)>,
+}
+
+impl Rig {
+    pub(crate) fn open_many(&self, row: Row, count: usize) -> Opened {
+        if row.by != By::RingCopy {
+            return Opened {
+                tunnels: (0..count).map(|_| self.open()).collect(),
+                attempt: None,
+            };
+        }
+        let mut relayed = Vec::new();
+        let tunnels = (0..count)
+            .map(|_| {
+                let ((client, a), (target, b)) = (self.sockets(), self.sockets());
+                relayed.extend([a, b]);
+                Tunnel {
+                    client,
+                    target,
+                    _submitted: None,
+                }
+            })
+            .collect();
+        let calls = Arc::new(AtomicU64::new(0));
+        let thread = ring_copy::start(relayed, Arc::clone(&calls));
+        Opened {
+            tunnels,
+            attempt: Some((calls, thread)),
+        }
+    }
+
+    /// System calls of the one who relays.
+    pub(crate) fn calls(&self, opened: &Opened) -> u64 {
+        match &opened.attempt {
+            Some((calls, _thread)) => calls.load(Ordering::Relaxed),
+            None => self.handle.stats().syscalls,
+        }
+    }
+}
+
+impl Opened {
+    /// Ends all connections and waits for an attempt to notice.
+    pub(crate) fn close(self) {
+        for tunnel in &self.tunnels {
+            let _gone = tunnel.client.shutdown(Shutdown::Both);
+        }
+        drop(self.tunnels);
+        if let Some((_calls, thread)) = self.attempt {
+            thread.join().expect("the attempt ends");
         }
     }
 }

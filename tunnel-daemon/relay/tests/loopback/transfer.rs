@@ -1,11 +1,12 @@
 //! Bytes arrive once, in order and counted, whatever their sizes and whoever moves them.
 
-use std::{io::Write, thread};
+use std::{io::Write, net::Shutdown, thread};
 
 use adit_relay::{Engine, PairEnd, Progress, Thresholds};
 
 use crate::support::{
-    Moves, Pattern, Setup, Transport, World, matrix, receive_all, receive_exactly, send_all,
+    Moves, Pattern, Setup, Transport, Tunnel, World, matrix, receive_all, receive_exactly, reset,
+    send_all,
 };
 
 matrix!(
@@ -193,4 +194,82 @@ fn switch_to_splice_is_exact_at_many_offsets_with_epoll() {
 fn switch_to_splice_is_exact_at_many_offsets_with_the_ring() {
     switch_at_every_offset(Engine::IoUring, Transport::Tcp);
     switch_at_every_offset(Engine::IoUring, Transport::Unix);
+}
+
+/// What a seed's script does to a connection, and what came of it: bytes each way and the end.
+fn play(setup: &Setup, seed: u64) -> (Vec<u8>, Vec<u8>, String) {
+    let world = setup.start();
+    let mut random = Pattern::new(seed);
+    let tunnel = world.open();
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    let (mut up_open, mut down_open) = (true, true);
+    for _ in 0..random.up_to(12) {
+        let magnitude = random.up_to(14);
+        let size = random.up_to(16 << magnitude);
+        let bytes = random.bytes(size);
+        match random.up_to(10) {
+            1..=4 if up_open => {
+                (&tunnel.client).write_all(&bytes).unwrap();
+                up.extend(receive_exactly(&tunnel.target, size));
+            }
+            5..=8 if down_open => {
+                (&tunnel.target).write_all(&bytes).unwrap();
+                down.extend(receive_exactly(&tunnel.client, size));
+            }
+            9 if up_open && down_open => {
+                tunnel.client.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive_all(&tunnel.target, 9, 1).unwrap(), []);
+                up_open = false;
+            }
+            10 if up_open && down_open => {
+                tunnel.target.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive_all(&tunnel.client, 9, 1).unwrap(), []);
+                down_open = false;
+            }
+            _ => {}
+        }
+    }
+    let Tunnel {
+        client,
+        target,
+        outcome,
+        ..
+    } = tunnel;
+    if setup.transport == Transport::Tcp && up_open && down_open && random.up_to(2) == 1 {
+        reset(client);
+    } else {
+        client.shutdown(Shutdown::Both).unwrap();
+        drop((client, target));
+    }
+    let outcome = outcome.recv_timeout(crate::support::PATIENCE).unwrap();
+    assert_eq!(outcome.to_b.bytes, up.len() as u64, "seed {seed}");
+    assert_eq!(outcome.to_a.bytes, down.len() as u64, "seed {seed}");
+    (up, down, outcome.end.to_string())
+}
+
+#[test]
+fn every_driver_and_mover_ends_as_plain_copy_does() {
+    for transport in [Transport::Tcp, Transport::Unix] {
+        for seed in 0..60 {
+            let with = |engine, moves| {
+                let setup = Setup {
+                    engine,
+                    moves,
+                    transport,
+                };
+                play(&setup, seed)
+            };
+            let plain = with(Engine::Epoll, Moves::Copy);
+            for (engine, moves) in [
+                (Engine::Epoll, Moves::Splice),
+                (Engine::IoUring, Moves::Copy),
+                (Engine::IoUring, Moves::Splice),
+            ] {
+                assert!(
+                    with(engine, moves) == plain,
+                    "seed {seed}, {transport:?}, {engine:?}, {moves:?}"
+                );
+            }
+        }
+    }
 }
