@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, io::Write};
 use adit_relay::{Engine, Preference, Relay, RelayConfig, probe};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use crate::support::{Moves, Setup, Transport, alone, receive_exactly};
+use crate::support::{Moves, Setup, Transport, alone, is_allowed, receive_exactly};
 
 /// From here on `io_uring_setup` fails with `errno` in this process.
 fn forbid_rings(errno: i32) {
@@ -49,6 +49,9 @@ fn forbidden_ring_means_epoll_by_itself_and_an_error_by_name() {
 
 #[test]
 fn relay_whose_ring_became_forbidden_does_not_start() {
+    if !is_allowed(Engine::IoUring, "relay_whose_ring_became_forbidden") {
+        return;
+    }
     let path = concat!(
         module_path!(),
         "::relay_whose_ring_became_forbidden_does_not_start"
