@@ -1,6 +1,6 @@
 //! File descriptors as a budget: lanes never take what clients and targets need.
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 
 /// Descriptors kept for listeners, links, logs and the like.
@@ -8,6 +8,19 @@ const RESERVED: u64 = 512;
 /// A tunnel on a lane needs two descriptors at each end, one on the link one: lanes get a third of what there is, so
 /// that as many tunnels again find room on the link.
 const LANES_DIVISOR: u64 = 3;
+
+/// Takes as many as the system lets this process have, as Go programs do: the lower limit is there for programs that
+/// still use select(2).
+pub(super) fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
 
 /// Lanes this process may have at once.
 pub(super) fn lane_slots() -> Semaphore {

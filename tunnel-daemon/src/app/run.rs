@@ -35,6 +35,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
     for warning in &parsed.warnings {
         tracing::warn!("{warning}");
     }
+    super::descriptors::raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -20,7 +20,7 @@ use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::frontend::events::FrontendContext;
-use crate::hub::{DialLimits, Hub, LaneWatch};
+use crate::hub::{DialLimits, Hub, LanePool, LaneWatch};
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
@@ -321,6 +321,13 @@ impl RunningServer {
     #[must_use]
     pub fn links(&self) -> usize {
         self.hub.links().len()
+    }
+
+    /// The pools of lanes of links that may have some.
+    #[must_use]
+    pub fn lanes(&self) -> Vec<Arc<LanePool>> {
+        let links = self.hub.links();
+        links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
     /// Stops in the order that hurts least: not ready, no new connections and dials, tunnels may finish for

@@ -53,6 +53,8 @@ pub(super) struct LaneWay {
     timer: Option<Pin<Box<Sleep>>>,
     /// Something moved since the timer was set.
     moved: bool,
+    /// Bytes on their way when it was set: fewer mean that something moved.
+    on_the_way: usize,
 }
 
 impl LaneWay {
@@ -68,6 +70,7 @@ impl LaneWay {
             write_failed: false,
             timer: None,
             moved: false,
+            on_the_way: 0,
         }
     }
 
@@ -246,9 +249,13 @@ impl LaneWay {
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let timer = self.timer.get_or_insert_with(|| {
             self.moved = false;
+            self.on_the_way = self.lane.as_ref().map_or(0, Lane::unacknowledged_bytes);
             Box::pin(tokio::time::sleep(limit))
         });
         while timer.as_mut().poll(cx).is_ready() {
+            let on_the_way = self.lane.as_ref().map_or(0, Lane::unacknowledged_bytes);
+            self.moved |= on_the_way < self.on_the_way;
+            self.on_the_way = on_the_way;
             if !std::mem::take(&mut self.moved) {
                 self.timer = None;
                 return true;

@@ -389,7 +389,7 @@ impl Opening<'_> {
         let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane)).await;
         let answer = match soon {
             Ok(answer) => answer,
-            Err(_elapsed) if lane.is_unacknowledged() => {
+            Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
                 // Cut off, so that the agent does not dial when the path comes back.
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();

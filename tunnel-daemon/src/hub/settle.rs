@@ -12,6 +12,9 @@ use crate::lane::{Lane, LaneFailure};
 /// A RESET is answered within this time.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
+/// What the peer's kernel has acknowledged is read within this time: some megabytes at 20 KB/s.
+const TAKEN_WITHIN: Duration = Duration::from_secs(300);
+
 /// Why a lane cannot be used again.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsettled {
@@ -23,15 +26,21 @@ pub enum Unsettled {
     Silent,
 }
 
-/// Waits until the lane is clean; bytes that wait for the peer linger as long as it takes some now and then.
+/// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
+/// that it has taken may be in its buffers for long, since we do not see them move there.
 ///
 /// # Errors
 /// [`Unsettled`]: close the lane.
 pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
-    let mut queued = usize::MAX;
-    while !lane.state().is_resetting() && lane.queued_bytes() < queued {
-        queued = lane.queued_bytes();
-        if let Ok(clean) = tokio::time::timeout(limits::LINGER_TIMEOUT, clean(lane)).await {
+    let mut before = usize::MAX;
+    while !lane.state().is_resetting() && lane.unacknowledged_bytes() < before {
+        before = lane.unacknowledged_bytes();
+        let patience = if before == 0 {
+            TAKEN_WITHIN
+        } else {
+            limits::LINGER_TIMEOUT
+        };
+        if let Ok(clean) = tokio::time::timeout(patience, clean(lane)).await {
             return Ok(clean?);
         }
     }

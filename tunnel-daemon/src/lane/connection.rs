@@ -4,6 +4,7 @@ use std::io;
 use std::task::{Context, Poll, Waker, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
+use adit_relay::tcp_state;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
@@ -153,18 +154,23 @@ impl Lane {
         }
     }
 
-    /// Whether bytes wait that the peer's kernel has not acknowledged.
+    /// Bytes that the peer's kernel has not acknowledged, those that wait here included.
     #[must_use]
-    pub fn is_unacknowledged(&self) -> bool {
-        self.queued_bytes() > 0
+    pub fn unacknowledged_bytes(&self) -> usize {
+        let state = self.io.tcp().and_then(|tcp| tcp_state(tcp).ok());
+        self.queued_bytes() + state.map_or(0, |state| state.unacknowledged_bytes)
     }
 
-    /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment.
+    /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment, or whose
+    /// link is gone. Keepalive asks every few seconds, so silence means something, whether bytes are on their way or not.
     #[must_use]
     pub fn peer_is_gone(&self) -> Option<LaneFailure> {
         let tcp = self.io.tcp()?;
-        let error = tcp.take_error().unwrap_or_else(Some)?;
-        Some(error.into())
+        if let Some(error) = tcp.take_error().unwrap_or_else(Some) {
+            return Some(error.into());
+        }
+        let silent = tcp_state(tcp).is_ok_and(|state| state.silent_for > socket::LANE_SILENCE_MAX);
+        silent.then(|| io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
     /// Bytes that wait for the stream.

@@ -17,6 +17,21 @@ const LAYERS: &[&[&str]] = &[
 
 const DAEMON: &str = "tunnel-daemon/src";
 const CORE: &str = "tunnel-daemon/core/src";
+const RELAY: &str = "tunnel-daemon/relay/src";
+
+/// Crates the relay must not name: it knows descriptors and bytes, no protocol, runtime or TLS.
+const RELAY_CRATES: &[&str] = &[
+    "adit_core",
+    "adit",
+    "tokio",
+    "rustls",
+    "h2",
+    "hyper",
+    "tonic",
+    "prost",
+];
+/// The only modules of the relay that may contain unsafe code or name the crate that needs it.
+const RELAY_UNSAFE: &str = "tunnel-daemon/relay/src/syscall/";
 
 /// Crates the core must not name at all.
 const CORE_CRATES: &[&str] = &[
@@ -37,7 +52,7 @@ const CORE_STD: &[&str] = &["env", "fs", "os", "process", "thread"];
 /// Calls that read the clock.
 const CORE_CLOCKS: &[&str] = &["Instant", "SystemTime"];
 
-/// Checks both packages.
+/// Checks the packages of the daemon.
 ///
 /// # Errors
 /// When a source cannot be read or is no Rust.
@@ -56,6 +71,13 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         .filter(|file| file.ends_with(".rs"))
     {
         findings.extend(check_core(file, &source(workspace, file)?)?);
+    }
+    for file in workspace
+        .files(RELAY)?
+        .iter()
+        .filter(|file| file.ends_with(".rs"))
+    {
+        findings.extend(check_relay(file, &source(workspace, file)?)?);
     }
     Ok(findings)
 }
@@ -178,9 +200,77 @@ fn banned_in_core(segments: &[String]) -> Option<String> {
     Some(clock.join("::"))
 }
 
+fn check_relay(file: &str, text: &str) -> anyhow::Result<Vec<String>> {
+    let mut findings = Vec::new();
+    let may_be_unsafe = file.starts_with(RELAY_UNSAFE);
+    for path in paths(text).map_err(|error| error.context(file.to_owned()))? {
+        let Some(first) = path.segments.first().map(String::as_str) else {
+            continue;
+        };
+        let line = path.line;
+        if path.segments.len() > 1 && RELAY_CRATES.contains(&first) {
+            findings.push(format!(
+                "{file}:{line}: the relay knows no protocol and no runtime, but names `{first}`"
+            ));
+        }
+        if path.segments.len() > 1 && ["io_uring", "libc"].contains(&first) && !may_be_unsafe {
+            findings.push(format!(
+                "{file}:{line}: only {RELAY_UNSAFE} makes system calls of its own, but this names `{first}`"
+            ));
+        }
+    }
+    // The compiler denies unsafe code at the crate root; only these modules may ask for it back.
+    for (number, line) in text.lines().enumerate() {
+        let asks = line.trim_start().starts_with("#[") || line.trim_start().starts_with("#![");
+        let denies = line.contains("deny(unsafe_code)");
+        if asks && line.contains("unsafe_code") && !denies && !may_be_unsafe {
+            findings.push(format!(
+                "{file}:{}: unsafe code of the relay belongs below {RELAY_UNSAFE}",
+                number + 1
+            ));
+        }
+    }
+    Ok(findings)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn relay(file: &str, text: &str) -> Vec<String> {
+        check_relay(&format!("{RELAY}/{file}"), text).unwrap()
+    }
+
+    #[test]
+    fn relay_names_no_protocol_runtime_or_tls() {
+        for text in [
+            "use adit_core::ids::AgentId;",
+            "fn f() { tokio::spawn(x) }",
+            "use rustls::ClientConfig;",
+        ] {
+            assert_eq!(relay("flow.rs", text).len(), 1, "{text}");
+        }
+        assert_eq!(
+            relay("flow.rs", "use std::os::fd::OwnedFd; use bytes::Bytes;"),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
+    fn unsafe_code_of_the_relay_stays_in_its_system_calls() {
+        let asks = "#[expect(unsafe_code, reason = \"speed\")]\nmod fast;";
+        assert_eq!(relay("flow.rs", asks).len(), 1);
+        assert_eq!(relay("syscall/mod.rs", asks), Vec::<String>::new());
+        assert_eq!(relay("flow.rs", "use io_uring::opcode;").len(), 1);
+        assert_eq!(
+            relay("syscall/ring.rs", "use io_uring::opcode;"),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            relay("lib.rs", "#![deny(unsafe_code)]"),
+            Vec::<String>::new()
+        );
+    }
 
     fn daemon(file: &str, text: &str) -> Vec<String> {
         check_daemon(&format!("{DAEMON}/{file}"), text).unwrap()

@@ -434,3 +434,33 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     })
     .await;
 }
+
+/// Sweeps look at every lane, however many: none is taken for dead because others were looked at before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
+    const LANES: usize = 300;
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let mut lanes = tokio::task::JoinSet::new();
+    for _lane in 0..LANES {
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        // Answers pings until it is closed.
+        lanes.spawn(async move { while lane.event().await.is_some() {} });
+    }
+    let mut silent = Stub::connect(&world, "agent").await;
+    assert!(silent.bind(&grant).await);
+    let idle = "adit_lanes{state=\"idle\"}";
+    until("all lanes", || value(&world, idle) == 301.0).await;
+    let pool = world.server().lanes().pop().expect("a pool");
+    for sweep in 1..=3 {
+        pool.sweep().await;
+        let expected = if sweep == 1 { 301.0 } else { 300.0 };
+        assert_eq!(value(&world, idle), expected, "sweep {sweep}");
+        // Time for the answers, of which nobody can tell when the last one has arrived.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let closed = "adit_lanes_closed_total{reason=\"silent\"}";
+    assert_eq!(value(&world, closed), 1.0);
+}

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -244,4 +245,36 @@ async fn a_dial_error_reads_the_same_on_a_lane() {
     assert!(text.contains("connection refused"), "{status} {text}");
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
     until("the lane is free again", || value(&world, BUSY) == 0.0).await;
+}
+
+/// As on a link: the client is told, with a reason, and the access event has one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
+    let (mut world, _agent) = World::with_agent().await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
+    echo(&mut tunnel, b"before").await;
+    assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
+    let metrics = world.server().metrics.clone();
+    world.stop_server(Duration::ZERO).await;
+    let end = within("the end of the tunnel", tunnel.read()).await;
+    assert!(!matches!(end, Ok(Some(_))), "nothing was sent");
+    let ended = "adit_tunnels_closed_total{reason=\"shutdown\"}";
+    assert_eq!(sample(&metrics.scrape().text(), ended), Some(1.0));
+}
+
+/// A server without room says so before a lane is bound, so agents do not try again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_pause_when_a_server_has_no_room_for_their_lanes() {
+    let world = World::start(&["--lanes-per-link=2"]).await;
+    // The agent would like four, but is told of two; a second link of the same agent has lanes of its own.
+    let _first = world.agent("agent-1", &[]).await;
+    let _second = world.agent("agent-2", &[]).await;
+    world.links(2).await;
+    until("two lanes for each", || value(&world, IDLE) == 4.0).await;
+    assert_eq!(
+        value(&world, "adit_lanes_refused_total{reason=\"full\"}"),
+        0.0
+    );
 }

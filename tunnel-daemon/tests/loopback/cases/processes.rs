@@ -195,6 +195,7 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
         "it did not wait for its tunnels"
     );
 
+    metric(processes.health, LINKS, 0.0).await;
     let agent = processes.agent("b", &[]);
     metric(processes.health, LINKS, 1.0).await;
     let mut call = connection.proxy().await;

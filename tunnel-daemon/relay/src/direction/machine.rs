@@ -1,0 +1,433 @@
+//! The states and steps of one direction.
+
+use std::io::{self, ErrorKind};
+
+use bytes::{Buf, Bytes};
+use rustix::io::Errno;
+
+use super::recent::Recent;
+use crate::{
+    buffers::{GROWTH, LARGE, SMALL},
+    config::Thresholds,
+    outcome::{Flow, Mover, Op},
+};
+
+/// What a direction needs from its surroundings. No call blocks; each reports what it moved.
+pub(crate) trait Io {
+    type Pipe;
+    /// Reads from the source. Zero is end of stream.
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
+    /// Writes to the sink.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Moves from the source into the pipe, as much as it has room for. Zero is end of stream.
+    fn fill(&mut self, pipe: &Self::Pipe) -> io::Result<usize>;
+    /// Moves up to `held` bytes from the pipe to the sink.
+    fn drain(&mut self, pipe: &Self::Pipe, held: usize) -> io::Result<usize>;
+    /// Reads from the pipe into memory, when its bytes cannot be spliced any further.
+    fn unload(&mut self, pipe: &Self::Pipe, into: &mut [u8]) -> io::Result<usize>;
+    /// Tells the sink that nothing follows.
+    fn finish(&mut self) -> io::Result<()>;
+    /// The sink has taken this many bytes, in all.
+    fn progress(&mut self, delivered: u64);
+    fn capacity(pipe: &Self::Pipe) -> usize;
+    fn lend_pipe(&mut self) -> Option<Self::Pipe>;
+    fn return_pipe(&mut self, pipe: Self::Pipe, is_empty: bool);
+    fn lend_buffer(&mut self, size: usize) -> Vec<u8>;
+    fn return_buffer(&mut self, buffer: Vec<u8>);
+}
+
+/// Where a direction stands after its turn.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Nothing to do until the source has bytes.
+    Idle,
+    /// Holds bytes that the sink has no room for.
+    Blocked,
+    /// Used up its share of the turn.
+    Again,
+    /// The end of stream was passed on.
+    Done,
+    /// One of its ends failed: the source if it was read, the sink if it was written.
+    Failed(Op, io::Error),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// The source has ended, bytes may be left.
+    Ended,
+    Done,
+}
+
+/// One direction. `P` is a pipe.
+#[derive(Debug)]
+pub(crate) struct Direction<P> {
+    /// Bytes the owner had read already.
+    first: Bytes,
+    /// Empty unless the direction moves or holds bytes; those held are `start..end`.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    buffer_bytes: usize,
+    pipe: Option<P>,
+    in_pipe: usize,
+    mover: Mover,
+    may_splice: bool,
+    state: State,
+    readable: bool,
+    writable: bool,
+    /// The source has said that it ends, so a short read proves nothing.
+    source_ends: bool,
+    taken: u64,
+    flow: Flow,
+    recent: Recent,
+}
+
+type Failure = (Op, io::Error);
+
+impl<P> Direction<P> {
+    /// Begins with `first` to deliver. Both ends count as ready, since a try costs less than a question.
+    pub(crate) fn new(first: Bytes, rules: &Thresholds) -> Self {
+        Self {
+            first,
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+            buffer_bytes: SMALL,
+            pipe: None,
+            in_pipe: 0,
+            mover: Mover::Copy,
+            may_splice: rules.splice,
+            state: State::Open,
+            readable: true,
+            writable: true,
+            source_ends: false,
+            taken: 0,
+            flow: Flow::default(),
+            recent: Recent::default(),
+        }
+    }
+
+    /// The source has bytes, or an end.
+    pub(crate) fn source_ready(&mut self, ends: bool) {
+        self.readable = true;
+        self.source_ends |= ends;
+    }
+
+    /// The sink has room, or an error.
+    pub(crate) fn sink_ready(&mut self) {
+        self.writable = true;
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// What was moved so far.
+    pub(crate) fn flow(&self) -> Flow {
+        self.flow
+    }
+
+    /// Moves what can be moved within the rules' share of a turn.
+    pub(crate) fn run<I: Io<Pipe = P>>(&mut self, io: &mut I, rules: &Thresholds) -> Step {
+        let before = self.taken;
+        let step = self
+            .turn(io, rules)
+            .unwrap_or_else(|(op, error)| Step::Failed(op, error));
+        if self.taken > before {
+            self.recent.record(self.taken - before);
+            if self.recent.is_full() && self.recent.average() < rules.chatty_wake_bytes {
+                self.buffer_bytes = SMALL;
+            }
+        }
+        self.settle(io);
+        step
+    }
+
+    /// Gives everything back at the end of the pair.
+    pub(crate) fn release<I: Io<Pipe = P>>(&mut self, io: &mut I) {
+        self.first = Bytes::new();
+        (self.start, self.end) = (0, 0);
+        if let Some(pipe) = self.pipe.take() {
+            io.return_pipe(pipe, self.in_pipe == 0);
+        }
+        self.settle(io);
+    }
+
+    /// An idle direction keeps neither buffer nor pipe.
+    fn settle<I: Io<Pipe = P>>(&mut self, io: &mut I) {
+        if self.start == self.end && !self.buffer.is_empty() {
+            io.return_buffer(std::mem::take(&mut self.buffer));
+        }
+        if self.in_pipe == 0
+            && let Some(pipe) = self.pipe.take()
+        {
+            io.return_pipe(pipe, true);
+        }
+    }
+
+    fn turn<I: Io<Pipe = P>>(&mut self, io: &mut I, rules: &Thresholds) -> Result<Step, Failure> {
+        let (mut bytes_left, mut reads_left) = (rules.turn_bytes, rules.turn_reads);
+        loop {
+            if !self.deliver(io)? {
+                self.top_up(io)?;
+                return Ok(Step::Blocked);
+            }
+            match self.state {
+                State::Done => return Ok(Step::Done),
+                State::Ended => {
+                    io.finish().map_err(|error| (Op::Write, error))?;
+                    self.state = State::Done;
+                    return Ok(Step::Done);
+                }
+                State::Open if !self.readable => return Ok(Step::Idle),
+                State::Open if bytes_left == 0 || reads_left == 0 => return Ok(Step::Again),
+                State::Open => {}
+            }
+            self.choose_mover(io, rules);
+            let taken = match self.mover {
+                Mover::Copy => self.read(io)?,
+                Mover::Splice => self.fill(io)?,
+            };
+            bytes_left = bytes_left.saturating_sub(taken);
+            reads_left -= 1;
+        }
+    }
+
+    /// Delivers all that is held, oldest first. `false` when the sink has no more room.
+    fn deliver<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<bool, Failure> {
+        while !self.first.is_empty() {
+            let Some(count) = self.write(io, From::First)? else {
+                return Ok(false);
+            };
+            self.first.advance(count);
+        }
+        loop {
+            while self.start < self.end {
+                let Some(count) = self.write(io, From::Buffer)? else {
+                    return Ok(false);
+                };
+                self.start += count;
+            }
+            (self.start, self.end) = (0, 0);
+            if self.in_pipe == 0 {
+                return Ok(true);
+            }
+            match self.mover {
+                Mover::Splice => {
+                    if !self.drain(io)? {
+                        return Ok(false);
+                    }
+                }
+                Mover::Copy => self.unload(io)?,
+            }
+        }
+    }
+
+    fn write<I: Io<Pipe = P>>(&mut self, io: &mut I, from: From) -> Result<Option<usize>, Failure> {
+        if !self.writable {
+            return Ok(None);
+        }
+        let bytes = match from {
+            From::First => &self.first[..],
+            From::Buffer => &self.buffer[self.start..self.end],
+        };
+        let offered = bytes.len();
+        match io.write(bytes) {
+            Ok(0) => Err((Op::Write, ErrorKind::WriteZero.into())),
+            Ok(count) => {
+                // A short write means a full socket, which will report when it has room again.
+                self.writable = count == offered;
+                self.flow.movers.copy = true;
+                self.delivered(io, count);
+                Ok(Some(count))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.writable = false;
+                Ok(None)
+            }
+            Err(error) => Err((Op::Write, error)),
+        }
+    }
+
+    /// Splices the pipe into the sink. `false` when it has no more room.
+    fn drain<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<bool, Failure> {
+        let Some(pipe) = &self.pipe else {
+            return Err((Op::Write, io::Error::other("bytes counted in no pipe")));
+        };
+        if !self.writable {
+            return Ok(false);
+        }
+        match io.drain(pipe, self.in_pipe) {
+            // The kernel took nothing from a pipe that holds something: better to fail than to spin.
+            Ok(0) => Err((Op::Write, ErrorKind::WriteZero.into())),
+            Ok(count) => {
+                self.in_pipe -= count;
+                self.flow.movers.splice = true;
+                self.flow.spliced_bytes += count as u64;
+                self.delivered(io, count);
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.writable = false;
+                Ok(false)
+            }
+            Err(error) if refuses_splice(&error) => {
+                self.copy_from_now_on();
+                Ok(true)
+            }
+            Err(error) => Err((Op::Write, error)),
+        }
+    }
+
+    /// The sink refuses to be spliced into: what the pipe holds goes through memory.
+    fn unload<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<(), Failure> {
+        let Some(pipe) = &self.pipe else {
+            return Err((Op::Write, io::Error::other("bytes counted in no pipe")));
+        };
+        if self.buffer.is_empty() {
+            self.buffer = io.lend_buffer(LARGE);
+        }
+        match io.unload(pipe, &mut self.buffer) {
+            Ok(0) => Err((Op::Write, ErrorKind::UnexpectedEof.into())),
+            Ok(count) => {
+                self.in_pipe -= count;
+                (self.start, self.end) = (0, count);
+                Ok(())
+            }
+            Err(error) => Err((Op::Write, error)),
+        }
+    }
+
+    /// While the sink is full, a pipe at most half full takes more, so that the source's window keeps moving.
+    fn top_up<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<(), Failure> {
+        let Some(pipe) = &self.pipe else {
+            return Ok(());
+        };
+        let has_room = self.in_pipe > 0 && self.in_pipe <= I::capacity(pipe) / 2;
+        if self.mover != Mover::Splice || !has_room || !self.readable || self.state != State::Open {
+            return Ok(());
+        }
+        match io.fill(pipe) {
+            Ok(0) => self.state = State::Ended,
+            Ok(count) => {
+                self.in_pipe += count;
+                self.taken += count as u64;
+            }
+            // The pipe's slots or the source: not known, and asked again when the pipe is empty.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if refuses_splice(&error) => self.copy_from_now_on(),
+            Err(error) => return Err((Op::Read, error)),
+        }
+        Ok(())
+    }
+
+    /// Called only while nothing is held, so bytes never overtake each other.
+    fn choose_mover<I: Io<Pipe = P>>(&mut self, io: &mut I, rules: &Thresholds) {
+        match self.mover {
+            Mover::Copy => {
+                let is_bulk = self.taken >= rules.splice_after_bytes
+                    && self.recent.average() >= rules.splice_wake_bytes;
+                if self.may_splice && is_bulk {
+                    self.mover = Mover::Splice;
+                }
+            }
+            Mover::Splice => {
+                if self.recent.is_full() && self.recent.average() < rules.chatty_wake_bytes {
+                    self.copy_from_now_on();
+                }
+            }
+        }
+        if self.mover == Mover::Splice && self.pipe.is_none() {
+            self.pipe = io.lend_pipe();
+            if self.pipe.is_none() {
+                self.copy_from_now_on();
+            }
+        }
+    }
+
+    fn copy_from_now_on(&mut self) {
+        self.mover = Mover::Copy;
+        self.may_splice = false;
+    }
+
+    fn read<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<usize, Failure> {
+        if self.buffer.len() != self.buffer_bytes {
+            io.return_buffer(std::mem::take(&mut self.buffer));
+            self.buffer = io.lend_buffer(self.buffer_bytes);
+        }
+        match io.read(&mut self.buffer) {
+            Ok(0) => {
+                self.state = State::Ended;
+                Ok(0)
+            }
+            Ok(count) => {
+                (self.start, self.end) = (0, count);
+                self.taken += count as u64;
+                if count == self.buffer.len() {
+                    self.buffer_bytes = (count * GROWTH).min(LARGE);
+                } else if !self.source_ends {
+                    // A short read emptied the socket: the next byte or end raises a new event.
+                    self.readable = false;
+                }
+                Ok(count)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.readable = false;
+                Ok(0)
+            }
+            Err(error) => Err((Op::Read, error)),
+        }
+    }
+
+    fn fill<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<usize, Failure> {
+        let Some(pipe) = &self.pipe else {
+            return Err((Op::Read, io::Error::other("splice without a pipe")));
+        };
+        match io.fill(pipe) {
+            Ok(0) => {
+                self.state = State::Ended;
+                Ok(0)
+            }
+            Ok(count) => {
+                self.in_pipe += count;
+                self.taken += count as u64;
+                Ok(count)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.readable = false; // The pipe was empty, so it is the source that has nothing.
+                Ok(0)
+            }
+            Err(error) if refuses_splice(&error) => {
+                self.copy_from_now_on();
+                Ok(0)
+            }
+            Err(error) => Err((Op::Read, error)),
+        }
+    }
+
+    fn delivered<I: Io<Pipe = P>>(&mut self, io: &mut I, count: usize) {
+        self.flow.bytes += count as u64;
+        io.progress(self.flow.bytes);
+    }
+
+    /// Bytes taken from the source and not yet given to the sink.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.first.len() + (self.end - self.start) + self.in_pipe
+    }
+}
+
+/// Which memory a write comes from.
+#[derive(Clone, Copy)]
+enum From {
+    First,
+    Buffer,
+}
+
+fn refuses_splice(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP)
+    )
+}

@@ -1,0 +1,157 @@
+//! Readiness by epoll, edge triggered. Room to write is watched only while a sink is full: a unix socket would report it
+//! after each read of its peer.
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::{
+        Timespec,
+        epoll::{self, CreateFlags, EventData, EventFlags},
+    },
+    io::Errno,
+};
+
+use super::{Event, KEY_BITS, Key};
+use crate::outcome::Side;
+
+/// Events taken at once.
+const EVENTS: usize = 256;
+/// The bell's data; no pair has it.
+const BELL: u64 = u64::MAX;
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    taken: Vec<epoll::Event>,
+    /// By slot and side: whether room is watched.
+    room: Vec<[bool; 2]>,
+    syscalls: u64,
+}
+
+impl Epoll {
+    pub(super) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        // Edge triggered, so nobody has to read it.
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&epoll, bell, EventData::new_u64(BELL), flags)?;
+        Ok(Self {
+            epoll,
+            taken: Vec::with_capacity(EVENTS),
+            room: Vec::new(),
+            syscalls: 0,
+        })
+    }
+
+    pub(super) fn watch(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if self.room.len() <= key.index() {
+            self.room.resize(key.index() + 1, [false; 2]);
+        }
+        self.room[key.index()][side.index()] = false;
+        self.syscalls += 1;
+        Ok(epoll::add(&self.epoll, fd, data(key, side), flags(false))?)
+    }
+
+    pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.watch_room(key, side, fd, true)
+    }
+
+    pub(super) fn forget_room(
+        &mut self,
+        key: Key,
+        side: Side,
+        fd: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        self.watch_room(key, side, fd, false)
+    }
+
+    fn watch_room(
+        &mut self,
+        key: Key,
+        side: Side,
+        fd: BorrowedFd<'_>,
+        wanted: bool,
+    ) -> io::Result<()> {
+        let watched = &mut self.room[key.index()][side.index()];
+        if *watched != wanted {
+            *watched = wanted;
+            self.syscalls += 1;
+            epoll::modify(&self.epoll, fd, data(key, side), flags(wanted))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, _key: Key, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+        // Closing would do, unless somebody holds a duplicate of the descriptor.
+        for fd in [a, b] {
+            let _not_watched = epoll::delete(&self.epoll, fd);
+        }
+        self.syscalls += 2;
+        true
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<u64> {
+        let timeout = timeout.map(|limit| {
+            // Whole milliseconds, rounded up: finer ones need a younger system call.
+            let limit = Duration::from_millis(
+                u64::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX),
+            );
+            Timespec::try_from(limit).unwrap_or_default()
+        });
+        self.taken.clear();
+        match epoll::wait(
+            &self.epoll,
+            spare_capacity(&mut self.taken),
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &self.taken {
+            let (bits, flags) = (event.data.u64(), event.flags);
+            if bits != BELL {
+                events.push(translate(bits, flags));
+            }
+        }
+        Ok(1)
+    }
+
+    pub(super) fn take_syscalls(&mut self) -> u64 {
+        std::mem::take(&mut self.syscalls)
+    }
+}
+
+fn data(key: Key, side: Side) -> EventData {
+    EventData::new_u64(key.to_bits() | (side.index() as u64) << KEY_BITS)
+}
+
+fn flags(room: bool) -> EventFlags {
+    let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+    if room { flags | EventFlags::OUT } else { flags }
+}
+
+fn translate(bits: u64, flags: EventFlags) -> Event {
+    let over = EventFlags::HUP | EventFlags::ERR;
+    let ends = flags.intersects(EventFlags::RDHUP | over);
+    Event {
+        key: Key::from_bits(bits),
+        side: if bits >> KEY_BITS == 0 {
+            Side::A
+        } else {
+            Side::B
+        },
+        readable: ends || flags.contains(EventFlags::IN),
+        ends,
+        room: flags.intersects(EventFlags::OUT | over),
+        error: flags.contains(EventFlags::ERR),
+        lapsed: false,
+        failure: None,
+    }
+}

@@ -1,0 +1,165 @@
+//! Readiness of sockets and the bell of the inbox, from epoll or from io_uring. A driver knows keys and descriptors; what
+//! an event means is decided by the pair.
+
+mod epoll;
+mod uring;
+
+use std::{io, os::fd::BorrowedFd, time::Duration};
+
+use crate::{outcome::Side, probe::Engine};
+
+/// Names one pair on one thread. A slot used again has another generation, so a late event finds nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) slot: u32,
+    /// 24 bits, never zero.
+    pub(crate) generation: u32,
+}
+
+/// Generations count to this and begin again at one.
+const GENERATION_MAX: u32 = (1 << 24) - 1;
+/// Bits of a key.
+const KEY_BITS: u32 = 56;
+
+impl Key {
+    pub(crate) fn next_generation(generation: u32) -> u32 {
+        generation % GENERATION_MAX + 1
+    }
+
+    /// Never zero, and the upper eight bits are free.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        let part = |value: u64| u32::try_from(value & u64::from(u32::MAX)).unwrap_or_default();
+        Self {
+            slot: part(bits),
+            generation: part(bits >> 32) & GENERATION_MAX,
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        usize::try_from(self.slot).unwrap_or(usize::MAX)
+    }
+}
+
+/// What one socket reported.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Event {
+    pub(crate) key: Key,
+    pub(crate) side: Side,
+    /// Bytes, an end or an error can be read.
+    pub(crate) readable: bool,
+    /// The peer writes no more.
+    pub(crate) ends: bool,
+    /// There is room to write, or an error.
+    pub(crate) room: bool,
+    /// The socket holds an error.
+    pub(crate) error: bool,
+    /// The watch for bytes is over and wants to be renewed.
+    pub(crate) lapsed: bool,
+    /// The socket cannot be watched, by this errno.
+    pub(crate) failure: Option<i32>,
+}
+
+/// A driver, owned by the thread it was made on.
+pub(crate) enum Driver {
+    Epoll(epoll::Epoll),
+    Uring(Box<uring::Uring>),
+}
+
+impl Driver {
+    /// `bell` wakes the thread whenever it becomes readable.
+    pub(crate) fn new(engine: Engine, bell: BorrowedFd<'_>) -> io::Result<Self> {
+        match engine {
+            Engine::Epoll => epoll::Epoll::new(bell).map(Self::Epoll),
+            Engine::IoUring => uring::Uring::new(bell).map(|ring| Self::Uring(Box::new(ring))),
+        }
+    }
+
+    /// Watches a socket for bytes and ends.
+    pub(crate) fn watch(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        match self {
+            Self::Epoll(epoll) => epoll.watch(key, side, fd),
+            Self::Uring(ring) => ring.watch(key, side, fd),
+        }
+    }
+
+    /// Watches a socket for room too. An event follows at once if there is some.
+    pub(crate) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        match self {
+            Self::Epoll(epoll) => epoll.want_room(key, side, fd),
+            Self::Uring(ring) => ring.want_room(key, side, fd),
+        }
+    }
+
+    /// Room on this socket is of no interest any more.
+    pub(crate) fn forget_room(
+        &mut self,
+        key: Key,
+        side: Side,
+        fd: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        match self {
+            Self::Epoll(epoll) => epoll.forget_room(key, side, fd),
+            Self::Uring(_) => Ok(()), // Reported once and over by itself.
+        }
+    }
+
+    /// Forgets both sockets. `true` when the slot may be used again now; else [`Self::released`] will name it.
+    pub(crate) fn remove(&mut self, key: Key, a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
+        match self {
+            Self::Epoll(epoll) => epoll.remove(key, a, b),
+            Self::Uring(ring) => ring.remove(key),
+        }
+    }
+
+    /// Waits for events, at most `timeout`. Says how many system calls that took.
+    pub(crate) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        bell: BorrowedFd<'_>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<u64> {
+        match self {
+            Self::Epoll(epoll) => epoll.wait(timeout, events),
+            Self::Uring(ring) => ring.wait(timeout, bell, events),
+        }
+    }
+
+    /// A slot of which the kernel has let go since it was removed.
+    pub(crate) fn released(&mut self) -> Option<u32> {
+        match self {
+            Self::Epoll(_) => None,
+            Self::Uring(ring) => ring.released(),
+        }
+    }
+
+    /// System calls made outside of [`Self::wait`] since this was last asked.
+    pub(crate) fn take_syscalls(&mut self) -> u64 {
+        match self {
+            Self::Epoll(epoll) => epoll.take_syscalls(),
+            Self::Uring(_) => 0, // Everything is handed in by `wait`.
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_kernel_and_leave_eight_bits() {
+        for generation in [1, 7, GENERATION_MAX] {
+            let key = Key {
+                slot: u32::MAX,
+                generation,
+            };
+            assert_eq!(Key::from_bits(key.to_bits() | 0xab << KEY_BITS), key);
+            assert!(key.to_bits() < 1 << KEY_BITS && key.to_bits() != 0);
+        }
+        assert_eq!(Key::next_generation(GENERATION_MAX), 1);
+        assert_eq!(Key::next_generation(0), 1);
+    }
+}

@@ -1,0 +1,167 @@
+//! Readiness by io_uring: one lasting poll per socket, a single one for room while a sink is full, one for the bell. All
+//! that changes in a turn is handed in by the call that waits.
+
+use std::{io, os::fd::BorrowedFd, time::Duration};
+
+use rustix::{event::PollFlags, io::Errno};
+
+use super::{Event, KEY_BITS, Key};
+use crate::{
+    outcome::Side,
+    syscall::ring::{Completion, Ring},
+};
+
+/// What a poll is for, in the upper bits of its user data. The lower two values are bytes, the next two are room.
+const ROOM: u64 = 2;
+const WATCHES: u64 = 4;
+const BELL: u64 = 4;
+const CANCEL: u64 = 5;
+
+/// The kernel's polls for one slot.
+#[derive(Clone, Copy, Default)]
+struct Slot {
+    /// Bit by watch: not completed for the last time.
+    pending: u8,
+    /// The pair is gone; the slot follows with the last completion.
+    is_closing: bool,
+}
+
+pub(crate) struct Uring {
+    ring: Ring,
+    slots: Vec<Slot>,
+    taken: Vec<Completion>,
+    released: Vec<u32>,
+}
+
+impl Uring {
+    pub(super) fn new(bell: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut ring = Ring::new()?;
+        watch_bell(&mut ring, bell)?;
+        Ok(Self {
+            ring,
+            slots: Vec::new(),
+            taken: Vec::new(),
+            released: Vec::new(),
+        })
+    }
+
+    pub(super) fn watch(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if self.slots.len() <= key.index() {
+            self.slots.resize(key.index() + 1, Slot::default());
+        }
+        let flags = PollFlags::IN | PollFlags::RDHUP;
+        self.add(key, side.index() as u64, fd, flags, true)
+    }
+
+    pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.add(key, ROOM + side.index() as u64, fd, PollFlags::OUT, false)
+    }
+
+    fn add(
+        &mut self,
+        key: Key,
+        watch: u64,
+        fd: BorrowedFd<'_>,
+        flags: PollFlags,
+        multi: bool,
+    ) -> io::Result<()> {
+        let slot = &mut self.slots[key.index()];
+        if slot.pending & (1 << watch) == 0 {
+            let data = key.to_bits() | watch << KEY_BITS;
+            self.ring.watch(fd, u32::from(flags.bits()), multi, data)?;
+            slot.pending |= 1 << watch;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        let slot = &mut self.slots[key.index()];
+        for watch in (0..WATCHES).filter(|watch| slot.pending & (1 << watch) != 0) {
+            let data = key.to_bits() | watch << KEY_BITS;
+            // Cannot fail short of a broken ring, and then the next wait reports it.
+            let _broken = self.ring.cancel(data, CANCEL << KEY_BITS);
+        }
+        slot.is_closing = slot.pending != 0;
+        !slot.is_closing
+    }
+
+    pub(super) fn released(&mut self) -> Option<u32> {
+        self.released.pop()
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        bell: BorrowedFd<'_>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<u64> {
+        let entered = self.ring.enter(timeout)?;
+        self.taken.clear();
+        self.ring.take(&mut self.taken);
+        for at in 0..self.taken.len() {
+            let completion = self.taken[at];
+            match completion.user_data >> KEY_BITS {
+                BELL if !completion.more => watch_bell(&mut self.ring, bell)?,
+                watch if watch < WATCHES => events.extend(self.completed(watch, completion)),
+                _ => {}
+            }
+        }
+        Ok(u64::from(entered))
+    }
+
+    fn completed(&mut self, watch: u64, completion: Completion) -> Option<Event> {
+        let key = Key::from_bits(completion.user_data);
+        let slot = self.slots.get_mut(key.index())?;
+        if !completion.more {
+            slot.pending &= !(1 << watch);
+        }
+        if slot.is_closing {
+            if slot.pending == 0 {
+                slot.is_closing = false;
+                self.released.push(key.slot);
+            }
+            return None;
+        }
+        let is_room = watch >= ROOM;
+        let event = Event {
+            key,
+            side: if watch.is_multiple_of(2) {
+                Side::A
+            } else {
+                Side::B
+            },
+            readable: false,
+            ends: false,
+            room: false,
+            error: false,
+            lapsed: !completion.more && !is_room,
+            failure: None,
+        };
+        let Ok(flags) = u16::try_from(completion.result) else {
+            return Some(Event {
+                failure: Some(
+                    completion
+                        .result
+                        .checked_neg()
+                        .unwrap_or(Errno::IO.raw_os_error()),
+                ),
+                ..event
+            });
+        };
+        let flags = PollFlags::from_bits_retain(flags);
+        let over = PollFlags::HUP | PollFlags::ERR;
+        let ends = flags.intersects(PollFlags::RDHUP | over);
+        Some(Event {
+            readable: ends || flags.contains(PollFlags::IN),
+            ends,
+            room: flags.intersects(PollFlags::OUT | over),
+            error: flags.contains(PollFlags::ERR),
+            ..event
+        })
+    }
+}
+
+fn watch_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = u32::from(PollFlags::IN.bits());
+    ring.watch(bell, flags, true, BELL << KEY_BITS)
+}

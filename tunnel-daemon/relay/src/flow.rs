@@ -1,0 +1,269 @@
+//! A pair that a relay thread owns: its sockets, its two directions, and what an event on a socket means for them.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    buffers::Buffers,
+    config::Thresholds,
+    direction::{Direction, Io, Step},
+    driver::Event,
+    outcome::{Op, PairEnd, Side},
+    pair::{Job, Promise, Shared},
+    pipes::{Pipe, Pipes},
+    syscall::{pipe, socket},
+};
+
+/// What the pairs of one thread borrow from it.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    pub(crate) buffers: Buffers,
+    pub(crate) pipes: Pipes,
+    pub(crate) syscalls: u64,
+}
+
+/// What a pair waits for after its turn.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// For events; for room too on the sides that say so.
+    Wait { room_on: [bool; 2] },
+    /// For its next turn.
+    Again { room_on: [bool; 2] },
+    /// For nothing: it is over.
+    Over(PairEnd),
+}
+
+/// An adopted pair.
+pub(crate) struct OpenPair {
+    sockets: [OwnedFd; 2],
+    /// By source: the first takes from side a.
+    directions: [Direction<Pipe>; 2],
+    /// A side that reported an error its reader has not met yet.
+    suspect: [bool; 2],
+    broken: Option<(Side, io::Error)>,
+    /// In the thread's list of pairs that have something to do.
+    pub(crate) is_queued: bool,
+    shared: Arc<Shared>,
+    promise: Promise,
+}
+
+impl OpenPair {
+    pub(crate) fn new(job: Job, rules: &Thresholds) -> Self {
+        let Job {
+            pair,
+            shared,
+            promise,
+        } = job;
+        let broken = [(Side::A, &pair.a), (Side::B, &pair.b)]
+            .into_iter()
+            .find_map(|(side, fd)| Some((side, socket::set_nonblocking(fd).err()?)));
+        Self {
+            sockets: [pair.a, pair.b],
+            directions: [
+                Direction::new(pair.to_b, rules),
+                Direction::new(pair.to_a, rules),
+            ],
+            suspect: [false; 2],
+            broken,
+            is_queued: false,
+            shared,
+            promise,
+        }
+    }
+
+    pub(crate) fn socket(&self, side: Side) -> BorrowedFd<'_> {
+        self.sockets[side.index()].as_fd()
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Takes note of an event.
+    pub(crate) fn note(&mut self, event: &Event) {
+        let side = event.side;
+        if event.readable {
+            self.directions[side.index()].source_ready(event.ends);
+        }
+        if event.room {
+            self.directions[side.other().index()].sink_ready();
+        }
+        self.suspect[side.index()] |= event.error;
+        if let Some(errno) = event.failure {
+            self.fail(side, io::Error::from_raw_os_error(errno));
+        }
+    }
+
+    /// The pair cannot be watched: its next turn ends it.
+    pub(crate) fn fail(&mut self, side: Side, error: io::Error) {
+        self.broken.get_or_insert((side, error));
+    }
+
+    /// Gives both directions a turn.
+    pub(crate) fn run(&mut self, pools: &mut Pools, rules: &Thresholds) -> Verdict {
+        if let Some((side, error)) = self.broken.take() {
+            return Verdict::Over(PairEnd::Failed {
+                side,
+                op: Op::Read,
+                error,
+            });
+        }
+        let mut again = [false; 2];
+        let mut room_on = [false; 2];
+        for source in [Side::A, Side::B] {
+            let sink = source.other();
+            match self.run_from(source, pools, rules) {
+                Step::Idle | Step::Done => {}
+                Step::Blocked => room_on[sink.index()] = true,
+                Step::Again => again[source.index()] = true,
+                Step::Failed(op, error) => {
+                    let side = match op {
+                        Op::Read => source,
+                        Op::Write => sink,
+                    };
+                    return Verdict::Over(PairEnd::Failed { side, op, error });
+                }
+            }
+        }
+        if self.directions.iter().all(Direction::is_done) {
+            return Verdict::Over(PairEnd::Finished);
+        }
+        // An error whose bytes nobody reads, since the other side is full or has nothing to say: look for it.
+        for side in [Side::A, Side::B] {
+            if self.suspect[side.index()] && !again[side.index()] {
+                self.suspect[side.index()] = false;
+                pools.syscalls += 1;
+                if let Some(error) = socket::take_error(self.socket(side)) {
+                    let op = Op::Read;
+                    return Verdict::Over(PairEnd::Failed { side, op, error });
+                }
+            }
+        }
+        if again.contains(&true) {
+            Verdict::Again { room_on }
+        } else {
+            Verdict::Wait { room_on }
+        }
+    }
+
+    fn run_from(&mut self, source: Side, pools: &mut Pools, rules: &Thresholds) -> Step {
+        let sink = source.other();
+        let mut io = Sockets {
+            source: self.sockets[source.index()].as_fd(),
+            sink: self.sockets[sink.index()].as_fd(),
+            delivered: match sink {
+                Side::A => &self.shared.to_a,
+                Side::B => &self.shared.to_b,
+            },
+            pools,
+        };
+        self.directions[source.index()].run(&mut io, rules)
+    }
+
+    /// Gives back what is borrowed, closes the sockets and keeps the promise.
+    pub(crate) fn close(mut self, end: PairEnd, pools: &mut Pools) {
+        let [a, b] = &self.sockets;
+        for (direction, source, sink) in [(0, a, b), (1, b, a)] {
+            self.directions[direction].release(&mut Sockets {
+                source: source.as_fd(),
+                sink: sink.as_fd(),
+                delivered: &self.shared.to_a,
+                pools,
+            });
+        }
+        let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
+        close_sockets(self.sockets, &end);
+        self.promise.keep(to_a, to_b, end);
+    }
+
+    /// As [`Self::close`] after a panic, when nothing borrowed from the thread can be trusted any more.
+    pub(crate) fn abandon(self) {
+        let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
+        close_sockets(self.sockets, &PairEnd::Panicked);
+        self.promise.keep(to_a, to_b, PairEnd::Panicked);
+    }
+}
+
+/// A pair that did not finish is reset, so that no peer takes half of a stream for the whole.
+fn close_sockets(sockets: [OwnedFd; 2], end: &PairEnd) {
+    for fd in &sockets {
+        if !matches!(end, PairEnd::Finished) {
+            // Fails on a socket that is already reset.
+            let _reset_already = socket::reset_on_close(fd);
+        }
+    }
+}
+
+/// Two sockets and the thread's pools, for one turn of one direction.
+struct Sockets<'a> {
+    source: BorrowedFd<'a>,
+    sink: BorrowedFd<'a>,
+    delivered: &'a AtomicU64,
+    pools: &'a mut Pools,
+}
+
+impl Io for Sockets<'_> {
+    type Pipe = Pipe;
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.pools.syscalls += 1;
+        socket::receive(self.source, into)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.pools.syscalls += 1;
+        socket::send(self.sink, bytes)
+    }
+
+    fn fill(&mut self, pipe: &Pipe) -> io::Result<usize> {
+        self.pools.syscalls += 1;
+        pipe::transfer(self.source, &pipe.writer, pipe.capacity)
+    }
+
+    fn drain(&mut self, pipe: &Pipe, held: usize) -> io::Result<usize> {
+        self.pools.syscalls += 1;
+        pipe::transfer(&pipe.reader, self.sink, held)
+    }
+
+    fn unload(&mut self, pipe: &Pipe, into: &mut [u8]) -> io::Result<usize> {
+        self.pools.syscalls += 1;
+        socket::read_pipe(&pipe.reader, into)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.pools.syscalls += 1;
+        // A socket that is already reset says "not connected"; the reset itself is what to report.
+        socket::finish_writing(self.sink)
+            .map_err(|error| socket::take_error(self.sink).unwrap_or(error))
+    }
+
+    fn progress(&mut self, delivered: u64) {
+        self.delivered.store(delivered, Relaxed);
+    }
+
+    fn capacity(pipe: &Pipe) -> usize {
+        pipe.capacity
+    }
+
+    fn lend_pipe(&mut self) -> Option<Pipe> {
+        self.pools.pipes.lend()
+    }
+
+    fn return_pipe(&mut self, pipe: Pipe, is_empty: bool) {
+        self.pools.pipes.take_back(pipe, is_empty);
+    }
+
+    fn lend_buffer(&mut self, size: usize) -> Vec<u8> {
+        self.pools.buffers.lend(size)
+    }
+
+    fn return_buffer(&mut self, buffer: Vec<u8>) {
+        self.pools.buffers.take_back(buffer);
+    }
+}

@@ -1,0 +1,32 @@
+//! Moves bytes between two stream sockets, by copying or by splicing, driven by epoll or io_uring.
+//!
+//! This package knows descriptors and bytes. It refuses to know protocols, TLS, tokio and configuration files: whoever
+//! needs those hands over two sockets and whatever was already read from them, and hears once how it ended.
+//!
+//! Each direction of a pair is a small state machine ([`direction`]) without descriptors of its own; both drivers
+//! ([`driver`]) run the same one. Relay threads own their pairs: no lock is taken and nothing is allocated per byte.
+//! Unsafe system calls live in [`syscall`] alone.
+#![deny(unsafe_code)]
+
+mod buffers;
+mod config;
+mod direction;
+mod driver;
+mod flow;
+mod inbox;
+mod outcome;
+mod pair;
+mod pipes;
+mod probe;
+mod relay;
+mod stats;
+mod syscall;
+mod thread;
+
+pub use config::{ConfigError, RelayConfig, Thresholds};
+pub use outcome::{Flow, Mover, Movers, Op, Outcome, PairEnd, Side};
+pub use pair::{Done, Pair, Progress, Submitted};
+pub use probe::{Choice, Engine, Preference, ProbeError, probe};
+pub use relay::{Rejected, Relay, RelayHandle, Why};
+pub use stats::Stats;
+pub use syscall::{TcpState, tcp_state};

@@ -1,0 +1,163 @@
+//! Two sockets on their way into a relay, and the thread of control their owner keeps.
+
+use std::{
+    fmt,
+    os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+
+use crate::{
+    inbox::Inbox,
+    outcome::{Flow, Outcome, PairEnd},
+    probe::Engine,
+};
+
+/// Two connected stream sockets, TCP or unix, and what was already read for them.
+#[derive(Debug)]
+pub struct Pair {
+    /// One socket.
+    pub a: OwnedFd,
+    /// The other.
+    pub b: OwnedFd,
+    /// Delivered to `a` before anything that comes from `b`.
+    pub to_a: Bytes,
+    /// Delivered to `b` before anything that comes from `a`.
+    pub to_b: Bytes,
+}
+
+impl Pair {
+    /// A pair of which nothing was read yet.
+    #[must_use]
+    pub fn new(a: OwnedFd, b: OwnedFd) -> Self {
+        Self {
+            a,
+            b,
+            to_a: Bytes::new(),
+            to_b: Bytes::new(),
+        }
+    }
+}
+
+/// Called once with how a pair ended: on the relay thread, or on the one that stops or submits for a pair that was never
+/// begun. Must not block. If it panics on the relay thread, the pairs of that thread end with it.
+pub type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+/// Bytes delivered so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Taken by side a.
+    pub to_a: u64,
+    /// Taken by side b.
+    pub to_b: u64,
+}
+
+/// What owner and relay thread share about a pair.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    pub(crate) to_a: AtomicU64,
+    pub(crate) to_b: AtomicU64,
+    /// The pair's key once a thread has adopted it.
+    pub(crate) key: AtomicU64,
+    pub(crate) cancelled: AtomicBool,
+}
+
+/// A pair that a relay has accepted. Dropping it changes nothing.
+#[derive(Clone)]
+pub struct Submitted {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inbox: Arc<Inbox>,
+}
+
+impl Submitted {
+    /// Ends the pair now: both sockets are reset, and `done` hears [`PairEnd::Cancelled`]. Without effect on a pair that
+    /// has ended.
+    pub fn cancel(&self) {
+        // Each pair is announced once, so the list of cancels is never longer than that of pairs.
+        if !self.shared.cancelled.swap(true, Ordering::AcqRel) {
+            self.inbox.announce_cancel(Arc::clone(&self.shared));
+        }
+    }
+
+    /// Bytes delivered so far; both numbers change after each system call.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress {
+            to_a: self.shared.to_a.load(Ordering::Relaxed),
+            to_b: self.shared.to_b.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Submitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Submitted")
+            .field("progress", &self.progress())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The promise that `done` is called and the pair leaves the count: kept by `Drop` if by nobody else.
+pub(crate) struct Promise {
+    done: Option<Done>,
+    inbox: Arc<Inbox>,
+    engine: Engine,
+}
+
+impl Promise {
+    pub(crate) fn new(done: Done, inbox: Arc<Inbox>, engine: Engine) -> Self {
+        Self {
+            done: Some(done),
+            inbox,
+            engine,
+        }
+    }
+
+    pub(crate) fn keep(mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
+        self.tell(to_a, to_b, end);
+    }
+
+    /// Gives `done` back unheard, for a pair that was refused.
+    pub(crate) fn withdraw(mut self) -> Done {
+        self.inbox.leave();
+        self.done.take().unwrap_or_else(|| Box::new(drop))
+    }
+
+    fn tell(&mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
+        if let Some(done) = self.done.take() {
+            self.inbox.leave();
+            done(Outcome {
+                to_b,
+                to_a,
+                end,
+                engine: self.engine,
+            });
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        let end = if std::thread::panicking() {
+            PairEnd::Panicked
+        } else {
+            PairEnd::Stopped
+        };
+        // This may run while the thread unwinds: a callback that panics now would end the process.
+        let _panicked_too = catch_unwind(AssertUnwindSafe(|| {
+            self.tell(Flow::default(), Flow::default(), end);
+        }));
+    }
+}
+
+/// A pair on its way to a relay thread.
+pub(crate) struct Job {
+    pub(crate) pair: Pair,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) promise: Promise,
+}

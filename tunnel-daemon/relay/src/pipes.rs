@@ -1,0 +1,115 @@
+//! Pipes of one thread, and the share of the kernel's pipe memory it may use.
+
+use std::{io, os::fd::OwnedFd};
+
+use crate::syscall::pipe;
+
+/// A pipe below this size makes splice slower than copy: 16 slots of one packet each hold about 23 KB.
+const USEFUL_BYTES: usize = 64 * 1024;
+
+/// Both ends of one pipe.
+#[derive(Debug)]
+pub(crate) struct Pipe {
+    pub(crate) reader: OwnedFd,
+    pub(crate) writer: OwnedFd,
+    pub(crate) capacity: usize,
+}
+
+/// Free pipes, and a count of those given out.
+#[derive(Debug)]
+pub(crate) struct Pipes {
+    free: Vec<Pipe>,
+    lent: usize,
+    pipe_bytes: usize,
+    open_max: usize,
+    exhausted: u64,
+}
+
+impl Pipes {
+    /// At most `budget_bytes` of pipes with `pipe_bytes` each.
+    pub(crate) fn new(pipe_bytes: usize, budget_bytes: usize) -> Self {
+        Self {
+            free: Vec::new(),
+            lent: 0,
+            pipe_bytes,
+            open_max: budget_bytes / pipe_bytes.max(1),
+            exhausted: 0,
+        }
+    }
+
+    /// An empty pipe, or nothing when the budget or the kernel's patience is used up.
+    pub(crate) fn lend(&mut self) -> Option<Pipe> {
+        let pipe = match self.free.pop() {
+            Some(pipe) => Some(pipe),
+            None if self.lent < self.open_max => Self::open(self.pipe_bytes).ok().flatten(),
+            None => None,
+        };
+        match &pipe {
+            Some(_) => self.lent += 1,
+            None => self.exhausted += 1,
+        }
+        pipe
+    }
+
+    fn open(bytes: usize) -> io::Result<Option<Pipe>> {
+        let (reader, writer) = pipe::open()?;
+        // Beyond the user's share the kernel refuses to grow a pipe, or made it smaller than usual; what it gave counts.
+        let _refused = pipe::resize(&writer, bytes);
+        let capacity = pipe::capacity(&writer)?;
+        Ok((capacity >= USEFUL_BYTES).then_some(Pipe {
+            reader,
+            writer,
+            capacity,
+        }))
+    }
+
+    /// Takes an empty pipe back. One that holds bytes is closed instead: they belong to a connection that is gone.
+    pub(crate) fn take_back(&mut self, pipe: Pipe, is_empty: bool) {
+        self.lent -= 1;
+        if is_empty {
+            self.free.push(pipe);
+        }
+    }
+
+    pub(crate) fn lent(&self) -> usize {
+        self.lent
+    }
+
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How often nobody could be given a pipe, since this was last asked.
+    pub(crate) fn take_exhausted(&mut self) -> u64 {
+        std::mem::take(&mut self.exhausted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budget_caps_the_pool_and_each_refusal_counts() {
+        let mut pipes = Pipes::new(64 * 1024, 128 * 1024);
+        let one = pipes.lend().unwrap();
+        let _two = pipes.lend().unwrap();
+        assert!(pipes.lend().is_none());
+        assert_eq!((pipes.lent(), pipes.take_exhausted()), (2, 1));
+        pipes.take_back(one, true);
+        assert!(pipes.lend().is_some());
+    }
+
+    #[test]
+    fn pipe_that_holds_bytes_is_not_used_again() {
+        let mut pipes = Pipes::new(64 * 1024, 64 * 1024);
+        let one = pipes.lend().unwrap();
+        pipes.take_back(one, false);
+        assert_eq!((pipes.lent(), pipes.free()), (0, 0));
+    }
+
+    #[test]
+    fn pipe_too_small_to_help_is_refused() {
+        assert!(Pipes::open(4096).unwrap().is_none());
+    }
+}

@@ -1,0 +1,169 @@
+//! Which driver this host allows, and why. A probe makes a real ring, since no version number tells what a seccomp
+//! profile or a sysctl forbids.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::syscall::ring::Ring;
+
+/// What the operator asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preference {
+    /// The driver that measurements favour.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// A driver of the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// Readiness and hand-over by io_uring.
+    IoUring,
+    /// Readiness and hand-over by epoll.
+    Epoll,
+}
+
+impl Engine {
+    /// The name in flags, logs and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io-uring",
+            Self::Epoll => "epoll",
+        }
+    }
+}
+
+/// The driver to use, and why in words for a log line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The driver.
+    pub engine: Engine,
+    /// Why this one.
+    pub reason: String,
+}
+
+/// io_uring was asked for and is impossible here.
+#[derive(Debug, thiserror::Error)]
+#[error("io_uring is not possible here: {reason}; {remedy}, or choose `epoll` or `auto`")]
+pub struct ProbeError {
+    /// What stands in the way.
+    pub reason: String,
+    /// What would remove it.
+    pub remedy: &'static str,
+}
+
+/// Finds the driver for `preference`.
+///
+/// # Errors
+/// io_uring was asked for by name and this host does not allow it.
+pub fn probe(preference: Preference) -> Result<Choice, ProbeError> {
+    let ring = match preference {
+        Preference::Epoll => None,
+        Preference::Auto | Preference::IoUring => Some(Ring::probe().map_err(explain)),
+    };
+    choose(preference, ring)
+}
+
+fn choose(
+    preference: Preference,
+    ring: Option<Result<(), ProbeError>>,
+) -> Result<Choice, ProbeError> {
+    let choice = |engine, reason: String| Ok(Choice { engine, reason });
+    match (preference, ring) {
+        (Preference::Epoll, _) | (_, None) => choice(Engine::Epoll, "asked for by name".to_owned()),
+        (Preference::IoUring, Some(Ok(()))) => {
+            choice(Engine::IoUring, "asked for by name".to_owned())
+        }
+        (Preference::IoUring, Some(Err(error))) => Err(error),
+        (Preference::Auto, Some(Ok(()))) => choice(
+            AUTO,
+            "as fast as io_uring in our measurements, with less of the kernel in reach".to_owned(),
+        ),
+        (Preference::Auto, Some(Err(error))) => choice(
+            Engine::Epoll,
+            format!("io_uring is not possible here: {}", error.reason),
+        ),
+    }
+}
+
+/// The driver where both are possible: see ADR 0010.
+const AUTO: Engine = Engine::Epoll;
+
+fn explain(error: io::Error) -> ProbeError {
+    let known = match Errno::from_io_error(&error) {
+        Some(Errno::PERM | Errno::ACCESS) => Some((
+            "io_uring_setup is forbidden by a seccomp profile or by the sysctl kernel.io_uring_disabled",
+            "allow it in the profile and set the sysctl to 0",
+        )),
+        Some(Errno::NOSYS) => Some((
+            "the kernel has no io_uring, or a seccomp profile hides it",
+            "use a kernel from 6.1 on with io_uring built in",
+        )),
+        Some(Errno::INVAL | Errno::OPNOTSUPP) => {
+            Some(("the kernel is older than 6.1", "use a kernel from 6.1 on"))
+        }
+        Some(Errno::NOMEM) => Some((
+            "there is no memory for a ring",
+            "raise the locked-memory or cgroup limit",
+        )),
+        Some(Errno::MFILE | Errno::NFILE) => Some((
+            "there is no descriptor left for a ring",
+            "raise the limit of open files",
+        )),
+        _ => None,
+    };
+    known.map_or_else(
+        || ProbeError {
+            reason: error.to_string(),
+            remedy: "remove what the message names",
+        },
+        |(reason, remedy)| ProbeError {
+            reason: format!("{reason} ({error})"),
+            remedy,
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn impossible(errno: Errno) -> Option<Result<(), ProbeError>> {
+        Some(Err(explain(errno.into())))
+    }
+
+    #[test]
+    fn auto_falls_back_to_epoll_with_a_reason_in_words() {
+        for (errno, words) in [
+            (Errno::PERM, "seccomp"),
+            (Errno::NOSYS, "no io_uring"),
+            (Errno::INVAL, "older than 6.1"),
+            (Errno::IO, "error"),
+        ] {
+            let choice = choose(Preference::Auto, impossible(errno)).unwrap();
+            assert_eq!(choice.engine, Engine::Epoll);
+            assert!(choice.reason.contains(words), "{}", choice.reason);
+        }
+    }
+
+    #[test]
+    fn impossible_ring_asked_for_by_name_is_an_error_with_a_remedy() {
+        let error = choose(Preference::IoUring, impossible(Errno::PERM)).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("kernel.io_uring_disabled") && text.contains("set the sysctl to 0"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn epoll_by_name_needs_no_ring() {
+        assert_eq!(probe(Preference::Epoll).unwrap().engine, Engine::Epoll);
+    }
+}

@@ -1,0 +1,228 @@
+//! The relay as its owner sees it: start, submit, stop.
+
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    config::RelayConfig,
+    inbox::Inbox,
+    pair::{Done, Job, Pair, Promise, Shared, Submitted},
+    probe::{Choice, Engine},
+    stats::Stats,
+    thread::{self, Plan},
+};
+
+/// Relay threads. Dropping it resets what is left.
+#[derive(Debug)]
+pub struct Relay {
+    handle: RelayHandle,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Submits pairs to a relay, from any thread.
+#[derive(Clone)]
+pub struct RelayHandle(Arc<Inner>);
+
+struct Inner {
+    inboxes: Vec<Arc<Inbox>>,
+    next: AtomicUsize,
+    stopping: AtomicBool,
+    choice: Choice,
+}
+
+/// Why a pair was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    /// All threads have as many pairs, or as many waiting, as they may.
+    #[error("the relay is full")]
+    Full,
+    /// The relay is being stopped.
+    #[error("the relay is stopping")]
+    Stopping,
+}
+
+/// A pair that was not taken, and its callback, both as they were.
+#[derive(thiserror::Error)]
+#[error("pair refused: {why}")]
+pub struct Rejected {
+    /// The pair.
+    pub pair: Box<Pair>,
+    /// Its callback, not called.
+    pub done: Done,
+    /// What stood in the way.
+    pub why: Why,
+}
+
+impl fmt::Debug for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected")
+            .field("pair", &self.pair)
+            .field("why", &self.why)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Relay {
+    /// Starts the threads and their drivers.
+    ///
+    /// # Errors
+    /// A value of `config` cannot work, or a thread, a driver or a descriptor could not be made.
+    pub fn start(config: &RelayConfig) -> io::Result<Self> {
+        config
+            .check()
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        let pairs_max = config.pairs_max.div_ceil(config.threads);
+        let inboxes = (0..config.threads)
+            .map(|_| Inbox::new(config.queue_pairs, pairs_max).map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()?;
+        let mut relay = Self {
+            threads: Vec::new(),
+            handle: RelayHandle(Arc::new(Inner {
+                inboxes,
+                next: AtomicUsize::new(0),
+                stopping: AtomicBool::new(false),
+                choice: config.choice.clone(),
+            })),
+        };
+        for number in 0..config.threads {
+            let inbox = Arc::clone(&relay.handle.0.inboxes[number]);
+            let plan = Plan::new(config);
+            let (tell, told) = mpsc::sync_channel(1);
+            relay.threads.push(
+                std::thread::Builder::new()
+                    .name(format!("relay-{number}"))
+                    .spawn(move || {
+                        thread::run(&plan, &inbox, |started| {
+                            // Nobody listens only if the starting thread is gone.
+                            let _nobody = tell.send(started);
+                        });
+                    })?,
+            );
+            told.recv().map_err(io::Error::other)??;
+        }
+        Ok(relay)
+    }
+
+    /// For those who submit.
+    #[must_use]
+    pub fn handle(&self) -> RelayHandle {
+        self.handle.clone()
+    }
+
+    /// Takes no more pairs, lets those there are go on until `deadline`, resets the rest, and waits for the threads.
+    pub fn stop(mut self, deadline: Duration) {
+        self.stop_threads(deadline);
+    }
+
+    fn stop_threads(&mut self, deadline: Duration) {
+        self.handle.0.stopping.store(true, Ordering::SeqCst);
+        let now = Instant::now();
+        let deadline = now.checked_add(deadline).unwrap_or(now);
+        for inbox in &self.handle.0.inboxes {
+            inbox.stop(deadline);
+        }
+        for thread in self.threads.drain(..) {
+            // A panic of its loop was counted and mended inside; nothing is left to report here.
+            let _panicked = thread.join();
+        }
+        for inbox in &self.handle.0.inboxes {
+            inbox.close();
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop_threads(Duration::ZERO);
+    }
+}
+
+impl RelayHandle {
+    /// Hands a pair to the thread with the fewest. `done` hears once how it ended.
+    ///
+    /// # Errors
+    /// The relay is full or stopping; the pair and `done` come back untouched.
+    pub fn submit(&self, pair: Pair, done: Done) -> Result<Submitted, Rejected> {
+        let inner = &self.0;
+        let refused = |pair, done, why| {
+            Err(Rejected {
+                pair: Box::new(pair),
+                done,
+                why,
+            })
+        };
+        if inner.stopping.load(Ordering::SeqCst) {
+            return refused(pair, done, Why::Stopping);
+        }
+        // Equals take turns; otherwise the first would get every pair of a quiet relay.
+        let count = inner.inboxes.len();
+        let first = inner.next.fetch_add(1, Ordering::Relaxed) % count;
+        let inbox = (first..first + count)
+            .filter_map(|number| inner.inboxes.get(number % count))
+            .min_by_key(|inbox| inbox.pairs());
+        let Some(inbox) = inbox.filter(|inbox| inbox.enter()) else {
+            return refused(pair, done, Why::Full);
+        };
+        let shared = Arc::new(Shared::default());
+        let job = Job {
+            pair,
+            shared: Arc::clone(&shared),
+            promise: Promise::new(done, Arc::clone(inbox), self.engine()),
+        };
+        match inbox.put(job) {
+            Ok(()) => Ok(Submitted {
+                shared,
+                inbox: Arc::clone(inbox),
+            }),
+            Err(job) => {
+                let Job { pair, promise, .. } = job;
+                let done = promise.withdraw();
+                refused(pair, done, Why::Full)
+            }
+        }
+    }
+
+    /// Counts over all threads.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        for inbox in &self.0.inboxes {
+            stats.active_pairs += inbox.pairs() as u64;
+            inbox.counters.add_to(&mut stats);
+        }
+        stats
+    }
+
+    /// The driver in use, and why.
+    #[must_use]
+    pub fn choice(&self) -> &Choice {
+        &self.0.choice
+    }
+
+    fn engine(&self) -> Engine {
+        self.0.choice.engine
+    }
+
+    /// Makes every thread panic in its next turn, to test what a panic takes with it.
+    #[doc(hidden)]
+    pub fn plant_fault(&self) {
+        self.0.inboxes.iter().for_each(|inbox| inbox.plant_fault());
+    }
+}
+
+impl fmt::Debug for RelayHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RelayHandle")
+            .field("choice", &self.0.choice)
+            .field("stats", &self.stats())
+            .finish()
+    }
+}

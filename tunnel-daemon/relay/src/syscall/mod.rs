@@ -1,0 +1,13 @@
+//! The system calls of the byte path, each behind a safe signature. Only [`ring`] and [`tcp`] need unsafe code of their own.
+//!
+//! A splice into a socket whose peer is gone raises SIGPIPE, and there is no flag against it. Rust programs ignore that
+//! signal from their start; a program that does not must ignore it before it starts a relay.
+
+pub(crate) mod pipe;
+#[expect(unsafe_code, reason = "submission entries of io_uring")]
+pub(crate) mod ring;
+pub(crate) mod socket;
+#[expect(unsafe_code, reason = "TCP_INFO and SIOCOUTQ")]
+mod tcp;
+
+pub use tcp::{TcpState, tcp_state};

@@ -1,0 +1,52 @@
+//! Reads, writes and options of stream sockets.
+
+use std::{io, os::fd::AsFd, time::Duration};
+
+use rustix::{
+    io::{ioctl_fionbio, retry_on_intr},
+    net::{self, RecvFlags, SendFlags, Shutdown, sockopt},
+};
+
+/// Calls on it never block.
+pub(crate) fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
+    Ok(ioctl_fionbio(socket, true)?)
+}
+
+/// Reads what is there; `Ok(0)` is end of stream.
+pub(crate) fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let socket = socket.as_fd();
+    let (count, _length) = retry_on_intr(|| net::recv(socket, &mut *into, RecvFlags::empty()))?;
+    Ok(count)
+}
+
+/// Writes what there is room for, without SIGPIPE.
+pub(crate) fn send(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    let socket = socket.as_fd();
+    Ok(retry_on_intr(|| {
+        net::send(socket, bytes, SendFlags::NOSIGNAL)
+    })?)
+}
+
+/// Reads from the reading end of a pipe.
+pub(crate) fn read_pipe(pipe: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let pipe = pipe.as_fd();
+    Ok(retry_on_intr(|| rustix::io::read(pipe, &mut *into))?)
+}
+
+/// Ends the writing half.
+pub(crate) fn finish_writing(socket: impl AsFd) -> io::Result<()> {
+    Ok(net::shutdown(socket, Shutdown::Write)?)
+}
+
+/// Closing it will send RST and discard what is unsent. Unix sockets have no reset and ignore it.
+pub(crate) fn reset_on_close(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
+}
+
+/// Takes the error the kernel holds for this socket.
+pub(crate) fn take_error(socket: impl AsFd) -> Option<io::Error> {
+    match sockopt::socket_error(socket) {
+        Ok(Ok(())) => None,
+        Ok(Err(errno)) | Err(errno) => Some(errno.into()),
+    }
+}

@@ -1,0 +1,101 @@
+//! What the kernel knows of a TCP connection's way to its peer.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::time::Duration;
+
+/// How far a TCP connection's bytes have come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpState {
+    /// Bytes written and not yet acknowledged by the peer's kernel, those not yet sent included.
+    pub unacknowledged_bytes: usize,
+    /// Time since the peer's kernel was last heard of; answers to keepalive probes count.
+    pub silent_for: Duration,
+}
+
+/// Asks the kernel.
+///
+/// # Errors
+/// The socket is no TCP socket.
+pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
+    let info = tcp_info(socket)?;
+    Ok(TcpState {
+        unacknowledged_bytes: unacknowledged(socket)?,
+        silent_for: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+    })
+}
+
+fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: `fd` is borrowed for the call. The kernel writes at most `length` bytes, which is the size of what `info`
+    // points to, and `length` itself.
+    let result = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it was zeroed, the kernel may have written a part of it, and all of its fields are numbers.
+    Ok(unsafe { info.assume_init() })
+}
+
+fn unacknowledged(socket: &impl AsFd) -> io::Result<usize> {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: `fd` is borrowed for the call, and SIOCOUTQ (the same number as TIOCOUTQ) writes one int where it is told.
+    let result = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn unread_bytes_beyond_the_window_stay_unacknowledged_until_they_are_read() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut reader, _peer) = listener.accept().unwrap();
+        assert_eq!(tcp_state(&writer).unwrap().unacknowledged_bytes, 0);
+        writer.set_nonblocking(true).unwrap();
+        let mut written = 0;
+        while let Ok(count) = writer.write(&[7; 65_536]) {
+            written += count;
+        }
+        assert!(tcp_state(&writer).unwrap().unacknowledged_bytes > 0);
+        let mut left = written;
+        let mut buffer = vec![0; 65_536];
+        while left > 0 {
+            left -= reader.read(&mut buffer).unwrap();
+        }
+        let limit = Instant::now() + Duration::from_secs(10);
+        while tcp_state(&writer).unwrap().unacknowledged_bytes > 0 {
+            assert!(Instant::now() < limit, "all was read");
+            std::thread::yield_now();
+        }
+        assert!(tcp_state(&writer).unwrap().silent_for < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn other_sockets_have_no_such_state() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(tcp_state(&one).is_err());
+    }
+}

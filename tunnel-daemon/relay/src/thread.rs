@@ -1,0 +1,358 @@
+//! One relay thread: a loop over its inbox, its ready pairs and its driver. It owns its pairs for their lifetime.
+
+use std::{
+    collections::VecDeque,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::Ordering::{Relaxed, SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::{
+    buffers::Buffers,
+    config::{RelayConfig, Thresholds},
+    driver::{Driver, Event, Key},
+    flow::{OpenPair, Pools, Verdict},
+    inbox::Inbox,
+    outcome::{PairEnd, Side},
+    pair::Job,
+    pipes::Pipes,
+    probe::Engine,
+};
+
+/// Pause before a thread that could not be started again is tried again.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+
+/// What one thread is made from, again after a panic.
+pub(crate) struct Plan {
+    pub(crate) engine: Engine,
+    pub(crate) rules: Thresholds,
+    pub(crate) pipe_bytes: usize,
+    pub(crate) pipe_budget_bytes: usize,
+    pub(crate) buffer_budget_bytes: usize,
+}
+
+impl Plan {
+    /// One thread's share.
+    pub(crate) fn new(config: &RelayConfig) -> Self {
+        Self {
+            engine: config.choice.engine,
+            rules: config.thresholds.clone(),
+            pipe_bytes: config.pipe_bytes,
+            pipe_budget_bytes: config.pipe_budget_bytes / config.threads,
+            buffer_budget_bytes: config.buffer_budget_bytes / config.threads,
+        }
+    }
+}
+
+/// Runs a thread until it is stopped and drained. `started` hears whether its driver could be made.
+pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Result<()>)) {
+    let mut thread = match Thread::new(plan, plan.engine, Arc::clone(inbox)) {
+        Ok(thread) => thread,
+        Err(error) => return started(Err(error)),
+    };
+    started(Ok(()));
+    while catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
+        inbox.counters.thread_panics.fetch_add(1, Relaxed);
+        thread.abandon_pairs();
+        match restart(plan, inbox) {
+            Some(next) => thread = next,
+            None => break,
+        }
+    }
+    inbox.close();
+}
+
+/// A new thread state after a panic: with the same driver, or with epoll if that cannot be made now. `None` when the
+/// relay is being stopped meanwhile.
+fn restart(plan: &Plan, inbox: &Arc<Inbox>) -> Option<Thread> {
+    loop {
+        for engine in [plan.engine, Engine::Epoll] {
+            if let Ok(thread) = Thread::new(plan, engine, Arc::clone(inbox)) {
+                return Some(thread);
+            }
+        }
+        if inbox.deadline().is_some() {
+            return None;
+        }
+        std::thread::sleep(RESTART_PAUSE);
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    pair: Option<OpenPair>,
+}
+
+struct Thread {
+    inbox: Arc<Inbox>,
+    driver: Driver,
+    rules: Thresholds,
+    pools: Pools,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Pairs that have something to do, each once.
+    ready: VecDeque<Key>,
+    events: Vec<Event>,
+    wakeups: u64,
+    is_first_turn: bool,
+}
+
+impl Thread {
+    fn new(plan: &Plan, engine: Engine, inbox: Arc<Inbox>) -> io::Result<Self> {
+        Ok(Self {
+            driver: Driver::new(engine, inbox.bell())?,
+            rules: plan.rules.clone(),
+            pools: Pools {
+                buffers: Buffers::new(plan.buffer_budget_bytes),
+                pipes: Pipes::new(plan.pipe_bytes, plan.pipe_budget_bytes),
+                syscalls: 0,
+            },
+            slots: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            events: Vec::new(),
+            wakeups: inbox.counters.wakeups.load(Relaxed),
+            inbox,
+            is_first_turn: true,
+        })
+    }
+
+    /// Returns when the relay is stopped and no pair is left.
+    fn run(&mut self) {
+        loop {
+            if self.inbox.take_notice() || std::mem::take(&mut self.is_first_turn) {
+                self.look_into_inbox();
+            }
+            self.give_turns();
+            let left = match self.inbox.deadline() {
+                None => None,
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        self.stop_pairs();
+                    }
+                    if self.is_empty() {
+                        self.publish();
+                        return;
+                    }
+                    Some(left.max(Duration::from_millis(1)))
+                }
+            };
+            self.publish();
+            let timeout = if self.ready.is_empty() {
+                left
+            } else {
+                Some(Duration::ZERO)
+            };
+            self.wait(timeout);
+        }
+    }
+
+    fn look_into_inbox(&mut self) {
+        assert!(!self.inbox.take_fault(), "planted fault of a test");
+        while let Some(job) = self.inbox.take_job() {
+            self.adopt(job);
+        }
+        while let Some(shared) = self.inbox.take_cancel() {
+            // After a panic keys begin again, so a key alone does not prove that this is the pair meant.
+            let key = Key::from_bits(shared.key.load(Relaxed));
+            if self
+                .pair(key)
+                .is_some_and(|pair| Arc::ptr_eq(pair.shared(), &shared))
+            {
+                self.end(key, PairEnd::Cancelled);
+            }
+        }
+    }
+
+    fn adopt(&mut self, job: Job) {
+        let mut pair = OpenPair::new(job, &self.rules);
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        let place = &mut self.slots[slot as usize];
+        place.generation = Key::next_generation(place.generation);
+        let key = Key {
+            slot,
+            generation: place.generation,
+        };
+        pair.shared().key.store(key.to_bits(), SeqCst);
+        let is_cancelled = pair.shared().cancelled.load(SeqCst);
+        for side in [Side::A, Side::B] {
+            if let Err(error) = self.driver.watch(key, side, pair.socket(side)) {
+                pair.fail(side, error);
+            }
+        }
+        pair.is_queued = true;
+        place.pair = Some(pair);
+        self.ready.push_back(key);
+        if is_cancelled {
+            self.end(key, PairEnd::Cancelled);
+        }
+    }
+
+    fn pair(&mut self, key: Key) -> Option<&mut OpenPair> {
+        self.slots
+            .get_mut(key.index())
+            .filter(|slot| slot.generation == key.generation)?
+            .pair
+            .as_mut()
+    }
+
+    fn end(&mut self, key: Key, end: PairEnd) {
+        if self.pair(key).is_none() {
+            return;
+        }
+        let Some(pair) = self.slots[key.index()].pair.take() else {
+            return;
+        };
+        if self
+            .driver
+            .remove(key, pair.socket(Side::A), pair.socket(Side::B))
+        {
+            self.free.push(key.slot);
+        }
+        pair.close(end, &mut self.pools);
+    }
+
+    /// Each pair that is ready now gets one turn; those that want more come after the next look at the events.
+    fn give_turns(&mut self) {
+        for _ in 0..self.ready.len() {
+            let Some(key) = self.ready.pop_front() else {
+                return;
+            };
+            let Some(pair) = self
+                .slots
+                .get_mut(key.index())
+                .filter(|slot| slot.generation == key.generation)
+                .and_then(|slot| slot.pair.as_mut())
+            else {
+                continue;
+            };
+            pair.is_queued = false;
+            let room_on = match pair.run(&mut self.pools, &self.rules) {
+                Verdict::Over(end) => {
+                    self.end(key, end);
+                    continue;
+                }
+                Verdict::Wait { room_on } => room_on,
+                Verdict::Again { room_on } => {
+                    pair.is_queued = true;
+                    self.ready.push_back(key);
+                    room_on
+                }
+            };
+            for side in [Side::A, Side::B] {
+                let fd = pair.socket(side);
+                let watched = if room_on[side.index()] {
+                    self.driver.want_room(key, side, fd)
+                } else {
+                    Ok(())
+                };
+                if let Err(error) = watched {
+                    pair.fail(side, error);
+                    if !std::mem::replace(&mut pair.is_queued, true) {
+                        self.ready.push_back(key);
+                    }
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        let waited = self.driver.wait(timeout, self.inbox.bell(), &mut events);
+        // Without events nothing here works: let the restart make a new driver.
+        self.pools.syscalls += waited.expect("the driver waits for events");
+        self.wakeups += 1;
+        for event in &events {
+            self.note(event);
+        }
+        self.events = events;
+        while let Some(slot) = self.driver.released() {
+            self.free.push(slot);
+        }
+    }
+
+    fn note(&mut self, event: &Event) {
+        let (key, side) = (event.key, event.side);
+        let Some(pair) = self
+            .slots
+            .get_mut(key.index())
+            .filter(|slot| slot.generation == key.generation)
+            .and_then(|slot| slot.pair.as_mut())
+        else {
+            return; // Late: its pair is gone.
+        };
+        pair.note(event);
+        let renewed = if event.lapsed {
+            self.driver.watch(key, side, pair.socket(side))
+        } else if event.room {
+            self.driver.forget_room(key, side, pair.socket(side))
+        } else {
+            Ok(())
+        };
+        if let Err(error) = renewed {
+            pair.fail(side, error);
+        }
+        if !std::mem::replace(&mut pair.is_queued, true) {
+            self.ready.push_back(key);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.slots.iter().all(|slot| slot.pair.is_none())
+    }
+
+    fn stop_pairs(&mut self) {
+        for slot in 0..self.slots.len() {
+            let key = Key {
+                slot: u32::try_from(slot).unwrap_or(u32::MAX),
+                generation: self.slots[slot].generation,
+            };
+            self.end(key, PairEnd::Stopped);
+        }
+    }
+
+    /// After a panic: each pair is reset and its owner told, even if another owner's callback panics again.
+    fn abandon_pairs(&mut self) {
+        for slot in &mut self.slots {
+            if let Some(pair) = slot.pair.take() {
+                let _panicked_again = catch_unwind(AssertUnwindSafe(|| pair.abandon()));
+            }
+        }
+        self.slots.clear();
+        self.pools.pipes = Pipes::new(1, 0);
+        self.pools.buffers = Buffers::new(0);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        let counters = &self.inbox.counters;
+        let pipes = &self.pools.pipes;
+        let store = |counter: &std::sync::atomic::AtomicU64, value: usize| {
+            counter.store(value as u64, Relaxed);
+        };
+        store(
+            &counters.slots,
+            self.slots.len() - self.free.len().min(self.slots.len()),
+        );
+        store(&counters.pipes_in_use, pipes.lent());
+        store(&counters.pipes_free, pipes.free());
+        store(&counters.buffer_bytes, self.pools.buffers.lent_bytes());
+        counters.wakeups.store(self.wakeups, Relaxed);
+        let syscalls = std::mem::take(&mut self.pools.syscalls) + self.driver.take_syscalls();
+        counters.syscalls.fetch_add(syscalls, Relaxed);
+        let exhausted = self.pools.pipes.take_exhausted();
+        counters.pipes_exhausted.fetch_add(exhausted, Relaxed);
+        let refused = self.pools.buffers.take_refused();
+        counters.buffers_refused.fetch_add(refused, Relaxed);
+    }
+}

@@ -1,0 +1,267 @@
+//! Cancel, stop, refusal, panic: each pair hears its end once, and nothing is left.
+
+use std::{
+    io::Write,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use adit_relay::{Pair, PairEnd, Rejected, Why};
+use socket2::{Domain, Socket, Type};
+
+use crate::support::{
+    PATIENCE, Pattern, Setup, Transport, matrix, promise, receive_all, receive_exactly, send_all,
+    until,
+};
+
+matrix!(
+    cancelled_pair_is_reset_and_says_so,
+    cancel_of_an_ended_pair_changes_nothing,
+    stop_lets_pairs_finish_before_the_deadline,
+    stop_resets_what_is_left_at_the_deadline,
+    dropped_relay_tells_every_owner,
+    stopped_relay_refuses_and_gives_the_pair_back,
+    full_relay_refuses_and_gives_the_pair_back,
+    panic_takes_its_own_pairs_and_the_thread_goes_on,
+    panicking_callback_is_a_panic_of_its_thread,
+    submitting_from_many_threads_while_stopping_loses_no_callback,
+    pair_without_a_pipe_is_copied_and_counted,
+    socket_that_is_none_is_a_failure,
+);
+
+fn cancelled_pair_is_reset_and_says_so(setup: &Setup) {
+    let world = setup.start();
+    let tunnel = world.open();
+    (&tunnel.client).write_all(b"some").unwrap();
+    receive_exactly(&tunnel.target, 4);
+    tunnel.submitted.cancel();
+    tunnel.submitted.cancel();
+    let outcome = tunnel.outcome();
+    assert!(matches!(outcome.end, PairEnd::Cancelled));
+    assert_eq!(outcome.to_b.bytes, 4);
+    let ended = receive_all(&tunnel.client, 16, 1);
+    assert_eq!(ended.is_err(), setup.transport == Transport::Tcp);
+    world.until_empty();
+}
+
+fn cancel_of_an_ended_pair_changes_nothing(setup: &Setup) {
+    let world = setup.start();
+    let first = world.open();
+    first.client.shutdown(std::net::Shutdown::Both).unwrap();
+    first.target.shutdown(std::net::Shutdown::Both).unwrap();
+    let _end = first.outcome();
+    world.until_empty();
+    let second = world.open(); // Takes the slot of the first.
+    (&second.client).write_all(b"a").unwrap();
+    receive_exactly(&second.target, 1);
+    first.submitted.cancel();
+    (&second.client).write_all(b"b").unwrap();
+    assert_eq!(receive_exactly(&second.target, 1), b"b");
+}
+
+fn unix_pair() -> (Socket, Socket) {
+    Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap()
+}
+
+fn stop_lets_pairs_finish_before_the_deadline(setup: &Setup) {
+    let world = setup.start();
+    let handle = world.handle.clone();
+    let tunnel = world.open();
+    let bytes = Pattern::new(1).bytes(4 << 20);
+    thread::scope(|scope| {
+        let stopping = scope.spawn(|| world.stop(PATIENCE));
+        until(
+            "the relay stops taking pairs",
+            || {
+                let ((_client, a), (_target, b)) = (unix_pair(), unix_pair());
+                let (done, _told) = promise();
+                handle.submit(Pair::new(a.into(), b.into()), done).is_err()
+            },
+            String::new,
+        );
+        scope.spawn(|| send_all(&tunnel.client, &bytes, 65_536, 1));
+        assert!(receive_all(&tunnel.target, 65_536, 1).unwrap() == bytes);
+        tunnel.target.shutdown(std::net::Shutdown::Write).unwrap();
+        stopping.join().unwrap();
+    });
+    assert!(matches!(tunnel.outcome().end, PairEnd::Finished));
+}
+
+fn stop_resets_what_is_left_at_the_deadline(setup: &Setup) {
+    let world = setup.start();
+    let tunnels: Vec<_> = (0..20).map(|_| world.open()).collect();
+    let start = Instant::now();
+    world.stop(Duration::from_millis(50));
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    assert!(start.elapsed() < PATIENCE / 2);
+    for tunnel in tunnels {
+        assert!(matches!(tunnel.outcome().end, PairEnd::Stopped));
+        let ended = receive_all(&tunnel.client, 16, 1);
+        assert_eq!(ended.is_err(), setup.transport == Transport::Tcp);
+    }
+}
+
+fn dropped_relay_tells_every_owner(setup: &Setup) {
+    let world = setup.start();
+    let tunnels: Vec<_> = (0..50).map(|_| world.open()).collect();
+    drop(world);
+    for tunnel in tunnels {
+        assert!(matches!(tunnel.outcome().end, PairEnd::Stopped));
+    }
+}
+
+fn refused(setup: &Setup, world: &crate::support::World) -> Rejected {
+    let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
+    let (done, told) = promise();
+    let rejected = world
+        .handle
+        .submit(Pair::new(a.into(), b.into()), done)
+        .expect_err("refused");
+    assert!(told.try_recv().is_err(), "{setup:?}: not called");
+    rejected
+}
+
+fn stopped_relay_refuses_and_gives_the_pair_back(setup: &Setup) {
+    let world = setup.start();
+    let handle = world.handle.clone();
+    let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
+    world.stop(Duration::ZERO);
+    let (done, told) = promise();
+    let rejected = handle
+        .submit(Pair::new(a.into(), b.into()), done)
+        .unwrap_err();
+    assert_eq!(rejected.why, Why::Stopping);
+    drop(rejected);
+    assert!(told.recv().is_err(), "given back, not called");
+}
+
+fn full_relay_refuses_and_gives_the_pair_back(setup: &Setup) {
+    let mut config = setup.config();
+    config.pairs_max = 3;
+    let world = setup.start_with(&config);
+    let mut tunnels: Vec<_> = (0..3).map(|_| world.open()).collect();
+    let rejected = refused(setup, &world);
+    assert_eq!(rejected.why, Why::Full);
+    assert_eq!(world.stats().active_pairs, 3);
+    tunnels.pop().unwrap().submitted.cancel();
+    world.until("there is room again", |stats| stats.active_pairs == 2);
+    world.handle.submit(*rejected.pair, rejected.done).unwrap();
+}
+
+fn panic_takes_its_own_pairs_and_the_thread_goes_on(setup: &Setup) {
+    let world = setup.start();
+    let tunnels: Vec<_> = (0..5)
+        .map(|_| {
+            let tunnel = world.open();
+            (&tunnel.client).write_all(b"abc").unwrap();
+            receive_exactly(&tunnel.target, 3);
+            tunnel
+        })
+        .collect();
+    world.handle.plant_fault();
+    for tunnel in &tunnels {
+        let outcome = tunnel.outcome();
+        assert!(matches!(outcome.end, PairEnd::Panicked), "{outcome:?}");
+        assert_eq!(outcome.to_b.bytes, 3);
+    }
+    world.until("counted", |stats| stats.thread_panics == 1);
+    world.until_empty();
+    let next = world.open();
+    // A cancel meant for a pair from before the panic does not hit one of the same key.
+    tunnels[0].submitted.cancel();
+    (&next.client).write_all(b"again").unwrap();
+    assert_eq!(receive_exactly(&next.target, 5), b"again");
+}
+
+fn panicking_callback_is_a_panic_of_its_thread(setup: &Setup) {
+    let world = setup.start();
+    let bystander = world.open();
+    let ((client, a), (_target, b)) = (world.sockets(), world.sockets());
+    let submitted = world
+        .handle
+        .submit(
+            Pair::new(a.into(), b.into()),
+            Box::new(|_outcome| panic!("planted in a callback")),
+        )
+        .unwrap();
+    submitted.cancel();
+    drop(client);
+    assert!(matches!(bystander.outcome().end, PairEnd::Panicked));
+    let next = world.open();
+    (&next.client).write_all(b"on").unwrap();
+    assert_eq!(receive_exactly(&next.target, 2), b"on");
+    assert_eq!(world.stats().thread_panics, 1);
+}
+
+fn submitting_from_many_threads_while_stopping_loses_no_callback(setup: &Setup) {
+    let mut config = setup.config();
+    config.threads = 2;
+    let world = setup.start_with(&config);
+    let handle = world.handle.clone();
+    let (tell, told) = mpsc::channel();
+    let accepted: usize = thread::scope(|scope| {
+        let submitters: Vec<_> = (0..4)
+            .map(|_| {
+                let (handle, tell) = (handle.clone(), tell.clone());
+                scope.spawn(move || {
+                    let mut accepted = 0;
+                    loop {
+                        let (a, b) = unix_pair();
+                        let tell = tell.clone();
+                        let done = Box::new(move |_outcome| tell.send(()).unwrap());
+                        match handle.submit(Pair::new(a.into(), b.into()), done) {
+                            Ok(submitted) => {
+                                accepted += 1;
+                                submitted.cancel();
+                            }
+                            Err(rejected) if rejected.why == Why::Stopping => return accepted,
+                            Err(_full) => thread::yield_now(),
+                        }
+                    }
+                })
+            })
+            .collect();
+        until(
+            "some went through",
+            || told.try_iter().count() > 0,
+            String::new,
+        );
+        // What was taken off above is counted below as it came.
+        world.stop(Duration::ZERO);
+        submitters.into_iter().map(|one| one.join().unwrap()).sum()
+    });
+    drop(tell);
+    assert!(told.iter().count() <= accepted);
+    assert_eq!(handle.stats().active_pairs, 0, "every promise was kept");
+}
+
+fn pair_without_a_pipe_is_copied_and_counted(setup: &Setup) {
+    let mut config = setup.config();
+    config.pipe_budget_bytes = 0;
+    let world = setup.start_with(&config);
+    let tunnel = world.open();
+    let bytes = Pattern::new(2).bytes(1 << 20);
+    thread::scope(|scope| {
+        scope.spawn(|| send_all(&tunnel.client, &bytes, 65_536, 1));
+        assert!(receive_all(&tunnel.target, 65_536, 1).unwrap() == bytes);
+    });
+    let wants_pipes = config.thresholds.splice;
+    world.until("counted", |stats| {
+        (stats.pipes_exhausted > 0) == wants_pipes && stats.pipes_in_use == 0
+    });
+}
+
+fn socket_that_is_none_is_a_failure(setup: &Setup) {
+    let world = setup.start();
+    let (_client, a) = world.sockets();
+    let file = std::fs::File::open("/proc/self/status").unwrap();
+    let (done, told) = promise();
+    world
+        .handle
+        .submit(Pair::new(a.into(), file.into()), done)
+        .unwrap();
+    let outcome = told.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(outcome.end, PairEnd::Failed { .. }), "{outcome:?}");
+    world.until_empty();
+}

@@ -1,0 +1,13 @@
+//! The relay with real sockets: each test for both drivers and both movers, over TCP and over unix sockets. Tests that
+//! count descriptors or memory run alone, in a process of their own. `ADIT_NIGHTLY=1` runs full lengths.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test: a panic is its way to fail, helpers included"
+)]
+
+mod closing;
+mod forbidden;
+mod lifecycle;
+mod scale;
+mod support;
+mod transfer;

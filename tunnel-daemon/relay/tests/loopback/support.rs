@@ -1,0 +1,366 @@
+//! Relays, socket pairs, byte patterns, and the table of setups.
+
+use std::{
+    fs,
+    io::{self, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    process::Command,
+    sync::{
+        Mutex,
+        mpsc::{self, Receiver},
+    },
+    time::{Duration, Instant},
+};
+
+use adit_relay::{
+    Choice, Done, Engine, Outcome, Pair, Preference, Relay, RelayConfig, RelayHandle, Stats,
+    Submitted, Thresholds, probe,
+};
+use bytes::Bytes;
+use socket2::{Domain, Socket, Type};
+
+/// Longer than anything here takes; shorter than a CI job.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Unix,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moves {
+    Copy,
+    Splice,
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) engine: Engine,
+    pub(crate) moves: Moves,
+    pub(crate) transport: Transport,
+}
+
+impl Setup {
+    pub(crate) fn config(&self) -> RelayConfig {
+        let preference = match self.engine {
+            Engine::IoUring => Preference::IoUring,
+            Engine::Epoll => Preference::Epoll,
+        };
+        let choice: Choice = probe(preference).expect("this host allows both drivers");
+        let mut config = RelayConfig::new(choice);
+        config.threads = 1;
+        config.thresholds = match self.moves {
+            Moves::Copy => Thresholds::copy_only(),
+            Moves::Splice => Thresholds::splice_at_once(),
+        };
+        config
+    }
+
+    pub(crate) fn start(&self) -> World {
+        self.start_with(&self.config())
+    }
+
+    pub(crate) fn start_with(&self, config: &RelayConfig) -> World {
+        let relay = Relay::start(config).unwrap();
+        World {
+            handle: relay.handle(),
+            relay: Some(relay),
+            setup: *self,
+            socket_bytes: None,
+            listener: Mutex::new(TcpListener::bind(("127.0.0.1", 0)).unwrap()),
+        }
+    }
+}
+
+/// Defines each named function as a test for both drivers and both movers; each runs over both transports.
+macro_rules! matrix {
+    ($($name:ident),+ $(,)?) => {
+        crate::support::matrix!(@module epoll_copy, Epoll, Copy, $($name)+);
+        crate::support::matrix!(@module epoll_splice, Epoll, Splice, $($name)+);
+        crate::support::matrix!(@module ring_copy, IoUring, Copy, $($name)+);
+        crate::support::matrix!(@module ring_splice, IoUring, Splice, $($name)+);
+    };
+    (@module $module:ident, $engine:ident, $moves:ident, $($name:ident)+) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                if !crate::support::is_allowed(adit_relay::Engine::$engine, stringify!($name)) {
+                    return;
+                }
+                for transport in [crate::support::Transport::Tcp, crate::support::Transport::Unix] {
+                    super::$name(&crate::support::Setup {
+                        engine: adit_relay::Engine::$engine,
+                        moves: crate::support::Moves::$moves,
+                        transport,
+                    });
+                }
+            })+
+        }
+    };
+}
+pub(crate) use matrix;
+
+/// As [`matrix`], each test in a process of its own and over TCP.
+macro_rules! matrix_alone {
+    ($($name:ident),+ $(,)?) => {
+        crate::support::matrix_alone!(@module alone_epoll_copy, Epoll, Copy, $($name)+);
+        crate::support::matrix_alone!(@module alone_epoll_splice, Epoll, Splice, $($name)+);
+        crate::support::matrix_alone!(@module alone_ring_copy, IoUring, Copy, $($name)+);
+        crate::support::matrix_alone!(@module alone_ring_splice, IoUring, Splice, $($name)+);
+    };
+    (@module $module:ident, $engine:ident, $moves:ident, $($name:ident)+) => {
+        mod $module {
+            $(#[test]
+            fn $name() {
+                if !crate::support::is_allowed(adit_relay::Engine::$engine, stringify!($name)) {
+                    return;
+                }
+                let path = concat!(module_path!(), "::", stringify!($name));
+                crate::support::alone(path, || super::$name(&crate::support::Setup {
+                    engine: adit_relay::Engine::$engine,
+                    moves: crate::support::Moves::$moves,
+                    transport: crate::support::Transport::Tcp,
+                }));
+            })+
+        }
+    };
+}
+pub(crate) use matrix_alone;
+
+/// Whether this host allows the driver. If not, `test` is skipped loudly, and fails where `CI` is set.
+pub(crate) fn is_allowed(engine: Engine, test: &str) -> bool {
+    if engine == Engine::Epoll {
+        return true;
+    }
+    let Err(error) = probe(Preference::IoUring) else {
+        return true;
+    };
+    assert!(std::env::var_os("CI").is_none(), "{test}: {error}");
+    writeln!(io::stderr(), "SKIPPED {test}: {error}").ok();
+    false
+}
+
+const CHILD: &str = "ADIT_RELAY_TEST_ALONE";
+
+/// Runs the test with this path again in a child of this process, where `body` is executed.
+pub(crate) fn alone(path: &str, body: impl FnOnce()) {
+    let test = path.split_once("::").unwrap().1;
+    if std::env::var(CHILD).is_ok_and(|child| child == test) {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, test)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A relay and a way to make connections through it.
+pub(crate) struct World {
+    relay: Option<Relay>,
+    pub(crate) handle: RelayHandle,
+    setup: Setup,
+    /// Fixed kernel buffers for each socket made from now on; else the kernel lets them grow to many MiB.
+    pub(crate) socket_bytes: Option<usize>,
+    listener: Mutex<TcpListener>,
+}
+
+/// One connection through the relay, seen from both peers.
+pub(crate) struct Tunnel {
+    pub(crate) client: Socket,
+    pub(crate) target: Socket,
+    pub(crate) submitted: Submitted,
+    pub(crate) outcome: Receiver<Outcome>,
+}
+
+impl World {
+    /// Two connected sockets: ours, the relay's.
+    pub(crate) fn sockets(&self) -> (Socket, Socket) {
+        let (ours, relays) = match self.setup.transport {
+            Transport::Tcp => {
+                let listener = self.listener.lock().unwrap();
+                let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                let (relays, peer) = listener.accept().unwrap();
+                assert_eq!(peer, ours.local_addr().unwrap());
+                relays.set_nodelay(true).unwrap();
+                ours.set_nodelay(true).unwrap();
+                (Socket::from(ours), Socket::from(relays))
+            }
+            Transport::Unix => Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap(),
+        };
+        for socket in [&ours, &relays] {
+            if let Some(bytes) = self.socket_bytes {
+                socket.set_send_buffer_size(bytes).unwrap();
+                socket.set_recv_buffer_size(bytes).unwrap();
+            }
+        }
+        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        ours.set_write_timeout(Some(PATIENCE)).unwrap();
+        (ours, relays)
+    }
+
+    pub(crate) fn open(&self) -> Tunnel {
+        self.open_with(&[], &[])
+    }
+
+    pub(crate) fn open_with(&self, to_a: &[u8], to_b: &[u8]) -> Tunnel {
+        let (client, a) = self.sockets();
+        let (target, b) = self.sockets();
+        let (done, outcome) = promise();
+        let pair = Pair {
+            to_a: Bytes::copy_from_slice(to_a),
+            to_b: Bytes::copy_from_slice(to_b),
+            ..Pair::new(a.into(), b.into())
+        };
+        Tunnel {
+            client,
+            target,
+            submitted: self.handle.submit(pair, done).unwrap(),
+            outcome,
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.handle.stats()
+    }
+
+    /// Waits until the relay's own counts say so.
+    pub(crate) fn until(&self, what: &str, mut holds: impl FnMut(&Stats) -> bool) {
+        until(
+            what,
+            || holds(&self.stats()),
+            || format!("{:?}", self.stats()),
+        );
+    }
+
+    pub(crate) fn stop(mut self, deadline: Duration) {
+        self.relay.take().unwrap().stop(deadline);
+    }
+
+    /// Nothing is left of any pair.
+    pub(crate) fn until_empty(&self) {
+        self.until("nothing is left", |stats| {
+            stats.active_pairs == 0
+                && stats.slots == 0
+                && stats.pipes_in_use == 0
+                && stats.buffer_bytes == 0
+        });
+    }
+}
+
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool, state: impl Fn() -> String) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "never: {what}; {}", state());
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn promise() -> (Done, Receiver<Outcome>) {
+    let (tell, told) = mpsc::channel();
+    let done = Box::new(move |outcome| {
+        let _nobody_asks = tell.send(outcome);
+    });
+    (done, told)
+}
+
+impl Tunnel {
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.outcome
+            .recv_timeout(PATIENCE)
+            .expect("every pair has an outcome")
+    }
+}
+
+/// Bytes that both ends can make for themselves.
+pub(crate) struct Pattern(u64);
+
+impl Pattern {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn number(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Between one and `max`.
+    pub(crate) fn up_to(&mut self, max: usize) -> usize {
+        1 + usize::try_from(self.number() % max as u64).unwrap()
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(count + 8);
+        while bytes.len() < count {
+            bytes.extend_from_slice(&self.number().to_le_bytes());
+        }
+        bytes.truncate(count);
+        bytes
+    }
+}
+
+/// Sends `bytes` in chunks of random size and ends the writing half.
+pub(crate) fn send_all(mut socket: &Socket, bytes: &[u8], chunk_max: usize, seed: u64) {
+    let mut sizes = Pattern::new(seed);
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let count = sizes.up_to(chunk_max).min(rest.len());
+        socket.write_all(&rest[..count]).unwrap();
+        rest = &rest[count..];
+    }
+    socket.shutdown(Shutdown::Write).unwrap();
+}
+
+/// Reads to the end in chunks of random size.
+pub(crate) fn receive_all(mut socket: &Socket, chunk_max: usize, seed: u64) -> io::Result<Vec<u8>> {
+    let mut sizes = Pattern::new(seed);
+    let mut all = Vec::new();
+    let mut chunk = vec![0; chunk_max];
+    loop {
+        let size = sizes.up_to(chunk_max);
+        match socket.read(&mut chunk[..size])? {
+            0 => return Ok(all),
+            count => all.extend_from_slice(&chunk[..count]),
+        }
+    }
+}
+
+pub(crate) fn receive_exactly(mut socket: &Socket, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    socket.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Closes with a reset where the transport has one.
+pub(crate) fn reset(socket: Socket) {
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(socket);
+}
+
+pub(crate) fn open_descriptors() -> usize {
+    // The listing itself holds one.
+    fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+pub(crate) fn resident_bytes() -> usize {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib * 1024
+}
+
+/// Full lengths instead of those for each change.
+pub(crate) fn is_nightly() -> bool {
+    std::env::var_os("ADIT_NIGHTLY").is_some()
+}

@@ -1,0 +1,300 @@
+//! Bytes arrive once, in order and counted, whatever their sizes and whoever moves them.
+
+use std::{io::Write, net::Shutdown, thread};
+
+use adit_relay::{Engine, PairEnd, Progress, Thresholds};
+
+use crate::support::{
+    Moves, Pattern, Setup, Transport, Tunnel, World, is_allowed, is_nightly, matrix, receive_all,
+    receive_exactly, reset, send_all,
+};
+
+matrix!(
+    both_directions_are_byte_exact_for_random_sizes_and_chunks,
+    counters_equal_the_bytes_both_peers_saw,
+    bytes_handed_over_come_first_in_both_directions,
+    echo_of_single_bytes_goes_on_for_long,
+    many_pairs_at_once_do_not_mix,
+);
+
+/// Sends both ways at once and checks both ends.
+fn exchange(world: &World, up: &[u8], down: &[u8], chunk_max: usize, seed: u64) {
+    let tunnel = world.open();
+    let (client, target) = (&tunnel.client, &tunnel.target);
+    thread::scope(|scope| {
+        scope.spawn(|| send_all(client, up, chunk_max, seed));
+        scope.spawn(|| send_all(target, down, chunk_max, seed + 1));
+        let got_down = scope.spawn(|| receive_all(client, chunk_max, seed + 2).unwrap());
+        assert!(
+            receive_all(target, chunk_max, seed + 3).unwrap() == up,
+            "up"
+        );
+        assert!(got_down.join().unwrap() == down, "down");
+    });
+    let outcome = tunnel.outcome();
+    assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
+    assert_eq!(outcome.to_b.bytes, up.len() as u64);
+    assert_eq!(outcome.to_a.bytes, down.len() as u64);
+}
+
+fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: &Setup) {
+    let world = setup.start();
+    let mut random = Pattern::new(1);
+    let mut sizes = vec![(0, 0, 1), (1, 1, 1), (0, 4096, 512), (65_536, 1, 65_536)];
+    for _ in 0..8 {
+        let (up, down) = (random.up_to(1 << 20), random.up_to(1 << 20));
+        sizes.push((up, down, random.up_to(64 * 1024)));
+    }
+    sizes.push((8 << 20, 8 << 20, 256 * 1024));
+    for (round, (up, down, chunk_max)) in sizes.into_iter().enumerate() {
+        let seed = 10 * round as u64 + 7;
+        let (up, down) = (
+            Pattern::new(seed).bytes(up),
+            Pattern::new(seed + 5).bytes(down),
+        );
+        exchange(&world, &up, &down, chunk_max, seed);
+    }
+    if is_nightly() {
+        stream(&world, 1 << 30);
+    }
+    world.until_empty();
+}
+
+/// More than memory should hold: made at one end while it is checked at the other.
+fn stream(world: &World, bytes: usize) {
+    const CHUNK: usize = 1 << 20;
+    let tunnel = world.open();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut pattern = Pattern::new(77);
+            for _ in 0..bytes / CHUNK {
+                (&tunnel.client).write_all(&pattern.bytes(CHUNK)).unwrap();
+            }
+        });
+        let mut pattern = Pattern::new(77);
+        for chunk in 0..bytes / CHUNK {
+            let same = receive_exactly(&tunnel.target, CHUNK) == pattern.bytes(CHUNK);
+            assert!(same, "chunk {chunk}");
+        }
+    });
+}
+
+fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
+    let world = setup.start();
+    let tunnel = world.open();
+    let mut expected = Progress::default();
+    for (up, down) in [(1, 0), (0, 1), (70_000, 3), (5, 300_000)] {
+        (&tunnel.client).write_all(&vec![1; up]).unwrap();
+        receive_exactly(&tunnel.target, up);
+        (&tunnel.target).write_all(&vec![2; down]).unwrap();
+        receive_exactly(&tunnel.client, down);
+        expected.to_b += up as u64;
+        expected.to_a += down as u64;
+        // The peer may have the bytes a moment before the thread has counted them.
+        crate::support::until(
+            "the counters agree while the pair is open",
+            || tunnel.submitted.progress() == expected,
+            || format!("{:?} {expected:?}", tunnel.submitted.progress()),
+        );
+    }
+    drop((tunnel.client, tunnel.target));
+    let outcome = tunnel
+        .outcome
+        .recv_timeout(crate::support::PATIENCE)
+        .unwrap();
+    assert_eq!(
+        (outcome.to_a.bytes, outcome.to_b.bytes),
+        (expected.to_a, expected.to_b)
+    );
+    assert_eq!(outcome.engine, setup.engine);
+    match setup.moves {
+        Moves::Copy => assert_eq!(outcome.to_b.spliced_bytes, 0),
+        Moves::Splice => assert_eq!(outcome.to_b.spliced_bytes, expected.to_b),
+    }
+    assert_eq!(outcome.to_b.movers.splice, setup.moves == Moves::Splice);
+}
+
+fn bytes_handed_over_come_first_in_both_directions(setup: &Setup) {
+    let world = setup.start();
+    // More than socket buffers take at once, so that the rest waits for room.
+    let early = Pattern::new(3).bytes(6 << 20);
+    let tunnel = world.open_with(b"for the client ", &early);
+    let (client, target) = (&tunnel.client, &tunnel.target);
+    thread::scope(|scope| {
+        scope.spawn(|| send_all(client, b"late", 4, 1));
+        scope.spawn(|| send_all(target, b"and more", 8, 1));
+        let got = receive_all(target, 1 << 18, 2).unwrap();
+        assert!(got[..early.len()] == early && got[early.len()..] == b"late"[..]);
+        assert_eq!(
+            receive_all(client, 64, 2).unwrap(),
+            b"for the client and more"
+        );
+    });
+    let outcome = tunnel.outcome();
+    assert_eq!(outcome.to_b.bytes, early.len() as u64 + 4);
+}
+
+fn echo_of_single_bytes_goes_on_for_long(setup: &Setup) {
+    let world = setup.start();
+    let tunnel = world.open();
+    for round in 0..3000_u32 {
+        let byte = round.to_le_bytes();
+        (&tunnel.client).write_all(&byte[..1]).unwrap();
+        assert_eq!(receive_exactly(&tunnel.target, 1), byte[..1]);
+        (&tunnel.target).write_all(&byte).unwrap();
+        assert_eq!(receive_exactly(&tunnel.client, 4), byte);
+    }
+}
+
+fn many_pairs_at_once_do_not_mix(setup: &Setup) {
+    let mut config = setup.config();
+    config.threads = 2;
+    let world = setup.start_with(&config);
+    thread::scope(|scope| {
+        for number in 0..16 {
+            let world = &world;
+            scope.spawn(move || {
+                let up = Pattern::new(number).bytes(400_000);
+                let down = Pattern::new(number + 100).bytes(300_000);
+                exchange(world, &up, &down, 50_000, number);
+            });
+        }
+    });
+    world.until_empty();
+}
+
+/// The switch happens between two bytes wherever the thresholds say; none is lost, doubled or overtaken.
+fn switch_at_every_offset(engine: Engine, transport: Transport) {
+    let bytes = Pattern::new(9).bytes(40_000);
+    let mut spliced = 0;
+    for offset in (0..600).chain([1023, 4096, 16_383, 16_384, 16_385, 32_768, 39_999]) {
+        let setup = Setup {
+            engine,
+            moves: Moves::Splice,
+            transport,
+        };
+        let mut config = setup.config();
+        config.thresholds = Thresholds {
+            splice_after_bytes: offset,
+            // One read for each turn, so that the threshold is looked at often.
+            turn_reads: 1,
+            ..Thresholds::splice_at_once()
+        };
+        let world = setup.start_with(&config);
+        let tunnel = world.open();
+        let chunk = 1 + usize::try_from(offset).unwrap() / 2;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                send_all(&tunnel.client, &bytes, chunk.max(500), offset);
+            });
+            assert!(
+                receive_all(&tunnel.target, 8192, 1).unwrap() == bytes,
+                "offset {offset}"
+            );
+        });
+        drop(tunnel.target);
+        let outcome = tunnel
+            .outcome
+            .recv_timeout(crate::support::PATIENCE)
+            .unwrap();
+        assert_eq!(outcome.to_b.bytes, 40_000);
+        spliced += outcome.to_b.spliced_bytes;
+    }
+    assert!(spliced > 0);
+}
+
+#[test]
+fn switch_to_splice_is_exact_at_many_offsets_with_epoll() {
+    switch_at_every_offset(Engine::Epoll, Transport::Tcp);
+    switch_at_every_offset(Engine::Epoll, Transport::Unix);
+}
+
+#[test]
+fn switch_to_splice_is_exact_at_many_offsets_with_the_ring() {
+    if !is_allowed(Engine::IoUring, "switch_to_splice") {
+        return;
+    }
+    switch_at_every_offset(Engine::IoUring, Transport::Tcp);
+    switch_at_every_offset(Engine::IoUring, Transport::Unix);
+}
+
+/// What a seed's script does to a connection, and what came of it: bytes each way and the end.
+fn play(setup: &Setup, seed: u64) -> (Vec<u8>, Vec<u8>, String) {
+    let world = setup.start();
+    let mut random = Pattern::new(seed);
+    let tunnel = world.open();
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    let (mut up_open, mut down_open) = (true, true);
+    for _ in 0..random.up_to(12) {
+        let magnitude = random.up_to(14);
+        let size = random.up_to(16 << magnitude);
+        let bytes = random.bytes(size);
+        match random.up_to(10) {
+            1..=4 if up_open => {
+                (&tunnel.client).write_all(&bytes).unwrap();
+                up.extend(receive_exactly(&tunnel.target, size));
+            }
+            5..=8 if down_open => {
+                (&tunnel.target).write_all(&bytes).unwrap();
+                down.extend(receive_exactly(&tunnel.client, size));
+            }
+            9 if up_open && down_open => {
+                tunnel.client.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive_all(&tunnel.target, 9, 1).unwrap(), []);
+                up_open = false;
+            }
+            10 if up_open && down_open => {
+                tunnel.target.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive_all(&tunnel.client, 9, 1).unwrap(), []);
+                down_open = false;
+            }
+            _ => {}
+        }
+    }
+    let Tunnel {
+        client,
+        target,
+        outcome,
+        ..
+    } = tunnel;
+    if setup.transport == Transport::Tcp && up_open && down_open && random.up_to(2) == 1 {
+        reset(client);
+    } else {
+        client.shutdown(Shutdown::Both).unwrap();
+        drop((client, target));
+    }
+    let outcome = outcome.recv_timeout(crate::support::PATIENCE).unwrap();
+    assert_eq!(outcome.to_b.bytes, up.len() as u64, "seed {seed}");
+    assert_eq!(outcome.to_a.bytes, down.len() as u64, "seed {seed}");
+    (up, down, outcome.end.to_string())
+}
+
+#[test]
+fn every_driver_and_mover_ends_as_plain_copy_does() {
+    if !is_allowed(Engine::IoUring, "every_driver_and_mover") {
+        return;
+    }
+    for transport in [Transport::Tcp, Transport::Unix] {
+        for seed in 0..60 {
+            let with = |engine, moves| {
+                let setup = Setup {
+                    engine,
+                    moves,
+                    transport,
+                };
+                play(&setup, seed)
+            };
+            let plain = with(Engine::Epoll, Moves::Copy);
+            for (engine, moves) in [
+                (Engine::Epoll, Moves::Splice),
+                (Engine::IoUring, Moves::Copy),
+                (Engine::IoUring, Moves::Splice),
+            ] {
+                assert!(
+                    with(engine, moves) == plain,
+                    "seed {seed}, {transport:?}, {engine:?}, {moves:?}"
+                );
+            }
+        }
+    }
+}
