@@ -61,7 +61,7 @@ func run(args []string) {
 	f.IntVar(&l.server, "server-pid", 0, "process whose memory and CPU count as the server's")
 	f.IntVar(&l.agent, "agent-pid", 0, "the same for the agent")
 	f.DurationVar(&l.lasting, "for", time.Second, "length of each timed measurement")
-	f.IntVar(&l.idle, "idle", 300, "idle tunnels to weigh")
+	f.IntVar(&l.idle, "idle", 2000, "idle tunnels to weigh")
 	f.StringVar(&only, "only", "", "comma list of measurements; empty = all")
 	_ = f.Parse(args) // ExitOnError
 	check(json.Unmarshal([]byte(ports), &l.ports))

@@ -176,7 +176,7 @@ impl LaneKeeper {
         let misses = self.0.misses.swap(0, Relaxed);
         let mut growth = self.growth();
         if misses > 0 {
-            growth.short(misses);
+            growth.short();
         }
         growth.missing(self.lanes(opening))
     }
@@ -251,7 +251,7 @@ impl LaneKeeper {
                 self.answer(&mut lane, Box::pin(dialing)).await
             };
             match answer {
-                Ok(Some(Ok(socket))) => return self.tunnel(lane, socket, request).await,
+                Ok(Some(Ok(socket))) => return self.open(lane, socket, request.address),
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // Nobody waits for the answer any more.
                 Ok(None) => (),
@@ -269,7 +269,7 @@ impl LaneKeeper {
                 biased;
                 event = lane.event() => match event {
                     Ok(LaneEvent::Open(request)) => return Ok(request),
-                    Ok(LaneEvent::Want(more)) => self.short(more),
+                    Ok(LaneEvent::Want(_)) => self.short(),
                     Ok(_) => (),
                     Err(failure) => return Err(if lane.state().is_draining() {
                         LaneEnd::Drained
@@ -295,7 +295,7 @@ impl LaneKeeper {
                 biased;
                 event = lane.event() => match event? {
                     LaneEvent::PeerReset { .. } => return Ok(None),
-                    LaneEvent::Want(more) => self.short(more),
+                    LaneEvent::Want(_) => self.short(),
                     _ => (),
                 },
                 outcome = &mut dialing => return Ok(Some(outcome)),
@@ -303,22 +303,26 @@ impl LaneKeeper {
         }
     }
 
-    async fn tunnel(&self, mut lane: Lane, socket: TcpStream, request: OpenRequest) {
+    /// Starts the tunnel, in a task of its own: one that has waited and dialled keeps room for both.
+    fn open(&self, mut lane: Lane, socket: TcpStream, address: String) {
         lane.end().accept();
         let context = &self.0.context;
         let home = Arc::new(Home(self.clone()));
         let mut leg = Leg::on_lane(lane, home);
-        let address = request.address;
         if context.warn_on_channel_limit {
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
-        let _open = context.metrics.open_endpoint_connection();
-        serve_target(socket, leg, &address).await;
+        let open = context.metrics.open_endpoint_connection();
+        let tunnel = async move {
+            serve_target(socket, leg, &address).await;
+            drop(open);
+        };
+        // Without room the leg is dropped, which ends the tunnel.
+        let _full = context.tasks.spawn("target", tunnel);
     }
 
-    fn short(&self, more: u32) {
-        let more = usize::try_from(more).unwrap_or(usize::MAX);
-        self.growth().short(more);
+    fn short(&self) {
+        self.growth().short();
         self.0.changed.notify_one();
     }
 
@@ -400,8 +404,8 @@ impl LaneHome for Home {
         self.0.lost(failure);
     }
 
-    fn want(&self, more: u32) {
-        self.0.short(more);
+    fn want(&self) {
+        self.0.short();
     }
 }
 

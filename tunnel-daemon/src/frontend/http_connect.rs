@@ -100,7 +100,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
-    let mut dialing = std::pin::pin!(hub.dial(dial, "tcp", &request.authority));
+    // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
+    let mut dialing = Box::pin(hub.dial(dial, "tcp", &request.authority));
     loop {
         let room = early.len() < EARLY_BYTES_MAX;
         tokio::select! {

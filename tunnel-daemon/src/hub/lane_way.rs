@@ -35,8 +35,8 @@ pub trait LaneHome: Send + Sync {
     fn take_back(&self, lane: Lane);
     /// A lane failed and was closed.
     fn lost(&self, failure: &LaneFailure);
-    /// Agent: the server would use so many more lanes.
-    fn want(&self, _more: u32) {}
+    /// Agent: the server would use more lanes.
+    fn want(&self) {}
 }
 
 /// Dropping it without [`LaneWay::close`] resets the tunnel.
@@ -174,7 +174,7 @@ impl LaneWay {
                     }
                     LaneEvent::PeerReset { text } => self.finish(TunnelEnd::Reset { error: text }),
                     LaneEvent::Idle => self.finish(TunnelEnd::Confirmed),
-                    LaneEvent::Want(more) => self.home.want(more),
+                    LaneEvent::Want(_) => self.home.want(),
                     // Nothing that concerns a tunnel that is open.
                     LaneEvent::Open(_)
                     | LaneEvent::Opened

@@ -122,6 +122,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
             };
             if !wrote && !read {
                 self.leg.poll_flush(cx);
+                self.pending.rest();
                 return Poll::Pending;
             }
         }

@@ -213,6 +213,8 @@ impl Lane {
                 Poll::Pending => {
                     if let Poll::Ready(flushed) = flushed {
                         flushed?;
+                        self.end.rest();
+                        self.out.rest();
                     }
                     return Poll::Pending;
                 }

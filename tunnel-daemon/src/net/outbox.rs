@@ -50,6 +50,13 @@ impl Outbox {
         self.pieces.is_empty()
     }
 
+    /// Gives memory back that is not in use, before a wait that may be long.
+    pub fn rest(&mut self) {
+        if self.pieces.is_empty() {
+            self.pieces = VecDeque::new();
+        }
+    }
+
     /// Drops what waits; returns how many bytes it was.
     pub fn clear(&mut self) -> usize {
         self.pieces.clear();

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::event::LaneEvent;
 use super::frame::{DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece};
 use super::payload::{
     OpenRequest, RefusalCode, cut, open_payload, read_open, read_refusal, read_u64, refusal_payload,
@@ -21,44 +22,6 @@ pub enum LaneRole {
     Server,
     /// Its OPEN yields.
     Agent,
-}
-
-/// What happened, in order.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LaneEvent {
-    /// The peer opens a tunnel: answer with [`LaneEnd::accept`] or [`LaneEnd::refuse`].
-    Open(OpenRequest),
-    /// Our tunnel is open.
-    Opened,
-    /// Our tunnel did not open. [`LaneEvent::Idle`] follows.
-    Failed {
-        /// Kind of refusal.
-        code: RefusalCode,
-        /// The peer's words.
-        text: String,
-    },
-    /// Bytes of the tunnel.
-    Data(Bytes),
-    /// The peer sends no more; this end may.
-    PeerFin,
-    /// The peer closed the tunnel: what came before is still good. [`LaneEvent::Idle`] follows.
-    PeerClosed {
-        /// Why, if it was not in order.
-        text: String,
-    },
-    /// The peer cut the tunnel off. [`LaneEvent::Idle`] follows.
-    PeerReset {
-        /// Why.
-        text: String,
-    },
-    /// The tunnel of before is over and the lane is clean.
-    Idle,
-    /// An answer to a ping.
-    Pong(u64),
-    /// Agent: the server would use so many more lanes.
-    Want(u32),
-    /// The peer wants no further tunnel on this lane.
-    Draining,
 }
 
 /// The lane carries a tunnel, or may carry none any more.
@@ -189,6 +152,16 @@ impl LaneEnd {
         }
         self.controls -= usize::from(frame.header.kind != FrameType::Data);
         Some(frame)
+    }
+
+    /// Gives memory back that is not in use, before a wait that may be long.
+    pub fn rest(&mut self) {
+        if self.out.is_empty() {
+            self.out = VecDeque::new();
+        }
+        if self.events.is_empty() {
+            self.events = VecDeque::new();
+        }
     }
 
     /// Whether [`Self::poll_frame`] has one.

@@ -56,15 +56,12 @@ impl Growth {
         self.wanted
     }
 
-    /// The server ran short of idle lanes, or nearly so: it would use `more`, or as many dials found none. Doubles what is
-    /// wanted, but not again before there were as many.
-    pub fn short(&mut self, more: usize) {
-        let doubled = if std::mem::take(&mut self.filled) {
-            self.wanted * 2
-        } else {
-            self.wanted
-        };
-        self.wanted = doubled.max(more).min(self.limit);
+    /// The server ran short of idle lanes, or nearly so. Doubles what is wanted, but not again before there were as many:
+    /// until then lanes are opened as fast as may be anyway.
+    pub fn short(&mut self) {
+        if std::mem::take(&mut self.filled) {
+            self.wanted = (self.wanted * 2).min(self.limit);
+        }
     }
 
     /// How many lanes to open now.
@@ -116,12 +113,12 @@ mod tests {
             opening: 2,
         };
         assert_eq!(growth.missing(lanes), 1);
-        growth.short(1);
+        growth.short();
         assert_eq!(growth.wanted(), WARM, "the first ones are on their way");
         for wanted in [8, 16, 20] {
             assert_eq!(growth.missing(idle(growth.wanted())), 0);
-            growth.short(1);
-            growth.short(1);
+            growth.short();
+            growth.short();
             assert_eq!(growth.wanted(), wanted);
         }
         // Busy ones count against the limit.
@@ -134,17 +131,18 @@ mod tests {
         assert_eq!(Growth::new(0, at(0)).missing(Lanes::default()), 0);
     }
 
-    #[test]
-    fn a_wish_is_granted_at_once_if_it_is_more_than_twice_as_many() {
-        let mut growth = Growth::new(1000, at(0));
-        growth.short(100);
-        assert_eq!(growth.wanted(), 100);
+    fn grown_to_64() -> Growth {
+        let mut growth = Growth::new(100, at(0));
+        while growth.wanted() < 64 {
+            assert_eq!(growth.missing(idle(growth.wanted())), 0);
+            growth.short();
+        }
+        growth
     }
 
     #[test]
     fn what_stays_unused_for_a_while_is_given_up_by_halves() {
-        let mut growth = Growth::new(100, at(0));
-        growth.short(64);
+        let mut growth = grown_to_64();
         assert_eq!(growth.surplus(idle(64), at(1)), 0);
         assert_eq!(growth.surplus(idle(64), at(60)), 32);
         assert_eq!(growth.wanted(), 32);
@@ -158,8 +156,7 @@ mod tests {
 
     #[test]
     fn a_burst_within_the_window_keeps_the_lanes() {
-        let mut growth = Growth::new(100, at(0));
-        growth.short(64);
+        let mut growth = grown_to_64();
         growth.surplus(idle(64), at(10));
         growth.surplus(idle(3), at(30));
         assert_eq!(growth.surplus(idle(64), at(60)), 0);

@@ -5,6 +5,7 @@
 
 mod bind;
 mod end;
+mod event;
 mod frame;
 #[doc(hidden)]
 pub mod fuzz;
@@ -12,7 +13,8 @@ mod growth;
 mod payload;
 
 pub use bind::{Bind, Greeting, Hello, NONCE_BYTES, PROOF_BYTES, Proof, proof_input};
-pub use end::{LaneEnd, LaneEvent, LaneRole, NotIdle};
+pub use end::{LaneEnd, LaneRole, NotIdle};
+pub use event::LaneEvent;
 pub use frame::{
     CONTROL_BYTES_MAX, DATA_BYTES_MAX, FrameReader, FrameType, HEADER_BYTES, Header, LaneViolation,
     OutFrame, Piece,

@@ -29,7 +29,8 @@ pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
 fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     let fd = socket.as_fd().as_raw_fd();
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>())
+        .map_err(|_large| io::ErrorKind::InvalidInput)?;
     // SAFETY: `fd` is borrowed for the call. The kernel writes at most `length` bytes, which is the size of what `info`
     // points to, and `length` itself.
     let result = unsafe {
