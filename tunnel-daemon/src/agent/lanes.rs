@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, LaneEvent, Lanes, OpenRequest, RefusalCode};
+use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -50,7 +51,7 @@ struct Shared {
     growth: Mutex<Growth>,
     idle: AtomicUsize,
     misses: AtomicUsize,
-    /// A lane has carried a tunnel, or has waited for one long enough.
+    /// A lane was asked for a tunnel.
     proved: AtomicBool,
     /// Lanes lost right after they were bound.
     stillborn: AtomicUsize,
@@ -167,7 +168,12 @@ impl LaneKeeper {
                         tracing::debug!(server = %self.0.server, %error, "no lane");
                     }
                 },
-                () = tokio::time::sleep(pause.left().unwrap_or(LOOK_EVERY)) => (),
+                () = tokio::time::sleep(pause.left().unwrap_or(LOOK_EVERY)) => {
+                    // Lanes that have waited so long without being lost are as good as used.
+                    if !pause.lasts() && self.0.idle.load(Relaxed) > 0 && opening.is_empty() {
+                        pause.note(true);
+                    }
+                }
             }
         }
     }
@@ -215,14 +221,14 @@ impl LaneKeeper {
 
     fn start(&self, lane: Lane) {
         let keeper = self.clone();
-        let serving = async move { keeper.serve(lane).await };
+        let serving = async move { keeper.serve(lane, false).await };
         if self.0.context.tasks.spawn("lane", serving).is_err() {
             self.adit().lane_closed(LaneEnd::Lost);
         }
     }
 
-    /// Serves a lane that carries nothing, up to and including its next tunnel that opens.
-    async fn serve(&self, mut lane: Lane) {
+    /// Serves a lane that carries nothing, up to its next tunnel that opens. `proven`: it has carried one.
+    async fn serve(&self, mut lane: Lane, proven: bool) {
         let since = Instant::now();
         loop {
             lane.count_as(self.adit().lane(LaneState::Idle));
@@ -230,7 +236,7 @@ impl LaneKeeper {
                 Ok(request) => request,
                 Err(end) => {
                     let lost = matches!(end, LaneEnd::Lost | LaneEnd::Violation);
-                    if lost && since.elapsed() < PROVED_AFTER {
+                    if lost && !proven && since.elapsed() < PROVED_AFTER {
                         self.0.stillborn.fetch_add(1, Relaxed);
                     }
                     self.0.changed.notify_one();
@@ -383,11 +389,15 @@ impl LaneHome for Home {
         self.0.0.context.isolation.half_closed_timeout
     }
 
+    fn budget(&self) -> &ProcessBudget {
+        &self.0.0.context.budget
+    }
+
     fn take_back(&self, mut lane: Lane) {
         let keeper = self.0.clone();
         let settling = async move {
             match settle(&mut lane).await {
-                Ok(()) => keeper.serve(lane).await,
+                Ok(()) => keeper.serve(lane, true).await,
                 Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
                 Err(Unsettled::Silent) => {
                     keeper.adit().lane_closed(LaneEnd::Silent);

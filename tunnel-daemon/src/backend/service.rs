@@ -155,6 +155,7 @@ impl Backend {
             tasks: self.tasks.clone(),
             metrics: self.metrics.adit().clone(),
             watch: Arc::clone(&self.settings.lane_watch),
+            budget: Arc::clone(&self.budget),
         }))
     }
 

@@ -152,6 +152,8 @@ where
         PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
     };
     tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
+    // What it held is accounted for until it goes.
+    drop(leg);
     if matches!(outcome.end, PumpEnd::Tunnel(_)) {
         // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
         let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;

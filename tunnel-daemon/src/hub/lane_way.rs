@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::lane::LaneEvent;
-use adit_core::session::TunnelEnd;
+use adit_core::session::{ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
@@ -31,6 +31,8 @@ pub trait LaneHome: Send + Sync {
     fn watch(&self) -> &LaneWatch;
     /// How long a half-closed tunnel may be silent.
     fn silence_max(&self) -> Duration;
+    /// Bytes held in the whole process.
+    fn budget(&self) -> &ProcessBudget;
     /// Takes the lane. Must not block.
     fn take_back(&self, lane: Lane);
     /// A lane failed and was closed.
@@ -51,6 +53,8 @@ pub(super) struct LaneWay {
     write_failed: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes given to the leg that have not left yet.
+    held: u64,
     /// Something moved since the timer was set.
     moved: bool,
     /// Bytes on their way when it was set: fewer mean that something moved.
@@ -69,6 +73,7 @@ impl LaneWay {
             closed: false,
             write_failed: false,
             timer: None,
+            held: 0,
             moved: false,
             on_the_way: 0,
         }
@@ -160,12 +165,18 @@ impl LaneWay {
             let Some(lane) = &mut self.lane else {
                 return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
             };
+            if self.held > 0 && self.home.budget().is_half_full() {
+                // Short of memory a lane is read again once what it gave has left, for which the leg asks again.
+                return Poll::Pending;
+            }
             match lane.poll_event(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(failure)) => self.fail(&failure),
                 Poll::Ready(Ok(event)) => match event {
                     LaneEvent::Data(bytes) => {
                         self.moved = true;
+                        self.held += bytes.len() as u64;
+                        self.home.budget().hold(bytes.len() as u64);
                         return Poll::Ready(Incoming::Data(bytes));
                     }
                     LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
@@ -190,7 +201,10 @@ impl LaneWay {
         if self.waiting.is_none() {
             match self.poll_recv(cx) {
                 Poll::Ready(incoming) => self.waiting = Some(incoming),
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.poll_flush(cx);
+                    return Poll::Pending;
+                }
             }
         }
         Poll::Ready(())
@@ -219,7 +233,14 @@ impl LaneWay {
         if bytes > 0 {
             self.moved = true;
             self.probe.set_stalled(false);
+            self.release(bytes as u64);
         }
+    }
+
+    fn release(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.held);
+        self.held -= bytes;
+        self.home.budget().release(bytes);
     }
 
     /// A half-closed tunnel without a byte for too long is reset, so that a close that looks like a half-close leaks
@@ -284,6 +305,7 @@ impl LaneWay {
 
 impl Drop for LaneWay {
     fn drop(&mut self) {
+        self.release(self.held);
         if let Some(mut lane) = self.lane.take() {
             if !self.closed {
                 lane.end().reset("");

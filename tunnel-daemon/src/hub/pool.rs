@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::session::ProcessBudget;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::lane_way::LaneHome;
@@ -47,6 +48,8 @@ pub struct PoolSettings {
     pub metrics: AditMetrics,
     /// Looks after lanes in trouble.
     pub watch: Arc<LaneWatch>,
+    /// Bytes held in the whole process.
+    pub budget: Arc<ProcessBudget>,
 }
 
 /// Room for one more lane.
@@ -310,6 +313,10 @@ impl LaneHome for Home {
 
     fn silence_max(&self) -> Duration {
         self.0.settings.silence_max
+    }
+
+    fn budget(&self) -> &ProcessBudget {
+        &self.0.settings.budget
     }
 
     fn take_back(&self, mut lane: Lane) {

@@ -6,18 +6,19 @@ use std::task::{Context, Poll, Waker, ready};
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::tcp_state;
 use bytes::Bytes;
-use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::net::blocks::BlockReader;
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
-use crate::net::stream::{ByteStream, Socket};
 use crate::telemetry::GaugeGuard;
 
 /// Bytes of frames handed to the stream before it has to take some.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
+/// Pieces of them: small frames cost more than their bytes.
+const WRITE_PIECES_MAX: usize = 512;
+/// Pieces read without an event before the task lets others run.
+const PIECES_PER_POLL: usize = 1024;
 /// Frames up to this size are written from one piece: a copy is cheaper than a slice.
 const JOIN_BYTES_MAX: usize = 2048;
 
@@ -38,7 +39,8 @@ pub enum LaneFailure {
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
 #[derive(Debug)]
 pub struct Lane {
-    io: LaneIo,
+    /// Boxed: lanes are moved around.
+    records: Box<RecordStream>,
     end: LaneEnd,
     frames: FrameReader,
     out: Outbox,
@@ -50,71 +52,11 @@ pub struct Lane {
     ping: Option<u64>,
 }
 
-/// What a lane reads and writes.
-#[derive(Debug)]
-enum LaneIo {
-    /// TLS over our own buffers.
-    Records(Box<RecordStream>),
-    /// Any stream.
-    Stream(ByteStream, BlockReader),
-}
-
-impl LaneIo {
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        match self {
-            Self::Records(records) => records.poll_read(cx),
-            Self::Stream(stream, reader) => reader.poll_read(cx, stream),
-        }
-    }
-
-    /// Ready when all of `out` has left.
-    fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
-        match self {
-            Self::Records(records) => records.poll_flush(cx, out),
-            Self::Stream(stream, _) => {
-                while !out.is_empty() {
-                    ready!(out.poll_write(cx, stream))?;
-                }
-                out.poll_flush(cx, stream)
-            }
-        }
-    }
-
-    /// Bytes that are on their way from `out` to the socket.
-    fn waiting_bytes(&self) -> usize {
-        match self {
-            Self::Records(records) => records.waiting_bytes(),
-            Self::Stream(..) => 0,
-        }
-    }
-
-    fn tcp(&self) -> Option<&TcpStream> {
-        match self {
-            Self::Records(records) => match records.socket() {
-                Socket::Tcp(tcp) => Some(tcp),
-                Socket::Unix(_) => None,
-            },
-            Self::Stream(stream, _) => stream.tcp(),
-        }
-    }
-}
-
 impl Lane {
-    /// A lane over a stream that carries nothing but frames from here on.
-    #[must_use]
-    pub fn new(stream: ByteStream, role: LaneRole) -> Self {
-        let io = LaneIo::Stream(stream, BlockReader::default());
-        Self::over(io, role, FrameReader::default())
-    }
-
     /// A lane whose greeting is over, with what was read behind it.
     pub(super) fn bound(records: RecordStream, role: LaneRole, frames: FrameReader) -> Self {
-        Self::over(LaneIo::Records(Box::new(records)), role, frames)
-    }
-
-    fn over(io: LaneIo, role: LaneRole, frames: FrameReader) -> Self {
         Self {
-            io,
+            records: Box::new(records),
             end: LaneEnd::new(role),
             frames,
             out: Outbox::default(),
@@ -147,7 +89,7 @@ impl Lane {
 
     /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
     pub fn reset_connection(self) {
-        if let Some(tcp) = self.io.tcp()
+        if let Some(tcp) = self.records.tcp()
             && let Err(error) = socket::set_reset_on_close(tcp)
         {
             tracing::debug!(%error, "cannot reset a lane");
@@ -157,26 +99,28 @@ impl Lane {
     /// Bytes that the peer's kernel has not acknowledged, those that wait here included.
     #[must_use]
     pub fn unacknowledged_bytes(&self) -> usize {
-        let state = self.io.tcp().and_then(|tcp| tcp_state(tcp).ok());
+        let state = self.records.tcp().and_then(|tcp| tcp_state(tcp).ok());
         self.queued_bytes() + state.map_or(0, |state| state.unacknowledged_bytes)
     }
 
     /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment, or whose
-    /// link is gone. Keepalive asks every few seconds, so silence means something, whether bytes are on their way or not.
+    /// link is gone. A peer that lives and does not read answers probes, however rare they have become. Without bytes on
+    /// their way keepalive finds out, and the socket has its error.
     #[must_use]
     pub fn peer_is_gone(&self) -> Option<LaneFailure> {
-        let tcp = self.io.tcp()?;
+        let tcp = self.records.tcp()?;
         if let Some(error) = tcp.take_error().unwrap_or_else(Some) {
             return Some(error.into());
         }
-        let silent = tcp_state(tcp).is_ok_and(|state| state.silent_for > socket::LANE_SILENCE_MAX);
+        let silent = tcp_state(tcp)
+            .is_ok_and(|state| state.is_unanswered && state.silent_for > socket::LANE_SILENCE_MAX);
         silent.then(|| io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
     /// Bytes that wait for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.end.queued_bytes() + self.out.bytes() + self.io.waiting_bytes()
+        self.end.queued_bytes() + self.out.bytes() + self.records.waiting_bytes()
     }
 
     /// Whether events can be had without reading the stream.
@@ -190,7 +134,7 @@ impl Lane {
     /// # Errors
     /// The lane is over.
     pub fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Result<LaneEvent, LaneFailure>> {
-        loop {
+        for _piece in 0..PIECES_PER_POLL {
             while let Some(event) = self.end.poll_event() {
                 match event {
                     LaneEvent::Pong(number) => {
@@ -205,7 +149,7 @@ impl Lane {
             }
             // What the peer said before it stopped reading comes first.
             let flushed = self.poll_flush(cx);
-            match self.io.poll_read(cx)? {
+            match self.records.poll_read(cx)? {
                 Poll::Ready(bytes) if bytes.is_empty() => {
                     return Poll::Ready(Err(LaneFailure::Closed));
                 }
@@ -220,6 +164,9 @@ impl Lane {
                 }
             }
         }
+        // A peer that keeps us busy with nothing to tell does not keep others from their turn.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// Waits for the next event.
@@ -248,7 +195,7 @@ impl Lane {
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             self.fill();
-            ready!(self.io.poll_flush(cx, &mut self.out))?;
+            ready!(self.records.poll_flush(cx, &mut self.out))?;
             if !self.end.has_frames() {
                 return Poll::Ready(Ok(()));
             }
@@ -264,7 +211,7 @@ impl Lane {
     }
 
     fn fill(&mut self) {
-        while self.out.bytes() < WRITE_BATCH_BYTES {
+        while self.out.bytes() < WRITE_BATCH_BYTES && self.out.pieces() < WRITE_PIECES_MAX {
             let Some(frame) = self.end.poll_frame() else {
                 return;
             };
@@ -278,11 +225,17 @@ impl Lane {
         }
     }
 
-    /// Asks the peer for a sign of life; false when the one asked for before has not come.
+    /// Asks the peer for a sign of life, once in each round of that number; false when one of before has not come.
     pub fn ping(&mut self, number: u64) -> bool {
-        let answered = self.ping.is_none();
-        self.ping = Some(number);
-        self.end.ping(number);
-        answered
+        match self.ping {
+            // Asked in this very round.
+            Some(asked) if asked == number => true,
+            Some(_) => false,
+            None => {
+                self.ping = Some(number);
+                self.end.ping(number);
+                true
+            }
+        }
     }
 }

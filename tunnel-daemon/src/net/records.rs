@@ -17,6 +17,7 @@ use aws_lc_rs::hkdf::{self, KeyType, Prk};
 use bytes::{Buf as _, Bytes, BytesMut};
 use rustls::{ConnectionTrafficSecrets, KeyLog, ProtocolVersion};
 use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
 
 use super::blocks::Fill;
 use super::buffered::{borrow, give_back};
@@ -313,10 +314,13 @@ impl RecordStream {
         })
     }
 
-    /// The socket, for its options.
+    /// The TCP socket below, for its options and state; `None` on a unix socket.
     #[must_use]
-    pub fn socket(&self) -> &Socket {
-        &self.socket
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match &self.socket {
+            Socket::Tcp(tcp) => Some(tcp),
+            Socket::Unix(_) => None,
+        }
     }
 
     /// The payload of the next record; empty when the peer has said good-bye.
@@ -360,30 +364,32 @@ impl RecordStream {
         let (kind, length) = self.rx.open(&mut record)?;
         record.advance(HEADER_BYTES);
         record.truncate(length);
+        match (kind, &record[..]) {
+            (APPLICATION_DATA, []) => (),
+            (APPLICATION_DATA, _) if length > PLAIN_BYTES_MAX => {
+                return Err(broken("record too long"));
+            }
+            (APPLICATION_DATA, _) => {
+                self.empty_records = 0;
+                return Ok(Some(record.freeze()));
+            }
+            (ALERT, [_level, CLOSE_NOTIFY]) => {
+                self.ended = true;
+                return Ok(None);
+            }
+            (ALERT, _) => return Err(broken("the peer sent a TLS alert")),
+            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) if self.is_client => (),
+            (HANDSHAKE, [head @ .., wish @ 0..=1]) if *head == KEY_UPDATE => {
+                self.rx.update()?;
+                self.update_due |= *wish == 1;
+            }
+            _ => return Err(broken("an unexpected TLS message")),
+        }
         self.empty_records += 1;
         if self.empty_records > EMPTY_RECORDS_MAX {
             return Err(broken("too many records without payload"));
         }
-        match (kind, &record[..]) {
-            (APPLICATION_DATA, []) => Ok(None),
-            (APPLICATION_DATA, _) if length > PLAIN_BYTES_MAX => Err(broken("record too long")),
-            (APPLICATION_DATA, _) => {
-                self.empty_records = 0;
-                Ok(Some(record.freeze()))
-            }
-            (ALERT, [_level, CLOSE_NOTIFY]) => {
-                self.ended = true;
-                Ok(None)
-            }
-            (ALERT, _) => Err(broken("the peer sent a TLS alert")),
-            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) if self.is_client => Ok(None),
-            (HANDSHAKE, [head @ .., wish @ 0..=1]) if *head == KEY_UPDATE => {
-                self.rx.update()?;
-                self.update_due |= *wish == 1;
-                Ok(None)
-            }
-            _ => Err(broken("an unexpected TLS message")),
-        }
+        Ok(None)
     }
 
     /// Bytes sealed and not yet taken by the socket.

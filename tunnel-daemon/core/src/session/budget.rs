@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Shared by all links of a process. Sums only: who has to give is decided inside one link.
+/// Shared by all links and lanes of a process. Sums only: who has to give is decided inside one link.
 #[derive(Debug)]
 pub struct ProcessBudget {
     max_bytes: u64,
@@ -33,14 +33,24 @@ impl ProcessBudget {
         self.granted.load(Relaxed)
     }
 
-    pub(super) fn hold(&self, bytes: u64) {
+    /// `bytes` more are held. Whoever says so owes as many to [`Self::release`].
+    pub fn hold(&self, bytes: u64) {
         self.held.fetch_add(bytes, Relaxed);
     }
 
-    pub(super) fn release(&self, bytes: u64) {
+    /// `bytes` that were held have left.
+    pub fn release(&self, bytes: u64) {
         self.held.fetch_sub(bytes, Relaxed);
     }
 
+    /// Whether half of what may be held is. Who can hold its peer back does so from here on, and leaves the rest to links
+    /// whose peers cannot be told to wait.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.held_bytes() > self.max_bytes / 2
+    }
+
+    /// Whether more is held than may be.
     pub(super) fn over(&self) -> bool {
         self.held_bytes() > self.max_bytes
     }

@@ -10,8 +10,10 @@ use std::time::Duration;
 pub struct TcpState {
     /// Bytes written and not yet acknowledged by the peer's kernel, those not yet sent included.
     pub unacknowledged_bytes: usize,
-    /// Time since the peer's kernel was last heard of; answers to keepalive probes count.
+    /// Time since the peer's kernel was last heard of, whatever it sent.
     pub silent_for: Duration,
+    /// Something was sent again, or asked again, and not answered yet. A peer that lives and merely does not read answers.
+    pub is_unanswered: bool,
 }
 
 /// Asks the kernel.
@@ -20,9 +22,12 @@ pub struct TcpState {
 /// The socket is no TCP socket.
 pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
     let info = tcp_info(socket)?;
+    let silent = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
     Ok(TcpState {
         unacknowledged_bytes: unacknowledged(socket)?,
-        silent_for: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        silent_for: Duration::from_millis(silent.into()),
+        // One probe is always on its way to a peer that does not read; its answer resets the count.
+        is_unanswered: info.tcpi_retransmits > 0 || info.tcpi_probes >= 2,
     })
 }
 
@@ -80,7 +85,11 @@ mod tests {
         while let Ok(count) = writer.write(&[7; 65_536]) {
             written += count;
         }
-        assert!(tcp_state(&writer).unwrap().unacknowledged_bytes > 0);
+        let full = tcp_state(&writer).unwrap();
+        assert!(
+            full.unacknowledged_bytes > 0 && !full.is_unanswered,
+            "{full:?}"
+        );
         let mut left = written;
         let mut buffer = vec![0; 65_536];
         while left > 0 {

@@ -151,6 +151,12 @@ fn value(world: &World, series: &str) -> f64 {
     sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
+/// Waits for one lane that waits for a tunnel.
+async fn one_idle(world: &World) {
+    let series = "adit_lanes{state=\"idle\"}";
+    until("an idle lane", || value(world, series) == 1.0).await;
+}
+
 async fn refused(world: &World, reason: &str, count: f64) {
     let series = format!("adit_lanes_refused_total{{reason=\"{reason}\"}}");
     until(&format!("{series} = {count}"), || {
@@ -311,10 +317,7 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     for (count, offence) in (1..).zip(&offences) {
         let mut lane = Stub::connect(&world, "agent").await;
         assert!(lane.bind(&grant).await);
-        until("an idle lane", || {
-            value(&world, "adit_lanes{state=\"idle\"}") == 1.0
-        })
-        .await;
+        one_idle(&world).await;
         let socket = world.connect();
         let head = connect::head("10.0.0.1:80");
         let dial = connect::refused(&socket, &head);
@@ -340,10 +343,7 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
     let (_call, grant) = link(&world, &connection, "agent-1").await;
     let mut lane = Stub::connect(&world, "agent").await;
     assert!(lane.bind(&grant).await);
-    until("an idle lane", || {
-        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
-    })
-    .await;
+    one_idle(&world).await;
     let socket = world.connect();
     let (status, text) = connect::refused(&socket, &connect::head("10.0.0.1:80")).await;
     assert_eq!(
@@ -368,10 +368,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     let (_call, grant) = link(&world, &connection, "agent-1").await;
     let mut lane = Stub::connect(&world, "agent").await;
     assert!(lane.bind(&grant).await);
-    until("an idle lane", || {
-        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
-    })
-    .await;
+    one_idle(&world).await;
     for round in 0..3 {
         let socket = world.connect();
         let client = async {
@@ -406,10 +403,7 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     let (_call, grant) = link(&world, &connection, "agent-1").await;
     let mut lane = Stub::connect(&world, "agent").await;
     assert!(lane.bind(&grant).await);
-    until("an idle lane", || {
-        value(&world, "adit_lanes{state=\"idle\"}") == 1.0
-    })
-    .await;
+    one_idle(&world).await;
     let socket = world.connect();
     let opened = async {
         while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
@@ -459,8 +453,33 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
         let expected = if sweep == 1 { 301.0 } else { 300.0 };
         assert_eq!(value(&world, idle), expected, "sweep {sweep}");
         // Time for the answers, of which nobody can tell when the last one has arrived.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
     }
     let closed = "adit_lanes_closed_total{reason=\"silent\"}";
     assert_eq!(value(&world, closed), 1.0);
+}
+
+/// An agent learns before its lane is bound that there is no room for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_beyond_the_limit_is_not_bound() {
+    let world = World::start(&["--lanes-per-link=2"]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    assert_eq!(grant.lanes_max, 2);
+    let mut lanes = Vec::new();
+    for room in [true, true, false] {
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert_eq!(lane.bind(&grant).await, room);
+        lanes.push(lane);
+    }
+    refused(&world, "full", 1.0).await;
+    // Room that is given up can be used again.
+    drop(lanes);
+    let pool = world.server().lanes().pop().expect("a pool");
+    within("room again", async {
+        while !Stub::connect(&world, "agent").await.bind(&grant).await {
+            pool.sweep().await;
+        }
+    })
+    .await;
 }

@@ -8,6 +8,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
+use adit_core::wire::packets::packet::Payload;
+
+use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
@@ -247,34 +250,66 @@ async fn a_dial_error_reads_the_same_on_a_lane() {
     until("the lane is free again", || value(&world, BUSY) == 0.0).await;
 }
 
-/// As on a link: the client is told, with a reason, and the access event has one.
+/// As on a link: the client is told, with a reason, before its connection goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_stops_ends_tunnels_on_lanes_in_order() {
     let (mut world, _agent) = World::with_agent().await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;
-    let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
-    echo(&mut tunnel, b"before").await;
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    call.echo(conn, b"before").await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
-    let metrics = world.server().metrics.clone();
     world.stop_server(Duration::ZERO).await;
-    let end = within("the end of the tunnel", tunnel.read()).await;
-    assert!(!matches!(end, Ok(Some(_))), "nothing was sent");
-    let ended = "adit_tunnels_closed_total{reason=\"shutdown\"}";
-    assert_eq!(sample(&metrics.scrape().text(), ended), Some(1.0));
+    match call.payload().await {
+        Some(Payload::CloseResponse(close)) => {
+            assert_eq!(close.error, "tunnel closed by the server: shutdown");
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
-/// A server without room says so before a lane is bound, so agents do not try again and again.
+/// What stalled readers hold is bounded for all of them together, and none is cut for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn agents_pause_when_a_server_has_no_room_for_their_lanes() {
-    let world = World::start(&["--lanes-per-link=2"]).await;
-    // The agent would like four, but is told of two; a second link of the same agent has lanes of its own.
-    let _first = world.agent("agent-1", &[]).await;
-    let _second = world.agent("agent-2", &[]).await;
-    world.links(2).await;
-    until("two lanes for each", || value(&world, IDLE) == 4.0).await;
-    assert_eq!(
-        value(&world, "adit_lanes_refused_total{reason=\"full\"}"),
-        0.0
-    );
+async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
+    const READERS: usize = 20;
+    let small = [
+        "--process-budget=1MiB",
+        "--agent-budget=1MiB",
+        "--tunnel-share=64KiB",
+    ];
+    let world = World::start(&small).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let (source, _flood) = targets::source(u64::MAX).await;
+    let mut readers = Vec::new();
+    for _reader in 0..READERS {
+        until("an idle lane", || value(&world, IDLE) >= 1.0).await;
+        let target = format!("127.0.0.1:{source}");
+        readers.push(connect::open(&world.connect(), &target).await);
+    }
+    assert_eq!(value(&world, MISSES), 0.0);
+    // Lanes take half of it. Beyond that each may hold what it was given at once; without it they would hold 5 MB.
+    until("half of the budget", || {
+        value(&world, "adit_held_bytes") > 5e5
+    })
+    .await;
+    // The gauge is brought up to date once a second: these are values of after the last reader came.
+    for _second in 0..3 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let held = value(&world, "adit_held_bytes");
+        assert!(held < 1.5e6, "{held} bytes");
+    }
+    let mut some = vec![0; 2_000_000];
+    for reader in &mut readers {
+        within("bytes after the pause", reader.read_exact(&mut some))
+            .await
+            .expect("the tunnel lives");
+    }
+    drop(readers);
+    until("nothing is held", || {
+        value(&world, "adit_held_bytes") == 0.0
+    })
+    .await;
 }
