@@ -3,9 +3,9 @@
 //! This package knows descriptors and bytes. It refuses to know protocols, TLS, tokio and configuration files: whoever
 //! needs those hands over two sockets and whatever was already read from them, and hears once how it ended.
 //!
-//! Each direction of a pair is a small state machine ([`direction`]) without descriptors of its own; both drivers
-//! ([`driver`]) run the same one. Relay threads own their pairs: no lock is taken and nothing is allocated per byte.
-//! Unsafe system calls live in [`syscall`] alone.
+//! Each direction of a pair is a small state machine (`direction`) without descriptors of its own; both drivers
+//! (`driver`) run the same one. Relay threads own their pairs: no lock is taken and nothing is allocated per byte.
+//! Unsafe system calls live in `syscall` alone.
 #![deny(unsafe_code)]
 
 mod buffers;

@@ -152,7 +152,7 @@ impl Leg {
         polled
     }
 
-    /// Like [`Self::aborted`], and has the task woken when it changes.
+    /// Whether this side is to give up what it still holds. The task is woken when that changes.
     pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         match &mut self.way {
             Way::Link(link) => link.poll_aborted(cx),
