@@ -15,14 +15,14 @@ use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::link::LinkContext;
 use super::targets::{dial_target, serve_target};
 use crate::hub::{LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, settle};
-use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
+use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
 use crate::telemetry::labels::{LaneEnd, LaneState};
 
 /// Lanes that one keeper opens at once.
@@ -50,7 +50,6 @@ struct Shared {
     slots: Arc<Semaphore>,
     growth: Mutex<Growth>,
     idle: AtomicUsize,
-    misses: AtomicUsize,
     /// A lane was asked for a tunnel.
     proved: AtomicBool,
     /// Lanes lost right after they were bound.
@@ -58,7 +57,6 @@ struct Shared {
     changed: Notify,
     surplus: Notify,
     gone: CancellationToken,
-    gone_flag: Arc<AtomicBool>,
 }
 
 /// Why a lane could not be opened; worth a line in the log, and a pause after some of them.
@@ -88,13 +86,11 @@ impl LaneKeeper {
             slots: Arc::new(Semaphore::new(lanes_max)),
             growth: Mutex::new(Growth::new(lanes_max, moment())),
             idle: AtomicUsize::new(0),
-            misses: AtomicUsize::new(0),
             proved: AtomicBool::new(false),
             stillborn: AtomicUsize::new(0),
             changed: Notify::new(),
             surplus: Notify::new(),
             gone: CancellationToken::new(),
-            gone_flag: Arc::default(),
         }))
     }
 
@@ -112,13 +108,11 @@ impl LaneKeeper {
 
     /// A dial came over the link, since no lane was idle.
     pub fn missed(&self) {
-        self.0.misses.fetch_add(1, Relaxed);
-        self.0.changed.notify_one();
+        self.short();
     }
 
     /// The link is over: idle lanes are closed, tunnels that are open live on.
     pub fn close(&self) {
-        self.0.gone_flag.store(true, Relaxed);
         self.0.gone.cancel();
     }
 
@@ -179,12 +173,7 @@ impl LaneKeeper {
     }
 
     fn missing(&self, opening: usize) -> usize {
-        let misses = self.0.misses.swap(0, Relaxed);
-        let mut growth = self.growth();
-        if misses > 0 {
-            growth.short();
-        }
-        growth.missing(self.lanes(opening))
+        self.growth().missing(self.lanes(opening))
     }
 
     fn surplus(&self, opening: usize) -> usize {
@@ -207,13 +196,10 @@ impl LaneKeeper {
 
     /// Takes a lane that was just bound; false when there is no room for it.
     fn add(&self, mut lane: Lane) -> bool {
-        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
-        let permits: Option<[OwnedSemaphorePermit; 2]> =
-            of(&self.0.slots).and_then(|own| Some([own, of(&self.0.context.lane_slots)?]));
-        let Some(permits) = permits else {
+        let Some(slot) = Slot::take(&self.0.slots, &self.0.context.lane_slots) else {
             return false;
         };
-        lane.hold(permits);
+        lane.hold(slot);
         self.adit().lane_opened();
         self.start(lane);
         true
@@ -334,10 +320,7 @@ impl LaneKeeper {
 
     fn note(&self, failure: &LaneFailure) -> LaneEnd {
         tracing::debug!(server = %self.0.server, %failure, "a lane is lost");
-        match failure {
-            LaneFailure::Io(_) | LaneFailure::Closed => LaneEnd::Lost,
-            LaneFailure::Violation(_) => LaneEnd::Violation,
-        }
+        failure.into()
     }
 
     fn lost(&self, failure: &LaneFailure) {
@@ -377,8 +360,8 @@ impl Drop for Counted<'_> {
 struct Home(LaneKeeper);
 
 impl LaneHome for Home {
-    fn gone(&self) -> &Arc<AtomicBool> {
-        &self.0.0.gone_flag
+    fn gone(&self) -> &CancellationToken {
+        &self.0.0.gone
     }
 
     fn watch(&self) -> &LaneWatch {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use adit_core::ids::ServerId;
 
 use super::service::holder;
-use crate::hub::{Hub, LanePool, Slot};
-use crate::lane::{BindError, greet_agent};
+use crate::hub::{Hub, LanePool};
+use crate::lane::{BindError, Slot, greet_agent};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::AditMetrics;

@@ -3,7 +3,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use adit_core::lane::LaneEvent;
 use adit_core::session::{ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::leg::Incoming;
 use super::watch::{LaneWatch, Probe};
@@ -25,8 +25,8 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a lane goes when a leg needs it no more: idle, or with the end of a tunnel still on its way.
 pub trait LaneHome: Send + Sync {
-    /// Set once the lane's link is gone.
-    fn gone(&self) -> &Arc<AtomicBool>;
+    /// Cancelled once the lane's link is gone.
+    fn gone(&self) -> &CancellationToken;
     /// Looks after lanes in trouble.
     fn watch(&self) -> &LaneWatch;
     /// How long a half-closed tunnel may be silent.
@@ -63,7 +63,7 @@ pub(super) struct LaneWay {
 
 impl LaneWay {
     pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
-        let probe = home.watch().enter(Arc::clone(home.gone()));
+        let probe = home.watch().enter(home.gone().clone());
         Self {
             lane: Some(lane),
             home,

@@ -22,7 +22,7 @@ pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
 pub use lane_way::LaneHome;
 pub use leg::{Incoming, Leg, LegWatch};
-pub use pool::{LanePool, PoolSettings, Slot};
+pub use pool::{LanePool, PoolSettings};
 pub use pump::{PumpEnd, PumpOutcome, pump};
 pub use route::{
     DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,

@@ -1,8 +1,6 @@
 //! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -10,13 +8,14 @@ use std::time::Duration;
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use super::lane_way::LaneHome;
 use super::leg::Leg;
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
-use crate::lane::{Lane, LaneFailure, LinkSecret};
+use crate::lane::{Lane, LaneFailure, LinkSecret, Slot};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
@@ -52,9 +51,6 @@ pub struct PoolSettings {
     pub budget: Arc<ProcessBudget>,
 }
 
-/// Room for one more lane.
-pub struct Slot([OwnedSemaphorePermit; 2]);
-
 /// The lanes of one link.
 pub struct LanePool {
     settings: PoolSettings,
@@ -63,7 +59,7 @@ pub struct LanePool {
     dials: Semaphore,
     idle: Mutex<Idle>,
     /// The link is gone: no lane comes back.
-    gone: Arc<AtomicBool>,
+    gone: CancellationToken,
 }
 
 #[derive(Default)]
@@ -89,7 +85,7 @@ impl LanePool {
             slots: Arc::new(Semaphore::new(settings.lanes_max)),
             dials: Semaphore::new(settings.dials_max),
             idle: Mutex::default(),
-            gone: Arc::default(),
+            gone: CancellationToken::new(),
             settings,
         })
     }
@@ -115,27 +111,20 @@ impl LanePool {
     /// Room for one more lane; `None` when the link or the process has as many as it may.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
-        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
-        Some(Slot([of(&self.slots)?, of(&self.settings.slots)?]))
+        Slot::take(&self.slots, &self.settings.slots)
     }
 
     /// Takes a lane that was just bound.
     pub fn add(self: &Arc<Self>, mut lane: Lane, slot: Slot) {
-        lane.hold(slot.0);
+        lane.hold(slot);
         self.settings.metrics.lane_opened();
         self.keep(lane);
-    }
-
-    /// Lanes that wait for a tunnel.
-    #[must_use]
-    pub fn idle(&self) -> usize {
-        self.lock().lanes.len()
     }
 
     /// No lane is used any more; tunnels that are open live on.
     pub fn close(&self) {
         let mut idle = self.lock();
-        self.gone.store(true, Relaxed);
+        self.gone.cancel();
         let lanes = std::mem::take(&mut idle.lanes);
         drop(idle);
         for _lane in lanes {
@@ -191,7 +180,7 @@ impl LanePool {
 
     fn put_back(&self, lanes: Vec<Lane>) {
         let mut idle = self.lock();
-        if !self.gone.load(Relaxed) {
+        if !self.gone.is_cancelled() {
             return idle.lanes.extend(lanes);
         }
         drop(idle);
@@ -303,7 +292,7 @@ impl fmt::Debug for LanePool {
 struct Home(Arc<LanePool>);
 
 impl LaneHome for Home {
-    fn gone(&self) -> &Arc<AtomicBool> {
+    fn gone(&self) -> &CancellationToken {
         &self.0.gone
     }
 
@@ -350,7 +339,7 @@ impl LaneHome for Home {
 impl LanePool {
     fn lost(&self, failure: &LaneFailure) {
         tracing::debug!(%failure, "a lane is lost");
-        self.settings.metrics.lane_closed(end_of(failure));
+        self.settings.metrics.lane_closed(failure.into());
     }
 
     fn unsettled(&self, lane: Lane, why: &Unsettled) {
@@ -362,14 +351,6 @@ impl LanePool {
                 lane.reset_connection();
             }
         }
-    }
-}
-
-/// The label of a failure.
-pub(crate) fn end_of(failure: &LaneFailure) -> LaneEnd {
-    match failure {
-        LaneFailure::Io(_) | LaneFailure::Closed => LaneEnd::Lost,
-        LaneFailure::Violation(_) => LaneEnd::Violation,
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use tokio_util::sync::CancellationToken;
 
 /// How often troubled lanes are looked at.
 const EVERY: Duration = Duration::from_secs(5);
@@ -17,7 +18,7 @@ pub(super) struct Probe {
     waker: AtomicWaker,
     look: AtomicBool,
     stalled: AtomicBool,
-    gone: Arc<AtomicBool>,
+    gone: CancellationToken,
 }
 
 impl Probe {
@@ -36,7 +37,7 @@ impl Probe {
     }
 
     fn is_troubled(&self) -> bool {
-        self.stalled.load(Relaxed) || self.gone.load(Relaxed)
+        self.stalled.load(Relaxed) || self.gone.is_cancelled()
     }
 }
 
@@ -48,8 +49,8 @@ pub struct LaneWatch {
 }
 
 impl LaneWatch {
-    /// A leg on a lane whose link is gone once `gone` is set.
-    pub(super) fn enter(&self, gone: Arc<AtomicBool>) -> Arc<Probe> {
+    /// A leg on a lane whose link is gone once `gone` is cancelled.
+    pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {
             waker: AtomicWaker::new(),
             look: AtomicBool::new(false),
@@ -117,8 +118,8 @@ mod tests {
     #[test]
     fn only_troubled_lanes_are_woken_and_what_is_gone_is_forgotten() {
         let watch = LaneWatch::default();
-        let gone = Arc::new(AtomicBool::new(false));
-        let probe = watch.enter(Arc::clone(&gone));
+        let gone = CancellationToken::new();
+        let probe = watch.enter(gone.clone());
         let woken = Arc::new(Woken::default());
         let is_woken = || {
             probe.register(&Waker::from(Arc::clone(&woken)));
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(is_woken(), (true, true));
         probe.set_stalled(false);
         assert_eq!(is_woken(), (false, false));
-        gone.store(true, Relaxed);
+        gone.cancel();
         assert_eq!(is_woken(), (true, true));
         assert!(!probe.is_due(), "once");
         drop(probe);
@@ -142,7 +143,7 @@ mod tests {
     fn the_list_does_not_grow_with_tunnels_that_are_over() {
         let watch = LaneWatch::default();
         for _tunnel in 0..10_000 {
-            drop(watch.enter(Arc::default()));
+            drop(watch.enter(CancellationToken::new()));
         }
         assert!(watch.probes.lock().unwrap().len() < 10);
     }

@@ -1,17 +1,19 @@
 //! A bound lane: the core's machine over a byte stream.
 
 use std::io;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::tcp_state;
 use bytes::Bytes;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
 use crate::telemetry::GaugeGuard;
+use crate::telemetry::labels::LaneEnd as LaneEndLabel;
 
 /// Bytes of frames handed to the stream before it has to take some.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
@@ -36,6 +38,31 @@ pub enum LaneFailure {
     Violation(#[from] LaneViolation),
 }
 
+impl From<&LaneFailure> for LaneEndLabel {
+    fn from(failure: &LaneFailure) -> Self {
+        match failure {
+            LaneFailure::Io(_) | LaneFailure::Closed => Self::Lost,
+            LaneFailure::Violation(_) => Self::Violation,
+        }
+    }
+}
+
+/// Room for one more lane, of its link and of the process.
+#[derive(Debug)]
+pub struct Slot {
+    _permits: [OwnedSemaphorePermit; 2],
+}
+
+impl Slot {
+    /// `None` when the link or the process has as many lanes as it may.
+    #[must_use]
+    pub fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
+        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        let _permits = [of(link)?, of(process)?];
+        Some(Self { _permits })
+    }
+}
+
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
 #[derive(Debug)]
 pub struct Lane {
@@ -47,7 +74,7 @@ pub struct Lane {
     /// What the lane counts as, of its owner's choice.
     counted: Option<GaugeGuard>,
     /// Its share of what limits the number of lanes.
-    held: Option<[OwnedSemaphorePermit; 2]>,
+    held: Option<Slot>,
     /// The number of a ping without an answer.
     ping: Option<u64>,
 }
@@ -82,9 +109,9 @@ impl Lane {
         self.counted = Some(guard);
     }
 
-    /// Keeps permits for as long as the lane lives.
-    pub fn hold(&mut self, permits: [OwnedSemaphorePermit; 2]) {
-        self.held = Some(permits);
+    /// Keeps a slot for as long as the lane lives.
+    pub fn hold(&mut self, slot: Slot) {
+        self.held = Some(slot);
     }
 
     /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
@@ -200,14 +227,6 @@ impl Lane {
                 return Poll::Ready(Ok(()));
             }
         }
-    }
-
-    /// Waits until what waits has left.
-    ///
-    /// # Errors
-    /// The stream's; the lane is over.
-    pub async fn flush(&mut self) -> io::Result<()> {
-        std::future::poll_fn(|cx| self.poll_flush(cx)).await
     }
 
     fn fill(&mut self) {

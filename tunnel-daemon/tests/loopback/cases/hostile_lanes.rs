@@ -1,6 +1,9 @@
 //! Connections that want to be lanes and are none, and agents that break the lane protocol: refused, counted, and
 //! nobody else notices.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use adit_core::ids::{LinkId, ServerId};
@@ -13,6 +16,7 @@ use aws_lc_rs::hmac;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
 
 use crate::support::raw::{Call, Connection};
@@ -144,6 +148,15 @@ impl Stub {
             self.send(&frame).await;
         }
     }
+}
+
+/// An agent with one lane.
+async fn bound(world: &World) -> (Connection, Call, Stub) {
+    let connection = Connection::agent(world).await;
+    let (call, grant) = link(world, &connection, "agent-1").await;
+    let mut lane = Stub::connect(world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    (connection, call, lane)
 }
 
 fn value(world: &World, series: &str) -> f64 {
@@ -339,10 +352,7 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_agent_never_answers_is_cut() {
     let world = World::start(&["--dial-timeout=1s"]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
-    let mut lane = Stub::connect(&world, "agent").await;
-    assert!(lane.bind(&grant).await);
+    let (_connection, _call, _lane) = bound(&world).await;
     one_idle(&world).await;
     let socket = world.connect();
     let (status, text) = connect::refused(&socket, &connect::head("10.0.0.1:80")).await;
@@ -364,10 +374,7 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
-    let mut lane = Stub::connect(&world, "agent").await;
-    assert!(lane.bind(&grant).await);
+    let (_connection, _call, mut lane) = bound(&world).await;
     for round in 0..3 {
         // Back from the round before.
         one_idle(&world).await;
@@ -400,10 +407,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let (_call, grant) = link(&world, &connection, "agent-1").await;
-    let mut lane = Stub::connect(&world, "agent").await;
-    assert!(lane.bind(&grant).await);
+    let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
     let socket = world.connect();
     let opened = async {
@@ -437,12 +441,21 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     let world = World::start(&[]).await;
     let connection = Connection::agent(&world).await;
     let (_call, grant) = link(&world, &connection, "agent-1").await;
-    let mut lanes = tokio::task::JoinSet::new();
+    let (answered, mut lanes) = (Arc::new(AtomicUsize::new(0)), JoinSet::new());
     for _lane in 0..LANES {
         let mut lane = Stub::connect(&world, "agent").await;
         assert!(lane.bind(&grant).await);
         // Answers pings until it is closed.
-        lanes.spawn(async move { while lane.event().await.is_some() {} });
+        let answered = Arc::clone(&answered);
+        lanes.spawn(async move {
+            while let Some(piece) = lane.piece().await {
+                let asked =
+                    matches!(&piece, Piece::Frame(header, _) if header.kind == FrameType::Ping);
+                lane.end.handle(piece).expect("an honest server");
+                lane.flush().await;
+                answered.fetch_add(usize::from(asked), Relaxed);
+            }
+        });
     }
     let mut silent = Stub::connect(&world, "agent").await;
     assert!(silent.bind(&grant).await);
@@ -453,8 +466,8 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
         pool.sweep().await;
         let expected = if sweep == 1 { 301.0 } else { 300.0 };
         assert_eq!(value(&world, idle), expected, "sweep {sweep}");
-        // Time for the answers, of which nobody can tell when the last one has arrived.
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        // What was flushed to loopback has arrived.
+        until("all answers", || answered.load(Relaxed) == sweep * LANES).await;
     }
     let closed = "adit_lanes_closed_total{reason=\"silent\"}";
     assert_eq!(value(&world, closed), 1.0);

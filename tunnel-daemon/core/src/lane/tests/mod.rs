@@ -99,6 +99,17 @@ impl Pair {
     }
 }
 
+fn frame(kind: FrameType, flags: u8, sequence: u16, payload: &'static [u8]) -> Piece {
+    let length = u32::try_from(payload.len()).unwrap();
+    let header = Header {
+        kind,
+        flags,
+        sequence,
+        length,
+    };
+    Piece::Frame(header, Bytes::from_static(payload))
+}
+
 fn closed(text: &str) -> LaneEvent {
     LaneEvent::PeerClosed {
         text: text.to_owned(),
@@ -383,17 +394,7 @@ fn a_wish_for_more_lanes_goes_with_an_open() {
 
 #[test]
 fn frames_out_of_turn_end_the_lane() {
-    let frame = |kind, sequence, payload: &'static [u8]| {
-        let length = u32::try_from(payload.len()).unwrap();
-        let flags = 0;
-        let header = Header {
-            kind,
-            flags,
-            sequence,
-            length,
-        };
-        Piece::Frame(header, Bytes::from_static(payload))
-    };
+    let frame = |kind, sequence, payload| frame(kind, 0, sequence, payload);
     let data = |sequence| Piece::Data {
         sequence,
         bytes: Bytes::from_static(b"x"),
@@ -433,17 +434,7 @@ fn frames_out_of_turn_end_the_lane() {
 /// A peer that makes an end answer and reads nothing loses its lane before much has piled up.
 #[test]
 fn answers_that_nobody_reads_are_bounded() {
-    let frame = |kind, sequence, payload: &'static [u8]| {
-        let length = u32::try_from(payload.len()).unwrap();
-        let flags = Header::CLOSE;
-        let header = Header {
-            kind,
-            flags,
-            sequence,
-            length,
-        };
-        Piece::Frame(header, Bytes::from_static(payload))
-    };
+    let frame = |kind, sequence, payload| frame(kind, Header::CLOSE, sequence, payload);
     let open = b"\0\x03tcpa:1";
     type Flood = fn(u16) -> (FrameType, u16);
     let floods: [(&str, Flood); 3] = [
