@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
 
 /// An adopted pair.
 pub(crate) struct OpenPair {
-    sockets: [OwnedFd; 2],
+    sockets: [Arc<OwnedFd>; 2],
     /// By source: the first takes from side a.
     directions: [Direction<Pipe>; 2],
     /// A side that reported an error its reader has not met yet.
@@ -63,8 +63,11 @@ impl OpenPair {
         let broken = [(Side::A, &pair.a), (Side::B, &pair.b)]
             .into_iter()
             .find_map(|(side, fd)| Some((side, socket::set_nonblocking(fd).err()?)));
+        let sockets = [Arc::new(pair.a), Arc::new(pair.b)];
+        // A pair is adopted once.
+        let _first = shared.sockets.set(sockets.each_ref().map(Arc::downgrade));
         Self {
-            sockets: [pair.a, pair.b],
+            sockets,
             directions: [
                 Direction::new(pair.to_b, rules),
                 Direction::new(pair.to_a, rules),
@@ -161,6 +164,7 @@ impl OpenPair {
                 Side::A => &self.shared.to_a,
                 Side::B => &self.shared.to_b,
             },
+            finished: &self.shared.finished,
             pools,
         };
         self.directions[source.index()].run(&mut io, rules)
@@ -174,6 +178,7 @@ impl OpenPair {
                 source: source.as_fd(),
                 sink: sink.as_fd(),
                 delivered: &self.shared.to_a,
+                finished: &self.shared.finished,
                 pools,
             });
         }
@@ -191,7 +196,7 @@ impl OpenPair {
 }
 
 /// A pair that did not finish is reset, so that no peer takes half of a stream for the whole.
-fn close_sockets(sockets: [OwnedFd; 2], end: &PairEnd) {
+fn close_sockets(sockets: [Arc<OwnedFd>; 2], end: &PairEnd) {
     for fd in &sockets {
         if !matches!(end, PairEnd::Finished) {
             // Fails on a socket that is already reset.
@@ -205,6 +210,7 @@ struct Sockets<'a> {
     source: BorrowedFd<'a>,
     sink: BorrowedFd<'a>,
     delivered: &'a AtomicU64,
+    finished: &'a AtomicU8,
     pools: &'a mut Pools,
 }
 
@@ -238,6 +244,7 @@ impl Io for Sockets<'_> {
 
     fn finish(&mut self) -> io::Result<()> {
         self.pools.syscalls += 1;
+        self.finished.fetch_add(1, Relaxed);
         // A socket that is already reset says "not connected"; the reset itself is what to report.
         socket::finish_writing(self.sink)
             .map_err(|error| socket::take_error(self.sink).unwrap_or(error))

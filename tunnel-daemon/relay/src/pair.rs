@@ -5,8 +5,8 @@ use std::{
     os::fd::OwnedFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -14,8 +14,9 @@ use bytes::Bytes;
 
 use crate::{
     inbox::Inbox,
-    outcome::{Flow, Outcome, PairEnd},
+    outcome::{Flow, Outcome, PairEnd, Side},
     probe::Engine,
+    syscall::{TcpState, tcp_state},
 };
 
 /// Two connected stream sockets, TCP or unix, and what was already read for them.
@@ -55,6 +56,8 @@ pub struct Progress {
     pub to_a: u64,
     /// Taken by side b.
     pub to_b: u64,
+    /// One side has said that it sends no more, and the other was told; it may still send.
+    pub is_half_closed: bool,
 }
 
 /// What owner and relay thread share about a pair.
@@ -65,6 +68,10 @@ pub(crate) struct Shared {
     /// The pair's key once a thread has adopted it.
     pub(crate) key: AtomicU64,
     pub(crate) cancelled: AtomicBool,
+    /// Directions that are through.
+    pub(crate) finished: AtomicU8,
+    /// The sockets for as long as a thread has the pair.
+    pub(crate) sockets: OnceLock<[Weak<OwnedFd>; 2]>,
 }
 
 /// A pair that a relay has accepted. Dropping it changes nothing.
@@ -90,7 +97,17 @@ impl Submitted {
         Progress {
             to_a: self.shared.to_a.load(Ordering::Relaxed),
             to_b: self.shared.to_b.load(Ordering::Relaxed),
+            is_half_closed: self.shared.finished.load(Ordering::Relaxed) == 1,
         }
+    }
+
+    /// What the kernel knows of one side's way to its peer. `None` for a socket that is not TCP, before a thread has taken
+    /// the pair, and after its end.
+    #[must_use]
+    pub fn tcp_state(&self, side: Side) -> Option<TcpState> {
+        // Held for the call only; should the pair end meanwhile, the socket is closed here.
+        let socket = self.shared.sockets.get()?.get(side.index())?.upgrade()?;
+        tcp_state(&*socket).ok()
     }
 }
 

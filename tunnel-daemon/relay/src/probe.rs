@@ -2,6 +2,7 @@
 //! profile or a sysctl forbids.
 
 use std::io;
+use std::str::FromStr;
 
 use rustix::io::Errno;
 
@@ -17,6 +18,21 @@ pub enum Preference {
     IoUring,
     /// epoll.
     Epoll,
+}
+
+impl FromStr for Preference {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "io-uring" => Ok(Self::IoUring),
+            "epoll" => Ok(Self::Epoll),
+            _ => Err(format!(
+                "{text:?} is not known: write auto, io-uring or epoll"
+            )),
+        }
+    }
 }
 
 /// A driver of the relay.
@@ -160,6 +176,16 @@ mod tests {
             text.contains("kernel.io_uring_disabled") && text.contains("set the sysctl to 0"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn preferences_are_spelt_as_engines_are() {
+        for engine in [Engine::IoUring, Engine::Epoll] {
+            assert!(engine.name().parse::<Preference>().is_ok());
+        }
+        assert_eq!("auto".parse(), Ok(Preference::Auto));
+        let error = "uring".parse::<Preference>().unwrap_err();
+        assert!(error.contains("auto, io-uring or epoll"), "{error}");
     }
 
     #[test]

@@ -129,7 +129,10 @@ impl Relay {
         for inbox in &self.handle.0.inboxes {
             inbox.stop(deadline);
         }
-        for thread in self.threads.drain(..) {
+        let own = std::thread::current().id();
+        // Called from a callback the thread cannot wait for itself; it ends without.
+        let others = |thread: &JoinHandle<()>| thread.thread().id() != own;
+        for thread in self.threads.drain(..).filter(others) {
             // A panic of its loop was counted and mended inside; nothing is left to report here.
             let _panicked = thread.join();
         }

@@ -23,7 +23,7 @@ use super::link::LinkContext;
 use super::targets::{dial_target, serve_target};
 use crate::hub::{LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, settle};
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
-use crate::telemetry::labels::{LaneEnd, LaneState};
+use crate::telemetry::labels::{Label as _, LaneEnd, LaneState};
 
 /// Lanes that one keeper opens at once.
 const OPENING_MAX: usize = 4;
@@ -230,8 +230,8 @@ impl LaneKeeper {
                 }
             };
             self.0.proved.store(true, Relaxed);
-            if request.raw {
-                let text = "this agent serves no raw lanes";
+            if request.raw && !lane.is_clear() {
+                let text = "a tunnel without frames needs a lane in clear text";
                 lane.end().refuse(RefusalCode::Denied, text);
                 continue;
             }
@@ -243,6 +243,9 @@ impl LaneKeeper {
                 self.answer(&mut lane, Box::pin(dialing)).await
             };
             match answer {
+                Ok(Some(Ok(socket))) if request.raw => {
+                    return self.open_pipe(lane, socket, request.address);
+                }
                 Ok(Some(Ok(socket))) => return self.open(lane, socket, request.address),
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // Nobody waits for the answer any more.
@@ -311,6 +314,42 @@ impl LaneKeeper {
         };
         // Without room the leg is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
+    }
+
+    /// Starts a tunnel without frames: relay threads have both sockets from here on.
+    fn open_pipe(&self, mut lane: Lane, socket: TcpStream, address: String) {
+        lane.end().accept();
+        let context = &self.0.context;
+        let (pipe, relay) = match (lane.into_pipe(), &context.relay) {
+            (Ok(pipe), Some(relay)) => (pipe, relay),
+            // No lane is in clear text without a relay.
+            (Ok(_), None) => return self.adit().lane_closed(LaneEnd::Lost),
+            (Err(failure), _) => return self.lost(&failure),
+        };
+        let socket = match socket.into_std() {
+            Ok(socket) => socket.into(),
+            Err(error) => {
+                tracing::debug!(%error, "a target's socket cannot be relayed");
+                return relay.give_up(pipe);
+            }
+        };
+        let open = context.metrics.open_endpoint_connection();
+        let keeper = Arc::downgrade(&self.0);
+        relay.hand_over(socket, pipe, move |outcome| {
+            drop(open);
+            tracing::debug!(
+                target_address = address,
+                from_target = outcome.from_socket,
+                to_target = outcome.to_socket,
+                end = ?outcome.end,
+                engine = outcome.engine.as_str(),
+                "target connection over"
+            );
+            // There is room for another lane.
+            if let Some(keeper) = keeper.upgrade() {
+                keeper.changed.notify_one();
+            }
+        });
     }
 
     fn short(&self) {

@@ -21,6 +21,7 @@ use super::lanes::LaneKeeper;
 use super::targets::{dial_target, serve_target};
 use crate::hub::{
     Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
+    PipeRelay,
 };
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
@@ -231,6 +232,8 @@ pub struct LinkContext {
     pub lane_slots: Arc<Semaphore>,
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
+    /// For tunnels on lanes in clear text; absent where no lane is.
+    pub relay: Option<Arc<PipeRelay>>,
 }
 
 /// A running link, as its owner holds it.

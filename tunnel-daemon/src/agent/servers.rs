@@ -16,6 +16,7 @@ use super::reach::{Reach, ReachError, Reached};
 use super::sync::{Attempt, SyncPolicy, SyncState};
 use crate::config::address::ServerAddress;
 use crate::config::limits;
+use crate::config::plan::LaneSecurity;
 use crate::hub::Command;
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
@@ -40,6 +41,8 @@ pub struct ServersSettings {
     pub keepalive: Duration,
     /// Most lanes to one server; 0: none.
     pub lanes_max: usize,
+    /// What protects them behind their greeting.
+    pub lane_security: LaneSecurity,
 }
 
 /// Handle to the search and its links.
@@ -247,7 +250,7 @@ impl Shared {
             let keeper = keepers.find(|keeper| keeper.server() == server)?;
             Some((keeper.bind(), keeper))
         };
-        bind_to_server(stream, keeper_of)
+        bind_to_server(stream, self.settings.lane_security, keeper_of)
             .await
             .map_err(|error| failed(&error))
     }

@@ -18,7 +18,11 @@ fn any_port() -> SocketAddr {
 fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
     let metrics = ServerMetrics::new(&["default"]);
     let thread = AdminThread::start(limits, metrics.adit().clone()).unwrap();
-    let service = HttpService::server_health(Arc::new(|| Readiness::Ready), metrics.scrape());
+    let service = HttpService::server_health(
+        Arc::new(|| Readiness::Ready),
+        metrics.scrape(),
+        String::new(),
+    );
     let listener = thread.serve("health", any_port(), service).unwrap();
     (thread, listener, metrics)
 }

@@ -14,6 +14,7 @@ use super::admin::{AdminLimits, AdminListener, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
+use super::relay;
 use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
 use crate::agent::dial::Dialer;
@@ -25,6 +26,7 @@ use crate::agent::sync::SyncPolicy;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
+use crate::hub::PipeRelay;
 use crate::net::reload::{self, Reload, Reloadable};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
@@ -44,6 +46,7 @@ pub struct RunningAgent {
     servers: Servers,
     targets: Tasks,
     services: Tasks,
+    relay: Option<Arc<PipeRelay>>,
     stop: CancellationToken,
     _admin: (AdminThread, Vec<AdminListener>),
 }
@@ -78,6 +81,14 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
     );
 
+    let lane_slots = Arc::new(descriptors::lane_slots());
+    let (engine, relay) = relay::start(
+        &plan.data_path,
+        lane_slots.available_permits(),
+        plan.isolation.half_closed_timeout,
+        metrics.adit(),
+        &services,
+    )?;
     let context = LinkContext {
         dialer: Arc::new(Dialer::new(
             Arc::clone(&resolver),
@@ -89,8 +100,9 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
-        lane_slots: Arc::new(descriptors::lane_slots()),
+        lane_slots,
         lane_watch: Arc::default(),
+        relay: relay.clone(),
     };
     let watch = Arc::clone(&context.lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });
@@ -106,7 +118,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             identifiers: Identifiers::parse_flag(&plan.identifiers)?,
             extensions: Extensions {
                 link: true,
-                lanes: plan.lanes_max > 0,
+                lanes: plan.data_path.lanes_max > 0,
             },
         },
         token_path: plan.token_path.clone(),
@@ -116,16 +128,18 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             forever: plan.sync_forever,
         },
         keepalive: plan.keepalive.time,
-        lanes_max: usize::try_from(plan.lanes_max)?,
+        lanes_max: usize::try_from(plan.data_path.lanes_max)?,
+        lane_security: plan.data_path.lane_security,
     };
     let servers = Servers::start(settings, context, &services);
-    let (health, admin) = probes(plan, &metrics, &servers, &services)?;
+    let (health, admin) = probes(plan, &metrics, &servers, &services, relay::detail(&engine))?;
     Ok(RunningAgent {
         health,
         metrics,
         servers,
         targets,
         services,
+        relay,
         stop,
         _admin: admin,
     })
@@ -138,6 +152,7 @@ fn probes(
     metrics: &AgentMetrics,
     servers: &Servers,
     services: &Tasks,
+    detail: String,
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
     let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
     let (asker, questions) = readiness_channel();
@@ -156,7 +171,7 @@ fn probes(
     let mut listeners = Vec::new();
     let mut health = None;
     if let Some(bind) = &plan.health {
-        let service = HttpService::agent_health(Arc::new(asker), metrics.scrape());
+        let service = HttpService::agent_health(Arc::new(asker), metrics.scrape(), detail);
         match thread.serve("health", socket_addr(bind)?, service) {
             Ok(listener) => {
                 health = Some(listener.local_addr());
@@ -192,6 +207,9 @@ impl RunningAgent {
     /// Cuts whatever is left.
     pub async fn stop(self) {
         self.stop.cancel();
+        if let Some(relay) = &self.relay {
+            relay.shut_down();
+        }
         let services = self.services.drain(Duration::ZERO).await;
         let targets = self.targets.drain(limits::SHUTDOWN_FLUSH).await;
         tracing::info!(

@@ -179,11 +179,11 @@ impl Listening<'_> {
             }
             Dialect::HttpConnect => {
                 let heads = self.plan.connect;
-                let serve = move |mut stream: ByteStream| {
+                let serve = move |stream: ByteStream| {
                     let (hub, context) = (Arc::clone(&hub), context.clone());
                     async move {
                         let client = stream.peer().to_string();
-                        http_connect::serve(&mut stream, &hub, &context, heads, &client).await;
+                        http_connect::serve(stream, &hub, &context, heads, &client).await;
                     }
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);

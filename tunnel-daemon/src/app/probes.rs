@@ -112,7 +112,8 @@ pub enum ReadinessStyle {
 #[derive(Clone)]
 enum Route {
     Alive,
-    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>),
+    /// With the lines that `verbose` adds.
+    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>, Arc<str>),
     Metrics(Scrape),
     /// 301 to the same host, path and query on this port.
     OtherPort(u16),
@@ -126,12 +127,12 @@ pub struct HttpService {
 }
 
 impl HttpService {
-    /// The server's health port.
+    /// The server's health port. `detail`: lines that `/readyz?verbose` adds.
     #[must_use]
-    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape) -> Self {
+    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: String) -> Self {
         Self::default()
             .alive()
-            .ready(ReadinessStyle::Server, &probe)
+            .ready(ReadinessStyle::Server, &probe, detail)
             .metrics(scrape)
     }
 
@@ -141,12 +142,12 @@ impl HttpService {
         Self::default().metrics(scrape).no_profiles()
     }
 
-    /// The agent's health port.
+    /// The agent's health port. `detail`: lines that `/readyz?verbose` adds.
     #[must_use]
-    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape) -> Self {
+    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: String) -> Self {
         Self::default()
             .alive()
-            .ready(ReadinessStyle::Agent, &probe)
+            .ready(ReadinessStyle::Agent, &probe, detail)
             .metrics(scrape)
     }
 
@@ -167,9 +168,14 @@ impl HttpService {
 
     /// Adds `/readyz` and its old name `/ready`.
     #[must_use]
-    pub fn ready(self, style: ReadinessStyle, probe: &Arc<dyn ReadinessProbe>) -> Self {
-        self.route("/readyz", Route::Ready(style, Arc::clone(probe)))
-            .route("/ready", Route::Ready(style, Arc::clone(probe)))
+    pub fn ready(
+        self,
+        style: ReadinessStyle,
+        probe: &Arc<dyn ReadinessProbe>,
+        detail: String,
+    ) -> Self {
+        let route = Route::Ready(style, Arc::clone(probe), detail.into());
+        self.route("/readyz", route.clone()).route("/ready", route)
     }
 
     /// Adds `/metrics`.
@@ -211,9 +217,13 @@ impl HttpService {
         }
         match route {
             Route::Alive => respond(StatusCode::OK, PLAIN, "ok"),
-            Route::Ready(ReadinessStyle::Server, probe) => server_readiness(probe.check().await),
-            Route::Ready(ReadinessStyle::Agent, probe) => {
-                agent_readiness(probe.check().await, wants_detail(request.uri().query()))
+            Route::Ready(style, probe, detail) => {
+                let detail = Some(&**detail).filter(|_| wants_detail(request.uri().query()));
+                let readiness = probe.check().await;
+                match style {
+                    ReadinessStyle::Server => server_readiness(readiness, detail),
+                    ReadinessStyle::Agent => agent_readiness(readiness, detail),
+                }
             }
             Route::Metrics(scrape) => {
                 respond(StatusCode::OK, exposition::CONTENT_TYPE, scrape.text())
@@ -257,10 +267,15 @@ fn respond(
     response
 }
 
-fn server_readiness(readiness: Readiness) -> Response<Full<Bytes>> {
-    match readiness {
-        Readiness::Ready => respond(StatusCode::OK, PLAIN, "ok"),
-        Readiness::NotReady(reason) => respond(
+/// `detail` is for those who ask for more than upstream's server says.
+fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
+    match (readiness, detail) {
+        (Readiness::Ready, Some(detail)) => {
+            let lines = format!("[+]agent-connected ok\n{detail}check passed\n");
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
+        (Readiness::NotReady(reason), _) => respond(
             StatusCode::INTERNAL_SERVER_ERROR,
             PLAIN,
             reason.into_owned(),
@@ -268,15 +283,14 @@ fn server_readiness(readiness: Readiness) -> Response<Full<Bytes>> {
     }
 }
 
-fn agent_readiness(readiness: Readiness, verbose: bool) -> Response<Full<Bytes>> {
-    match readiness {
-        Readiness::Ready if verbose => respond(
-            StatusCode::OK,
-            PLAIN,
-            "[+]ping ok\n[+]server-connected ok\ncheck passed\n",
-        ),
-        Readiness::Ready => respond(StatusCode::OK, PLAIN, "ok"),
-        Readiness::NotReady(reason) => {
+fn agent_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
+    match (readiness, detail) {
+        (Readiness::Ready, Some(detail)) => {
+            let lines = format!("[+]ping ok\n[+]server-connected ok\n{detail}check passed\n");
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
+        (Readiness::NotReady(reason), _) => {
             let lines = format!("[+]ping ok\n[-]server-connected failed: {reason}\n");
             respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
         }

@@ -5,6 +5,8 @@ use http_body_util::BodyExt as _;
 use super::*;
 use crate::telemetry::{AgentMetrics, ServerMetrics};
 
+const DETAIL: &str = "[+]relay-engine epoll: asked for by name\n";
+
 fn local() -> SocketAddr {
     "10.1.2.3:8094".parse().unwrap()
 }
@@ -48,7 +50,11 @@ fn answer(status: u16, body: &str) -> (u16, String) {
 
 #[tokio::test]
 async fn server_without_agents_is_alive_but_not_ready() {
-    let service = HttpService::server_health(not_ready(NO_AGENT), ServerMetrics::new(&[]).scrape());
+    let service = HttpService::server_health(
+        not_ready(NO_AGENT),
+        ServerMetrics::new(&[]).scrape(),
+        DETAIL.to_owned(),
+    );
     assert_eq!(get(&service, "/healthz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/livez").await, answer(200, "ok"));
     assert_eq!(
@@ -63,15 +69,24 @@ async fn server_without_agents_is_alive_but_not_ready() {
 
 #[tokio::test]
 async fn server_with_agents_is_ready() {
-    let service =
-        HttpService::server_health(probe(Readiness::Ready), ServerMetrics::new(&[]).scrape());
+    let service = HttpService::server_health(
+        probe(Readiness::Ready),
+        ServerMetrics::new(&[]).scrape(),
+        DETAIL.to_owned(),
+    );
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/ready").await, answer(200, "ok"));
+    let lines = format!("[+]agent-connected ok\n{DETAIL}check passed\n");
+    assert_eq!(get(&service, "/readyz?verbose").await, answer(200, &lines));
 }
 
 #[tokio::test]
 async fn agent_without_servers_lists_its_checks_with_503() {
-    let service = HttpService::agent_health(not_ready(NO_SERVER), AgentMetrics::new().scrape());
+    let service = HttpService::agent_health(
+        not_ready(NO_SERVER),
+        AgentMetrics::new().scrape(),
+        DETAIL.to_owned(),
+    );
     let lines = "[+]ping ok\n[-]server-connected failed: no servers connected\n";
     assert_eq!(get(&service, "/readyz").await, answer(503, lines));
     assert_eq!(get(&service, "/ready").await, answer(503, lines));
@@ -80,13 +95,17 @@ async fn agent_without_servers_lists_its_checks_with_503() {
 
 #[tokio::test]
 async fn ready_agent_lists_its_checks_only_when_asked() {
-    let service = HttpService::agent_health(probe(Readiness::Ready), AgentMetrics::new().scrape());
-    let lines = "[+]ping ok\n[+]server-connected ok\ncheck passed\n";
+    let service = HttpService::agent_health(
+        probe(Readiness::Ready),
+        AgentMetrics::new().scrape(),
+        DETAIL.to_owned(),
+    );
+    let lines = format!("[+]ping ok\n[+]server-connected ok\n{DETAIL}check passed\n");
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
-    assert_eq!(get(&service, "/readyz?verbose").await, answer(200, lines));
+    assert_eq!(get(&service, "/readyz?verbose").await, answer(200, &lines));
     assert_eq!(
         get(&service, "/readyz?a=b&verbose=0").await,
-        answer(200, lines)
+        answer(200, &lines)
     );
     assert_eq!(get(&service, "/readyz?verbosely").await, answer(200, "ok"));
 }
@@ -150,8 +169,11 @@ async fn profiles_are_answered_with_a_hint() {
 
 #[tokio::test]
 async fn unknown_paths_are_404_and_other_methods_405() {
-    let service =
-        HttpService::server_health(probe(Readiness::Ready), ServerMetrics::new(&[]).scrape());
+    let service = HttpService::server_health(
+        probe(Readiness::Ready),
+        ServerMetrics::new(&[]).scrape(),
+        DETAIL.to_owned(),
+    );
     for path in ["/", "/healthz/", "/metricsx", "//healthz"] {
         assert_eq!(
             get(&service, path).await,

@@ -15,12 +15,13 @@ use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
 use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::relay;
 use super::run::wait_until;
 use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::frontend::events::FrontendContext;
-use crate::hub::{DialLimits, Hub, LanePool, LaneWatch};
+use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
@@ -47,6 +48,7 @@ pub struct RunningServer {
     pub metrics: ServerMetrics,
     hub: Arc<Hub>,
     lane_watch: Arc<LaneWatch>,
+    relay: Option<Arc<PipeRelay>>,
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
@@ -140,6 +142,13 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         );
     }
     let settings = backend_settings(plan)?;
+    let (engine, relay) = relay::start(
+        &plan.agents.data_path,
+        settings.lane_slots.available_permits(),
+        plan.isolation.half_closed_timeout,
+        &adit,
+        &tasks.services,
+    )?;
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
     tasks
@@ -162,6 +171,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let context = FrontendContext {
         metrics: metrics.clone(),
         access: Arc::new(access),
+        relay: relay.clone(),
     };
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
@@ -179,7 +189,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         .spawn_always("gauges", gauges(adit.clone(), budget, Arc::clone(&hub)));
 
     let stopping = Arc::new(AtomicBool::new(false));
-    let probes = Probes::start(plan, &metrics, readiness(&hub, &stopping, &tasks.services))?;
+    let asker = readiness(&hub, &stopping, &tasks.services);
+    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine))?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     Ok(RunningServer {
         agents,
@@ -189,6 +200,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics,
         hub,
         lane_watch,
+        relay,
         tasks,
         stop,
         stopping,
@@ -216,8 +228,9 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
         // Without room for any, none are offered.
-        lanes_per_link_max: usize::try_from(plan.agents.lanes_per_link_max)?
+        lanes_per_link_max: usize::try_from(plan.agents.data_path.lanes_max)?
             .min(lane_slots.available_permits()),
+        lane_security: plan.agents.data_path.lane_security,
         lane_slots: Arc::new(lane_slots),
         lane_watch: Arc::default(),
     })
@@ -278,10 +291,11 @@ impl Probes {
         plan: &ServerPlan,
         metrics: &ServerMetrics,
         asker: ReadinessAsker,
+        detail: String,
     ) -> anyhow::Result<Self> {
         let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
         let mut listeners = Vec::new();
-        let health = HttpService::server_health(Arc::new(asker), metrics.scrape());
+        let health = HttpService::server_health(Arc::new(asker), metrics.scrape(), detail);
         let admin = HttpService::server_admin(metrics.scrape());
         for (name, bind, service) in [
             ("health", &plan.health, health),
@@ -344,6 +358,9 @@ impl RunningServer {
         .await;
         self.hub.announce_shutdown();
         self.lane_watch.shut_down();
+        if let Some(relay) = &self.relay {
+            relay.shut_down();
+        }
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
         let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use adit_core::ids::ServerId;
 
 use super::service::holder;
+use crate::config::plan::LaneSecurity;
 use crate::hub::{Hub, LanePool};
 use crate::lane::{BindError, Slot, greet_agent};
 use crate::net::socket;
@@ -23,15 +24,22 @@ const UNBOUND_PER_SOURCE_MAX: usize = 64;
 pub(super) struct LaneListener {
     hub: Arc<Hub>,
     server: ServerId,
+    security: LaneSecurity,
     metrics: AditMetrics,
     unbound: Unbound,
 }
 
 impl LaneListener {
-    pub(super) fn new(hub: Arc<Hub>, server: ServerId, metrics: AditMetrics) -> Self {
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        server: ServerId,
+        security: LaneSecurity,
+        metrics: AditMetrics,
+    ) -> Self {
         Self {
             hub,
             server,
+            security,
             metrics,
             unbound: Unbound::default(),
         }
@@ -50,7 +58,7 @@ impl LaneListener {
         // Without a certificate there is nobody whose link it could be.
         let principal = stream.principal().map(|principal| holder(principal));
         let mut place: Option<(Arc<LanePool>, Slot)> = None;
-        let bound = greet_agent(stream, &self.server, |link| {
+        let bound = greet_agent(stream, &self.server, self.security, |link| {
             let found = self.hub.lanes_of(link).ok_or(BindError::NoLink)?;
             if Some(found.principal()) != principal.as_deref() {
                 return Err(BindError::NoLink);

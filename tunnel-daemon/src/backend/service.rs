@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
+use crate::config::plan::LaneSecurity;
 use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
 };
@@ -51,6 +52,8 @@ pub struct BackendSettings {
     pub link: LinkSettings,
     /// Most lanes of one link; 0: none.
     pub lanes_per_link_max: usize,
+    /// What protects lanes behind their greeting.
+    pub lane_security: LaneSecurity,
     /// Lanes of the whole process.
     pub lane_slots: Arc<Semaphore>,
     /// Looks after lanes in trouble.
@@ -78,7 +81,9 @@ impl Backend {
         tasks: Tasks,
     ) -> Arc<Self> {
         let server = settings.server.server.clone();
-        let lanes = LaneListener::new(Arc::clone(&hub), server, metrics.adit().clone());
+        let security = settings.lane_security;
+        let counters = metrics.adit().clone();
+        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters);
         Arc::new(Self {
             lanes,
             hub,

@@ -7,11 +7,11 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 
 use super::grpc::StreamEvents;
-use crate::hub::{Leg, LegWatch, OpenTunnel};
+use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::grpc::code_of;
 use crate::telemetry::labels::{
-    ClientDialect, DialCap, DialFailureReason, Direction, Engine, Path, Segment, ServiceMethod,
-    TunnelEnd,
+    ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, Path, Segment,
+    ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics, TunnelRecord,
@@ -24,6 +24,8 @@ pub struct FrontendContext {
     pub metrics: ServerMetrics,
     /// One event per tunnel.
     pub access: Arc<AccessLog>,
+    /// For tunnels whose two ends are sockets in clear text; absent where no lane is.
+    pub relay: Option<Arc<PipeRelay>>,
 }
 
 /// One client's tunnel from dial to end. A dial that is dropped counts as a client that left; a tunnel that is
@@ -38,6 +40,8 @@ pub struct ClientTunnel {
     open: Option<OpenGuard>,
     dial: Duration,
     path: Path,
+    engine: Engine,
+    driver: Driver,
     over: bool,
 }
 
@@ -55,6 +59,8 @@ impl ClientTunnel {
             open: None,
             dial: Duration::ZERO,
             path: Path::Link,
+            engine: Engine::Copy,
+            driver: Driver::Task,
             over: true,
         }
     }
@@ -67,14 +73,14 @@ impl ClientTunnel {
         self.over = false;
     }
 
-    /// The dial became a tunnel.
-    pub fn opened(&mut self, tunnel: &OpenTunnel) {
+    /// The dial became a tunnel, which travels on `path`.
+    pub fn opened<C>(&mut self, tunnel: &OpenTunnel<C>, path: Path) {
         self.dial = self.dial_started.elapsed();
         self.context.metrics.dial_succeeded(self.dial);
         self.pending = None;
         self.open = Some(self.context.metrics.open_tunnel());
         tunnel.agent.as_str().clone_into(&mut self.agent);
-        self.path = tunnel.leg.path();
+        self.path = path;
     }
 
     /// Has the writes to the client measured.
@@ -114,6 +120,11 @@ impl ClientTunnel {
         self.write(0, 0, TunnelEnd::ClientGone, Some("frontend_close"));
     }
 
+    /// The tunnel was moved by this.
+    pub fn moved_by(&mut self, engine: Engine, driver: Driver) {
+        (self.engine, self.driver) = (engine, driver);
+    }
+
     /// The tunnel is over.
     pub fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
         let end = end_label(reason);
@@ -145,7 +156,8 @@ impl ClientTunnel {
             life,
             end,
             detail,
-            engine: Engine::Copy,
+            engine: self.engine,
+            driver: self.driver,
             path: self.path,
         });
     }
@@ -262,7 +274,7 @@ impl StreamEvents for GrpcEvents {
 
     fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {
         match outcome {
-            Ok(open) => self.tunnel.opened(open),
+            Ok(open) => self.tunnel.opened(open, open.carrier.path()),
             Err(failure) => self.tunnel.failed(failure),
         }
     }

@@ -11,12 +11,14 @@ use adit_core::connect::{self, Connect, Progress, RequestHead};
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
-use crate::hub::{Hub, OpenTunnel, PumpEnd, pump};
+use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
+use crate::lane::Pipe;
+use crate::net::stream::Connection;
 use crate::telemetry::labels::ClientDialect;
 
 /// Bytes a client may send behind its request before the tunnel is open.
@@ -34,7 +36,7 @@ pub async fn serve<S>(
     plan: ConnectPlan,
     client: &str,
 ) where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: Connection,
 {
     let _open = context.metrics.http_connection();
     let mut early = BytesMut::new();
@@ -46,16 +48,22 @@ pub async fn serve<S>(
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing(&request.authority);
-    match dial(&mut io, &mut early, hub, &request).await {
+    let pipe = io.is_plain() && context.relay.is_some();
+    match dial(&mut io, &mut early, hub, &request, pipe).await {
         None => tunnel.abandoned(),
         Some(Err(failure)) => {
             tunnel.failed(&failure);
             refuse(&mut io, &failure).await;
         }
         Some(Ok(open)) => {
-            tunnel.opened(&open);
+            tunnel.opened(&open, open.carrier.path());
             tracing::debug!(client, target_address = request.authority, agent = %open.agent, "tunnel open");
-            relay(&mut io, early, open, tunnel).await;
+            match (open.carrier, &context.relay) {
+                (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,
+                (Carrier::Pipe(pipe), Some(relay)) => splice(io, early, pipe, relay, tunnel).await,
+                // Not asked for.
+                (Carrier::Pipe(_), None) => tunnel.ended(0, 0, "relay_failed"),
+            }
         }
     }
 }
@@ -67,7 +75,7 @@ async fn read_head<S>(
     plan: ConnectPlan,
 ) -> std::io::Result<Option<Connect>>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: Connection,
 {
     let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
@@ -95,13 +103,14 @@ async fn dial<S>(
     early: &mut BytesMut,
     hub: &Arc<Hub>,
     request: &Connect,
-) -> Option<Result<OpenTunnel, DialFailure>>
+    pipe: bool,
+) -> Option<Result<OpenTunnel<Carrier>, DialFailure>>
 where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: Connection,
 {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let mut dialing = Box::pin(hub.dial(dial, "tcp", &request.authority));
+    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe));
     loop {
         let room = early.len() < EARLY_BYTES_MAX;
         tokio::select! {
@@ -115,7 +124,7 @@ where
     }
 }
 
-async fn refuse<S: AsyncWrite + Unpin>(io: &mut S, failure: &DialFailure) {
+async fn refuse<S: Connection>(io: &mut S, failure: &DialFailure) {
     if let Some(response) = connect::failure_response(failure) {
         // A client that has gone needs no answer.
         let _sent = io.write_all(&response).await;
@@ -123,28 +132,68 @@ async fn refuse<S: AsyncWrite + Unpin>(io: &mut S, failure: &DialFailure) {
     let _closed = io.shutdown().await;
 }
 
-async fn relay<S>(io: &mut S, mut early: BytesMut, open: OpenTunnel, mut tunnel: ClientTunnel)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let OpenTunnel { mut leg, .. } = open;
-    tunnel.watch(&mut leg);
-    // Whole and alone: clients refuse tunnel bytes that arrive together with the answer.
-    let answered = async {
-        io.write_all(connect::ESTABLISHED).await?;
-        io.flush().await
-    };
-    if answered.await.is_err() {
-        tunnel.answer_lost();
-        return tunnel.ended(0, 0, "client_gone");
-    }
+/// Tells the client that its tunnel is open. Whole and alone: clients refuse tunnel bytes that arrive together with the
+/// answer, so a target that speaks first waits a moment.
+///
+/// # Errors
+/// The client is gone.
+async fn answer<S: Connection>(
+    io: &mut S,
+    early: &mut BytesMut,
+    target_speaks: impl Future<Output = ()>,
+) -> std::io::Result<()> {
+    io.write_all(connect::ESTABLISHED).await?;
+    io.flush().await?;
     if early.is_empty() {
         tokio::select! {
             biased;
-            // The client speaks, so it has read the answer; an end or error is found again by the pump.
-            _read = io.read_buf(&mut early) => (),
-            () = leg.readable() => tokio::time::sleep(ANSWER_ALONE).await,
+            // The client speaks, so it has read the answer; an end or error is found again by whoever moves the bytes.
+            _read = io.read_buf(early) => (),
+            () = target_speaks => tokio::time::sleep(ANSWER_ALONE).await,
         }
+    }
+    Ok(())
+}
+
+/// Hands both sockets over to relay threads. A cancelled call resets them.
+async fn splice<S: Connection>(
+    mut io: S,
+    mut early: BytesMut,
+    pipe: Pipe,
+    relay: &PipeRelay,
+    mut tunnel: ClientTunnel,
+) {
+    let target_speaks = async {
+        if pipe.received.is_empty() {
+            // A failure is found again by the relay.
+            let _ready = pipe.socket.readable().await;
+        }
+    };
+    if answer(&mut io, &mut early, target_speaks).await.is_err() {
+        tunnel.answer_lost();
+        relay.give_up(pipe);
+        return tunnel.ended(0, 0, "client_gone");
+    }
+    let Some(socket) = io.into_descriptor() else {
+        relay.give_up(pipe);
+        return tunnel.ended(0, 0, "relay_failed");
+    };
+    let outcome = relay.run(socket, early.freeze(), pipe).await;
+    tunnel.moved_by(outcome.engine, outcome.driver);
+    let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
+    tunnel.ended(from_client, to_client, outcome.end.reason());
+}
+
+async fn relay<S: Connection>(
+    io: &mut S,
+    mut early: BytesMut,
+    mut leg: Leg,
+    mut tunnel: ClientTunnel,
+) {
+    tunnel.watch(&mut leg);
+    if answer(io, &mut early, leg.readable()).await.is_err() {
+        tunnel.answer_lost();
+        return tunnel.ended(0, 0, "client_gone");
     }
     let outcome = pump(io, &mut leg, early.freeze()).await;
     let reason = match &outcome.end {

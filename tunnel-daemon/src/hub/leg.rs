@@ -11,7 +11,7 @@ use super::clock::moment;
 use super::conduit::{Conduit, Mailbox};
 use super::lane_way::{LaneHome, LaneWay};
 use super::link_way::LinkWay;
-use crate::lane::Lane;
+use crate::lane::{Lane, Pipe};
 use crate::telemetry::labels::{Path, ServiceMethod};
 use crate::telemetry::{GaugeGuard, ServerMetrics};
 
@@ -39,6 +39,25 @@ pub enum LegWatch {
 struct Stalled {
     since: Moment,
     _counted: GaugeGuard,
+}
+
+/// What carries a tunnel, for a side that can do without frames.
+pub enum Carrier {
+    /// Its bytes go through this process.
+    Leg(Leg),
+    /// A connection of its own, to be relayed by the kernel or a relay thread.
+    Pipe(Pipe),
+}
+
+impl Carrier {
+    /// What the tunnel travels on.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        match self {
+            Self::Leg(leg) => leg.path(),
+            Self::Pipe(_) => Path::RawLane,
+        }
+    }
 }
 
 /// One side of a tunnel, whatever carries it. Dropping it without [`Leg::close`] resets the tunnel.

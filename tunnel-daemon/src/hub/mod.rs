@@ -10,6 +10,7 @@ mod lane_way;
 mod leg;
 mod link_way;
 mod pace;
+mod pipes;
 mod pool;
 mod pump;
 mod route;
@@ -21,7 +22,8 @@ pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
 pub use lane_way::LaneHome;
-pub use leg::{Incoming, Leg, LegWatch};
+pub use leg::{Carrier, Incoming, Leg, LegWatch};
+pub use pipes::{PipeEnd, PipeOutcome, PipeRelay};
 pub use pool::{LanePool, PoolSettings};
 pub use pump::{PumpEnd, PumpOutcome, pump};
 pub use route::{

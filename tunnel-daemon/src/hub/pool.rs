@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::lane_way::LaneHome;
-use super::leg::Leg;
+use super::leg::{Carrier, Leg};
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
 use crate::lane::{Lane, LaneFailure, LinkSecret, Slot};
@@ -70,7 +70,7 @@ struct Idle {
 
 /// How an attempt to open a tunnel on a lane went.
 pub(super) enum OnLane {
-    Open(Leg),
+    Open(Carrier),
     /// The agent has not seen it: the link may carry it.
     NotSeen,
     Failed(DialFailure),
@@ -189,15 +189,17 @@ impl LanePool {
         }
     }
 
-    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up.
+    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up. `pipe`: the client's end is a socket in clear
+    /// text, so the lane may become a pipe if it is in clear text, too.
     pub(super) async fn open(
         self: &Arc<Self>,
         protocol: &str,
         address: &str,
         timeout: Option<Duration>,
+        pipe: bool,
     ) -> OnLane {
         let metrics = &self.settings.metrics;
-        let Some((lane, want)) = self.take() else {
+        let Some(Taken { lane, left }) = self.take() else {
             metrics.lane_dial(LaneDial::Miss);
             return OnLane::NotSeen;
         };
@@ -209,12 +211,14 @@ impl LanePool {
             pool: self,
             lane: Some(lane),
         };
+        let few = left < IDLE_MIN;
         let request = OpenRequest {
             protocol: protocol.to_owned(),
             address: address.to_owned(),
-            raw: false,
+            // A pipe is not used again: dials in quick succession get lanes that are.
+            raw: pipe && !few && opening.is_clear(),
         };
-        let attempt = opening.run(&request, want);
+        let attempt = opening.run(&request, u32::from(few));
         let outcome = match timeout {
             None => attempt.await,
             Some(timeout) => tokio::time::timeout(timeout, attempt)
@@ -228,8 +232,8 @@ impl LanePool {
         outcome
     }
 
-    /// An idle lane, and how many more would be of use.
-    fn take(&self) -> Option<(Lane, u32)> {
+    /// An idle lane.
+    fn take(&self) -> Option<Taken> {
         loop {
             let mut idle = self.lock();
             let lane = idle.lanes.pop()?;
@@ -239,7 +243,7 @@ impl LanePool {
                 continue;
             };
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
-            return Some((lane, u32::from(left < IDLE_MIN)));
+            return Some(Taken { lane, left });
         }
     }
 
@@ -309,6 +313,11 @@ impl LaneHome for Home {
     }
 
     fn take_back(&self, mut lane: Lane) {
+        if lane.state().is_raw() {
+            // Given up: the agent may read whatever we say as bytes for the target.
+            self.0.settings.metrics.lane_closed(LaneEnd::Used);
+            return lane.reset_connection();
+        }
         let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
         if lane.state().is_idle() && matches!(flushed, Poll::Ready(Ok(()))) {
             return self.0.keep(lane);
@@ -354,6 +363,13 @@ impl LanePool {
     }
 }
 
+/// A lane taken for a dial.
+struct Taken {
+    lane: Lane,
+    /// Idle lanes that are left.
+    left: usize,
+}
+
 /// A dial on a lane. Dropping it gives the dial up and the lane back.
 struct Opening<'a> {
     pool: &'a Arc<LanePool>,
@@ -367,6 +383,10 @@ enum Answer {
 }
 
 impl Opening<'_> {
+    fn is_clear(&self) -> bool {
+        self.lane.as_ref().is_some_and(Lane::is_clear)
+    }
+
     async fn run(&mut self, request: &OpenRequest, want: u32) -> OnLane {
         let Some(lane) = &mut self.lane else {
             return OnLane::NotSeen;
@@ -393,9 +413,13 @@ impl Opening<'_> {
     fn conclude(&mut self, answer: Result<Answer, LaneFailure>) -> OnLane {
         match answer {
             Ok(Answer::Opened) => match self.lane.take() {
+                Some(lane) if lane.state().is_raw() => match lane.into_pipe() {
+                    Ok(pipe) => OnLane::Open(Carrier::Pipe(pipe)),
+                    Err(failure) => self.fail(&failure),
+                },
                 Some(lane) => {
                     let home = Arc::new(Home(Arc::clone(self.pool)));
-                    OnLane::Open(Leg::on_lane(lane, home))
+                    OnLane::Open(Carrier::Leg(Leg::on_lane(lane, home)))
                 }
                 None => OnLane::NotSeen,
             },
@@ -405,10 +429,14 @@ impl Opening<'_> {
             Ok(Answer::Refused(RefusalCode::Busy, _) | Answer::NotSeen) => OnLane::NotSeen,
             Err(failure) => {
                 self.lane = None;
-                self.pool.lost(&failure);
-                OnLane::Failed(DialFailure::LinkLost)
+                self.fail(&failure)
             }
         }
+    }
+
+    fn fail(&self, failure: &LaneFailure) -> OnLane {
+        self.pool.lost(failure);
+        OnLane::Failed(DialFailure::LinkLost)
     }
 }
 

@@ -14,7 +14,7 @@ use adit_core::wire::identifiers::Identifiers;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::conduit::Mailbox;
-use super::leg::Leg;
+use super::leg::{Carrier, Leg};
 use super::pool::{LanePool, OnLane};
 use super::task::Command;
 
@@ -61,9 +61,9 @@ pub struct DialLimits {
 }
 
 /// An open tunnel, as a frontend gets it.
-pub struct OpenTunnel {
+pub struct OpenTunnel<C = Leg> {
     /// This side of it.
-    pub leg: Leg,
+    pub carrier: C,
     /// The id the agent chose, or on a lane this server.
     pub conn: ConnId,
     /// The link that carries it.
@@ -254,13 +254,37 @@ impl Hub {
         protocol: &str,
         address: &str,
     ) -> Result<OpenTunnel, DialFailure> {
+        let open = self.dial_for(dial, protocol, address, false).await?;
+        match open.carrier {
+            Carrier::Leg(carrier) => Ok(OpenTunnel {
+                carrier,
+                conn: open.conn,
+                link: open.link,
+                agent: open.agent,
+            }),
+            // Not asked for.
+            Carrier::Pipe(_) => Err(DialFailure::LinkLost),
+        }
+    }
+
+    /// As [`Self::dial`]; `pipe`: the client's end is a socket in clear text, so that the tunnel may do without frames.
+    ///
+    /// # Errors
+    /// As [`Self::dial`].
+    pub async fn dial_for(
+        &self,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+        pipe: bool,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
         if self.refusing.load(Relaxed) {
             return Err(DialFailure::ShuttingDown);
         }
         let Ok(_permit) = self.pending.try_acquire() else {
             return Err(DialFailure::TooManyPending { per_agent: false });
         };
-        let attempt = self.dial_any(dial, protocol, address);
+        let attempt = self.dial_any(dial, protocol, address, pipe);
         match self.limits.timeout {
             None => attempt.await,
             Some(timeout) => tokio::time::timeout(timeout + BACKSTOP, attempt)
@@ -274,7 +298,8 @@ impl Hub {
         dial: DialId,
         protocol: &str,
         address: &str,
-    ) -> Result<OpenTunnel, DialFailure> {
+        pipe: bool,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
         let mut tried: Vec<LinkId> = Vec::new();
         let mut failure = DialFailure::NoAgent;
         let mut dialed = false;
@@ -283,7 +308,8 @@ impl Hub {
                 self.retried.fetch_add(1, Relaxed);
             }
             dialed = true;
-            match self.dial_on(&handle, dial, protocol, address).await {
+            let attempt = self.dial_on(&handle, dial, protocol, address, pipe);
+            match attempt.await {
                 Ok(tunnel) => return Ok(tunnel),
                 // Nobody has seen it, but its whole time is spent.
                 Err(CancelledDial {
@@ -309,18 +335,20 @@ impl Hub {
         dial: DialId,
         protocol: &str,
         address: &str,
-    ) -> Result<OpenTunnel, CancelledDial> {
+        pipe: bool,
+    ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
+        let opened = |carrier, conn| OpenTunnel {
+            carrier,
+            conn,
+            link: handle.id,
+            agent: handle.info.agent.clone(),
+        };
         if let Some(lanes) = &handle.lanes {
-            let opened = |leg, conn| OpenTunnel {
-                leg,
-                conn,
-                link: handle.id,
-                agent: handle.info.agent.clone(),
-            };
-            match lanes.open(protocol, address, self.limits.timeout).await {
-                OnLane::Open(leg) => {
+            let timeout = self.limits.timeout;
+            match lanes.open(protocol, address, timeout, pipe).await {
+                OnLane::Open(carrier) => {
                     let conn = self.next_lane_conn.fetch_add(1, Relaxed);
-                    return Ok(opened(leg, ConnId(conn)));
+                    return Ok(opened(carrier, ConnId(conn)));
                 }
                 OnLane::Failed(failure) => {
                     let written = !matches!(failure, DialFailure::TooManyPending { .. });
@@ -353,12 +381,7 @@ impl Hub {
             });
         }
         match outcome.await {
-            Ok(Ok(conn)) => Ok(OpenTunnel {
-                leg,
-                conn,
-                link: handle.id,
-                agent: handle.info.agent.clone(),
-            }),
+            Ok(Ok(conn)) => Ok(opened(Carrier::Leg(leg), conn)),
             Ok(Err(cancelled)) => Err(cancelled),
             Err(_dropped) => Err(CancelledDial {
                 failure: DialFailure::LinkLost,

@@ -208,7 +208,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
 impl World {
     async fn open(&mut self) -> (Leg, DuplexStream) {
         let open = self.hub.dial(DialId(7), "tcp", "target:1").await.unwrap();
-        (open.leg, self.targets.recv().await.unwrap())
+        (open.carrier, self.targets.recv().await.unwrap())
     }
 
     async fn idle(&self) {

@@ -10,10 +10,12 @@ use adit_core::lane::{
 };
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use aws_lc_rs::hmac;
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut as _, BytesMut};
+use futures_util::FutureExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::connection::Lane;
+use super::connection::{Lane, Transport};
+use crate::config::plan::LaneSecurity;
 use crate::net::records::TakeOverError;
 use crate::net::stream::ByteStream;
 
@@ -89,6 +91,9 @@ pub enum BindError {
     /// The TLS session cannot be used for a lane.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+    /// Agent: the server would go on in clear text, which nobody asked for.
+    #[error("the server would go on in clear text, which this agent does not want")]
+    Plaintext,
     /// Server: no such link, or one of another agent.
     #[error("no link of that number takes lanes of this agent")]
     NoLink,
@@ -104,12 +109,14 @@ pub enum BindError {
 }
 
 /// The server's part. `find` gives the secret of a link, if the peer of this connection may bind a lane to it now.
+/// `security` is what this end would have.
 ///
 /// # Errors
 /// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
 pub async fn greet_agent(
     stream: ByteStream,
     server: &ServerId,
+    security: LaneSecurity,
     find: impl FnOnce(LinkId) -> Result<LinkSecret, BindError>,
 ) -> Result<(LinkId, Lane), BindError> {
     within(async {
@@ -119,25 +126,27 @@ pub async fn greet_agent(
             nonce: rand::random::<[u8; NONCE_BYTES]>(),
         };
         greeter.send(&hello.to_frame()).await?;
-        let Greeting::Bind(Bind { link, proof }) = greeter.receive().await? else {
+        let Greeting::Bind(Bind { link, proof, clear }) = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
         let secret = find(link)?;
         let input = greeter.proof_input(&hello, link)?;
         hmac::verify(&secret.key(), &input, &proof).map_err(|_wrong| BindError::Proof)?;
-        greeter.send(&Greeting::ready_frame()).await?;
-        Ok((link, greeter.into_lane(LaneRole::Server)?))
+        let clear = clear && security == LaneSecurity::Plaintext;
+        greeter.send(&Greeting::ready_frame(clear)).await?;
+        Ok((link, greeter.into_lane(LaneRole::Server, clear).await?))
     })
     .await
 }
 
 /// The agent's part. `choose` gives the link this agent has to the server that answered, which behind a load balancer
-/// may be another one than it wanted.
+/// may be another one than it wanted. `security` is what this end would have.
 ///
 /// # Errors
 /// See [`BindError`]; the connection is closed then. A cancelled call closes it, too.
 pub async fn bind_to_server<T>(
     stream: ByteStream,
+    security: LaneSecurity,
     choose: impl FnOnce(&ServerId) -> Option<(BindTo, T)>,
 ) -> Result<(T, Lane), BindError> {
     within(async {
@@ -151,12 +160,19 @@ pub async fn bind_to_server<T>(
         let input = greeter.proof_input(&hello, to.link)?;
         let tag = hmac::sign(&to.secret.key(), &input);
         let proof = Proof::try_from(tag.as_ref()).map_err(|_length| BindError::Proof)?;
-        let link = to.link;
-        greeter.send(&Bind { link, proof }.to_frame()).await?;
-        let Greeting::Ready = greeter.receive().await? else {
+        let bind = Bind {
+            link: to.link,
+            proof,
+            clear: security == LaneSecurity::Plaintext,
+        };
+        greeter.send(&bind.to_frame()).await?;
+        let Greeting::Ready { clear } = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
-        Ok((chosen, greeter.into_lane(LaneRole::Agent)?))
+        if clear && security != LaneSecurity::Plaintext {
+            return Err(BindError::Plaintext);
+        }
+        Ok((chosen, greeter.into_lane(LaneRole::Agent, clear).await?))
     })
     .await
 }
@@ -197,7 +213,7 @@ impl Greeter {
         loop {
             match self.frames.next_piece()? {
                 Some(Piece::Frame(header, payload)) => {
-                    return Ok(Greeting::read(header.kind, payload)?);
+                    return Ok(Greeting::read(header, payload)?);
                 }
                 Some(Piece::Data { .. } | Piece::Unknown(_)) => return Err(BindError::NotALane),
                 None => self.read().await?,
@@ -206,19 +222,38 @@ impl Greeter {
     }
 
     async fn read(&mut self) -> Result<(), BindError> {
-        let mut buffer = BytesMut::with_capacity(2048);
+        // Not a byte more: TLS hands on what is in its records, and behind this frame they may end.
+        let mut buffer = BytesMut::new().limit(self.frames.wanted_bytes());
         if self.stream.read_buf(&mut buffer).await? == 0 {
             return Err(BindError::Closed);
         }
-        self.frames.push(Bytes::from(buffer));
+        self.frames.push(buffer.into_inner().freeze());
         Ok(())
     }
 
+    /// What TLS has at hand behind the greeting.
+    fn read_rest(&mut self) {
+        let mut buffer = BytesMut::new();
+        // An end or a failure is found again.
+        if let Some(Ok(1..)) = self.stream.read_buf(&mut buffer).now_or_never() {
+            self.frames.push(buffer.freeze());
+        }
+    }
+
     /// What came behind READY belongs to the lane.
-    fn into_lane(self, role: LaneRole) -> Result<Lane, BindError> {
+    async fn into_lane(mut self, role: LaneRole, clear: bool) -> Result<Lane, BindError> {
+        if !clear {
+            self.read_rest();
+        }
         let ByteStream::Tls(tls) = self.stream else {
             return Err(BindError::NotALane);
         };
-        Ok(Lane::bound(tls.into_records()?, role, self.frames))
+        let records = tls.into_records()?;
+        let transport = if clear {
+            Transport::Clear(records.into_clear().await?)
+        } else {
+            Transport::Tls(Box::new(records))
+        };
+        Ok(Lane::bound(transport, role, self.frames))
     }
 }

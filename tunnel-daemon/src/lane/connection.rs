@@ -7,8 +7,10 @@ use std::task::{Context, Poll, Waker, ready};
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::tcp_state;
 use bytes::Bytes;
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::net::clear::ClearStream;
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
@@ -63,32 +65,98 @@ impl Slot {
     }
 }
 
+/// What carries a lane's bytes.
+#[derive(Debug)]
+pub(super) enum Transport {
+    /// Boxed: lanes are moved around.
+    Tls(Box<RecordStream>),
+    Clear(ClearStream),
+}
+
+impl Transport {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        match self {
+            Self::Tls(records) => records.poll_read(cx),
+            Self::Clear(stream) => stream.poll_read(cx),
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tls(records) => records.poll_flush(cx, out),
+            Self::Clear(stream) => stream.poll_flush(cx, out),
+        }
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tls(records) => records.tcp(),
+            Self::Clear(stream) => Some(stream.tcp()),
+        }
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        match self {
+            Self::Tls(records) => records.waiting_bytes(),
+            Self::Clear(_) => 0,
+        }
+    }
+}
+
+/// A lane whose frames are over: its bytes are the tunnel's.
+#[derive(Debug)]
+pub struct Pipe {
+    /// The lane's connection.
+    pub socket: TcpStream,
+    /// To be written before anything else: what the peer needs to know that the frames are over.
+    pub unsent: Bytes,
+    /// Read from the connection, and the first bytes of the tunnel.
+    pub received: Bytes,
+    /// What the lane holds and counts as, for as long as its connection lives.
+    pub kept: Kept,
+}
+
+impl Pipe {
+    /// Closes the connection so that the peer does not take what it got for the whole.
+    pub fn reset(self) {
+        reset_on_close(&self.socket);
+    }
+}
+
+fn reset_on_close(tcp: &TcpStream) {
+    if let Err(error) = socket::set_reset_on_close(tcp) {
+        tracing::debug!(%error, "cannot reset a lane");
+    }
+}
+
+/// A lane's share of what limits the number of lanes, and the gauge it is counted in.
+#[derive(Debug, Default)]
+pub struct Kept {
+    counted: Option<GaugeGuard>,
+    held: Option<Slot>,
+}
+
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
 #[derive(Debug)]
 pub struct Lane {
-    /// Boxed: lanes are moved around.
-    records: Box<RecordStream>,
+    transport: Transport,
     end: LaneEnd,
     frames: FrameReader,
     out: Outbox,
-    /// What the lane counts as, of its owner's choice.
-    counted: Option<GaugeGuard>,
-    /// Its share of what limits the number of lanes.
-    held: Option<Slot>,
+    kept: Kept,
     /// The number of a ping without an answer.
     ping: Option<u64>,
 }
 
 impl Lane {
     /// A lane whose greeting is over, with what was read behind it.
-    pub(super) fn bound(records: RecordStream, role: LaneRole, frames: FrameReader) -> Self {
+    pub(super) fn bound(transport: Transport, role: LaneRole, frames: FrameReader) -> Self {
         Self {
-            records: Box::new(records),
+            transport,
             end: LaneEnd::new(role),
             frames,
             out: Outbox::default(),
-            counted: None,
-            held: None,
+            kept: Kept::default(),
             ping: None,
         }
     }
@@ -106,27 +174,55 @@ impl Lane {
 
     /// Has the lane counted as something else from now on.
     pub fn count_as(&mut self, guard: GaugeGuard) {
-        self.counted = Some(guard);
+        self.kept.counted = Some(guard);
     }
 
     /// Keeps a slot for as long as the lane lives.
     pub fn hold(&mut self, slot: Slot) {
-        self.held = Some(slot);
+        self.kept.held = Some(slot);
+    }
+
+    /// Whether its bytes are in clear text, so that a tunnel on it may be a pipe.
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        matches!(self.transport, Transport::Clear(_))
+    }
+
+    /// The connection itself, once frames are over on it ([`LaneEnd::is_raw`]).
+    ///
+    /// # Errors
+    /// The lane is not in clear text, or its peer spoke out of turn; it is closed then.
+    pub fn into_pipe(mut self) -> Result<Pipe, LaneFailure> {
+        let received = self.frames.take_rest();
+        let mut received = received.ok_or(LaneViolation::OutOfTurn(FrameType::Data))?;
+        self.fill();
+        let unsent = self.out.take_bytes();
+        let Transport::Clear(stream) = self.transport else {
+            return Err(LaneViolation::OutOfTurn(FrameType::Open).into());
+        };
+        let (socket, left) = stream.into_parts();
+        if !left.is_empty() {
+            received = [received, left].concat().into();
+        }
+        Ok(Pipe {
+            socket,
+            unsent,
+            received,
+            kept: self.kept,
+        })
     }
 
     /// Closes the connection so that the peer's kernel drops what it has not delivered yet.
     pub fn reset_connection(self) {
-        if let Some(tcp) = self.records.tcp()
-            && let Err(error) = socket::set_reset_on_close(tcp)
-        {
-            tracing::debug!(%error, "cannot reset a lane");
+        if let Some(tcp) = self.transport.tcp() {
+            reset_on_close(tcp);
         }
     }
 
     /// Bytes that the peer's kernel has not acknowledged, those that wait here included.
     #[must_use]
     pub fn unacknowledged_bytes(&self) -> usize {
-        let state = self.records.tcp().and_then(|tcp| tcp_state(tcp).ok());
+        let state = self.transport.tcp().and_then(|tcp| tcp_state(tcp).ok());
         self.queued_bytes() + state.map_or(0, |state| state.unacknowledged_bytes)
     }
 
@@ -135,7 +231,7 @@ impl Lane {
     /// their way keepalive finds out, and the socket has its error.
     #[must_use]
     pub fn peer_is_gone(&self) -> Option<LaneFailure> {
-        let tcp = self.records.tcp()?;
+        let tcp = self.transport.tcp()?;
         if let Some(error) = tcp.take_error().unwrap_or_else(Some) {
             return Some(error.into());
         }
@@ -147,7 +243,7 @@ impl Lane {
     /// Bytes that wait for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.end.queued_bytes() + self.out.bytes() + self.records.waiting_bytes()
+        self.end.queued_bytes() + self.out.bytes() + self.transport.waiting_bytes()
     }
 
     /// Whether events can be had without reading the stream.
@@ -176,7 +272,7 @@ impl Lane {
             }
             // What the peer said before it stopped reading comes first.
             let flushed = self.poll_flush(cx);
-            match self.records.poll_read(cx)? {
+            match self.transport.poll_read(cx)? {
                 Poll::Ready(bytes) if bytes.is_empty() => {
                     return Poll::Ready(Err(LaneFailure::Closed));
                 }
@@ -222,7 +318,7 @@ impl Lane {
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             self.fill();
-            ready!(self.records.poll_flush(cx, &mut self.out))?;
+            ready!(self.transport.poll_flush(cx, &mut self.out))?;
             if !self.end.has_frames() {
                 return Poll::Ready(Ok(()));
             }

@@ -4,4 +4,4 @@ mod bind;
 mod connection;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
-pub use connection::{Lane, LaneFailure, Slot};
+pub use connection::{Lane, LaneFailure, Pipe, Slot};

@@ -95,6 +95,11 @@ impl Fill {
         &self.bytes
     }
 
+    /// What was read and not taken, once no more is to be read.
+    pub(super) fn into_bytes(self) -> Bytes {
+        self.bytes.freeze()
+    }
+
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::AsyncWrite;
 
 /// Slices of one vectored write.
@@ -55,6 +55,16 @@ impl Outbox {
         if self.pieces.is_empty() {
             self.pieces = VecDeque::new();
         }
+    }
+
+    /// All that waits, in one piece; nothing waits afterwards.
+    #[must_use]
+    pub fn take_bytes(&mut self) -> Bytes {
+        self.bytes = 0;
+        let pieces = std::mem::take(&mut self.pieces);
+        let mut all = BytesMut::with_capacity(pieces.iter().map(Bytes::len).sum());
+        pieces.iter().for_each(|piece| all.extend_from_slice(piece));
+        all.freeze()
     }
 
     /// Drops what waits; returns how many bytes it was.

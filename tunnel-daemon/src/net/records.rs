@@ -5,6 +5,7 @@
 //! leaves in one write; a connection that waits holds keys and nothing else. The bytes on the wire are TLS as before, so
 //! the other end may do as it likes.
 
+use std::future::poll_fn;
 use std::io::{self, Read as _};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -21,6 +22,7 @@ use tokio::net::TcpStream;
 
 use super::blocks::Fill;
 use super::buffered::{borrow, give_back};
+use super::clear::ClearStream;
 use super::outbox::Outbox;
 use super::stream::Socket;
 
@@ -42,6 +44,7 @@ const EMPTY_RECORDS_MAX: u32 = 32;
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
+const WARNING: u8 = 1;
 const CLOSE_NOTIFY: u8 = 0;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
@@ -419,14 +422,40 @@ impl RecordStream {
                     continue;
                 }
             }
-            if let Some(done) = self.sealed.take() {
-                give_back(done.buffer);
-            }
+            self.sealed = None;
             if out.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             self.sealed = Some(self.seal(out)?);
         }
+    }
+
+    /// Ends the session at both ends and goes on in clear text. The peer has to do the same: each waits for the other's
+    /// good-bye, behind which nothing is encrypted any more. A cancelled call closes the connection.
+    ///
+    /// # Errors
+    /// The socket's, or something else comes than the good-bye.
+    pub async fn into_clear(mut self) -> io::Result<ClearStream> {
+        let mut buffer = borrow();
+        let to = self.seal_one(&mut buffer, ALERT, |plain| {
+            let good_bye = [WARNING, CLOSE_NOTIFY];
+            let room = plain.get_mut(..good_bye.len()).unwrap_or_default();
+            room.copy_from_slice(&good_bye);
+            good_bye.len()
+        })?;
+        self.sealed = Some(Sealed {
+            buffer,
+            from: 0,
+            to,
+        });
+        poll_fn(|cx| self.poll_flush(cx, &mut Outbox::default())).await?;
+        if !poll_fn(|cx| self.poll_read(cx)).await?.is_empty() {
+            return Err(broken("payload where the session was to end"));
+        }
+        let Socket::Tcp(socket) = self.socket else {
+            return Err(broken("not a TCP connection"));
+        };
+        Ok(ClearStream::new(socket, self.read.into_bytes()))
     }
 
     /// As many records as fit into a buffer.
@@ -485,11 +514,9 @@ impl std::fmt::Debug for RecordStream {
     }
 }
 
-impl Drop for RecordStream {
+impl Drop for Sealed {
     fn drop(&mut self) {
-        if let Some(sealed) = self.sealed.take() {
-            give_back(sealed.buffer);
-        }
+        give_back(std::mem::take(&mut self.buffer));
     }
 }
 

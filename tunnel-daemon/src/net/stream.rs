@@ -4,7 +4,7 @@
 use std::{
     fmt, io,
     net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -244,6 +244,30 @@ impl AsFd for Socket {
         match self {
             Self::Tcp(socket) => socket.as_fd(),
             Self::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// A connection that may turn out to be a plain socket.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin {
+    /// Whether its bytes are those of a socket, so that [`Self::into_descriptor`] has one.
+    fn is_plain(&self) -> bool;
+
+    /// The socket itself, out of the runtime's hands. `None` when something is between it and the bytes, or the runtime
+    /// does not let go of it; the connection is closed then.
+    fn into_descriptor(self) -> Option<OwnedFd>;
+}
+
+impl Connection for ByteStream {
+    fn is_plain(&self) -> bool {
+        self.as_tls().is_none()
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        match self {
+            Self::Tcp(socket, _) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Unix(socket) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Tls(_) => None,
         }
     }
 }

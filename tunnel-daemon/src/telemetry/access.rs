@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-use super::labels::{ClientDialect, Engine, Label as _, Path, TunnelEnd};
+use super::labels::{ClientDialect, Driver, Engine, Label as _, Path, TunnelEnd};
 use super::rate::TokenBucket;
 
 /// Target of access events, for filters.
@@ -40,6 +40,8 @@ pub struct TunnelRecord<'a> {
     pub detail: Option<&'static str>,
     /// What moved the bytes.
     pub engine: Engine,
+    /// What waited for the client's socket.
+    pub driver: Driver,
     /// What they travelled on.
     pub path: Path,
 }
@@ -114,6 +116,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         end = record.end.as_str(),
         detail = record.detail,
         engine = record.engine.as_str(),
+        driver = record.driver.as_str(),
         path = record.path.as_str(),
         suppressed = (suppressed > 0).then_some(suppressed),
         "tunnel ended"
@@ -148,6 +151,7 @@ mod tests {
             end: TunnelEnd::LinkLost,
             detail: None,
             engine: Engine::Copy,
+            driver: Driver::Task,
             path: Path::Lane,
         }
     }
@@ -173,6 +177,7 @@ mod tests {
         assert_eq!(event["life_seconds"], 2.0);
         assert_eq!(event["end"], "link_lost");
         assert_eq!(event["engine"], "copy");
+        assert_eq!(event["driver"], "task");
         assert!(
             event.get("suppressed").is_none() && event.get("detail").is_none(),
             "{text}"

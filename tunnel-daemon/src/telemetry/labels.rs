@@ -180,6 +180,8 @@ label! {
         Link = "link",
         /// A lane of its own.
         Lane = "lane",
+        /// A lane of its own in clear text, without frames.
+        RawLane = "raw-lane",
     }
 }
 
@@ -218,6 +220,8 @@ label! {
         Silent = "silent",
         /// Its link is gone.
         LinkGone = "link_gone",
+        /// It carried a tunnel without frames, after which there is no other.
+        Used = "used",
     }
 }
 
@@ -310,6 +314,18 @@ label! {
         Splice = "splice",
         /// An eBPF sock map.
         Sockmap = "sockmap",
+    }
+}
+
+label! {
+    /// What waits for a tunnel's sockets.
+    Driver {
+        /// The task of its client or target.
+        Task = "task",
+        /// A relay thread with epoll.
+        Epoll = "epoll",
+        /// A relay thread with io_uring.
+        IoUring = "io-uring",
     }
 }
 

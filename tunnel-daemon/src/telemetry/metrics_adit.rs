@@ -10,8 +10,8 @@ use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 use super::families::{Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, Direction, LaneDial, LaneEnd, LaneRefusal, LaneState, Listener,
-    PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
+    Listener, PeerKind, ReloadResult, TunnelEnd,
 };
 
 /// Handles of our own families. Cheap to clone; clones share the series.
@@ -35,6 +35,11 @@ struct Inner {
     lanes_closed: Counters<LaneEnd>,
     lane_dials: Counters<LaneDial>,
     lanes_refused: Counters<LaneRefusal>,
+    relay_engine: Gauges<Driver>,
+    relay_tunnels: IntGauge,
+    relay_bytes: Counters<Engine>,
+    relay_panics: IntCounter,
+    relay_pipes_exhausted: IntCounter,
     accept_errors: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
@@ -102,6 +107,25 @@ impl AditMetrics {
                 "lanes_refused_total",
                 "Connections that wanted to be lanes and were closed, by reason",
                 "reason",
+            ),
+            relay_engine: families.gauges_from_zero(
+                "relay_engine",
+                "1 for what waits for the sockets of tunnels without frames",
+                "engine",
+            ),
+            relay_tunnels: families.gauge("relay_tunnels", "Tunnels that relay threads move"),
+            relay_bytes: families.counters_from_zero(
+                "relay_bytes_total",
+                "Payload bytes that relay threads moved, both directions, by how; counted when a tunnel ends",
+                "mover",
+            ),
+            relay_panics: families.counter(
+                "relay_thread_panics_total",
+                "Relay threads that failed and were started again; their tunnels were reset",
+            ),
+            relay_pipes_exhausted: families.counter(
+                "relay_pipes_exhausted_total",
+                "Times bytes were copied instead of spliced, for want of a pipe",
             ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
@@ -212,6 +236,28 @@ impl AditMetrics {
     /// A connection did not become a lane.
     pub fn lane_refused(&self, why: LaneRefusal) {
         self.0.lanes_refused.of(why).inc();
+    }
+
+    /// What waits for the sockets of tunnels without frames.
+    pub fn relay_engine(&self, driver: Driver) {
+        self.0.relay_engine.of(driver).set(1);
+    }
+
+    /// Counter of payload bytes moved by relay threads.
+    #[must_use]
+    pub fn relay_bytes(&self, mover: Engine) -> &IntCounter {
+        self.0.relay_bytes.of(mover)
+    }
+
+    /// What the relay counts itself: numbers since its start, but for the tunnels there are.
+    pub fn relay(&self, tunnels: u64, panics: u64, pipes_exhausted: u64) {
+        let up_to = |counter: &IntCounter, now: u64| {
+            counter.inc_by(now.saturating_sub(counter.get()));
+        };
+        let tunnels = i64::try_from(tunnels).unwrap_or(i64::MAX);
+        self.0.relay_tunnels.set(tunnels);
+        up_to(&self.0.relay_panics, panics);
+        up_to(&self.0.relay_pipes_exhausted, pipes_exhausted);
     }
 
     /// accept(2) failed, or a connection was refused by a cap.

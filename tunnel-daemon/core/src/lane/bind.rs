@@ -6,7 +6,7 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use super::frame::{FrameType, LaneViolation, OutFrame};
+use super::frame::{FrameType, Header, LaneViolation, OutFrame};
 use crate::ids::{LinkId, ServerId};
 
 /// Bytes of a server's nonce.
@@ -35,6 +35,8 @@ pub struct Bind {
     pub link: LinkId,
     /// HMAC over [`proof_input`].
     pub proof: Proof,
+    /// The agent would go on in clear text.
+    pub clear: bool,
 }
 
 /// A frame of the greeting, as read.
@@ -45,7 +47,10 @@ pub enum Greeting {
     /// From the agent.
     Bind(Bind),
     /// From the server: tunnels may be opened.
-    Ready,
+    Ready {
+        /// In clear text, after a close_notify of both ends.
+        clear: bool,
+    },
 }
 
 /// What the proof is made over; unambiguous, since only the last part has a length of its own.
@@ -58,6 +63,10 @@ pub fn proof_input(hello: &Hello, link: LinkId, exported: &[u8; 32]) -> Vec<u8> 
     input.extend_from_slice(&link.0.to_be_bytes());
     input.extend_from_slice(hello.server.as_str().as_bytes());
     input
+}
+
+fn clear_flag(clear: bool) -> u8 {
+    if clear { Header::CLEAR } else { 0 }
 }
 
 impl Hello {
@@ -78,24 +87,25 @@ impl Bind {
         let mut payload = BytesMut::new();
         payload.put_u64(self.link.0);
         payload.put_slice(&self.proof);
-        OutFrame::new(FrameType::Bind, 0, 0, payload.freeze())
+        OutFrame::new(FrameType::Bind, clear_flag(self.clear), 0, payload.freeze())
     }
 }
 
 impl Greeting {
     /// READY.
     #[must_use]
-    pub fn ready_frame() -> OutFrame {
-        OutFrame::new(FrameType::Ready, 0, 0, Bytes::new())
+    pub fn ready_frame(clear: bool) -> OutFrame {
+        OutFrame::new(FrameType::Ready, clear_flag(clear), 0, Bytes::new())
     }
 
     /// Reads a frame of the greeting.
     ///
     /// # Errors
     /// Another frame, or one that cannot be read.
-    pub fn read(kind: FrameType, mut payload: Bytes) -> Result<Self, LaneViolation> {
-        let unreadable = LaneViolation::Unreadable(kind);
-        match kind {
+    pub fn read(header: Header, mut payload: Bytes) -> Result<Self, LaneViolation> {
+        let unreadable = LaneViolation::Unreadable(header.kind);
+        let clear = header.flags & Header::CLEAR != 0;
+        match header.kind {
             FrameType::Hello => {
                 let mut nonce = [0; NONCE_BYTES];
                 if payload.len() > NONCE_BYTES + SERVER_ID_BYTES_MAX {
@@ -112,9 +122,9 @@ impl Greeting {
                 let link = payload.try_get_u64().map_err(|_short| unreadable)?;
                 let proof = Proof::try_from(&payload[..]).map_err(|_bad| unreadable)?;
                 let link = LinkId(link);
-                Ok(Self::Bind(Bind { link, proof }))
+                Ok(Self::Bind(Bind { link, proof, clear }))
             }
-            FrameType::Ready => Ok(Self::Ready),
+            FrameType::Ready => Ok(Self::Ready { clear }),
             other => Err(LaneViolation::OutOfTurn(other)),
         }
     }

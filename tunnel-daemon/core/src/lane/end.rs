@@ -44,6 +44,8 @@ enum State {
     },
     /// Our RESET has no answer yet.
     Resetting,
+    /// Frames are over on this lane.
+    Raw,
 }
 
 /// One end of a lane that is bound.
@@ -52,6 +54,10 @@ pub struct LaneEnd {
     role: LaneRole,
     state: State,
     sequence: u16,
+    /// What is being opened is to become a pipe of bytes.
+    raw: bool,
+    /// The peer may read what we send as bytes of the tunnel: no frame leaves.
+    mute: bool,
     /// The peer opened this very tunnel, too, and was told that ours stands.
     crossed: bool,
     draining: bool,
@@ -72,6 +78,8 @@ impl LaneEnd {
             role,
             state: State::Idle,
             sequence: 0,
+            raw: false,
+            mute: false,
             crossed: false,
             draining: false,
             drain_sent: false,
@@ -105,6 +113,13 @@ impl LaneEnd {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining || self.drain_sent
+    }
+
+    /// Whether frames are over on this lane: its bytes are the tunnel's. After a dial that was given up they are nobody's,
+    /// and only closing the connection tells the peer.
+    #[must_use]
+    pub fn is_raw(&self) -> bool {
+        self.state == State::Raw
     }
 
     /// Whether the tunnel is open and this end may still send on it.
@@ -192,14 +207,15 @@ impl LaneEnd {
         self.state = State::Opening;
         let flags = if request.raw { Header::RAW } else { 0 };
         self.put(FrameType::Open, flags, open_payload(request));
+        (self.raw, self.mute) = (request.raw, request.raw);
         Ok(())
     }
 
     /// Answers the peer's OPEN: the tunnel is open. Does nothing when the peer has given up.
     pub fn accept(&mut self) {
         if self.state == State::Answering {
-            self.state = State::OPEN;
             self.put(FrameType::Opened, 0, Bytes::new());
+            self.opened();
         }
     }
 
@@ -264,13 +280,19 @@ impl LaneEnd {
         }
     }
 
-    /// Cuts the tunnel off: nothing given before leaves any more, nothing received counts.
+    /// Cuts the tunnel off: nothing given before leaves any more, nothing received counts. An OPEN of a raw tunnel that
+    /// the peer may have seen cannot be taken back by a frame: see [`Self::is_raw`].
     pub fn reset(&mut self, text: &str) {
         if self.state == State::Opening && self.unsend_open() {
+            if std::mem::take(&mut self.mute) && self.crossed {
+                // It would have heard so by our OPEN.
+                self.put(FrameType::Failed, 0, busy());
+            }
             return self.over();
         }
         match self.state {
-            State::Idle | State::Resetting => (),
+            State::Idle | State::Resetting | State::Raw => (),
+            State::Opening if self.mute => self.state = State::Raw,
             State::Opening | State::Answering | State::Open { .. } => {
                 self.discard_out();
                 let payload = Bytes::copy_from_slice(cut(text).as_bytes());
@@ -330,6 +352,9 @@ impl LaneEnd {
         if self.controls > CONTROLS_MAX {
             return Err(LaneViolation::Unread(CONTROLS_MAX));
         }
+        if self.state == State::Raw {
+            return Err(LaneViolation::OutOfTurn(kind));
+        }
         match kind {
             FrameType::Ping => return self.handle_ping(payload),
             FrameType::Pong => {
@@ -364,10 +389,11 @@ impl LaneEnd {
         }
         match (kind, self.state) {
             (FrameType::Opened, State::Opening) => {
-                self.state = State::OPEN;
+                self.opened();
                 self.events.push_back(LaneEvent::Opened);
             }
             (FrameType::Failed, State::Opening) => {
+                self.mute = false;
                 let (code, text) = read_refusal(payload)?;
                 self.events.push_back(LaneEvent::Failed { code, text });
                 self.over();
@@ -410,7 +436,7 @@ impl LaneEnd {
         if payload.len() != 8 {
             return Err(LaneViolation::Unreadable(FrameType::Ping));
         }
-        if self.pongs < PONGS_MAX {
+        if self.pongs < PONGS_MAX && !self.mute {
             self.pongs += 1;
             self.put_lane(FrameType::Pong, payload);
         }
@@ -425,8 +451,7 @@ impl LaneEnd {
                 LaneRole::Server if self.crossed => Err(out_of_turn),
                 LaneRole::Server => {
                     self.crossed = true;
-                    let payload = Bytes::from_static(&[RefusalCode::Busy as u8]);
-                    self.put(FrameType::Failed, 0, payload);
+                    self.put(FrameType::Failed, 0, busy());
                     Ok(())
                 }
                 LaneRole::Agent => {
@@ -435,8 +460,7 @@ impl LaneEnd {
                     self.discard_out();
                     self.events.push_back(LaneEvent::Failed { code, text });
                     self.events.push_back(LaneEvent::Idle);
-                    self.state = State::Answering;
-                    self.events.push_back(LaneEvent::Open(request));
+                    self.asked(request);
                     Ok(())
                 }
             };
@@ -452,13 +476,19 @@ impl LaneEnd {
             State::Idle => (),
             // The peer had finished the tunnel before our RESET reached it: nothing is left to acknowledge.
             State::Resetting => self.over(),
-            State::Opening | State::Answering | State::Open { .. } => return Err(out_of_turn),
+            State::Opening | State::Answering | State::Open { .. } | State::Raw => {
+                return Err(out_of_turn);
+            }
         }
-        let request = read_open(header, payload)?;
         self.sequence = header.sequence;
-        self.state = State::Answering;
-        self.events.push_back(LaneEvent::Open(request));
+        self.asked(read_open(header, payload)?);
         Ok(())
+    }
+
+    fn asked(&mut self, request: OpenRequest) {
+        self.state = State::Answering;
+        (self.raw, self.mute) = (request.raw, false);
+        self.events.push_back(LaneEvent::Open(request));
     }
 
     fn handle_fin(&mut self, sending: bool, discarding: bool, closes: bool, text: &[u8]) {
@@ -493,6 +523,8 @@ impl LaneEnd {
         match self.state {
             // It crossed our own, which is still to be acknowledged; or the peer had not seen yet that all was over.
             State::Resetting | State::Idle => return self.acknowledge(self.sequence),
+            // Not a frame: see `handle_frame`.
+            State::Raw => return,
             State::Open {
                 discarding: true, ..
             } => (),
@@ -501,9 +533,16 @@ impl LaneEnd {
                 self.events.push_back(LaneEvent::PeerReset { text });
             }
         }
+        // The peer has not gone raw and will not.
+        self.mute = false;
         self.discard_out();
         self.acknowledge(self.sequence);
         self.over();
+    }
+
+    fn opened(&mut self) {
+        self.state = if self.raw { State::Raw } else { State::OPEN };
+        self.mute = self.raw;
     }
 
     /// Answers a RESET. The one of a tunnel before is answered, too: our next OPEN may never leave.
@@ -564,6 +603,9 @@ impl LaneEnd {
     }
 
     fn push(&mut self, frame: OutFrame) {
+        if self.mute {
+            return;
+        }
         self.out_bytes += frame.payload.len();
         self.controls += usize::from(frame.header.kind != FrameType::Data);
         self.out.push_back(frame);
@@ -576,6 +618,11 @@ impl State {
         receiving: true,
         discarding: false,
     };
+}
+
+/// Why an OPEN that crossed a server's is refused.
+fn busy() -> Bytes {
+    Bytes::from_static(&[RefusalCode::Busy as u8])
 }
 
 fn outlives_tunnel(frame: &OutFrame) -> bool {

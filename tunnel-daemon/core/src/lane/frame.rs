@@ -83,8 +83,10 @@ pub struct Header {
 impl Header {
     /// On FIN: the sender takes no more bytes, either.
     pub const CLOSE: u8 = 1;
-    /// On OPEN: after OPENED the lane is an unframed byte pipe.
+    /// On OPEN: after OPENED the lane is an unframed byte pipe. Between the two its sender says nothing.
     pub const RAW: u8 = 1;
+    /// On BIND: its sender would go on in clear text. On READY: both do, after a TLS close_notify each.
+    pub const CLEAR: u8 = 1;
 
     /// The header on the wire.
     #[must_use]
@@ -180,6 +182,24 @@ impl FrameReader {
     #[must_use]
     pub fn has_input(&self) -> bool {
         !self.input.is_empty()
+    }
+
+    /// How many more bytes end the header or payload that is being read; for whoever must not read beyond it.
+    #[must_use]
+    pub fn wanted_bytes(&self) -> usize {
+        let whole = match &self.reading {
+            Reading::Header => HEADER_BYTES,
+            Reading::Control(header) => header.length as usize,
+            Reading::Data { left, .. } | Reading::Skip { left, .. } => *left,
+        };
+        whole - self.partial.len()
+    }
+
+    /// Everything given and not handed out, once no more frames are to come; `None` in the middle of a frame.
+    #[must_use]
+    pub fn take_rest(&mut self) -> Option<Bytes> {
+        let between = matches!(self.reading, Reading::Header) && self.partial.is_empty();
+        between.then(|| std::mem::take(&mut self.input))
     }
 
     /// Whether the stream stands between two frames.

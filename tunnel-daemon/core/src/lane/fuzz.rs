@@ -38,7 +38,7 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
         let request = OpenRequest {
             protocol: "tcp".to_owned(),
             address: "a:1".to_owned(),
-            raw: false,
+            raw: choice & 32 != 0,
         };
         assert_eq!(end.open(&request, 0), Ok(()), "a new lane is free");
     }
@@ -48,6 +48,14 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
     for part in stream.chunks(chunk) {
         reader.push(Bytes::copy_from_slice(part));
         loop {
+            if end.is_raw() {
+                let rest = reader.take_rest();
+                assert!(rest.is_some(), "frames end between two of them");
+                if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+                    note(&mut events, LaneEvent::Data(rest));
+                }
+                break;
+            }
             let piece = match reader.next_piece() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => break,

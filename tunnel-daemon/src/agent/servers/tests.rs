@@ -62,6 +62,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         warn_on_channel_limit: false,
         lane_slots: Arc::new(Semaphore::new(100)),
         lane_watch: Arc::default(),
+        relay: None,
     };
     let settings = ServersSettings {
         addresses: vec![ServerAddress::Host {
@@ -80,6 +81,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         },
         token_path: None,
         lanes_max: 0,
+        lane_security: LaneSecurity::Tls,
         policy: SyncPolicy {
             interval: Duration::from_secs(1),
             interval_cap: Duration::from_secs(1),

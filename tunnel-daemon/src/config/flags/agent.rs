@@ -7,7 +7,8 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::values::{
-    IsolationFlags, OperationFlags, PortSetting, channel_size, duration, port_setting,
+    DataPathFlags, IsolationFlags, OperationFlags, PortSetting, channel_size, duration,
+    port_setting,
 };
 use crate::config::address::ServerAddress;
 use crate::config::command::id;
@@ -85,8 +86,10 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
     probe_interval: Duration,
     /// Lanes to each server at most: data connections of their own for tunnels, between Adit ends only; 0 is none
-    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Servers")]
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes: u32,
+    #[command(flatten)]
+    data_path: DataPathFlags,
     /// Ping a server connection idle for this long; at least 30s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
     keepalive_time: Duration,
@@ -188,7 +191,7 @@ impl AgentFlags {
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
             profiling: OperationFlags::profiling(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
-            lanes_max: self.lanes,
+            data_path: self.data_path.plan(self.lanes),
             dial_timeout: self.dial_timeout,
             isolation: self.isolation.plan(),
             shutdown: self.operation.shutdown(0),

@@ -8,8 +8,8 @@ use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::values::{
-    FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes, channel_size,
-    duration, frontend, port_setting,
+    DataPathFlags, FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes,
+    channel_size, duration, frontend, port_setting,
 };
 use crate::config::address::BindAddress;
 use crate::config::command::id;
@@ -102,8 +102,10 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
     links_per_agent: NonZeroU32,
     /// Lanes one link may have: data connections of their own for tunnels, between Adit ends only; 0 is none
-    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Agents")]
+    #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes_per_link: u32,
+    #[command(flatten)]
+    data_path: DataPathFlags,
     /// Address of the agent listener; empty is all
     #[arg(
         long,
@@ -264,7 +266,7 @@ impl ServerFlags {
                 grants: Grants::parse(&self.agent_grants)
                     .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
                 links_per_agent_max: self.links_per_agent,
-                lanes_per_link_max: self.lanes_per_link,
+                data_path: self.data_path.plan(self.lanes_per_link),
             },
         }
         .check()

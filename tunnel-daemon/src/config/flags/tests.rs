@@ -86,7 +86,7 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
     assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
     assert_eq!(plan.xfr_channel_size.get(), 10);
-    assert_eq!(plan.agents.lanes_per_link_max, 4096);
+    assert_eq!(plan.agents.data_path.lanes_max, 4096);
     assert!(!plan.compat);
 
     let plan = agent(&[
@@ -100,7 +100,7 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(25)));
     assert_eq!(plan.dial_timeout, Duration::from_secs(5));
     assert_eq!(plan.allow_targets, None);
-    assert_eq!(plan.lanes_max, 4096);
+    assert_eq!(plan.data_path.lanes_max, 4096);
 }
 
 #[test]

@@ -4,12 +4,14 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adit_relay::Preference;
+
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    Dialect, Drain, IsolationPlan, LogDestination, LogFormat, LogLevel, LogPlan, Profiling,
-    ShutdownPlan,
+    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogLevel,
+    LogPlan, Profiling, ShutdownPlan,
 };
 
 /// `25s`, `5m`, `1h30m`, `0`.
@@ -157,6 +159,29 @@ impl IsolationFlags {
             process_budget_bytes: self.process_budget,
             stall_timeout: self.stall_timeout,
             half_closed_timeout: self.half_closed_timeout,
+        }
+    }
+}
+
+/// Lanes and relay, but for the number of lanes.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Data path")]
+pub(super) struct DataPathFlags {
+    /// What protects lanes behind their mutual TLS greeting: tls, or plaintext on a network that is trusted, if the other
+    /// end says so, too
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
+    lane_security: LaneSecurity,
+    /// What drives the relay of sockets in clear text: auto, io-uring or epoll
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    relay_engine: Preference,
+}
+
+impl DataPathFlags {
+    pub(super) fn plan(&self, lanes_max: u32) -> DataPathPlan {
+        DataPathPlan {
+            lanes_max,
+            lane_security: self.lane_security,
+            relay_engine: self.relay_engine,
         }
     }
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::data_path::DataPathOptions;
 use super::gotype::GoDuration;
 use super::klog::KlogOptions;
 use super::pflag::{Flag, Slot};
 use super::server_check::{check_channel_size, check_exists, check_pair, fail};
-use super::server_plan::{bind, channel_size, lanes};
+use super::server_plan::{bind, channel_size};
 use crate::config::address::ServerAddress;
 use crate::config::error::ConfigError;
 use crate::config::plan::{
@@ -51,7 +52,7 @@ pub(super) struct AgentOptions {
     pub(super) kubeconfig: String,
     pub(super) kube_api_content_type: String,
     /// Ours, not upstream's.
-    pub(super) lanes: i64,
+    pub(super) data_path: DataPathOptions,
     pub(super) klog: KlogOptions,
 }
 
@@ -87,7 +88,7 @@ impl AgentOptions {
             server_count_source: "default".to_owned(),
             kubeconfig: String::new(),
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
-            lanes: i64::from(limits::LANES_PER_LINK),
+            data_path: DataPathOptions::default(),
             klog: KlogOptions::default(),
         }
     }
@@ -129,8 +130,9 @@ impl AgentOptions {
             text("server-count-source", &mut self.server_count_source, "default or max"),
             text("kubeconfig", &mut self.kubeconfig, "Kubernetes API access (unused yet)"),
             text("kube-api-content-type", &mut self.kube_api_content_type, "Kubernetes API encoding (unused yet)"),
-            int("lanes", &mut self.lanes, "data connections to each Adit server for its tunnels; 0 is none"),
         ];
+        let lanes = "data connections to each Adit server for its tunnels; 0 is none";
+        flags.extend(self.data_path.flags("lanes", lanes));
         flags.extend(self.klog.flags());
         flags
     }
@@ -207,7 +209,7 @@ impl AgentOptions {
                 contention: self.enable_contention_profiling,
             },
             allow_targets: None,
-            lanes_max: lanes("--lanes", self.lanes)?,
+            data_path: self.data_path.plan("--lanes")?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),
             shutdown: ShutdownPlan {

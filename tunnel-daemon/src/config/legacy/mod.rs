@@ -3,6 +3,7 @@
 //! Nothing here is clap: Go's spelling rules, defaults and error texts are the contract.
 
 mod agent;
+mod data_path;
 mod gotype;
 mod klog;
 mod nearest;

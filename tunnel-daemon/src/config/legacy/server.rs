@@ -1,5 +1,6 @@
 //! The flags of upstream's `proxy-server` (compat 8) and their defaults.
 
+use super::data_path::DataPathOptions;
 use super::gotype::GoDuration;
 use super::klog::KlogOptions;
 use super::pflag::{Flag, Slot};
@@ -55,7 +56,7 @@ pub(super) struct ServerOptions {
     /// Ours, not upstream's.
     pub(super) agent_grants: Vec<String>,
     /// Ours, not upstream's.
-    pub(super) lanes_per_link: i64,
+    pub(super) data_path: DataPathOptions,
     pub(super) klog: KlogOptions,
 }
 
@@ -105,7 +106,7 @@ impl ServerOptions {
             warn_on_channel_limit: true,
             insecure_allow_unauthenticated_agents: false,
             agent_grants: Vec::new(),
-            lanes_per_link: i64::from(limits::LANES_PER_LINK),
+            data_path: DataPathOptions::default(),
             klog: KlogOptions::default(),
         }
     }
@@ -159,9 +160,10 @@ impl ServerOptions {
             duration("backend-dial-timeout", &mut self.backend_dial_timeout, "time for an agent to answer a dial; 0 is no limit"),
             bool("insecure-allow-unauthenticated-agents", &mut self.insecure_allow_unauthenticated_agents, "let anyone register as an agent"),
             Flag::new("agent-grant", Slot::Repeated(&mut self.agent_grants), "who may claim what, such as cn=node-*,id={*}; repeatable; default: agents claim what they like"),
-            int("lanes-per-link", &mut self.lanes_per_link, "data connections one Adit agent may have for its tunnels; 0 is none"),
             bool("warn-on-channel-limit", &mut self.warn_on_channel_limit, "without effect").deprecated("it is always on; this flag will be removed in a future release"),
         ];
+        let lanes = "data connections one Adit agent may have for its tunnels; 0 is none";
+        flags.extend(self.data_path.flags("lanes-per-link", lanes));
         flags.extend(self.klog.flags());
         flags
     }

@@ -143,17 +143,7 @@ fn agent_listener(
         grants: Grants::parse(&options.agent_grants)
             .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
         links_per_agent_max: limits::LINKS_PER_AGENT,
-        lanes_per_link_max: lanes("--lanes-per-link", options.lanes_per_link)?,
-    })
-}
-
-/// A number of lanes.
-pub(super) fn lanes(flag: &str, value: i64) -> Result<u32, ConfigError> {
-    u32::try_from(value).or_else(|_out_of_range| {
-        fail(format!(
-            "{flag} {value} must be between 0, which is no lanes, and {}",
-            u32::MAX
-        ))
+        data_path: options.data_path.plan("--lanes-per-link")?,
     })
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::data_path::{DataPathPlan, LaneSecurity};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
     check_distinct, check_files, check_header_text,
@@ -63,8 +64,8 @@ pub struct AgentSettings {
     pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None` allows every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
-    /// Lanes to one server; 0: none.
-    pub lanes_max: u32,
+    /// Lanes and relay.
+    pub data_path: DataPathPlan,
     /// For a target to accept, all addresses together.
     pub dial_timeout: Duration,
     /// Byte budgets.
@@ -124,6 +125,12 @@ impl AgentSettings {
         }
         self.check_times()?;
         self.isolation.check()?;
+        if self.data_path.lane_security == LaneSecurity::Plaintext && self.token_path.is_some() {
+            return Err(ConfigError::new(
+                "--lane-security=plaintext and --service-account-token-path exclude each other: who proves itself by a \
+                 token is on a network that is not trusted; drop one",
+            ));
+        }
         let identity = self.tls.identity.as_ref();
         check_files([
             Some(&self.tls.ca_cert),

@@ -4,10 +4,12 @@
 //! plan is read-only. Nothing below `app` reads flags or the environment again.
 
 mod agent;
+mod data_path;
 mod parts;
 mod server;
 
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
+pub use data_path::{DataPathPlan, LaneSecurity};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
     LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,

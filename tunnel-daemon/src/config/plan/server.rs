@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
+use super::data_path::DataPathPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
@@ -89,8 +90,8 @@ pub struct AgentListenerPlan {
     pub grants: Grants,
     /// Links one principal may hold under one agent id; more are refused.
     pub links_per_agent_max: NonZeroU32,
-    /// Lanes of one link; 0: none.
-    pub lanes_per_link_max: u32,
+    /// Lanes and relay.
+    pub data_path: DataPathPlan,
 }
 
 /// Everything a server is told, not yet checked.

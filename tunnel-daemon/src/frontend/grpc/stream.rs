@@ -397,7 +397,11 @@ impl<E: StreamEvents> ProxyStream<E> {
     ) -> Result<(), h2::Error> {
         self.events.dialed(outcome.as_ref());
         match outcome {
-            Ok(OpenTunnel { mut leg, conn, .. }) => {
+            Ok(OpenTunnel {
+                carrier: mut leg,
+                conn,
+                ..
+            }) => {
                 self.events.watch(&mut leg);
                 self.state = State::Open {
                     conn,

@@ -7,7 +7,18 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::hub::{DialLimits, Leg, Mailbox};
+use crate::telemetry::labels::Path;
 use crate::telemetry::{AccessLog, ServerMetrics};
+
+impl Connection for tokio::io::DuplexStream {
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn into_descriptor(self) -> Option<std::os::fd::OwnedFd> {
+        None
+    }
+}
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
@@ -22,7 +33,11 @@ async fn kept(plan: ConnectPlan) -> Duration {
         1,
         metrics.adit().access_events_suppressed(),
     ));
-    let context = FrontendContext { metrics, access };
+    let context = FrontendContext {
+        metrics,
+        access,
+        relay: None,
+    };
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
@@ -66,20 +81,21 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let context = FrontendContext {
         metrics: metrics.clone(),
         access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        relay: None,
     };
     let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
     let open = OpenTunnel {
-        leg,
+        carrier: leg,
         conn: ConnId(1),
         link: LinkId(1),
         agent: AgentId::new("a"),
     };
     let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
     tunnel.dialing("a.test:1");
-    tunnel.opened(&open);
+    tunnel.opened(&open, Path::Link);
     let (mut io, gone) = duplex(1024);
     drop(gone);
-    relay(&mut io, BytesMut::new(), open, tunnel).await;
+    relay(&mut io, BytesMut::new(), open.carrier, tunnel).await;
     let text = metrics.scrape().text();
     for line in [
         "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",

@@ -78,7 +78,7 @@ async fn ours() -> (RecordStream, RecordStream) {
 }
 
 async fn read(stream: &mut RecordStream) -> io::Result<Bytes> {
-    let next = std::future::poll_fn(|cx| stream.poll_read(cx));
+    let next = poll_fn(|cx| stream.poll_read(cx));
     tokio::time::timeout(DEADLINE, next)
         .await
         .expect("something comes")
@@ -97,9 +97,7 @@ async fn write(stream: &mut RecordStream, pieces: impl IntoIterator<Item = Vec<u
     for piece in pieces {
         out.push(piece.into());
     }
-    std::future::poll_fn(|cx| stream.poll_flush(cx, &mut out))
-        .await
-        .unwrap();
+    poll_fn(|cx| stream.poll_flush(cx, &mut out)).await.unwrap();
 }
 
 fn pattern(length: usize) -> Vec<u8> {
@@ -130,6 +128,43 @@ async fn a_peer_that_stays_with_rustls_notices_nothing() {
     server.shutdown().await.unwrap();
     assert_eq!(read(&mut client).await.unwrap(), Bytes::new());
     assert_eq!(read(&mut client).await.unwrap(), Bytes::new());
+}
+
+/// The end of a session may share a read with what comes behind it.
+#[tokio::test]
+async fn clear_text_begins_right_behind_the_good_byes() {
+    for together in [false, true] {
+        let (mut server, client) = ours().await;
+        let mut client = if together {
+            // As `into_clear` says it, with clear text in the same packet.
+            let mut out = borrow().to_vec();
+            let room = &mut out[..RECORD_OVERHEAD + 2];
+            let to = server.seal_one(room, ALERT, |plain| {
+                plain[..2].copy_from_slice(&[WARNING, CLOSE_NOTIFY]);
+                2
+            });
+            let to = to.unwrap();
+            out.truncate(to);
+            out.extend_from_slice(b"clear text");
+            server.socket.write_all(&out).await.unwrap();
+            let client = client.into_clear().await.unwrap();
+            assert_eq!(read(&mut server).await.unwrap(), Bytes::new());
+            client
+        } else {
+            let both = tokio::join!(server.into_clear(), client.into_clear());
+            let (mut server, client) = (both.0.unwrap(), both.1.unwrap());
+            let mut out = Outbox::default();
+            out.push(Bytes::from_static(b"clear text"));
+            poll_fn(|cx| server.poll_flush(cx, &mut out)).await.unwrap();
+            client
+        };
+        let mut got = Vec::new();
+        while got.len() < 10 {
+            let next = poll_fn(|cx| client.poll_read(cx));
+            got.extend_from_slice(&next.await.unwrap());
+        }
+        assert_eq!(got, b"clear text");
+    }
 }
 
 #[tokio::test]
@@ -241,7 +276,7 @@ async fn a_connection_that_waits_holds_no_buffer() {
     read_all(&mut server, 1_000_000).await;
     write(&mut client, [pattern(10)]).await;
     read_all(&mut server, 10).await;
-    let waits = futures_util::poll!(std::future::poll_fn(|cx| server.poll_read(cx)));
+    let waits = futures_util::poll!(poll_fn(|cx| server.poll_read(cx)));
     assert!(waits.is_pending());
     assert_eq!(server.read.capacity(), 0);
     assert!(client.sealed.is_none());

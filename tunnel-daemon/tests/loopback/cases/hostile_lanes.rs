@@ -81,7 +81,7 @@ impl Stub {
     async fn hello(&mut self) -> Hello {
         match self.piece().await {
             Some(Piece::Frame(header, payload)) => {
-                match Greeting::read(header.kind, payload).expect("a greeting") {
+                match Greeting::read(header, payload).expect("a greeting") {
                     Greeting::Hello(hello) => hello,
                     other => panic!("no hello but {other:?}"),
                 }
@@ -109,7 +109,8 @@ impl Stub {
         let hello = self.hello().await;
         let link = grant.link;
         let proof = self.proof(&hello, link, &grant.secret);
-        self.send(&Bind { link, proof }.to_frame()).await;
+        let clear = false;
+        self.send(&Bind { link, proof, clear }.to_frame()).await;
         self.is_ready().await
     }
 
@@ -204,6 +205,7 @@ async fn lanes_without_proof_are_refused() {
     let bind = Bind {
         link: link_id,
         proof,
+        clear: false,
     };
     let mut second = Stub::connect(&world, "agent").await;
     second.hello().await;
@@ -218,6 +220,7 @@ async fn lanes_without_proof_are_refused() {
     let bind = Bind {
         link: link_id,
         proof,
+        clear: false,
     };
     third.send(&bind.to_frame()).await;
     assert!(!third.is_ready().await);
@@ -231,6 +234,7 @@ async fn lanes_without_proof_are_refused() {
     let bind = Bind {
         link: link_id,
         proof,
+        clear: false,
     };
     fourth.send(&bind.to_frame()).await;
     assert!(!fourth.is_ready().await);

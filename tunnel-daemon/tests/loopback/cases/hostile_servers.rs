@@ -17,7 +17,7 @@ async fn an_oversized_packet_of_a_server_ends_its_own_tunnel_only() {
     let world = World::start(&[]).await;
     for greeting in [&[][..], &[("adit-link", "1")]] {
         let mut server = StubServer::start(&world).await;
-        let agent = world.agent_of(server.port(), "a").await;
+        let agent = world.agent_of(server.port(), "a", &[]).await;
         let caller = server.accept().await;
         assert_eq!(caller.headers["agentid"], "a");
         let mut link = caller.greet(greeting);

@@ -178,7 +178,7 @@ async fn a_client_that_reads_nothing_holds_up_only_itself() {
 async fn tunnels_on_lanes_outlive_their_link() {
     let world = World::start(&[]).await;
     let wire = Wire::to(world.server().agents).await;
-    let agent = world.agent_of(wire.address.port(), "agent-1").await;
+    let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
     world.links(1).await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;

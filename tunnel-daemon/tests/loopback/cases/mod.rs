@@ -12,6 +12,7 @@ mod isolation;
 mod lanes;
 mod metrics;
 mod numbers;
+mod plaintext_lanes;
 mod processes;
 mod sockets;
 mod tunnels;

@@ -71,7 +71,7 @@ async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
     let (port, _target) = targets::source(BYTES as u64).await;
     let world = World::start(&[]).await;
     let mut server = StubServer::start(&world).await;
-    let agent = world.agent_of(server.port(), "a").await;
+    let agent = world.agent_of(server.port(), "a", &[]).await;
     let mut link = server.accept().await.greet(extensions);
     link.open_with_window(1, &format!("127.0.0.1:{port}"), 16 << 20)
         .await;

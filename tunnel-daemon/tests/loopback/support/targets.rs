@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use adit::net::tasks::Tasks;
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -139,4 +141,52 @@ impl Sum {
 pub(crate) async fn closed_port() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     listener.local_addr().expect("bound")
+}
+
+/// An address that answers no dial: its queue of connections is full for as long as this lives.
+pub(crate) struct SilentHost {
+    pub(crate) address: String,
+    _held: Vec<Socket>,
+}
+
+/// See [`SilentHost`].
+pub(crate) fn silent_host() -> SilentHost {
+    let socket = || Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    let listener = socket();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    listener.bind(&any.into()).expect("a free port");
+    listener.listen(0).expect("it listens");
+    let address = listener.local_addr().expect("bound");
+    let mut held = vec![listener];
+    // The kernel takes one more than it is asked to; those behind wait for an answer.
+    for _connection in 0..4 {
+        let filler = socket();
+        filler.set_nonblocking(true).expect("a flag");
+        let _under_way = filler.connect(&address);
+        held.push(filler);
+    }
+    let address = address.as_socket().expect("IPv4").to_string();
+    SilentHost {
+        address,
+        _held: held,
+    }
+}
+
+/// Breaks each connection off once it has read something.
+pub(crate) async fn resetting() -> (u16, Tasks) {
+    serve(|mut stream| async move {
+        stream.read_u8().await?;
+        SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+    })
+    .await
+}
+
+/// Takes connections and never says or hears anything.
+pub(crate) async fn deaf() -> (u16, Tasks) {
+    serve(|stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+        Ok(())
+    })
+    .await
 }

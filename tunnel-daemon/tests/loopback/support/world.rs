@@ -116,14 +116,13 @@ impl World {
 
     /// Starts an agent; does not wait for its link.
     pub(crate) async fn agent(&self, id: &str, flags: &[&str]) -> RunningAgent {
-        let args = self.agent_args(id, self.server().agents.port(), flags);
-        let plan = agent_plan(&args).expect("flags are right");
-        agent::start(&plan).await.expect("the agent starts")
+        let port = self.server().agents.port();
+        self.agent_of(port, id, flags).await
     }
 
     /// Starts an agent of another server on this host.
-    pub(crate) async fn agent_of(&self, port: u16, id: &str) -> RunningAgent {
-        let plan = agent_plan(&self.agent_args(id, port, &[])).expect("flags are right");
+    pub(crate) async fn agent_of(&self, port: u16, id: &str, flags: &[&str]) -> RunningAgent {
+        let plan = agent_plan(&self.agent_args(id, port, flags)).expect("flags are right");
         agent::start(&plan).await.expect("the agent starts")
     }
 

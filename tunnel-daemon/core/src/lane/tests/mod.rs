@@ -1,5 +1,6 @@
 //! Both ends of a lane by hand: what each event means, and every crossing that the simulation found.
 
+mod raw;
 mod simulated;
 
 use bytes::{Bytes, BytesMut};
@@ -21,6 +22,8 @@ struct Pair {
     readers: [FrameReader; 2],
     wires: [BytesMut; 2],
     seen: [Vec<LaneEvent>; 2],
+    /// What each end has read since frames were over.
+    raw: [BytesMut; 2],
 }
 
 const SERVER: usize = 0;
@@ -36,6 +39,7 @@ impl Pair {
             readers: Default::default(),
             wires: Default::default(),
             seen: Default::default(),
+            raw: Default::default(),
         }
     }
 
@@ -54,11 +58,17 @@ impl Pair {
         let wire = &mut self.wires[1 - at];
         let bytes = bytes.min(wire.len());
         self.readers[at].push(wire.split_to(bytes).freeze());
-        while let Some(piece) = self.readers[at].next_piece()? {
+        while !self.ends[at].is_raw()
+            && let Some(piece) = self.readers[at].next_piece()?
+        {
             self.ends[at].handle(piece)?;
             while let Some(event) = self.ends[at].poll_event() {
                 self.seen[at].push(event);
             }
+        }
+        if self.ends[at].is_raw() {
+            let rest = self.readers[at].take_rest().expect("between two frames");
+            self.raw[at].extend_from_slice(&rest);
         }
         Ok(())
     }
@@ -434,7 +444,11 @@ fn frames_out_of_turn_end_the_lane() {
 /// A peer that makes an end answer and reads nothing loses its lane before much has piled up.
 #[test]
 fn answers_that_nobody_reads_are_bounded() {
-    let frame = |kind, sequence, payload| frame(kind, Header::CLOSE, sequence, payload);
+    let frame = |kind, sequence, payload| {
+        let closes = kind == FrameType::Fin;
+        let flags = if closes { Header::CLOSE } else { 0 };
+        frame(kind, flags, sequence, payload)
+    };
     let open = b"\0\x03tcpa:1";
     type Flood = fn(u16) -> (FrameType, u16);
     let floods: [(&str, Flood); 3] = [
@@ -517,14 +531,19 @@ fn greetings_round_trip_and_broken_ones_are_refused() {
         server: ServerId::new("server-1"),
         nonce: [7; NONCE_BYTES],
     };
-    let bind = Bind {
+    let bind = |clear| Bind {
         link: LinkId(42),
         proof: [9; PROOF_BYTES],
+        clear,
     };
+    let ready = |clear| (Greeting::ready_frame(clear), Greeting::Ready { clear });
+    let bound = |clear| (bind(clear).to_frame(), Greeting::Bind(bind(clear)));
     for (frame, greeting) in [
         (hello.to_frame(), Greeting::Hello(hello.clone())),
-        (bind.to_frame(), Greeting::Bind(bind)),
-        (Greeting::ready_frame(), Greeting::Ready),
+        bound(false),
+        bound(true),
+        ready(false),
+        ready(true),
     ] {
         let mut reader = FrameReader::default();
         reader.push(frame.to_bytes());
@@ -532,15 +551,21 @@ fn greetings_round_trip_and_broken_ones_are_refused() {
         let Some(Piece::Frame(header, payload)) = piece else {
             panic!("{piece:?}")
         };
-        assert_eq!(Greeting::read(header.kind, payload.clone()), Ok(greeting));
+        assert_eq!(Greeting::read(header, payload.clone()), Ok(greeting));
         if header.kind != FrameType::Ready {
             let short = payload.slice(..20);
-            assert!(Greeting::read(header.kind, short).is_err());
+            assert!(Greeting::read(header, short).is_err());
         }
     }
-    assert!(Greeting::read(FrameType::Data, Bytes::new()).is_err());
-    let long = [b'x'; NONCE_BYTES + 1025];
-    assert!(Greeting::read(FrameType::Hello, Bytes::copy_from_slice(&long)).is_err());
+    let header = |kind| Header {
+        kind,
+        flags: 0,
+        sequence: 0,
+        length: 0,
+    };
+    assert!(Greeting::read(header(FrameType::Data), Bytes::new()).is_err());
+    let long = Bytes::copy_from_slice(&[b'x'; NONCE_BYTES + 1025]);
+    assert!(Greeting::read(header(FrameType::Hello), long).is_err());
     // Every part of the proof's input changes it.
     let input = proof_input(&hello, LinkId(1), &[1; 32]);
     let mut other = hello.clone();

@@ -6,6 +6,7 @@ use super::{Files, agent, run};
 use crate::config::Command;
 use crate::config::address::{BindAddress, ServerAddress};
 use crate::config::legacy::agent::AgentOptions;
+use crate::config::legacy::data_path::DataPathOptions;
 use crate::config::legacy::gotype::GoDuration;
 use crate::config::legacy::klog::KlogOptions;
 use crate::config::plan::Drain;
@@ -43,7 +44,11 @@ fn defaults_are_upstreams_exactly() {
         server_count_source: text("default"),
         kubeconfig: text(""),
         kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
-        lanes: 4096,
+        data_path: DataPathOptions {
+            lanes: 4096,
+            lane_security: text("tls"),
+            relay_engine: text("auto"),
+        },
         klog: KlogOptions::default(),
     };
     assert_eq!(AgentOptions::new("id".to_owned()), expected);

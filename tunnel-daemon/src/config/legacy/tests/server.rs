@@ -6,6 +6,7 @@ use adit_core::grant::Grants;
 
 use super::{Files, no_env, run, server};
 use crate::config::address::BindAddress;
+use crate::config::legacy::data_path::DataPathOptions;
 use crate::config::legacy::gotype::GoDuration;
 use crate::config::legacy::klog::KlogOptions;
 use crate::config::legacy::server::ServerOptions;
@@ -62,7 +63,11 @@ fn defaults_are_upstreams_exactly() {
         warn_on_channel_limit: true,
         insecure_allow_unauthenticated_agents: false,
         agent_grants: vec![],
-        lanes_per_link: 4096,
+        data_path: DataPathOptions {
+            lanes: 4096,
+            lane_security: text("tls"),
+            relay_engine: text("auto"),
+        },
         klog: KlogOptions::default(),
     };
     assert_eq!(ServerOptions::new("id".to_owned()), expected);
@@ -353,7 +358,7 @@ fn lanes_can_be_switched_off_and_a_number_that_is_none_names_the_flag() {
     let files = Files::new();
     for (flag, expected) in [("--lanes-per-link=0", 0), ("--lanes-per-link=7", 7)] {
         let (plan, _) = server(files.server(), &[flag]).unwrap();
-        assert_eq!(plan.agents.lanes_per_link_max, expected);
+        assert_eq!(plan.agents.data_path.lanes_max, expected);
     }
     let error = server(files.server(), &["--lanes-per-link=-1"]).unwrap_err();
     assert!(

@@ -1,0 +1,53 @@
+//! How tunnels travel between Adit ends, and what moves their bytes where the kernel can do it.
+
+use std::str::FromStr;
+
+use adit_relay::Preference;
+
+/// What protects the bytes of a lane behind its greeting, which is always mutual TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LaneSecurity {
+    /// The same TLS session.
+    #[default]
+    Tls,
+    /// Nothing, if both ends are told so: the network below is trusted.
+    Plaintext,
+}
+
+impl FromStr for LaneSecurity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "tls" => Ok(Self::Tls),
+            "plaintext" => Ok(Self::Plaintext),
+            _ => Err(format!("{text:?} is not known: write tls or plaintext")),
+        }
+    }
+}
+
+/// Lanes and relay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DataPathPlan {
+    /// Lanes of one link; 0: none.
+    pub lanes_max: u32,
+    /// Their protection.
+    pub lane_security: LaneSecurity,
+    /// What drives the relay of pairs of sockets in clear text.
+    pub relay_engine: Preference,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_security_that_is_not_known_names_those_that_are() {
+        assert_eq!("tls".parse(), Ok(LaneSecurity::Tls));
+        assert_eq!("plaintext".parse(), Ok(LaneSecurity::Plaintext));
+        for text in ["", "TLS", "none"] {
+            let error = text.parse::<LaneSecurity>().unwrap_err();
+            assert!(error.contains("tls or plaintext"), "{error}");
+        }
+    }
+}

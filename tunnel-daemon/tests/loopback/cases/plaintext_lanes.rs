@@ -1,0 +1,331 @@
+//! Lanes in clear text, and tunnels on them that do without frames.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::task::JoinSet;
+
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo, sample};
+use crate::support::{connect, targets};
+
+const PLAINTEXT: &str = "--lane-security=plaintext";
+const IDLE: &str = "adit_lanes{state=\"idle\"}";
+const BUSY: &str = "adit_lanes{state=\"busy\"}";
+const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
+const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
+const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
+
+fn value(world: &World, series: &str) -> f64 {
+    let text = world.server().metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// Waits until lanes are warm.
+async fn warm(world: &World) {
+    until("warm lanes", || value(world, IDLE) >= 4.0).await;
+}
+
+/// A server and an agent that both want lanes in clear text.
+async fn plain(flags: &[&str]) -> (World, RunningAgent) {
+    let flags = [&[PLAINTEXT], flags].concat();
+    let world = World::start(&flags).await;
+    let agent = world.agent("agent-1", &flags).await;
+    world.links(1).await;
+    warm(&world).await;
+    (world, agent)
+}
+
+/// Waits until everything of a tunnel is accounted for.
+async fn over(world: &World, tunnels: f64) {
+    until("lanes are used up", || value(world, USED) == tunnels).await;
+    until("no lane is busy", || value(world, BUSY) == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_arrive_whole_with_either_engine() {
+    for engine in ["epoll", "io-uring"] {
+        let (world, agent) = plain(&[&format!("--relay-engine={engine}")]).await;
+        let series = format!("adit_relay_engine{{engine=\"{engine}\"}}");
+        assert_eq!(value(&world, &series), 1.0);
+        let (port, _target) = targets::echo().await;
+        let target = format!("127.0.0.1:{port}");
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, b"small").await;
+        let sent = targets::pattern(0, 16_000_000);
+        let (mut read, mut write) = stream.split();
+        let back = async {
+            let mut back = Vec::new();
+            read.read_to_end(&mut back).await.expect("the tunnel lives");
+            back
+        };
+        let there = async {
+            write.write_all(&sent).await.expect("the tunnel lives");
+            write.shutdown().await.expect("a half-close");
+        };
+        let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
+        assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
+        over(&world, 1.0).await;
+        assert_eq!(value(&world, HITS), 1.0);
+        let moved = value(&world, COPIED) + value(&world, SPLICED);
+        assert_eq!(moved, 2.0 * (sent.len() + 5) as f64);
+        let agents = agent.metrics.scrape().text();
+        let agent_moved = [COPIED, SPLICED].map(|series| sample(&agents, series));
+        // And the frame that says that there are no more.
+        assert_eq!(agent_moved.iter().flatten().sum::<f64>(), moved + 8.0);
+        // Client and target say nothing more, and the server's own end of it is told as such.
+        let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
+        world.server_metric(clean, 1.0).await;
+    }
+}
+
+/// Whoever speaks first is heard, and early bytes of a client are not lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_bytes_of_either_side_arrive() {
+    let (world, _agent) = plain(&[]).await;
+    let (port, _target) = targets::server_first(b"welcome").await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut welcome = [0; 7];
+    within("the greeting", stream.read_exact(&mut welcome))
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(&welcome, b"welcome");
+    connect::echo(&mut stream, b"and back").await;
+
+    until("enough lanes", || value(&world, IDLE) >= 3.0).await;
+    let (port, _echo) = targets::echo().await;
+    let mut request = connect::head(&format!("127.0.0.1:{port}"));
+    request.extend_from_slice(b"early");
+    let mut answer = connect::request(&world.connect(), &request).await;
+    let mut early = [0; 5];
+    within("early bytes", answer.stream.read_exact(&mut early))
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(&early, b"early");
+    drop((stream, answer));
+    over(&world, 2.0).await;
+}
+
+/// gRPC clients need frames, and a lane that has carried some may become a pipe later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_dialects_share_lanes_in_clear_text() {
+    let (world, _agent) = plain(&[]).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for round in 1..=10 {
+        let mut tunnel = world.tunnel(&target).await;
+        echo(&mut tunnel, b"in frames").await;
+        drop(tunnel);
+        until("enough lanes", || value(&world, IDLE) >= 3.0).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, b"without frames").await;
+        drop(stream);
+        over(&world, f64::from(round)).await;
+    }
+    assert_eq!(value(&world, HITS), 20.0);
+}
+
+/// Dials in quick succession use lanes that come back rather than wait for new ones; all succeed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_dials_succeeds() {
+    const TUNNELS: usize = 300;
+    let (world, _agent) = plain(&[]).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (socket, mut opening) = (world.connect(), JoinSet::new());
+    for _tunnel in 0..TUNNELS {
+        let (socket, target) = (socket.clone(), target.clone());
+        opening.spawn(async move { connect::open(&socket, &target).await });
+    }
+    let mut streams = within("all dials", opening.join_all()).await;
+    for stream in &mut streams {
+        connect::echo(stream, b"each of them works").await;
+    }
+    drop(streams);
+    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
+    assert_eq!(value(&world, lost), 0.0);
+}
+
+/// One end alone does not give the protection up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
+    const MARK: &[u8] = b"nobody on the way may read this";
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for (server_flags, agent_flags, readable) in [
+        (&[PLAINTEXT][..], &[][..], false),
+        (&[], &[PLAINTEXT], false),
+        (&[PLAINTEXT], &[PLAINTEXT], true),
+    ] {
+        let world = World::start(server_flags).await;
+        let tap = Tap::on(world.server().agents).await;
+        let port = tap.address.port();
+        let _agent = world.agent_of(port, "agent-1", agent_flags).await;
+        world.links(1).await;
+        warm(&world).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, MARK).await;
+        let mut tunnel = world.tunnel(&target).await;
+        echo(&mut tunnel, MARK).await;
+        assert_eq!(value(&world, HITS), 2.0);
+        assert_eq!(tap.has_seen(MARK), readable);
+        let insecure = "adit_insecure_flags{flag=\"lane-security=plaintext\"}";
+        let text = world.server().metrics.scrape().text();
+        let told = sample(&text, insecure);
+        assert_eq!(told, (!server_flags.is_empty()).then_some(1.0));
+    }
+}
+
+/// The lane is of use for the next tunnel.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_dial_leaves_the_lane_as_it_was() {
+    let (world, _agent) = plain(&[]).await;
+    let closed = targets::closed_port().await.to_string();
+    let opened = value(&world, "adit_lanes_opened_total");
+    for _dial in 0..20 {
+        let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
+        assert!(text.contains("connection refused"), "{status} {text}");
+    }
+    assert_eq!(value(&world, "adit_lanes_opened_total"), opened);
+    assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
+}
+
+/// A client that leaves while its dial runs: the agent may have gone over to bytes, so the lane is closed, and no byte
+/// of ours reaches the target.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_given_up_takes_its_lane_along() {
+    let (world, _agent) = plain(&[]).await;
+    let target = targets::silent_host();
+    let mut stream = UnixStream::connect(world.connect())
+        .await
+        .expect("it listens");
+    let head = connect::head(&target.address);
+    stream.write_all(&head).await.expect("taken");
+    until("the dial is under way", || value(&world, BUSY) == 1.0).await;
+    drop(stream);
+    over(&world, 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
+    let (world, _agent) = plain(&[]).await;
+    let (port, _target) = targets::resetting().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.write_all(b"go").await.expect("taken");
+    let mut rest = Vec::new();
+    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    over(&world, 1.0).await;
+    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+    world.server_metric(reset, 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_half_closed_and_silent_is_cut() {
+    let (world, _agent) = plain(&["--half-closed-timeout=1s"]).await;
+    let (port, _target) = targets::deaf().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.shutdown().await.expect("a half-close");
+    let mut rest = Vec::new();
+    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    over(&world, 1.0).await;
+    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
+    // Whichever end looked first; the other one is told by a reset.
+    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+    until("the tunnel is over", || {
+        value(&world, idle) + value(&world, reset) == 1.0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_or_agent_that_stops_ends_its_tunnels() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for server_stops in [true, false] {
+        let (mut world, agent) = plain(&[]).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, b"before").await;
+        let scrape = world.server().metrics.scrape();
+        if server_stops {
+            world.stop_server(Duration::ZERO).await;
+        } else {
+            agent.stop().await;
+        }
+        let mut rest = Vec::new();
+        let _end = within("the end", stream.read_to_end(&mut rest)).await;
+        assert!(rest.is_empty());
+        let reason = if server_stops {
+            "shutdown"
+        } else {
+            "target_reset"
+        };
+        let series = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
+        until(reason, || sample(&scrape.text(), &series) == Some(1.0)).await;
+    }
+}
+
+/// What passes between an agent and its server, noted.
+struct Tap {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<Vec<u8>>>>,
+    _accepting: JoinSet<()>,
+}
+
+impl Tap {
+    async fn on(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (notes, mut accepting) = (Arc::clone(&seen), JoinSet::new());
+        accepting.spawn(async move {
+            let mut copying = JoinSet::new();
+            while let Ok((agent, _peer)) = listener.accept().await {
+                let server = TcpStream::connect(server).await.expect("it listens");
+                let (from_agent, to_agent) = agent.into_split();
+                let (from_server, to_server) = server.into_split();
+                copying.spawn(note(from_agent, to_server, Arc::clone(&notes)));
+                copying.spawn(note(from_server, to_agent, Arc::clone(&notes)));
+            }
+        });
+        Self {
+            address,
+            seen,
+            _accepting: accepting,
+        }
+    }
+
+    fn has_seen(&self, mark: &[u8]) -> bool {
+        let seen = self.seen.lock().expect("nothing panics");
+        let holds = |bytes: &Vec<u8>| bytes.windows(mark.len()).any(|window| window == mark);
+        seen.iter().any(holds)
+    }
+}
+
+async fn note(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    notes: Arc<Mutex<Vec<Vec<u8>>>>,
+) {
+    let at = {
+        let mut notes = notes.lock().expect("nothing panics");
+        notes.push(Vec::new());
+        notes.len() - 1
+    };
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let bytes = &buffer[..count];
+        if let Some(note) = notes.lock().expect("nothing panics").get_mut(at) {
+            note.extend_from_slice(bytes);
+        }
+        if to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+    let _gone = to.shutdown().await;
+}
