@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::event::LaneEvent;
 use super::frame::{DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece};
+use super::out::Outgoing;
 use super::payload::{
     OpenRequest, RefusalCode, cut, open_payload, read_open, read_refusal, read_u64, refusal_payload,
 };
@@ -56,17 +57,12 @@ pub struct LaneEnd {
     sequence: u16,
     /// What is being opened is to become a pipe of bytes.
     raw: bool,
-    /// The peer may read what we send as bytes of the tunnel: no frame leaves.
-    mute: bool,
     /// The peer opened this very tunnel, too, and was told that ours stands.
     crossed: bool,
     draining: bool,
     drain_sent: bool,
-    out: VecDeque<OutFrame>,
-    out_bytes: usize,
-    pongs: usize,
-    /// Frames in `out` that are not DATA.
-    controls: usize,
+    /// Mute once the peer may read what we send as bytes of the tunnel.
+    out: Outgoing,
     events: VecDeque<LaneEvent>,
 }
 
@@ -79,14 +75,10 @@ impl LaneEnd {
             state: State::Idle,
             sequence: 0,
             raw: false,
-            mute: false,
             crossed: false,
             draining: false,
             drain_sent: false,
-            out: VecDeque::new(),
-            out_bytes: 0,
-            pongs: 0,
-            controls: 0,
+            out: Outgoing::default(),
             events: VecDeque::new(),
         }
     }
@@ -143,7 +135,7 @@ impl LaneEnd {
     /// Frames not yet taken by [`Self::poll_frame`].
     #[must_use]
     pub fn queued_frames(&self) -> usize {
-        self.out.len()
+        self.out.frames()
     }
 
     /// The tunnel now, or the one before.
@@ -155,25 +147,17 @@ impl LaneEnd {
     /// Payload bytes given and not yet taken by [`Self::poll_frame`].
     #[must_use]
     pub fn queued_bytes(&self) -> usize {
-        self.out_bytes
+        self.out.bytes()
     }
 
     /// The next frame to write.
     pub fn poll_frame(&mut self) -> Option<OutFrame> {
-        let frame = self.out.pop_front()?;
-        self.out_bytes -= frame.payload.len();
-        if frame.header.kind == FrameType::Pong {
-            self.pongs -= 1;
-        }
-        self.controls -= usize::from(frame.header.kind != FrameType::Data);
-        Some(frame)
+        self.out.pop()
     }
 
     /// Gives memory back that is not in use, before a wait that may be long.
     pub fn rest(&mut self) {
-        if self.out.is_empty() {
-            self.out = VecDeque::new();
-        }
+        self.out.rest();
         if self.events.is_empty() {
             self.events = VecDeque::new();
         }
@@ -182,7 +166,7 @@ impl LaneEnd {
     /// Whether [`Self::poll_frame`] has one.
     #[must_use]
     pub fn has_frames(&self) -> bool {
-        !self.out.is_empty()
+        self.out.frames() > 0
     }
 
     /// The next event.
@@ -207,7 +191,8 @@ impl LaneEnd {
         self.state = State::Opening;
         let flags = if request.raw { Header::RAW } else { 0 };
         self.put(FrameType::Open, flags, open_payload(request));
-        (self.raw, self.mute) = (request.raw, request.raw);
+        self.raw = request.raw;
+        self.out.set_mute(request.raw);
         Ok(())
     }
 
@@ -284,7 +269,7 @@ impl LaneEnd {
     /// the peer may have seen cannot be taken back by a frame: see [`Self::is_raw`].
     pub fn reset(&mut self, text: &str) {
         if self.state == State::Opening && self.unsend_open() {
-            if std::mem::take(&mut self.mute) && self.crossed {
+            if self.out.set_mute(false) && self.crossed {
                 // It would have heard so by our OPEN.
                 self.put(FrameType::Failed, 0, busy());
             }
@@ -292,7 +277,7 @@ impl LaneEnd {
         }
         match self.state {
             State::Idle | State::Resetting | State::Raw => (),
-            State::Opening if self.mute => self.state = State::Raw,
+            State::Opening if self.out.is_mute() => self.state = State::Raw,
             State::Opening | State::Answering | State::Open { .. } => {
                 self.discard_out();
                 let payload = Bytes::copy_from_slice(cut(text).as_bytes());
@@ -349,7 +334,7 @@ impl LaneEnd {
 
     fn handle_frame(&mut self, header: Header, payload: Bytes) -> Result<(), LaneViolation> {
         let kind = header.kind;
-        if self.controls > CONTROLS_MAX {
+        if self.out.controls() > CONTROLS_MAX {
             return Err(LaneViolation::Unread(CONTROLS_MAX));
         }
         if self.state == State::Raw {
@@ -393,7 +378,7 @@ impl LaneEnd {
                 self.events.push_back(LaneEvent::Opened);
             }
             (FrameType::Failed, State::Opening) => {
-                self.mute = false;
+                self.out.set_mute(false);
                 let (code, text) = read_refusal(payload)?;
                 self.events.push_back(LaneEvent::Failed { code, text });
                 self.over();
@@ -436,8 +421,7 @@ impl LaneEnd {
         if payload.len() != 8 {
             return Err(LaneViolation::Unreadable(FrameType::Ping));
         }
-        if self.pongs < PONGS_MAX && !self.mute {
-            self.pongs += 1;
+        if self.out.pongs() < PONGS_MAX {
             self.put_lane(FrameType::Pong, payload);
         }
         Ok(())
@@ -487,7 +471,8 @@ impl LaneEnd {
 
     fn asked(&mut self, request: OpenRequest) {
         self.state = State::Answering;
-        (self.raw, self.mute) = (request.raw, false);
+        self.raw = request.raw;
+        self.out.set_mute(false);
         self.events.push_back(LaneEvent::Open(request));
     }
 
@@ -534,7 +519,7 @@ impl LaneEnd {
             }
         }
         // The peer has not gone raw and will not.
-        self.mute = false;
+        self.out.set_mute(false);
         self.discard_out();
         self.acknowledge(self.sequence);
         self.over();
@@ -542,16 +527,13 @@ impl LaneEnd {
 
     fn opened(&mut self) {
         self.state = if self.raw { State::Raw } else { State::OPEN };
-        self.mute = self.raw;
+        self.out.set_mute(self.raw);
     }
 
     /// Answers a RESET. The one of a tunnel before is answered, too: our next OPEN may never leave.
     fn acknowledge(&mut self, sequence: u16) {
         let frame = OutFrame::new(FrameType::ResetAck, 0, sequence, Bytes::new());
-        // A peer that repeats itself and reads nothing piles nothing up.
-        if self.out.back() != Some(&frame) {
-            self.push(frame);
-        }
+        self.out.push_once(frame);
     }
 
     /// Whether a frame is about the tunnel of now (or the last one): frames of older ones are late and void.
@@ -573,8 +555,7 @@ impl LaneEnd {
 
     /// Takes an OPEN back that the peer has not seen; false if it may have.
     fn unsend_open(&mut self) -> bool {
-        let is_open = |frame: &OutFrame| frame.header.kind == FrameType::Open;
-        let queued = self.out.iter().any(is_open);
+        let queued = self.out.holds_open();
         if queued {
             self.discard_out();
             if !self.crossed {
@@ -584,31 +565,17 @@ impl LaneEnd {
         queued
     }
 
-    /// Drops what is queued of the tunnel; answers that the peer waits for and frames about the lane stay.
     fn discard_out(&mut self) {
-        let now = self.sequence;
-        self.out
-            .retain(|frame| frame.header.sequence != now || outlives_tunnel(frame));
-        self.out_bytes = self.out.iter().map(|frame| frame.payload.len()).sum();
-        let is_control = |frame: &&OutFrame| frame.header.kind != FrameType::Data;
-        self.controls = self.out.iter().filter(is_control).count();
+        self.out.discard(self.sequence);
     }
 
     fn put(&mut self, kind: FrameType, flags: u8, payload: Bytes) {
-        self.push(OutFrame::new(kind, flags, self.sequence, payload));
+        let frame = OutFrame::new(kind, flags, self.sequence, payload);
+        self.out.push(frame);
     }
 
     fn put_lane(&mut self, kind: FrameType, payload: Bytes) {
-        self.push(OutFrame::new(kind, 0, 0, payload));
-    }
-
-    fn push(&mut self, frame: OutFrame) {
-        if self.mute {
-            return;
-        }
-        self.out_bytes += frame.payload.len();
-        self.controls += usize::from(frame.header.kind != FrameType::Data);
-        self.out.push_back(frame);
+        self.out.push(OutFrame::new(kind, 0, 0, payload));
     }
 }
 
@@ -623,12 +590,4 @@ impl State {
 /// Why an OPEN that crossed a server's is refused.
 fn busy() -> Bytes {
     Bytes::from_static(&[RefusalCode::Busy as u8])
-}
-
-fn outlives_tunnel(frame: &OutFrame) -> bool {
-    use FrameType::{Drain, Failed, Ping, Pong, ResetAck, Want};
-    matches!(
-        frame.header.kind,
-        Ping | Pong | Want | Drain | ResetAck | Failed
-    )
 }

@@ -10,6 +10,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod growth;
+mod out;
 mod payload;
 
 pub use bind::{Bind, Greeting, Hello, NONCE_BYTES, PROOF_BYTES, Proof, proof_input};
