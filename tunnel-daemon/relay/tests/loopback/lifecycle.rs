@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use adit_relay::{Pair, PairEnd, Rejected, Why};
+use adit_relay::{Pair, PairEnd, Rejected, Relay, Side, Why};
 use socket2::{Domain, Socket, Type};
 
 use crate::support::{
@@ -28,6 +28,8 @@ matrix!(
     submitting_from_many_threads_while_stopping_loses_no_callback,
     pair_without_a_pipe_is_copied_and_counted,
     socket_that_is_none_is_a_failure,
+    owner_sees_a_half_close_and_the_way_to_each_peer,
+    relay_dropped_by_a_callback_ends_without_it,
 );
 
 fn cancelled_pair_is_reset_and_says_so(setup: &Setup) {
@@ -264,4 +266,50 @@ fn socket_that_is_none_is_a_failure(setup: &Setup) {
     let outcome = told.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(outcome.end, PairEnd::Failed { .. }), "{outcome:?}");
     world.until_empty();
+}
+
+fn owner_sees_a_half_close_and_the_way_to_each_peer(setup: &Setup) {
+    let world = setup.start();
+    let tunnel = world.open();
+    let submitted = tunnel.submitted.clone();
+    let state = || format!("{submitted:?}");
+    (&tunnel.client).write_all(b"hello").unwrap();
+    receive_exactly(&tunnel.target, 5);
+    until("five bytes", || submitted.progress().to_b == 5, state);
+    assert!(!submitted.progress().is_half_closed);
+    let is_tcp = setup.transport == Transport::Tcp;
+    for side in [Side::A, Side::B] {
+        assert_eq!(submitted.tcp_state(side).is_some(), is_tcp);
+    }
+    tunnel.client.shutdown(std::net::Shutdown::Write).unwrap();
+    let is_half_closed = || submitted.progress().is_half_closed;
+    until("the half-close is seen", is_half_closed, state);
+    tunnel.target.shutdown(std::net::Shutdown::Write).unwrap();
+    let _end = tunnel.outcome();
+    assert!(!submitted.progress().is_half_closed);
+    assert!(
+        submitted.tcp_state(Side::A).is_none(),
+        "the socket is closed"
+    );
+}
+
+/// The last owner of a relay may be what a callback holds.
+fn relay_dropped_by_a_callback_ends_without_it(setup: &Setup) {
+    let relay = Relay::start(&setup.config()).unwrap();
+    let handle = relay.handle();
+    let world = setup.start();
+    let ((client, a), (target, b)) = (world.sockets(), world.sockets());
+    let (tell, told) = mpsc::channel();
+    let done = Box::new(move |outcome: adit_relay::Outcome| {
+        drop(relay);
+        tell.send(outcome.end.to_string()).unwrap();
+    });
+    handle.submit(Pair::new(a.into(), b.into()), done).unwrap();
+    drop((client, target));
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), "finished");
+    until(
+        "no pair is left",
+        || handle.stats().active_pairs == 0,
+        || format!("{handle:?}"),
+    );
 }
