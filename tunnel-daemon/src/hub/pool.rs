@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
@@ -19,12 +19,19 @@ use crate::lane::{Lane, LaneFailure, LinkSecret, Slot};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
+use crate::telemetry::rate::TokenBucket;
 
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
 
 /// With fewer idle lanes left the agent is asked for more.
 const IDLE_MIN: usize = 2;
+
+/// Pipes that one link may begin in the long run: each takes a lane with it, and a new one costs both ends about a
+/// millisecond of TLS handshake.
+const PIPES_PER_SECOND: u32 = 50;
+/// And at once.
+const PIPES_BURST: u32 = 100;
 
 /// Lanes looked at in one go: some microseconds each, during which dials do not find them.
 const SWEEP_LANES: usize = 16;
@@ -62,10 +69,11 @@ pub struct LanePool {
     gone: CancellationToken,
 }
 
-#[derive(Default)]
 struct Idle {
     lanes: Vec<Lane>,
     pings: u64,
+    /// Tunnels that may still become pipes at the moment.
+    pipes: TokenBucket,
 }
 
 /// How an attempt to open a tunnel on a lane went.
@@ -84,7 +92,11 @@ impl LanePool {
             secret: LinkSecret::random(),
             slots: Arc::new(Semaphore::new(settings.lanes_max)),
             dials: Semaphore::new(settings.dials_max),
-            idle: Mutex::default(),
+            idle: Mutex::new(Idle {
+                lanes: Vec::new(),
+                pings: 0,
+                pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now()),
+            }),
             gone: CancellationToken::new(),
             settings,
         })
@@ -199,7 +211,7 @@ impl LanePool {
         pipe: bool,
     ) -> OnLane {
         let metrics = &self.settings.metrics;
-        let Some(Taken { lane, left }) = self.take() else {
+        let Some(Taken { lane, left, pipe }) = self.take(pipe) else {
             metrics.lane_dial(LaneDial::Miss);
             return OnLane::NotSeen;
         };
@@ -211,14 +223,12 @@ impl LanePool {
             pool: self,
             lane: Some(lane),
         };
-        let few = left < IDLE_MIN;
         let request = OpenRequest {
             protocol: protocol.to_owned(),
             address: address.to_owned(),
-            // A pipe is not used again: dials in quick succession get lanes that are.
-            raw: pipe && !few && opening.is_clear(),
+            raw: pipe,
         };
-        let attempt = opening.run(&request, u32::from(few));
+        let attempt = opening.run(&request, u32::from(left < IDLE_MIN));
         let outcome = match timeout {
             None => attempt.await,
             Some(timeout) => tokio::time::timeout(timeout, attempt)
@@ -232,18 +242,21 @@ impl LanePool {
         outcome
     }
 
-    /// An idle lane.
-    fn take(&self) -> Option<Taken> {
+    /// An idle lane. `pipe`: it may become a pipe, if it is in clear text and others are left: it is not used again, and
+    /// dials in quick succession are better off with lanes that are.
+    fn take(&self, pipe: bool) -> Option<Taken> {
         loop {
             let mut idle = self.lock();
             let lane = idle.lanes.pop()?;
             let left = idle.lanes.len();
+            let pipe =
+                pipe && lane.is_clear() && left >= IDLE_MIN && idle.pipes.try_take(Instant::now());
             drop(idle);
             let Some(mut lane) = self.usable(lane) else {
                 continue;
             };
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
-            return Some(Taken { lane, left });
+            return Some(Taken { lane, left, pipe });
         }
     }
 
@@ -368,6 +381,8 @@ struct Taken {
     lane: Lane,
     /// Idle lanes that are left.
     left: usize,
+    /// It may become a pipe.
+    pipe: bool,
 }
 
 /// A dial on a lane. Dropping it gives the dial up and the lane back.
@@ -383,10 +398,6 @@ enum Answer {
 }
 
 impl Opening<'_> {
-    fn is_clear(&self) -> bool {
-        self.lane.as_ref().is_some_and(Lane::is_clear)
-    }
-
     async fn run(&mut self, request: &OpenRequest, want: u32) -> OnLane {
         let Some(lane) = &mut self.lane else {
             return OnLane::NotSeen;
