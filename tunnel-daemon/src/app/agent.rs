@@ -25,6 +25,8 @@ use crate::agent::sync::SyncPolicy;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
+use crate::lane::LaneRoom;
+use crate::net::descriptors::Descriptors;
 use crate::net::reload::{self, Reload, Reloadable};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
@@ -89,11 +91,18 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
-        lane_slots: Arc::new(descriptors::lane_slots()),
+        lane_room: Arc::new(LaneRoom::new(
+            descriptors::lanes_max(),
+            Arc::new(Descriptors::of_process()),
+        )),
         lane_watch: Arc::default(),
     };
     let watch = Arc::clone(&context.lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });
+    let room = Arc::clone(&context.lane_room);
+    let counted = Arc::clone(room.descriptors());
+    let giving_up = counted.run(descriptors::DRAINED_AFTER, move |lanes| room.give_up(lanes));
+    services.spawn_always("descriptors", giving_up);
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
         reach: Reach {

@@ -1,5 +1,7 @@
 //! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
 
+mod spare;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -15,7 +17,7 @@ use super::lane_way::LaneHome;
 use super::leg::Leg;
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
-use crate::lane::{Lane, LaneFailure, LinkSecret, Slot};
+use crate::lane::{Lane, LaneFailure, LaneRoom, LinkSecret, Slot};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
@@ -39,8 +41,8 @@ pub struct PoolSettings {
     pub dials_max: usize,
     /// How long a half-closed tunnel may be silent.
     pub silence_max: Duration,
-    /// Lanes of the whole process.
-    pub slots: Arc<Semaphore>,
+    /// Room for lanes in the whole process.
+    pub room: Arc<LaneRoom>,
     /// Where lanes settle.
     pub tasks: Tasks,
     /// Counters.
@@ -111,7 +113,7 @@ impl LanePool {
     /// Room for one more lane; `None` when the link or the process has as many as it may.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
-        Slot::take(&self.slots, &self.settings.slots)
+        self.settings.room.take(&self.slots)
     }
 
     /// Takes a lane that was just bound.

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::tcp_state;
 use bytes::Bytes;
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::net::outbox::Outbox;
@@ -54,9 +55,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// `None` when the link or the process has as many lanes as it may.
+    /// `None` when the link or the process has as many lanes as it may. See [`super::LaneRoom::take`].
     #[must_use]
-    pub fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
+    pub(super) fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
         let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
         let _permits = [of(link)?, of(process)?];
         Some(Self { _permits })
@@ -121,6 +122,12 @@ impl Lane {
         {
             tracing::debug!(%error, "cannot reset a lane");
         }
+    }
+
+    /// The connection's socket.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        self.records.tcp()
     }
 
     /// Bytes that the peer's kernel has not acknowledged, those that wait here included.

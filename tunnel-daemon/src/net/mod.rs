@@ -6,6 +6,7 @@ pub mod blocks;
 pub mod buffered;
 mod ca;
 mod cipher;
+pub mod descriptors;
 mod gather;
 pub mod grpc;
 pub mod handshake;

@@ -218,6 +218,8 @@ label! {
         Silent = "silent",
         /// Its link is gone.
         LinkGone = "link_gone",
+        /// Given up while idle, because file descriptors run low.
+        Descriptors = "descriptors",
     }
 }
 
@@ -246,6 +248,8 @@ label! {
         Process = "process",
         /// Refused because this process is shutting down.
         Shutdown = "shutdown",
+        /// File descriptors of this process.
+        Descriptors = "descriptors",
     }
 }
 
@@ -367,6 +371,7 @@ mod tests {
             DialFailure::TooManyPending { per_agent: true },
             DialFailure::Closed,
             DialFailure::ShuttingDown,
+            DialFailure::NoDescriptors,
         ];
         for failure in &failures {
             assert_eq!(DialFailureReason::from(failure).as_str(), failure.reason());

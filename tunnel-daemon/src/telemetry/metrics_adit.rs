@@ -36,6 +36,7 @@ struct Inner {
     lane_dials: Counters<LaneDial>,
     lanes_refused: Counters<LaneRefusal>,
     accept_errors: Counters<Listener>,
+    accept_pauses: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
@@ -106,6 +107,11 @@ impl AditMetrics {
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
                 "Connections lost at accept or refused by a connection cap, by listener",
+                "listener",
+            ),
+            accept_pauses: families.counters_from_zero(
+                "accept_pauses_total",
+                "Times a listener stopped accepting because file descriptors were short, by listener",
                 "listener",
             ),
             control_overflows: families
@@ -217,6 +223,11 @@ impl AditMetrics {
     /// accept(2) failed, or a connection was refused by a cap.
     pub fn accept_error(&self, listener: Listener) {
         self.0.accept_errors.of(listener).inc();
+    }
+
+    /// A listener waits for descriptors.
+    pub fn accept_paused(&self, listener: Listener) {
+        self.0.accept_pauses.of(listener).inc();
     }
 
     /// A link ended because its control queue ran full.

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::hub::{DialLimits, Leg, Mailbox};
+use crate::net::descriptors::Descriptors;
 use crate::telemetry::{AccessLog, ServerMetrics};
 
 /// How long a client that sends one byte a second keeps its connection.
@@ -22,7 +23,11 @@ async fn kept(plan: ConnectPlan) -> Duration {
         1,
         metrics.adit().access_events_suppressed(),
     ));
-    let context = FrontendContext { metrics, access };
+    let context = FrontendContext {
+        metrics,
+        access,
+        descriptors: Arc::new(Descriptors::unlimited()),
+    };
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
@@ -66,6 +71,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let context = FrontendContext {
         metrics: metrics.clone(),
         access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        descriptors: Arc::new(Descriptors::unlimited()),
     };
     let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
     let open = OpenTunnel {

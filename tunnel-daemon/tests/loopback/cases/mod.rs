@@ -1,6 +1,7 @@
 //! The tests, by what they look at.
 
 mod agents;
+mod descriptors;
 mod files;
 mod forward_proxy;
 mod grants;

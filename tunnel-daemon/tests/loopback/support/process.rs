@@ -47,6 +47,16 @@ impl Process {
         Self { child, log }
     }
 
+    /// As [`Process::start`], with so many descriptors and no more.
+    pub(crate) fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
+        let limited = format!("ulimit -n {descriptors}; exec \"$@\"");
+        let mut words = ["sh", "-c", &limited, "sh", env!("CARGO_BIN_EXE_adit")]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend_from_slice(args.get(1..).unwrap_or_default());
+        Self::start_program(name, Path::new("/bin/sh"), &words, dir)
+    }
+
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
