@@ -134,7 +134,9 @@ impl LaneKeeper {
     {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
+        let mut wanted = self.adit().lanes_wanted_share();
         loop {
+            wanted.set(self.growth().wanted());
             if self.0.proved.swap(false, Relaxed) {
                 pause.note(true);
             }

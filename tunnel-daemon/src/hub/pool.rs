@@ -11,6 +11,7 @@ use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lane_way::LaneHome;
@@ -216,6 +217,7 @@ impl LanePool {
             address: address.to_owned(),
             raw: false,
         };
+        let asked = Instant::now();
         let attempt = opening.run(&request, want);
         let outcome = match timeout {
             None => attempt.await,
@@ -223,6 +225,7 @@ impl LanePool {
                 .await
                 .unwrap_or(OnLane::Failed(DialFailure::TimedOut)),
         };
+        metrics.lane_answered(asked.elapsed());
         metrics.lane_dial(match outcome {
             OnLane::NotSeen => LaneDial::Unacknowledged,
             OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,

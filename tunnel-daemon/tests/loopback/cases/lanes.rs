@@ -41,6 +41,10 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
     }
     // They found lanes, but perhaps on a machine so busy that none was back in time, and the lanes were few.
     assert_eq!(value(&world, HITS) + value(&world, MISSES), 100.0);
+    // Each of them was answered, within a second on any machine.
+    let answers = ["_count", "_bucket{le=\"2.5\"}", "_bucket{le=\"1e-05\"}"]
+        .map(|part| value(&world, &format!("adit_lane_answer_seconds{part}")));
+    assert_eq!(answers, [value(&world, HITS), value(&world, HITS), 0.0]);
     assert!(value(&world, HITS) >= 90.0);
     assert!(value(&world, "adit_lanes_opened_total") < 20.0);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
@@ -69,7 +73,7 @@ async fn either_end_can_do_without_lanes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it() {
     const TUNNELS: usize = 300;
-    let (world, _agent) = World::with_agent().await;
+    let (mut world, agent) = World::with_agent().await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -86,9 +90,14 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     assert_eq!(dials, TUNNELS as f64);
     assert!(value(&world, MISSES) > 0.0);
     // Nobody waited for a lane; now there are some for the next burst.
+    let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
+    until("more lanes are wanted", || wanted() >= Some(8.0)).await;
     until("lanes for the next burst", || value(&world, IDLE) >= 8.0).await;
     drop(streams);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
+    // Without a link none are wanted.
+    world.stop_server(Duration::ZERO).await;
+    until("no lane is wanted", || wanted() == Some(0.0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
