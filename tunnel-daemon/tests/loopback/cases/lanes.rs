@@ -1,17 +1,15 @@
 //! Lanes between Adit ends: who gets them, what rides on them, what happens when one or its link goes away.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use adit_core::wire::packets::packet::Payload;
 
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
+use crate::support::wire::Wire;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
@@ -225,43 +223,6 @@ async fn tunnels_on_lanes_outlive_their_link() {
 fn pause() -> Duration {
     let nightly = std::env::var_os("ADIT_NIGHTLY").is_some();
     Duration::from_secs(if nightly { 70 } else { 7 })
-}
-
-/// What lies between an agent and its server: connections that a test can cut.
-struct Wire {
-    address: SocketAddr,
-    connections: Arc<Mutex<Vec<AbortHandle>>>,
-    _accepting: JoinSet<()>,
-}
-
-impl Wire {
-    async fn to(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("it is bound");
-        let connections = Arc::new(Mutex::new(Vec::new()));
-        let (handles, mut accepting) = (Arc::clone(&connections), JoinSet::new());
-        accepting.spawn(async move {
-            let mut copying = JoinSet::new();
-            while let Ok((mut agent, _peer)) = listener.accept().await {
-                let handle = copying.spawn(async move {
-                    let mut server = TcpStream::connect(server).await.expect("it listens");
-                    let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
-                });
-                handles.lock().expect("nothing panics").push(handle);
-            }
-        });
-        Self {
-            address,
-            connections,
-            _accepting: accepting,
-        }
-    }
-
-    /// What an agent opens first is its link.
-    fn cut_link(&self) {
-        let connections = self.connections.lock().expect("nothing panics");
-        connections.first().expect("a connection").abort();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
