@@ -33,6 +33,9 @@ pub enum DialFailure {
     /// This server is shutting down and takes no new dials.
     #[error("server is shutting down")]
     ShuttingDown,
+    /// This server is short of file descriptors and serves no further clients.
+    #[error("server is short of file descriptors")]
+    NoDescriptors,
 }
 
 impl DialFailure {
@@ -44,7 +47,7 @@ impl DialFailure {
             Self::Target(_) => "error_response",
             Self::TimedOut | Self::SendTimedOut => "backend_dial_timeout",
             Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",
-            Self::TooManyPending { .. } | Self::ShuttingDown => "refused",
+            Self::TooManyPending { .. } | Self::ShuttingDown | Self::NoDescriptors => "refused",
         }
     }
 }

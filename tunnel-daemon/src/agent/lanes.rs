@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::link::LinkContext;
 use super::targets::{dial_target, serve_target};
 use crate::hub::{LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, settle};
-use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
+use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
 use crate::telemetry::labels::{Label as _, LaneEnd, LaneState};
 
 /// Lanes that one keeper opens at once.
@@ -134,7 +134,9 @@ impl LaneKeeper {
     {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
+        let mut wanted = self.adit().lanes_wanted_share();
         loop {
+            wanted.set(self.growth().wanted());
             if self.0.proved.swap(false, Relaxed) {
                 pause.note(true);
             }
@@ -144,11 +146,13 @@ impl LaneKeeper {
             while !pause.lasts() && opening.len() < OPENING_MAX && self.missing(opening.len()) > 0 {
                 opening.push(open());
             }
-            for _lane in 0..self.surplus(opening.len()) {
+            let owed = self.0.context.lane_room.owed(self.0.idle.load(Relaxed));
+            for _lane in 0..self.surplus(opening.len()).max(owed) {
                 self.0.surplus.notify_one();
             }
             tokio::select! {
                 () = self.0.changed.notified() => (),
+                () = self.0.context.lane_room.shortage() => (),
                 Some(opened) = opening.next() => match opened {
                     Ok((keeper, lane)) => {
                         // Behind a balancer it may be of use for another link of this agent.
@@ -173,6 +177,9 @@ impl LaneKeeper {
     }
 
     fn missing(&self, opening: usize) -> usize {
+        if !self.0.context.lane_room.has_room() {
+            return 0;
+        }
         self.growth().missing(self.lanes(opening))
     }
 
@@ -196,10 +203,11 @@ impl LaneKeeper {
 
     /// Takes a lane that was just bound; false when there is no room for it.
     fn add(&self, mut lane: Lane) -> bool {
-        let Some(slot) = Slot::take(&self.0.slots, &self.0.context.lane_slots) else {
+        let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
             return false;
         };
         lane.hold(slot);
+        self.0.context.lane_room.descriptors().opened();
         self.adit().lane_opened();
         self.start(lane);
         true

@@ -13,7 +13,7 @@ use adit_core::wire::packet::PacketType;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::dial::Dialer;
@@ -23,6 +23,7 @@ use crate::hub::{
     Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
     PipeRelay,
 };
+use crate::lane::LaneRoom;
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
@@ -228,8 +229,8 @@ pub struct LinkContext {
     pub metrics: AgentMetrics,
     /// Where dials and targets run.
     pub tasks: Tasks,
-    /// Lanes of the whole process.
-    pub lane_slots: Arc<Semaphore>,
+    /// Room for lanes in the whole process.
+    pub lane_room: Arc<LaneRoom>,
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
     /// For tunnels on lanes in clear text; absent where no lane is.

@@ -2,11 +2,13 @@
 
 use std::io;
 
+use adit_core::text::Excerpt;
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
 use super::link::LinkContext;
 use crate::hub::{Leg, PumpEnd, pump};
+use crate::net::descriptors::Use;
 use crate::telemetry::labels::EndpointDialFailure;
 
 /// Dials a target and counts how it went. A dropped call leaves nothing behind.
@@ -19,6 +21,17 @@ pub async fn dial_target(
     address: &str,
 ) -> Result<TcpStream, String> {
     let started = tokio::time::Instant::now();
+    let descriptors = context.lane_room.descriptors();
+    if !descriptors.has_room(Use::Tunnel) {
+        context.metrics.dial_failure(EndpointDialFailure::Unknown);
+        // What Go's dialler says when there is none left, and servers know. The last ones are for links and lookups.
+        let (protocol, address) = (Excerpt(protocol), Excerpt(address));
+        return Err(format!(
+            "dial {protocol} {address}: socket: too many open files"
+        ));
+    }
+    // Counted before there is one, or dials that wait together would each think to be the last.
+    descriptors.opened();
     match context.dialer.dial(protocol, address).await {
         Ok(socket) => {
             context.metrics.dial_succeeded(started.elapsed());

@@ -27,6 +27,8 @@ use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
 use crate::hub::PipeRelay;
+use crate::lane::LaneRoom;
+use crate::net::descriptors::Descriptors;
 use crate::net::reload::{self, Reload, Reloadable};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
@@ -81,10 +83,13 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
     );
 
-    let lane_slots = Arc::new(descriptors::lane_slots());
+    let lane_room = Arc::new(LaneRoom::new(
+        descriptors::lanes_max(),
+        Arc::new(Descriptors::of_process()),
+    ));
     let (engine, relay) = relay::start(
         &plan.data_path,
-        lane_slots.available_permits(),
+        lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
         metrics.adit(),
         &services,
@@ -100,12 +105,16 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
-        lane_slots,
+        lane_room,
         lane_watch: Arc::default(),
         relay: relay.clone(),
     };
     let watch = Arc::clone(&context.lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });
+    let room = Arc::clone(&context.lane_room);
+    let counted = Arc::clone(room.descriptors());
+    let giving_up = counted.run(descriptors::DRAINED_AFTER, move |lanes| room.give_up(lanes));
+    services.spawn_always("descriptors", giving_up);
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
         reach: Reach {

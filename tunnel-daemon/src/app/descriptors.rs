@@ -1,10 +1,16 @@
 //! File descriptors as a budget: lanes never take what clients and targets need.
 
+use std::time::Duration;
+
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 
 /// Descriptors kept for listeners, links, logs and the like.
 const RESERVED: u64 = 512;
+/// A server's idle lanes are gone at once when it gives them up.
+pub(super) const CLOSED_AFTER: Duration = Duration::ZERO;
+/// An agent's once its server has looked, which it does every second.
+pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(3);
 /// A tunnel on a lane needs two descriptors at each end, one on the link one: lanes get a third of what there is, so
 /// that as many tunnels again find room on the link.
 const LANES_DIVISOR: u64 = 3;
@@ -23,9 +29,8 @@ pub(super) fn raise_limit() {
 }
 
 /// Lanes this process may have at once.
-pub(super) fn lane_slots() -> Semaphore {
-    let limit = getrlimit(Resource::Nofile).current;
-    Semaphore::new(lanes_of(limit))
+pub(super) fn lanes_max() -> usize {
+    lanes_of(getrlimit(Resource::Nofile).current)
 }
 
 fn lanes_of(descriptors: Option<u64>) -> usize {

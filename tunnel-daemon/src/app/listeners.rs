@@ -20,6 +20,7 @@ use crate::frontend::{grpc, http_connect};
 use crate::hub::Hub;
 use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use crate::net::authority::AuthorityIo;
+use crate::net::descriptors::{Descriptors, Use};
 use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
 use crate::net::listen::{ListenAddr, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
@@ -29,7 +30,7 @@ use crate::net::tasks::{Overloaded, Tasks};
 use crate::net::tls::{Alpn, ServerTls, TlsError};
 use crate::net::unix::StaleFile;
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Listener as ListenerLabel, ReloadResult};
+use crate::telemetry::labels::{Label as _, Listener as ListenerLabel, ReloadResult};
 
 /// TLS handshakes in flight per listener; beyond it peers wait in the kernel's queue.
 const HANDSHAKES_MAX: usize = 256;
@@ -38,6 +39,7 @@ const HANDSHAKES_MAX: usize = 256;
 struct Counted {
     metrics: AditMetrics,
     listener: ListenerLabel,
+    descriptors: Arc<Descriptors>,
 }
 
 impl AcceptEvents for Counted {
@@ -52,6 +54,28 @@ impl AcceptEvents for Counted {
     fn connection_refused(&self, peer: PeerAddr, overloaded: Overloaded) {
         tracing::warn!(%peer, %overloaded, "connection refused");
         self.metrics.accept_error(self.listener);
+    }
+
+    fn has_room(&self) -> bool {
+        self.descriptors.has_room(match self.listener {
+            ListenerLabel::Agent => Use::Agent,
+            ListenerLabel::Frontend | ListenerLabel::Admin => Use::Client,
+        })
+    }
+
+    fn paused(&self) {
+        let listener = self.listener.as_str();
+        let descriptors = &self.descriptors;
+        tracing::warn!(
+            listener,
+            ?descriptors,
+            "no connections are accepted until there are descriptors"
+        );
+        self.metrics.accept_paused(self.listener);
+    }
+
+    fn accepted(&self) {
+        self.descriptors.opened();
     }
 }
 
@@ -79,6 +103,7 @@ pub(super) struct Listening<'a> {
     pub(super) services: &'a Tasks,
     pub(super) stop: &'a CancellationToken,
     pub(super) metrics: &'a AditMetrics,
+    pub(super) descriptors: &'a Arc<Descriptors>,
     pub(super) watched: Watched,
 }
 
@@ -228,6 +253,7 @@ impl Listening<'_> {
         let events = Arc::new(Counted {
             metrics: self.metrics.clone(),
             listener: label,
+            descriptors: Arc::clone(self.descriptors),
         });
         let accepting = accept_loop(
             listener,

@@ -22,6 +22,8 @@ use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
+use crate::lane::LaneRoom;
+use crate::net::descriptors::Descriptors;
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
@@ -112,6 +114,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         services: Tasks::new(SERVICE_TASKS_MAX),
     };
     let budget = process_budget(&plan.isolation);
+    let descriptors = Arc::new(Descriptors::of_process());
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
     let mut listening = Listening {
@@ -119,6 +122,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         services: &tasks.services,
         stop: &stop,
         metrics: &adit,
+        descriptors: &descriptors,
         watched: Vec::new(),
     };
 
@@ -141,10 +145,10 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
         );
     }
-    let settings = backend_settings(plan)?;
+    let settings = backend_settings(plan, &descriptors)?;
     let (engine, relay) = relay::start(
         &plan.agents.data_path,
-        settings.lane_slots.available_permits(),
+        settings.lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
         &adit,
         &tasks.services,
@@ -154,6 +158,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     tasks
         .services
         .spawn_always("lane-watch", async move { watch.run().await });
+    let (counted, pools) = (Arc::clone(&descriptors), Arc::clone(&hub));
+    let giving_up = counted.run(descriptors::CLOSED_AFTER, move |lanes| {
+        give_up_lanes(&pools, lanes);
+    });
+    tasks.services.spawn_always("descriptors", giving_up);
     let backend = Backend::new(
         Arc::clone(&hub),
         settings,
@@ -172,6 +181,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics: metrics.clone(),
         access: Arc::new(access),
         relay: relay.clone(),
+        descriptors: Arc::clone(&descriptors),
     };
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
@@ -208,7 +218,31 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     })
 }
 
-fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
+/// Closes idle lanes, of each link in proportion to what it has.
+fn give_up_lanes(hub: &Hub, lanes: usize) {
+    let pools: Vec<Arc<LanePool>> = hub
+        .links()
+        .into_iter()
+        .filter_map(|link| link.lanes)
+        .collect();
+    let idle: Vec<usize> = pools.iter().map(|pool| pool.idle_lanes()).collect();
+    let all = idle.iter().sum::<usize>().max(1);
+    let lanes = lanes.min(all);
+    let closed: usize = std::iter::zip(&pools, &idle)
+        .map(|(pool, idle)| pool.give_up((idle * lanes).div_ceil(all)))
+        .sum();
+    if closed > 0 {
+        tracing::info!(
+            lanes = closed,
+            "idle lanes closed: file descriptors run low"
+        );
+    }
+}
+
+fn backend_settings(
+    plan: &ServerPlan,
+    descriptors: &Arc<Descriptors>,
+) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
         server: plan.server_id.clone(),
         server_count: plan.server_count,
@@ -220,7 +254,7 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
         dial_timeout: plan.dial.timeout,
     };
-    let lane_slots = descriptors::lane_slots();
+    let lane_room = LaneRoom::new(descriptors::lanes_max(), Arc::clone(descriptors));
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive.time,
@@ -229,9 +263,9 @@ fn backend_settings(plan: &ServerPlan) -> anyhow::Result<BackendSettings> {
         link,
         // Without room for any, none are offered.
         lanes_per_link_max: usize::try_from(plan.agents.data_path.lanes_max)?
-            .min(lane_slots.available_permits()),
+            .min(lane_room.lanes_max()),
         lane_security: plan.agents.data_path.lane_security,
-        lane_slots: Arc::new(lane_slots),
+        lane_room: Arc::new(lane_room),
         lane_watch: Arc::default(),
     })
 }
@@ -261,11 +295,10 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
     const LANES_EVERY: u64 = 30;
     let mut retried = 0;
     for turn in 1_u64.. {
-        if turn.is_multiple_of(LANES_EVERY) {
-            for link in hub.links() {
-                if let Some(lanes) = link.lanes {
-                    lanes.sweep().await;
-                }
+        for lanes in hub.links().into_iter().filter_map(|link| link.lanes) {
+            lanes.glance().await;
+            if turn.is_multiple_of(LANES_EVERY) {
+                lanes.sweep().await;
             }
         }
         metrics

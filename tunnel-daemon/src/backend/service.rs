@@ -12,7 +12,6 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
@@ -20,6 +19,7 @@ use crate::config::plan::LaneSecurity;
 use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
 };
+use crate::lane::LaneRoom;
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
 use crate::net::stream::ByteStream;
@@ -54,8 +54,8 @@ pub struct BackendSettings {
     pub lanes_per_link_max: usize,
     /// What protects lanes behind their greeting.
     pub lane_security: LaneSecurity,
-    /// Lanes of the whole process.
-    pub lane_slots: Arc<Semaphore>,
+    /// Room for lanes in the whole process.
+    pub lane_room: Arc<LaneRoom>,
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
 }
@@ -156,7 +156,7 @@ impl Backend {
             lanes_max,
             dials_max: link.dials_max,
             silence_max: link.isolation.half_closed_timeout,
-            slots: Arc::clone(&self.settings.lane_slots),
+            room: Arc::clone(&self.settings.lane_room),
             tasks: self.tasks.clone(),
             metrics: self.metrics.adit().clone(),
             watch: Arc::clone(&self.settings.lane_watch),

@@ -32,6 +32,8 @@ pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The Go client's own dial deadline: ours must answer before it.
 pub const GO_CLIENT_DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time a client that will not be served has to ask and to take the refusal: it holds a descriptor that others need.
+pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time to get the last CLOSE packets out once a shutdown is over, before sockets are cut.
 pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
 

@@ -7,7 +7,9 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 
 use super::grpc::StreamEvents;
+use crate::config::limits;
 use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
+use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::telemetry::labels::{
     ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, Path, Segment,
@@ -26,6 +28,50 @@ pub struct FrontendContext {
     pub access: Arc<AccessLog>,
     /// For tunnels whose two ends are sockets in clear text; absent where no lane is.
     pub relay: Option<Arc<PipeRelay>>,
+    /// What clients and others share.
+    pub descriptors: Arc<Descriptors>,
+}
+
+/// Whether the client of a new connection is served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It is.
+    Welcome,
+    /// Its dials are refused: descriptors are short.
+    NoDescriptors,
+}
+
+impl FrontendContext {
+    /// Asked once for each connection, so that none is refused halfway.
+    #[must_use]
+    pub fn admit(&self) -> Admission {
+        if self.descriptors.has_room(Use::Tunnel) {
+            Admission::Welcome
+        } else {
+            Admission::NoDescriptors
+        }
+    }
+}
+
+impl Admission {
+    /// Serves a connection; one that is not welcome has a short time to be told.
+    pub async fn within(self, serving: impl Future<Output = ()>) {
+        match self {
+            Self::Welcome => serving.await,
+            Self::NoDescriptors => {
+                let _told = tokio::time::timeout(limits::REFUSAL_TIMEOUT, serving).await;
+            }
+        }
+    }
+
+    /// # Errors
+    /// Why its dials are refused.
+    pub fn check(self) -> Result<(), DialFailure> {
+        match self {
+            Self::Welcome => Ok(()),
+            Self::NoDescriptors => Err(DialFailure::NoDescriptors),
+        }
+    }
 }
 
 /// One client's tunnel from dial to end. A dial that is dropped counts as a client that left; a tunnel that is
@@ -105,6 +151,7 @@ impl ClientTunnel {
             DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
             DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),
             DialFailure::ShuttingDown => adit.dial_refused(DialCap::Shutdown),
+            DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
             _ => (),
         }
         self.write(0, 0, TunnelEnd::Other, Some(failure.reason()));

@@ -13,7 +13,7 @@ use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::events::{ClientTunnel, FrontendContext};
+use super::events::{Admission, ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
@@ -30,11 +30,26 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub async fn serve<S>(
+    io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    plan: ConnectPlan,
+    client: &str,
+) where
+    S: Connection,
+{
+    let admission = context.admit();
+    let serving = serve_admitted(io, hub, context, plan, client, admission);
+    admission.within(serving).await;
+}
+
+async fn serve_admitted<S>(
     mut io: S,
     hub: &Arc<Hub>,
     context: &FrontendContext,
     plan: ConnectPlan,
     client: &str,
+    admission: Admission,
 ) where
     S: Connection,
 {
@@ -49,7 +64,11 @@ pub async fn serve<S>(
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing(&request.authority);
     let pipe = io.is_plain() && context.relay.is_some();
-    match dial(&mut io, &mut early, hub, &request, pipe).await {
+    let dialed = match admission.check() {
+        Ok(()) => dial(&mut io, &mut early, hub, &request, pipe).await,
+        Err(failure) => Some(Err(failure)),
+    };
+    match dialed {
         None => tunnel.abandoned(),
         Some(Err(failure)) => {
             tunnel.failed(&failure);

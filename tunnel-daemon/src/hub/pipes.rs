@@ -23,6 +23,8 @@ use crate::telemetry::labels::{Driver, Engine, LaneEnd};
 
 /// How often tunnels are looked at.
 const EVERY: Duration = Duration::from_secs(5);
+/// Tunnels that may wait for a relay thread to notice them.
+const QUEUE_TUNNELS: usize = 4096;
 /// The side of a pair that is the client's or target's socket.
 const SOCKET: Side = Side::A;
 /// The side that is the lane.
@@ -132,9 +134,9 @@ impl PipeRelay {
         metrics: AditMetrics,
     ) -> io::Result<Arc<Self>> {
         let mut config = RelayConfig::new(choice);
-        // None that holds a lane is ever refused, whatever comes at once.
+        // None that holds a lane is refused, unless thousands came between two turns of a thread.
         config.pairs_max = tunnels_max.clamp(1, config.pairs_max);
-        config.queue_pairs = config.pairs_max;
+        config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
         let threads = Relay::start(&config)?;
         Ok(Arc::new(Self {
             handle: threads.handle(),

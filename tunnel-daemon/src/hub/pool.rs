@@ -1,21 +1,24 @@
 //! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
 
+mod spare;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::lane_way::LaneHome;
 use super::leg::{Carrier, Leg};
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
-use crate::lane::{Lane, LaneFailure, LinkSecret, Slot};
+use crate::lane::{Lane, LaneFailure, LaneRoom, LinkSecret, Slot};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
@@ -46,8 +49,8 @@ pub struct PoolSettings {
     pub dials_max: usize,
     /// How long a half-closed tunnel may be silent.
     pub silence_max: Duration,
-    /// Lanes of the whole process.
-    pub slots: Arc<Semaphore>,
+    /// Room for lanes in the whole process.
+    pub room: Arc<LaneRoom>,
     /// Where lanes settle.
     pub tasks: Tasks,
     /// Counters.
@@ -95,7 +98,7 @@ impl LanePool {
             idle: Mutex::new(Idle {
                 lanes: Vec::new(),
                 pings: 0,
-                pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now()),
+                pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now().into_std()),
             }),
             gone: CancellationToken::new(),
             settings,
@@ -123,7 +126,7 @@ impl LanePool {
     /// Room for one more lane; `None` when the link or the process has as many as it may.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
-        Slot::take(&self.slots, &self.settings.slots)
+        self.settings.room.take(&self.slots)
     }
 
     /// Takes a lane that was just bound.
@@ -228,6 +231,7 @@ impl LanePool {
             address: address.to_owned(),
             raw: pipe,
         };
+        let asked = Instant::now();
         let attempt = opening.run(&request, u32::from(left < IDLE_MIN));
         let outcome = match timeout {
             None => attempt.await,
@@ -235,6 +239,7 @@ impl LanePool {
                 .await
                 .unwrap_or(OnLane::Failed(DialFailure::TimedOut)),
         };
+        metrics.lane_answered(asked.elapsed());
         metrics.lane_dial(match outcome {
             OnLane::NotSeen => LaneDial::Unacknowledged,
             OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,
@@ -249,8 +254,10 @@ impl LanePool {
             let mut idle = self.lock();
             let lane = idle.lanes.pop()?;
             let left = idle.lanes.len();
-            let pipe =
-                pipe && lane.is_clear() && left >= IDLE_MIN && idle.pipes.try_take(Instant::now());
+            let pipe = pipe
+                && lane.is_clear()
+                && left >= IDLE_MIN
+                && idle.pipes.try_take(Instant::now().into_std());
             drop(idle);
             let Some(mut lane) = self.usable(lane) else {
                 continue;

@@ -56,9 +56,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// `None` when the link or the process has as many lanes as it may.
+    /// `None` when the link or the process has as many lanes as it may. See [`super::LaneRoom::take`].
     #[must_use]
-    pub fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
+    pub(super) fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
         let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
         let _permits = [of(link)?, of(process)?];
         Some(Self { _permits })
@@ -217,6 +217,12 @@ impl Lane {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);
         }
+    }
+
+    /// The connection's socket.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        self.transport.tcp()
     }
 
     /// Bytes that the peer's kernel has not acknowledged, those that wait here included.

@@ -2,6 +2,8 @@
 
 mod bind;
 mod connection;
+mod room;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure, Pipe, Slot};
+pub use room::LaneRoom;

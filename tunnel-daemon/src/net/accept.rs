@@ -19,6 +19,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(5);
 /// Longest wait: a tenth of a second late is better than a busy loop, and soon enough for a freed descriptor.
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
 
+/// How often a loop without room for connections asks for it.
+const ROOM_EVERY: Duration = Duration::from_millis(50);
+
 /// Where connections come from: a [`Listener`], or a script in tests.
 pub trait Incoming: Send + 'static {
     /// Waits for one. Cancelling must lose none.
@@ -39,6 +42,14 @@ pub trait AcceptEvents: Send + Sync + 'static {
     fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
+    /// Asked before each accept: whether there is room for one more connection. If not, peers wait in the kernel's queue.
+    fn has_room(&self) -> bool {
+        true
+    }
+    /// There is no room: the loop waits.
+    fn paused(&self) {}
+    /// There is a connection more.
+    fn accepted(&self) {}
 }
 
 impl AcceptEvents for () {}
@@ -128,8 +139,10 @@ impl<I: Incoming> Acceptor<I> {
     async fn next(&mut self) -> (Socket, PeerAddr, Option<OwnedSemaphorePermit>) {
         let permit = Arc::clone(&self.handshakes).acquire_owned().await.ok();
         loop {
+            self.room().await;
             match self.incoming.accept().await {
                 Ok((socket, peer)) => {
+                    self.events.accepted();
                     self.backoff = Backoff::default();
                     return (socket, peer, permit);
                 }
@@ -141,6 +154,19 @@ impl<I: Incoming> Acceptor<I> {
                     tokio::time::sleep(wait).await;
                 }
             }
+        }
+    }
+}
+
+impl<I> Acceptor<I> {
+    /// Waits for room for one more connection.
+    async fn room(&self) {
+        if self.events.has_room() {
+            return;
+        }
+        self.events.paused();
+        while !self.events.has_room() {
+            tokio::time::sleep(ROOM_EVERY).await;
         }
     }
 }

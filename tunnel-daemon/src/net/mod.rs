@@ -7,6 +7,7 @@ pub mod buffered;
 mod ca;
 mod cipher;
 pub mod clear;
+pub mod descriptors;
 mod gather;
 pub mod grpc;
 pub mod handshake;

@@ -84,6 +84,13 @@ impl<'a> Registrar<'a> {
         self.keep(HistogramVec::new(opts, labels))
     }
 
+    /// A histogram without labels, 0 from the start; `buckets` are upper bounds in seconds.
+    #[must_use]
+    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let opts = HistogramOpts::new(self.full_name(name), help).buckets(buckets.to_vec());
+        self.keep(Histogram::with_opts(opts))
+    }
+
     /// A counter per value of `L`, each absent until used.
     #[must_use]
     pub fn counters<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {

@@ -222,6 +222,8 @@ label! {
         LinkGone = "link_gone",
         /// It carried a tunnel without frames, after which there is no other.
         Used = "used",
+        /// Given up while idle, because file descriptors run low.
+        Descriptors = "descriptors",
     }
 }
 
@@ -250,6 +252,8 @@ label! {
         Process = "process",
         /// Refused because this process is shutting down.
         Shutdown = "shutdown",
+        /// File descriptors of this process.
+        Descriptors = "descriptors",
     }
 }
 
@@ -383,6 +387,7 @@ mod tests {
             DialFailure::TooManyPending { per_agent: true },
             DialFailure::Closed,
             DialFailure::ShuttingDown,
+            DialFailure::NoDescriptors,
         ];
         for failure in &failures {
             assert_eq!(DialFailureReason::from(failure).as_str(), failure.reason());

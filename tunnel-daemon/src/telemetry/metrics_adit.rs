@@ -4,10 +4,11 @@
 //! are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
-use super::families::{Counters, Gauges, Registrar};
+use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
@@ -33,7 +34,9 @@ struct Inner {
     lanes: Gauges<LaneState>,
     lanes_opened: IntCounter,
     lanes_closed: Counters<LaneEnd>,
+    lanes_wanted: IntGauge,
     lane_dials: Counters<LaneDial>,
+    lane_answer: Histogram,
     lanes_refused: Counters<LaneRefusal>,
     relay_engine: Gauges<Driver>,
     relay_tunnels: IntGauge,
@@ -41,6 +44,7 @@ struct Inner {
     relay_panics: IntCounter,
     relay_pipes_exhausted: IntCounter,
     accept_errors: Counters<Listener>,
+    accept_pauses: Counters<Listener>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
@@ -98,10 +102,16 @@ impl AditMetrics {
             lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
             lanes_opened: families.counter("lanes_opened_total", "Lanes that were bound to a link"),
             lanes_closed: families.counters_from_zero("lanes_closed_total", "Bound lanes that are no more, by reason", "reason"),
+            lanes_wanted: families.gauge("lanes_wanted", "Idle lanes that this agent means to have, over all its links"),
             lane_dials: families.counters_from_zero(
                 "lane_dials_total",
                 "Dials to agents with lanes, by whether a lane took them; the others went over the link",
                 "result",
+            ),
+            lane_answer: families.histogram(
+                "lane_answer_seconds",
+                "Time a dial on a lane waited for its answer, the agent's dial of the target included",
+                BUCKETS_SERVER_LATENCY,
             ),
             lanes_refused: families.counters_from_zero(
                 "lanes_refused_total",
@@ -130,6 +140,11 @@ impl AditMetrics {
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
                 "Connections lost at accept or refused by a connection cap, by listener",
+                "listener",
+            ),
+            accept_pauses: families.counters_from_zero(
+                "accept_pauses_total",
+                "Times a listener stopped accepting because file descriptors were short, by listener",
                 "listener",
             ),
             control_overflows: families
@@ -233,6 +248,16 @@ impl AditMetrics {
         self.0.lane_dials.of(result).inc();
     }
 
+    /// A dial on a lane was answered, or given up, after so long.
+    pub fn lane_answered(&self, waited: Duration) {
+        self.0.lane_answer.observe(waited.as_secs_f64());
+    }
+
+    /// A share of the idle lanes that are wanted, given back by `Drop`.
+    pub fn lanes_wanted_share(&self) -> AmountGuard {
+        AmountGuard::new(&self.0.lanes_wanted)
+    }
+
     /// A connection did not become a lane.
     pub fn lane_refused(&self, why: LaneRefusal) {
         self.0.lanes_refused.of(why).inc();
@@ -263,6 +288,11 @@ impl AditMetrics {
     /// accept(2) failed, or a connection was refused by a cap.
     pub fn accept_error(&self, listener: Listener) {
         self.0.accept_errors.of(listener).inc();
+    }
+
+    /// A listener waits for descriptors.
+    pub fn accept_paused(&self, listener: Listener) {
+        self.0.accept_pauses.of(listener).inc();
     }
 
     /// A link ended because its control queue ran full.

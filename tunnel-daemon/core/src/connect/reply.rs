@@ -147,7 +147,9 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
             TargetStatus::GatewayTimeout,
             &format!("Failed to tunnel dial request: {failure}\r\n"),
         ),
-        DialFailure::TooManyPending { .. } | DialFailure::ShuttingDown => {
+        DialFailure::TooManyPending { .. }
+        | DialFailure::ShuttingDown
+        | DialFailure::NoDescriptors => {
             plain(TargetStatus::ServiceUnavailable, &format!("{failure}\r\n"))
         }
         DialFailure::Closed => return None,

@@ -307,6 +307,10 @@ fn failed_dials_read_as_upstream_writes_them() {
             DialFailure::ShuttingDown,
             format!("503 Service Unavailable\r\n{PLAIN}server is shutting down\r\n"),
         ),
+        (
+            DialFailure::NoDescriptors,
+            format!("503 Service Unavailable\r\n{PLAIN}server is short of file descriptors\r\n"),
+        ),
     ];
     for (failure, expected) in rows {
         let response = failure_response(&failure).unwrap();

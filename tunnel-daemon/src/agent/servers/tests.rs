@@ -14,6 +14,8 @@ use crate::agent::dial::Dialer;
 use crate::agent::resolve::{Answer, Resolve, SrvRecord};
 use crate::config::plan::ForwardProxy;
 use crate::config::tls_policy::TlsPolicy;
+use crate::lane::LaneRoom;
+use crate::net::descriptors::Descriptors;
 use crate::net::reload::Reloadable;
 use crate::net::selfsigned::ThrowawayFiles;
 use crate::net::tls::{Alpn, ClientTls};
@@ -60,7 +62,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         metrics: metrics.clone(),
         tasks: tasks.clone(),
         warn_on_channel_limit: false,
-        lane_slots: Arc::new(Semaphore::new(100)),
+        lane_room: Arc::new(LaneRoom::new(100, Arc::new(Descriptors::unlimited()))),
         lane_watch: Arc::default(),
         relay: None,
     };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::events::{FrontendContext, GrpcEvents};
+use super::events::{Admission, FrontendContext, GrpcEvents};
 use crate::hub::Hub;
 use crate::net::grpc::{self, Windows};
 use crate::net::tasks::Tasks;
@@ -36,6 +36,21 @@ pub async fn serve<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let admission = context.admit();
+    let serving = serve_admitted(io, hub, context, keepalive, tasks, admission);
+    admission.within(serving).await;
+}
+
+async fn serve_admitted<S>(
+    io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    keepalive: Duration,
+    tasks: &Tasks,
+    admission: Admission,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let windows = Windows {
         frame_bytes: grpc::SMALL_FRAME_BYTES,
         stream_bytes: STREAM_WINDOW_BYTES,
@@ -54,6 +69,7 @@ pub async fn serve<S>(
             Arc::clone(hub),
             request.into_body(),
             respond,
+            admission,
             GrpcEvents::new(context),
         );
         let work = async move {

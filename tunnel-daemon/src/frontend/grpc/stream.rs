@@ -13,6 +13,7 @@ use adit_core::wire::packet::{Packet, PacketType, Received, Violation};
 use h2::RecvStream;
 use h2::server::SendResponse;
 
+use super::super::events::Admission;
 use super::outbound::{Outbound, Sent};
 use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
@@ -86,6 +87,7 @@ pub struct ProxyStream<E: StreamEvents> {
     decoder: Decoder,
     state: State,
     rebukes: u32,
+    admission: Admission,
     events: E,
 }
 
@@ -95,6 +97,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         hub: Arc<Hub>,
         recv: RecvStream,
         respond: SendResponse<MessageBuf>,
+        admission: Admission,
         events: E,
     ) -> Self {
         let out = Outbound::new(respond);
@@ -105,6 +108,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             decoder: Decoder::default(),
             state: State::Fresh,
             rebukes: 0,
+            admission,
             events,
         }
     }
@@ -321,6 +325,9 @@ impl<E: StreamEvents> ProxyStream<E> {
             });
         }
         self.events.dialing(&address);
+        if let Err(failure) = self.admission.check() {
+            return self.finish_dial(dial, Err(failure));
+        }
         let hub = Arc::clone(&self.hub);
         let work = Box::pin(async move { hub.dial(dial, &protocol, &address).await });
         self.state = State::Dialing { dial, work };

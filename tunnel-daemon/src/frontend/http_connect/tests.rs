@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::hub::{DialLimits, Leg, Mailbox};
+use crate::net::descriptors::Descriptors;
 use crate::telemetry::labels::Path;
 use crate::telemetry::{AccessLog, ServerMetrics};
 
@@ -37,6 +38,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         metrics,
         access,
         relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
     };
     let (mut client, server) = duplex(64);
     let started = Instant::now();
@@ -82,6 +84,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         metrics: metrics.clone(),
         access: Arc::new(AccessLog::new(1, 1, suppressed)),
         relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
     };
     let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
     let open = OpenTunnel {

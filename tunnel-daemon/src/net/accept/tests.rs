@@ -12,7 +12,7 @@ use std::{
     collections::VecDeque,
     future::pending,
     net::Ipv4Addr,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -124,6 +124,63 @@ async fn connections_that_vanished_before_accept_cost_no_wait() {
 async fn endless_passing_errors_back_off_as_well() {
     let (elapsed, failed) = run_script(vec![libc::ECONNABORTED; 66]).await;
     assert_eq!((elapsed, failed), (Duration::from_millis(5 + 10), 2));
+}
+
+/// Room for nobody until told.
+#[derive(Default)]
+struct Room {
+    asked: AtomicUsize,
+    there: AtomicBool,
+    pauses: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl AcceptEvents for Room {
+    fn has_room(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.there.load(Ordering::SeqCst)
+    }
+
+    fn paused(&self) {
+        self.pauses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_nobody_is_accepted_and_room_is_asked_for_now_and_then() {
+    let (_theirs, ours) = UnixStream::pair().unwrap();
+    let script = Script {
+        errors: VecDeque::new(),
+        connection: Some(ours),
+    };
+    let (tasks, room) = (Tasks::new(4), Arc::new(Room::default()));
+    let (arrived, mut arrivals) = mpsc::channel(1);
+    let handle = move |_stream: ByteStream| {
+        let arrived = arrived.clone();
+        async move { arrived.send(()).await.unwrap() }
+    };
+    let events: Arc<dyn AcceptEvents> = Arc::<Room>::clone(&room);
+    let accepting = accept_loop(
+        script,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let waited = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await;
+    waited.expect_err("there is no room");
+    let counts = [&room.accepted, &room.pauses].map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(counts, [0, 1]);
+    assert!(room.asked.load(Ordering::SeqCst) <= 203, "it spins");
+    room.there.store(true, Ordering::SeqCst);
+    arrivals.recv().await.unwrap();
+    assert_eq!(room.accepted.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test]

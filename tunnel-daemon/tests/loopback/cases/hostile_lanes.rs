@@ -477,6 +477,34 @@ async fn hundreds_of_idle_lanes_outlive_sweeps_and_silent_ones_do_not() {
     assert_eq!(value(&world, closed), 1.0);
 }
 
+/// Nobody waits for an idle lane; still it is noticed soon when its agent gives it up or is gone, and not by the next dial.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_lanes_that_their_agent_gives_up_or_loses_go_within_seconds() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let mut lanes = Vec::new();
+    for _lane in 0..3 {
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        lanes.push(lane);
+    }
+    until("idle lanes", || {
+        value(&world, "adit_lanes{state=\"idle\"}") == 3.0
+    })
+    .await;
+    let mut drained = lanes.pop().expect("three of them");
+    drained.end.drain();
+    drained.flush().await;
+    assert_eq!(drained.event().await, None, "the server closes it");
+    drop(lanes.pop());
+    for reason in ["drained", "lost"] {
+        let series = format!("adit_lanes_closed_total{{reason=\"{reason}\"}}");
+        until(&series, || value(&world, &series) == 1.0).await;
+    }
+    one_idle(&world).await;
+}
+
 /// An agent learns before its lane is bound that there is no room for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_beyond_the_limit_is_not_bound() {

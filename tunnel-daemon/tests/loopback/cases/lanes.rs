@@ -1,17 +1,15 @@
 //! Lanes between Adit ends: who gets them, what rides on them, what happens when one or its link goes away.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use adit_core::wire::packets::packet::Payload;
 
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
+use crate::support::wire::Wire;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
@@ -41,6 +39,10 @@ async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {
     }
     // They found lanes, but perhaps on a machine so busy that none was back in time, and the lanes were few.
     assert_eq!(value(&world, HITS) + value(&world, MISSES), 100.0);
+    // Each of them was answered, within a second on any machine.
+    let answers = ["_count", "_bucket{le=\"2.5\"}", "_bucket{le=\"1e-05\"}"]
+        .map(|part| value(&world, &format!("adit_lane_answer_seconds{part}")));
+    assert_eq!(answers, [value(&world, HITS), value(&world, HITS), 0.0]);
     assert!(value(&world, HITS) >= 90.0);
     assert!(value(&world, "adit_lanes_opened_total") < 20.0);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
@@ -69,7 +71,7 @@ async fn either_end_can_do_without_lanes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it() {
     const TUNNELS: usize = 300;
-    let (world, _agent) = World::with_agent().await;
+    let (mut world, agent) = World::with_agent().await;
     warm(&world).await;
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
@@ -86,9 +88,14 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     assert_eq!(dials, TUNNELS as f64);
     assert!(value(&world, MISSES) > 0.0);
     // Nobody waited for a lane; now there are some for the next burst.
+    let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
+    until("more lanes are wanted", || wanted() >= Some(8.0)).await;
     until("lanes for the next burst", || value(&world, IDLE) >= 8.0).await;
     drop(streams);
     until("lanes come back", || value(&world, BUSY) == 0.0).await;
+    // Without a link none are wanted.
+    world.stop_server(Duration::ZERO).await;
+    until("no lane is wanted", || wanted() == Some(0.0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,43 +223,6 @@ async fn tunnels_on_lanes_outlive_their_link() {
 fn pause() -> Duration {
     let nightly = std::env::var_os("ADIT_NIGHTLY").is_some();
     Duration::from_secs(if nightly { 70 } else { 7 })
-}
-
-/// What lies between an agent and its server: connections that a test can cut.
-struct Wire {
-    address: SocketAddr,
-    connections: Arc<Mutex<Vec<AbortHandle>>>,
-    _accepting: JoinSet<()>,
-}
-
-impl Wire {
-    async fn to(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("it is bound");
-        let connections = Arc::new(Mutex::new(Vec::new()));
-        let (handles, mut accepting) = (Arc::clone(&connections), JoinSet::new());
-        accepting.spawn(async move {
-            let mut copying = JoinSet::new();
-            while let Ok((mut agent, _peer)) = listener.accept().await {
-                let handle = copying.spawn(async move {
-                    let mut server = TcpStream::connect(server).await.expect("it listens");
-                    let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
-                });
-                handles.lock().expect("nothing panics").push(handle);
-            }
-        });
-        Self {
-            address,
-            connections,
-            _accepting: accepting,
-        }
-    }
-
-    /// What an agent opens first is its link.
-    fn cut_link(&self) {
-        let connections = self.connections.lock().expect("nothing panics");
-        connections.first().expect("a connection").abort();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! The tests, by what they look at.
 
 mod agents;
+mod descriptors;
 mod files;
 mod forward_proxy;
 mod grants;
@@ -9,6 +10,8 @@ mod hostile_clients;
 mod hostile_lanes;
 mod hostile_servers;
 mod isolation;
+mod lane_faults;
+mod lane_processes;
 mod lanes;
 mod metrics;
 mod numbers;

@@ -16,15 +16,15 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 /// New dials work again within this after a kill -9 (rules 15).
 const RECOVERED: Duration = Duration::from_secs(5);
 
-struct Processes {
-    world: World,
-    server: Process,
-    agents: std::net::SocketAddr,
-    health: std::net::SocketAddr,
+pub(super) struct Processes {
+    pub(super) world: World,
+    pub(super) server: Process,
+    pub(super) agents: std::net::SocketAddr,
+    pub(super) health: std::net::SocketAddr,
 }
 
 impl Processes {
-    async fn start(flags: &[&str]) -> Self {
+    pub(super) async fn start(flags: &[&str]) -> Self {
         let flags = [&["--log-format=json"], flags].concat();
         let mut world = World::start(&flags).await;
         // The in-process server only chose names and made files.
@@ -39,7 +39,7 @@ impl Processes {
         }
     }
 
-    fn agent(&self, id: &str, flags: &[&str]) -> Process {
+    pub(super) fn agent(&self, id: &str, flags: &[&str]) -> Process {
         let flags = [&["--log-format=json"], flags].concat();
         let args = self.world.agent_args(id, self.agents.port(), &flags);
         Process::start(id, &args, self.world.dir.path())

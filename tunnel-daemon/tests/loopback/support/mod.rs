@@ -7,4 +7,5 @@ pub(crate) mod stub_server;
 pub(crate) mod targets;
 pub(crate) mod tls;
 pub(crate) mod wait;
+pub(crate) mod wire;
 pub(crate) mod world;

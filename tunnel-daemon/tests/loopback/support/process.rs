@@ -1,5 +1,6 @@
 //! The real binary as a child process, with its ports read from its log.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -47,6 +48,16 @@ impl Process {
         Self { child, log }
     }
 
+    /// As [`Process::start`], with so many descriptors and no more.
+    pub(crate) fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
+        let limited = format!("ulimit -n {descriptors}; exec \"$@\"");
+        let mut words = ["sh", "-c", &limited, "sh", env!("CARGO_BIN_EXE_adit")]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend_from_slice(args.get(1..).unwrap_or_default());
+        Self::start_program(name, Path::new("/bin/sh"), &words, dir)
+    }
+
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -79,6 +90,39 @@ impl Process {
         until_blocking(&format!("the end of {name}"), limit, || {
             self.child.try_wait().expect("a child")
         })
+    }
+
+    /// Resident memory now, bytes.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kib.expect("a resident size") * 1024
+    }
+
+    /// Bytes in the queues of its TCP sockets, both ways, as the kernel counts them.
+    pub(crate) fn tcp_queue_bytes(&self) -> u64 {
+        let dir = format!("/proc/{}/fd", self.child.id());
+        let names = fs::read_dir(dir).expect("it runs").flatten();
+        let sockets: HashSet<String> = names
+            .filter_map(|name| fs::read_link(name.path()).ok())
+            .filter_map(|link| {
+                let inode = link.to_str()?.strip_prefix("socket:[")?;
+                Some(inode.strip_suffix(']')?.to_owned())
+            })
+            .collect();
+        let table = fs::read_to_string(format!("/proc/{}/net/tcp", self.child.id()));
+        let queues = |line: &str| {
+            let mut fields = line.split_whitespace();
+            let (queues, inode) = (fields.nth(4)?, fields.nth(4)?);
+            let (sending, receiving) = queues.split_once(':')?;
+            let bytes = |hex| u64::from_str_radix(hex, 16).ok();
+            sockets
+                .contains(inode)
+                .then_some(bytes(sending)? + bytes(receiving)?)
+        };
+        table.expect("it runs").lines().filter_map(queues).sum()
     }
 
     /// Open descriptors now.

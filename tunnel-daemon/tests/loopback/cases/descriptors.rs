@@ -1,0 +1,276 @@
+//! Processes that run out of file descriptors: lanes go first, then new clients, and nothing that is open.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use adit::net::tasks::Tasks;
+use adit_core::wire::packets::packet::Payload;
+use tokio::net::UnixStream;
+
+use crate::support::process::{Process, scrape};
+use crate::support::raw::Connection;
+use crate::support::wait::{within, within_for};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+/// Of the process that is short of them. Lanes get none from 768 on, idle ones go at 896, clients are refused from 992 on.
+const LIMIT: u32 = 1024;
+const LOW: usize = 896;
+/// Tunnels of a burst that leaves idle lanes behind.
+const BURST: usize = 60;
+
+const IDLE: &str = "adit_lanes{state=\"idle\"}";
+const BUSY: &str = "adit_lanes{state=\"busy\"}";
+const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
+const PAUSES: &str = "adit_accept_pauses_total{listener=\"frontend\"}";
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+
+/// Lanes come back once an agent that was refused some tries again, at most so many seconds later.
+const LANES_BACK: Duration = Duration::from_secs(60);
+
+async fn value(health: SocketAddr, series: &str) -> f64 {
+    let text = scrape(health).await;
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+async fn until(health: SocketAddr, series: &str, holds: impl Fn(f64) -> bool) {
+    until_for(Duration::from_secs(30), health, series, holds).await;
+}
+
+async fn until_for(limit: Duration, health: SocketAddr, series: &str, holds: impl Fn(f64) -> bool) {
+    within_for(limit, series, async {
+        while !holds(value(health, series).await) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+/// A server, and an agent of this server and of another one. The server or the agent is short of descriptors.
+struct Short {
+    world: World,
+    server: Process,
+    _other: Process,
+    agent: Process,
+    health: SocketAddr,
+    target: String,
+    open: Vec<UnixStream>,
+    _echo: Tasks,
+}
+
+enum Who {
+    Server,
+    Agent,
+}
+
+impl Short {
+    /// With some tunnels open on lanes, and more lanes idle.
+    async fn start(who: Who) -> Self {
+        let mut world = World::start(&["--log-format=json"]).await;
+        world.stop_server(Duration::ZERO).await;
+        let dir = world.dir.path().to_owned();
+        let args = world.server_args("0");
+        let server = match who {
+            Who::Server => Process::start_limited("server", LIMIT, &args, &dir),
+            Who::Agent => Process::start("server", &args, &dir),
+        };
+        let (agents, health) = (server.address("agents"), server.address("health"));
+        let args: Vec<String> = args
+            .iter()
+            .map(|arg| arg.replace(".sock", ".other"))
+            .collect();
+        let other = Process::start("other", &args, &dir);
+        let both = format!("--proxy-server-host={}", other.address("agents"));
+        let flags = ["--log-format=json", &both];
+        let args = world.agent_args("a", agents.port(), &flags);
+        let agent = match who {
+            Who::Server => Process::start("agent", &args, &dir),
+            Who::Agent => Process::start_limited("agent", LIMIT, &args, &dir),
+        };
+        until(health, IDLE, |idle| idle >= 4.0).await;
+        until(other.address("health"), IDLE, |idle| idle >= 4.0).await;
+        let (port, echo) = targets::echo().await;
+        let mut short = Self {
+            world,
+            server,
+            _other: other,
+            agent,
+            health,
+            target: format!("127.0.0.1:{port}"),
+            open: Vec::new(),
+            _echo: echo,
+        };
+        let socket = short.world.connect();
+        let refused = short
+            .open_until(&socket, |short| short.open.len() >= BURST)
+            .await;
+        assert_eq!(refused, None);
+        until(health, BUSY, |busy| busy >= 10.0).await;
+        short.open.truncate(4);
+        let tunnels = "konnectivity_network_proxy_server_established_connections";
+        for four in [tunnels, BUSY] {
+            until(health, four, |open| open == 4.0).await;
+        }
+        until(health, IDLE, |idle| idle >= 8.0).await;
+        short
+    }
+
+    /// Opens tunnels until `enough`; the answer to the first that is none, if one is refused before.
+    async fn open_until(
+        &mut self,
+        socket: &Path,
+        enough: impl Fn(&Self) -> bool,
+    ) -> Option<(u16, String)> {
+        let head = connect::head(&self.target);
+        while !enough(self) {
+            let mut answer = connect::request(socket, &head).await;
+            if !answer.head.contains(" 200 ") {
+                let status = answer
+                    .head
+                    .split(' ')
+                    .nth(1)
+                    .and_then(|code| code.parse().ok());
+                return Some((
+                    status.expect("a status"),
+                    connect::rest(&mut answer.stream).await,
+                ));
+            }
+            connect::echo(&mut answer.stream, b"new").await;
+            self.open.push(answer.stream);
+            assert!(self.open.len() < 2 * LIMIT as usize, "nobody is refused");
+        }
+        None
+    }
+
+    async fn assert_all_echo(&mut self) {
+        for stream in &mut self.open {
+            connect::echo(stream, b"not touched").await;
+        }
+    }
+
+    /// One more tunnel finds no lane and is served over the link.
+    async fn assert_rides_the_link(&mut self) {
+        let before = value(self.health, MISSES).await;
+        let (socket, opened) = (self.world.connect(), self.open.len() + 1);
+        let refused = self
+            .open_until(&socket, |short| short.open.len() == opened)
+            .await;
+        assert_eq!(
+            (refused, value(self.health, MISSES).await),
+            (None, before + 1.0)
+        );
+    }
+
+    /// Clients that connect and say nothing.
+    async fn silent(&self, clients: usize) -> Vec<UnixStream> {
+        let mut silent = Vec::new();
+        for _client in 0..clients {
+            silent.push(
+                UnixStream::connect(self.world.connect())
+                    .await
+                    .expect("it listens"),
+            );
+        }
+        silent
+    }
+
+    /// Fills the server with clients that ask for nothing, until it runs low and not further.
+    async fn fill_server(&self) -> Vec<UnixStream> {
+        let missing = (LOW + 20).saturating_sub(self.server.descriptors());
+        self.silent(missing).await
+    }
+
+    async fn assert_recovers(mut self) {
+        self.open.clear();
+        until_for(LANES_BACK, self.health, IDLE, |idle| idle >= 4.0).await;
+        self.world.assert_serves(&self.target).await;
+        until(self.health, BUSY, |busy| busy == 0.0).await;
+        assert_eq!(value(self.health, LINKS).await, 1.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_short_of_descriptors_gives_up_idle_lanes_then_refuses_new_clients() {
+    let mut short = Short::start(Who::Server).await;
+    let (health, socket) = (short.health, short.world.connect());
+    let filling = short.fill_server().await;
+    until(health, IDLE, |idle| idle == 0.0).await;
+    let given_up = "adit_lanes_closed_total{reason=\"descriptors\"}";
+    assert!(value(health, given_up).await >= 8.0);
+    assert_eq!(value(health, BUSY).await, 4.0, "open tunnels keep theirs");
+    short.assert_rides_the_link().await;
+
+    let refused = short.open_until(&socket, |_short| false).await;
+    let text = "server is short of file descriptors";
+    assert_eq!(refused, Some((503, format!("{text}\r\n"))));
+    let connection = Connection::client(&short.world).await;
+    let mut call = connection.proxy().await;
+    call.dial(1, &short.target);
+    match call.payload().await {
+        Some(Payload::DialResponse(answer)) => assert_eq!(answer.error, text),
+        other => panic!("{other:?}"),
+    }
+    let refusals = "adit_dials_refused_total{cap=\"descriptors\"}";
+    assert_eq!(value(health, refusals).await, 2.0);
+
+    // More of them than there are descriptors left.
+    let silent = short.silent(60).await;
+    until(health, PAUSES, |pauses| pauses > 0.0).await;
+    let spent = "process_cpu_seconds_total";
+    let before = value(health, spent).await;
+    for _look in 0..30 {
+        assert!(short.server.descriptors() < LIMIT as usize - 4);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let spent = value(health, spent).await - before;
+    assert!(spent < 1.0, "{spent} s of 3 s: it spins");
+    short.assert_all_echo().await;
+    // Those who say nothing are sent away soon, and the next one is told.
+    let head = connect::head(&short.target);
+    assert_eq!(Some(connect::refused(&socket, &head).await), refused);
+    drop((silent, filling, connection));
+    short.assert_recovers().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_short_of_descriptors_gives_up_idle_lanes_then_refuses_dials() {
+    let mut short = Short::start(Who::Agent).await;
+    let (health, socket) = (short.health, short.world.connect());
+    // Its lanes to one server are idle while clients of the other need descriptors.
+    let other = short.world.dir.path().join("connect.other");
+    let refused = short
+        .open_until(&other, |short| short.agent.descriptors() >= LOW)
+        .await;
+    assert_eq!(refused, None);
+    until(health, IDLE, |idle| idle == 0.0).await;
+    assert!(value(health, "adit_lanes_closed_total{reason=\"drained\"}").await >= 8.0);
+    assert_eq!(value(health, BUSY).await, 4.0, "open tunnels keep theirs");
+    short.assert_rides_the_link().await;
+
+    let refused = short.open_until(&socket, |_short| false).await;
+    let text = format!("dial tcp {}: socket: too many open files", short.target);
+    assert_eq!(refused, Some((503, text)));
+    assert!(short.agent.descriptors() < LIMIT as usize - 16);
+    short.assert_all_echo().await;
+    short.assert_recovers().await;
+}
+
+/// A connect to a process without descriptors waits; nobody is turned away without a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_wait_for_descriptors_are_served_once_there_are_some() {
+    let mut short = Short::start(Who::Server).await;
+    let filling = short.fill_server().await;
+    let silent = short.silent(400).await;
+    until(short.health, PAUSES, |pauses| pauses > 0.0).await;
+    let (socket, target) = (short.world.connect(), short.target.clone());
+    let late = async {
+        let mut stream = connect::open(&socket, &target).await;
+        connect::echo(&mut stream, b"late").await;
+    };
+    let room = async {
+        drop((silent, filling));
+        short.open.clear();
+    };
+    within("a tunnel", async { tokio::join!(late, room) }).await;
+}

@@ -1,0 +1,112 @@
+//! Lanes whose path is gone, and tunnels on lanes that nobody uses any more.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::wait::{until, within};
+use crate::support::wire::Wire;
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+const IDLE: &str = "adit_lanes{state=\"idle\"}";
+const BUSY: &str = "adit_lanes{state=\"busy\"}";
+const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
+
+fn value(world: &World, series: &str) -> f64 {
+    let text = world.server().metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+async fn warm(world: &World) {
+    until("warm lanes", || value(world, IDLE) >= 4.0).await;
+}
+
+/// Rules 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
+    let world = World::start(&[]).await;
+    let wire = Wire::to(world.server().agents).await;
+    let _agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
+    world.links(1).await;
+    warm(&world).await;
+    let dialled = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&dialled);
+    let (port, _target) = targets::serve(move |mut stream| {
+        counted.fetch_add(1, Relaxed);
+        async move {
+            let (mut read, mut write) = stream.split();
+            tokio::io::copy(&mut read, &mut write).await.map(drop)
+        }
+    })
+    .await;
+    wire.deafen_lanes();
+    let start = Instant::now();
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let waited = start.elapsed();
+    connect::echo(&mut stream, b"over the link").await;
+    let in_time = Duration::from_secs(2)..Duration::from_secs(10);
+    assert!(in_time.contains(&waited), "{waited:?}");
+    let counts = [
+        "adit_lane_dials_total{result=\"unacknowledged\"}",
+        "adit_lanes_closed_total{reason=\"silent\"}",
+        "adit_lanes_closed_total{reason=\"lost\"}",
+        HITS,
+        BUSY,
+    ]
+    .map(|series| value(&world, series));
+    assert_eq!(counts, [1.0, 1.0, 0.0, 0.0, 0.0]);
+    assert_eq!(dialled.load(Relaxed), 1);
+}
+
+/// Rules 9, on a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
+async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], reason: &str) {
+    const BEATS: u8 = 8;
+    let world = World::start(server_flags).await;
+    let _agent = world.agent("agent-1", agent_flags).await;
+    world.links(1).await;
+    warm(&world).await;
+    // Says something now and then for longer than the time, then nothing, and never closes.
+    let (port, _target) = targets::serve(|mut stream| async move {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await?;
+        for beat in 0..BEATS {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            stream.write_u8(beat).await?;
+        }
+        std::future::pending().await
+    })
+    .await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.write_all(b"all").await.expect("taken");
+    stream.shutdown().await.expect("half-closed");
+    for beat in 0..BEATS {
+        let read = within("a beat", stream.read_u8()).await;
+        assert_eq!(read.expect("while bytes move it lives"), beat);
+    }
+    let silent = Instant::now();
+    let end = within("the end", stream.read_u8()).await;
+    end.expect_err("it is cut");
+    assert!(silent.elapsed() >= Duration::from_millis(500));
+    let closed = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
+    until(&closed, || value(&world, &closed) == 1.0).await;
+    // The tunnel is reset, the lane is not.
+    until("the lane is free", || value(&world, BUSY) == 0.0).await;
+    let counts =
+        [HITS, "adit_lanes_closed_total{reason=\"lost\"}"].map(|series| value(&world, series));
+    assert_eq!(counts, [1.0, 0.0]);
+    assert!(value(&world, IDLE) >= 4.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_closed_and_silent_tunnel_on_a_lane_is_reset_by_the_server() {
+    half_closed_and_silent(&["--half-closed-timeout=1s"], &[], "half_closed_idle").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_closed_and_silent_tunnel_on_a_lane_is_reset_by_the_agent() {
+    half_closed_and_silent(&[], &["--half-closed-timeout=1s"], "target_reset").await;
+}
