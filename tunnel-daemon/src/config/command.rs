@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 use super::error::ConfigError;
-use super::plan::{AgentPlan, ForwardProxy, ServerPlan};
+use super::plan::{AgentPlan, ForwardProxy, LaneSecurity, ServerPlan};
 use super::{flags, legacy};
 
 /// What the process is to do.
@@ -31,6 +31,8 @@ pub struct DemoOptions {
     pub dir: Option<PathBuf>,
     /// Plain lines even on a terminal.
     pub plain: bool,
+    /// Of both ends' lanes.
+    pub lane_security: LaneSecurity,
 }
 
 /// A command, and what to warn about once logging has started.

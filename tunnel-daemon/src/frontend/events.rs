@@ -125,6 +125,7 @@ impl ClientTunnel {
         self.context.metrics.dial_succeeded(self.dial);
         self.pending = None;
         self.open = Some(self.context.metrics.open_tunnel());
+        self.context.metrics.adit().tunnel_opened(path);
         tunnel.agent.as_str().clone_into(&mut self.agent);
         self.path = path;
     }

@@ -198,6 +198,7 @@ async fn splice<S: Connection>(
         return tunnel.ended(0, 0, "relay_failed");
     };
     let outcome = relay.run(socket, early.freeze(), pipe).await;
+    tracing::debug!(end = ?outcome.end, "relayed tunnel over");
     tunnel.moved_by(outcome.engine, outcome.driver);
     let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
     tunnel.ended(from_client, to_client, outcome.end.reason());

@@ -12,7 +12,7 @@ use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
-    Listener, PeerKind, ReloadResult, TunnelEnd,
+    Listener, Path, PeerKind, ReloadResult, TunnelEnd,
 };
 
 /// Handles of our own families. Cheap to clone; clones share the series.
@@ -22,6 +22,7 @@ pub struct AditMetrics(Arc<Inner>);
 struct Inner {
     insecure_flags: IntGaugeVec,
     held_bytes: IntGauge,
+    tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
     tunnel_bytes: Counters<Direction>,
     offences: IntCounterVec,
@@ -70,6 +71,11 @@ impl AditMetrics {
                 &["flag"],
             ),
             held_bytes: families.gauge("held_bytes", "Payload bytes held in queues of this process"),
+            tunnels_opened: families.counters_from_zero(
+                "tunnels_opened_total",
+                "Tunnels opened, by what they travel on between server and agent",
+                "path",
+            ),
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
             tunnel_bytes: families.counters_from_zero(
                 "tunnel_bytes_total",
@@ -177,6 +183,11 @@ impl AditMetrics {
     /// A share of the held bytes that is given back by `Drop`.
     pub fn held_bytes_share(&self) -> AmountGuard {
         AmountGuard::new(&self.0.held_bytes)
+    }
+
+    /// A tunnel is open.
+    pub fn tunnel_opened(&self, path: Path) {
+        self.0.tunnels_opened.of(path).inc();
     }
 
     /// A tunnel ended.

@@ -11,6 +11,7 @@ use super::http_client::HttpClient;
 use super::screen::{Screen, Tone};
 use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
+use super::ways::Ways;
 use super::world::World;
 use crate::app::run::wait_until;
 
@@ -79,6 +80,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
             stats,
             frontend,
         };
+        let before = Ways::of(world);
         steps.step("web page", driver.page()).await;
         steps.step("download", driver.download(BULK_BYTES)).await;
         steps.step("upload", driver.upload(BULK_BYTES)).await;
@@ -86,6 +88,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         steps.step("new tunnels", driver.dials(DIALS)).await;
         steps.step("refused target", driver.refusal()).await;
         steps.step("path", driver.path()).await;
+        steps.step("moved by", driver.ways(before)).await;
     }
     screen.line(screen.paint(Tone::Strong, "Afterwards"));
     steps.step("links", links(world)).await;
@@ -223,9 +226,20 @@ impl Driver<'_> {
             ways.push(format!("agent {} -> {target}", agent.name));
         }
         Ok(format!(
-            "frontend -> hub -> mTLS link, credit per tunnel -> {}",
+            "frontend -> hub -> lane or link -> {}",
             ways.join(" | ")
         ))
+    }
+}
+
+impl Driver<'_> {
+    /// What this frontend's tunnels travelled on. Those that could ride a lane have had the time to.
+    async fn ways(&self, before: Ways) -> anyhow::Result<String> {
+        let world = self.world;
+        wait_until(LEFTOVER_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
+        let ways = Ways::of(world).since(before);
+        ensure!(ways.on_lanes() > 0, "no tunnel found a lane: {ways}");
+        Ok(ways.to_string())
     }
 }
 

@@ -11,6 +11,7 @@ mod live;
 mod screen;
 mod stats;
 pub mod targets;
+mod ways;
 mod world;
 
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     let screen = Screen::new(options.plain);
     screen.working("certificates, server, agents, targets");
     let started = tokio::select! {
-        started = World::start(options.dir.as_deref()) => started,
+        started = World::start(options.dir.as_deref(), options.lane_security) => started,
         () = signals.next() => return Ok(ExitCode::FAILURE),
     };
     let world = match started {

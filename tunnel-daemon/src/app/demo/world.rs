@@ -13,7 +13,7 @@ use super::frontend::Frontend;
 use super::targets;
 use crate::app::run::wait_until;
 use crate::app::{agent, server};
-use crate::config::plan::{AgentPlan, ServerPlan};
+use crate::config::plan::{AgentPlan, LaneSecurity, ServerPlan};
 use crate::config::{self, Command};
 use crate::net::selfsigned::{ThrowawayCa, Usage};
 use crate::net::tasks::Tasks;
@@ -66,7 +66,7 @@ impl World {
     ///
     /// # Errors
     /// Names the step.
-    pub(super) async fn start(dir: Option<&Path>) -> anyhow::Result<Self> {
+    pub(super) async fn start(dir: Option<&Path>, lanes: LaneSecurity) -> anyhow::Result<Self> {
         let folder = Folder::make(dir)?;
         certificates(&folder).context("certificates")?;
         let tasks = Tasks::new(TASKS_MAX);
@@ -81,11 +81,11 @@ impl World {
             folder.socket("grpc.sock")?,
             folder.socket("http-connect.sock")?,
         );
-        let plan = server_plan(&folder, &grpc, &connect).context("server flags")?;
+        let plan = server_plan(&folder, &grpc, &connect, lanes).context("server flags")?;
         let server = server::start(&plan).await.context("server")?;
         let mut agents = Vec::new();
         for (name, reaches) in [NORTH, SOUTH] {
-            let plan = agent_plan(&folder, name, reaches, server.agents)
+            let plan = agent_plan(&folder, name, reaches, server.agents, lanes)
                 .with_context(|| format!("flags of agent {name}"))?;
             let running = agent::start(&plan)
                 .await
@@ -172,7 +172,9 @@ impl DemoAgent {
 fn series(text: &str, name: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-        .find_map(|value| value.trim().parse().ok())
+        .find_map(|value| value.trim().parse::<f64>().ok())
+        // Large counts are shown as 1.5e+08, and are whole all the same.
+        .and_then(|value| format!("{value:.0}").parse().ok())
         .unwrap_or(0)
 }
 
@@ -201,7 +203,12 @@ fn closed_port(ip: IpAddr) -> std::io::Result<(TcpSocket, SocketAddr)> {
     Ok((socket, address))
 }
 
-fn server_plan(folder: &Folder, grpc: &Path, connect: &Path) -> anyhow::Result<ServerPlan> {
+fn server_plan(
+    folder: &Folder,
+    grpc: &Path,
+    connect: &Path,
+    lanes: LaneSecurity,
+) -> anyhow::Result<ServerPlan> {
     let frontend = |dialect: &str, path: &Path| {
         let mut text = OsString::from(format!("{dialect}=unix:"));
         text.push(path);
@@ -222,6 +229,7 @@ fn server_plan(folder: &Folder, grpc: &Path, connect: &Path) -> anyhow::Result<S
         ]
         .map(OsString::from),
     );
+    argv.push(format!("--lane-security={}", lanes.name()).into());
     argv.extend(files(
         folder,
         &[
@@ -244,12 +252,14 @@ fn agent_plan(
     name: &str,
     reaches: Ipv4Addr,
     server: SocketAddr,
+    lanes: LaneSecurity,
 ) -> anyhow::Result<AgentPlan> {
     let flags = [
         format!("--proxy-server-host={server}"),
         format!("--agent-id={name}"),
         format!("--agent-identifiers=ipv4={reaches}"),
         format!("--allow-target={reaches}"),
+        format!("--lane-security={}", lanes.name()),
         "--health-server-port=off".to_owned(),
         "--admin-server-port=off".to_owned(),
     ];
@@ -290,7 +300,8 @@ mod tests {
 
     #[test]
     fn series_is_found_by_its_whole_name_only() {
-        let text = "a_count_total 3\na_count 7\nb{peer=\"adit\"} 2\n";
+        let text = "a_count_total 3\na_count 7\nb{peer=\"adit\"} 2\nlarge 1.34217728e+08\n";
+        assert_eq!(series(text, "large"), 128 << 20);
         assert_eq!(series(text, "a_count"), 7);
         assert_eq!(series(text, "b{peer=\"adit\"}"), 2);
         assert_eq!(series(text, "missing"), 0);

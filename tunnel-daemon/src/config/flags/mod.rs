@@ -17,6 +17,7 @@ use self::agent::AgentFlags;
 use self::server::ServerFlags;
 use super::command::{Command, DemoOptions, Parsed};
 use super::error::ConfigError;
+use super::plan::LaneSecurity;
 
 /// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
 #[derive(Parser, Debug)]
@@ -47,6 +48,9 @@ struct DemoFlags {
     /// Plain lines even on a terminal
     #[arg(long)]
     plain: bool,
+    /// What protects the lanes between server and agents: tls, or plaintext
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
+    lane_security: LaneSecurity,
 }
 
 /// Reads native arguments, without the program's name.
@@ -77,9 +81,12 @@ pub(super) fn parse(
     let command = match cli.command {
         Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
-        Sub::Demo(DemoFlags { once, dir, plain }) => {
-            Command::Demo(DemoOptions { once, dir, plain })
-        }
+        Sub::Demo(flags) => Command::Demo(DemoOptions {
+            once: flags.once,
+            dir: flags.dir,
+            plain: flags.plain,
+            lane_security: flags.lane_security,
+        }),
     };
     Ok(Parsed { command, warnings })
 }

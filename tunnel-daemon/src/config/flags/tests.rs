@@ -7,7 +7,9 @@ use adit_core::grant::Grants;
 use tempfile::TempDir;
 
 use super::values;
-use crate::config::plan::{AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
+use crate::config::plan::{
+    AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, ServerPlan,
+};
 use crate::config::{Command, ConfigError, DemoOptions, Parsed, parse};
 
 fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
@@ -357,8 +359,10 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
         once: true,
         dir: None,
         plain: false,
+        lane_security: LaneSecurity::Plaintext,
     });
-    assert_eq!(run(&["demo", "--once"]).unwrap().command, demo);
+    let args = ["demo", "--once", "--lane-security=plaintext"];
+    assert_eq!(run(&args).unwrap().command, demo);
 }
 
 #[test]

@@ -14,6 +14,17 @@ pub enum LaneSecurity {
     Plaintext,
 }
 
+impl LaneSecurity {
+    /// As in flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tls => "tls",
+            Self::Plaintext => "plaintext",
+        }
+    }
+}
+
 impl FromStr for LaneSecurity {
     type Err = String;
 
