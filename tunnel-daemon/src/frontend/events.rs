@@ -1,5 +1,6 @@
 //! What frontends report of a client's tunnel: gauges that go back down, counters, the access event.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,13 +55,23 @@ impl FrontendContext {
 }
 
 impl Admission {
-    /// Serves a connection; one that is not welcome has a short time to be told.
-    pub async fn within(self, serving: impl Future<Output = ()>) {
+    /// Who is not welcome has little time for anything.
+    #[must_use]
+    pub fn at_most(self, time: Duration) -> Duration {
         match self {
-            Self::Welcome => serving.await,
-            Self::NoDescriptors => {
-                let _told = tokio::time::timeout(limits::REFUSAL_TIMEOUT, serving).await;
-            }
+            Self::Welcome => time,
+            Self::NoDescriptors => time.min(limits::REFUSAL_TIMEOUT),
+        }
+    }
+
+    /// Does `work`, for a short time only with a connection that is not welcome: then it may end with `None`. `work` is
+    /// pinned elsewhere, and what is rare is boxed, or each tunnel would have room for both.
+    pub async fn within<T>(self, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match self {
+            Self::Welcome => Some(work.await),
+            Self::NoDescriptors => Box::pin(tokio::time::timeout(limits::REFUSAL_TIMEOUT, work))
+                .await
+                .ok(),
         }
     }
 

@@ -13,7 +13,7 @@ use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::events::{Admission, ClientTunnel, FrontendContext};
+use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
@@ -30,7 +30,7 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub async fn serve<S>(
-    io: S,
+    mut io: S,
     hub: &Arc<Hub>,
     context: &FrontendContext,
     plan: ConnectPlan,
@@ -39,23 +39,13 @@ pub async fn serve<S>(
     S: Connection,
 {
     let admission = context.admit();
-    let serving = serve_admitted(io, hub, context, plan, client, admission);
-    admission.within(serving).await;
-}
-
-async fn serve_admitted<S>(
-    mut io: S,
-    hub: &Arc<Hub>,
-    context: &FrontendContext,
-    plan: ConnectPlan,
-    client: &str,
-    admission: Admission,
-) where
-    S: Connection,
-{
     let _open = context.metrics.http_connection();
     let mut early = BytesMut::new();
-    let head = tokio::time::timeout(plan.head_timeout, read_head(&mut io, &mut early, plan)).await;
+    let head = tokio::time::timeout(
+        admission.at_most(plan.head_timeout),
+        read_head(&mut io, &mut early, plan),
+    )
+    .await;
     let request = match head {
         Ok(Ok(Some(request))) => request,
         // Gone, broken, or too slow: there is nobody to answer.

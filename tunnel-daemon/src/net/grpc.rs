@@ -217,17 +217,18 @@ pub struct ServerConnection<S> {
     flusher: Flusher<S>,
 }
 
-/// Greets a client.
+/// Greets a client. Boxed, the greeting and what comes of it: a task that greets and then serves for days would keep room
+/// for both, and for each hand a connection passes through.
 ///
 /// # Errors
 /// What came is not HTTP/2.
-pub async fn accept<S>(builder: &Builder, io: S) -> Result<ServerConnection<S>, h2::Error>
+pub async fn accept<S>(builder: &Builder, io: S) -> Result<Box<ServerConnection<S>>, h2::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (io, flusher) = gather(io);
-    let http2 = builder.handshake::<_, MessageBuf>(io).await?;
-    Ok(ServerConnection { http2, flusher })
+    let http2 = Box::pin(builder.handshake::<_, MessageBuf>(io)).await?;
+    Ok(Box::new(ServerConnection { http2, flusher }))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
@@ -246,7 +247,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
     pub async fn serve<F>(
-        mut self,
+        mut self: Box<Self>,
         keepalive_every: Duration,
         mut on_call: F,
     ) -> Result<(), ConnectionError>

@@ -5,12 +5,13 @@ mod stream;
 
 pub use stream::{ProxyStream, StreamEvents};
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::events::{Admission, FrontendContext, GrpcEvents};
+use super::events::{FrontendContext, GrpcEvents};
 use crate::hub::Hub;
 use crate::net::grpc::{self, Windows};
 use crate::net::tasks::Tasks;
@@ -37,28 +38,20 @@ pub async fn serve<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let admission = context.admit();
-    let serving = serve_admitted(io, hub, context, keepalive, tasks, admission);
-    admission.within(serving).await;
-}
-
-async fn serve_admitted<S>(
-    io: S,
-    hub: &Arc<Hub>,
-    context: &FrontendContext,
-    keepalive: Duration,
-    tasks: &Tasks,
-    admission: Admission,
-) where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
     let windows = Windows {
         frame_bytes: grpc::SMALL_FRAME_BYTES,
         stream_bytes: STREAM_WINDOW_BYTES,
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };
-    let connection = match grpc::accept(&grpc::server_builder(windows), io).await {
-        Ok(connection) => connection,
-        Err(error) => return tracing::debug!(%error, "client connection is not HTTP/2"),
+    let greeted = {
+        let builder = grpc::server_builder(windows);
+        let greeting = pin!(grpc::accept(&builder, io));
+        admission.within(greeting).await
+    };
+    let connection = match greeted {
+        Some(Ok(connection)) => connection,
+        Some(Err(error)) => return tracing::debug!(%error, "client connection is not HTTP/2"),
+        None => return,
     };
     let served = connection.serve(keepalive, |request, mut respond| {
         if !grpc::is_call(&request, METHOD, &mut respond) {
@@ -82,7 +75,7 @@ async fn serve_admitted<S>(
         }
         admitted.ok()
     });
-    if let Err(error) = served.await {
+    if let Some(Err(error)) = admission.within(pin!(served)).await {
         tracing::debug!(%error, "client connection ended");
     }
 }

@@ -108,3 +108,30 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
     }
 }
+
+/// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
+#[test]
+fn the_state_of_a_connection_stays_small() {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics,
+        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        descriptors: Arc::new(Descriptors::unlimited()),
+        relay: None,
+    };
+    let (_client, server) = duplex(64);
+    let serving = serve(server, &hub, &context, ConnectPlan::default(), "client");
+    let bytes = size_of_val(&serving);
+    assert!(bytes <= 2560, "{bytes} bytes for http-connect");
+    let (_client, server) = duplex(64);
+    let tasks = crate::net::tasks::Tasks::new(1);
+    let serving = crate::frontend::grpc::serve(server, &hub, &context, Duration::MAX, &tasks);
+    let bytes = size_of_val(&serving);
+    assert!(bytes <= 640, "{bytes} bytes for grpc");
+}
