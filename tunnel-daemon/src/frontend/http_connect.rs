@@ -69,7 +69,10 @@ pub async fn serve<S>(
             tracing::debug!(client, target_address = request.authority, agent = %open.agent, "tunnel open");
             match (open.carrier, &context.relay) {
                 (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,
-                (Carrier::Pipe(pipe), Some(relay)) => splice(io, early, pipe, relay, tunnel).await,
+                (Carrier::Pipe(pipe), Some(relay)) => {
+                    // Boxed: other tunnels need not keep room for it.
+                    Box::pin(splice(io, early, pipe, relay, tunnel)).await;
+                }
                 // Not asked for.
                 (Carrier::Pipe(_), None) => tunnel.ended(0, 0, "relay_failed"),
             }
