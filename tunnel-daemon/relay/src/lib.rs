@@ -29,4 +29,4 @@ pub use pair::{Done, Pair, Progress, Submitted};
 pub use probe::{Choice, Engine, Preference, ProbeError, probe};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
 pub use stats::Stats;
-pub use syscall::{TcpState, tcp_state};
+pub use syscall::{TcpState, tcp_state, unacknowledged_bytes};

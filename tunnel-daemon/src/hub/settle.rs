@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::lane::LaneEvent;
+use futures_util::FutureExt as _;
 
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
@@ -32,9 +33,17 @@ pub enum Unsettled {
 /// # Errors
 /// [`Unsettled`]: close the lane.
 pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
+    // Mostly there is nothing left to wait for, and nothing to ask the kernel.
+    if let Some(clean) = clean(lane).now_or_never() {
+        return Ok(clean?);
+    }
     let mut before = usize::MAX;
-    while !lane.state().is_resetting() && lane.unacknowledged_bytes() < before {
-        before = lane.unacknowledged_bytes();
+    while !lane.state().is_resetting() {
+        let left = lane.unacknowledged_bytes();
+        if left >= before {
+            break;
+        }
+        before = left;
         let patience = if before == 0 {
             TAKEN_WITHIN
         } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
-use adit_relay::tcp_state;
+use adit_relay::{tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -228,8 +228,9 @@ impl Lane {
     /// Bytes that the peer's kernel has not acknowledged, those that wait here included.
     #[must_use]
     pub fn unacknowledged_bytes(&self) -> usize {
-        let state = self.transport.tcp().and_then(|tcp| tcp_state(tcp).ok());
-        self.queued_bytes() + state.map_or(0, |state| state.unacknowledged_bytes)
+        let tcp = self.transport.tcp();
+        let on_the_way = tcp.and_then(|tcp| unacknowledged_bytes(tcp).ok());
+        self.queued_bytes() + on_the_way.unwrap_or(0)
     }
 
     /// What the socket says of a peer that is gone, without reading; for a lane that is not read at the moment, or whose

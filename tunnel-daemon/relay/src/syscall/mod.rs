@@ -10,4 +10,4 @@ pub(crate) mod socket;
 #[expect(unsafe_code, reason = "TCP_INFO and SIOCOUTQ")]
 mod tcp;
 
-pub use tcp::{TcpState, tcp_state};
+pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};
