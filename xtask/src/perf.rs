@@ -197,7 +197,8 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
                 load: programs.load(),
                 go_load: go_load.as_deref(),
             };
-            for (measurement, outcome) in turn::measure(tools, *peer, *way, &scenario.plans()) {
+            for (measurement, outcome) in turn::measure(tools, *peer, *way, &scenario.load.parts())
+            {
                 if let Err(why) = &outcome {
                     eprintln!("perf: {} {measurement} failed: {why}", peer.name());
                 }

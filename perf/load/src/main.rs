@@ -21,6 +21,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::process::Process;
 use crate::way::{Dialer, Targets, Way};
@@ -106,6 +107,7 @@ struct RunArgs {
 }
 
 fn main() -> anyhow::Result<()> {
+    raise_descriptors()?;
     match Cli::parse().command {
         Command::Target { host } => target::serve(host),
         Command::Certs { folder } => certs::write(&folder),
@@ -115,6 +117,14 @@ fn main() -> anyhow::Result<()> {
         Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
         Command::Tie { parent, program } => tie::become_program(parent, &program),
     }
+}
+
+/// Takes as many descriptors as the hard limit allows, for this process and what it becomes: thousands of idle tunnels
+/// must not fail at a default that nobody chose.
+fn raise_descriptors() -> anyhow::Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).context("raising the limit of descriptors")
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {

@@ -76,11 +76,11 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         (Variant::Relay, Box::new(Plain::relay("relay")?)),
         (
             Variant::Current,
-            Box::new(Konnectivity::adit("adit", adit.clone())),
+            Box::new(Konnectivity::adit("guarded", adit.clone())),
         ),
         (
             Variant::Again,
-            Box::new(Konnectivity::adit("adit", adit.clone())),
+            Box::new(Konnectivity::adit("guarded", adit.clone())),
         ),
     ];
     match &previous {
@@ -89,7 +89,7 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
             let binary = previous.binary.clone();
             peers.push((
                 Variant::Previous,
-                Box::new(Konnectivity::adit("adit", binary)),
+                Box::new(Konnectivity::adit("guarded", binary)),
             ));
         }
         Err(why) => println!(
@@ -97,7 +97,10 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         ),
     }
     if is_planted {
-        peers.push((Variant::Planted, Box::new(Konnectivity::adit("adit", adit))));
+        peers.push((
+            Variant::Planted,
+            Box::new(Konnectivity::adit("guarded", adit)),
+        ));
     }
     let rounds = if is_quick {
         settings.quick_rounds
@@ -178,10 +181,13 @@ fn pass(
             stacks.push(stack);
         }
     }
+    // Those of one dialect take their turns one after the other.
+    stacks.sort_by_key(|stack| (stack.way, stack.variant));
     let tools = Tools {
         load: programs.load(),
         go_load: None,
     };
+    let parts = settings.load.parts();
     let mut samples = Samples::new();
     for round in 0..rounds {
         eprintln!(
@@ -189,14 +195,21 @@ fn pass(
             round + 1,
             stacks.len()
         );
-        for at in 0..stacks.len() {
-            let Some(stack) = stacks.get((at + round) % stacks.len()) else {
-                continue;
-            };
-            let sample = load(tools, &stack.site, &stack.route, &settings.load)
-                .with_context(|| format!("{:?} {}", stack.variant, stack.way.name()))?;
-            let key = (stack.variant, stack.way);
-            samples.entry(key).or_default().push(sample);
+        // One measurement of all before the next: what is compared lies as close together as can be.
+        for (measurement, plan) in &parts {
+            for at in 0..stacks.len() {
+                let Some(stack) = stacks.get((at + round) % stacks.len()) else {
+                    continue;
+                };
+                let part = load(tools, &stack.site, &stack.route, plan).with_context(|| {
+                    format!("{:?} {}, {measurement}", stack.variant, stack.way.name())
+                })?;
+                let rounds = samples.entry((stack.variant, stack.way)).or_default();
+                rounds.resize_with(round + 1, Sample::default);
+                if let Some(sample) = rounds.last_mut() {
+                    sample.values.extend(part.values);
+                }
+            }
         }
     }
     Ok(samples)

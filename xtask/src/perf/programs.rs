@@ -76,6 +76,14 @@ impl Programs {
         self.keep(&built, "adit")
     }
 
+    /// What the report says of it.
+    pub(crate) fn adit_version(&self) -> &'static str {
+        match self.adit {
+            Some(_) => "the binary given with --adit",
+            None => "this tree, release build",
+        }
+    }
+
     /// Upstream's `server` or `agent`, of the version the interop tests pin.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub(crate) struct Distribution {
 }
 
 /// A peer in the report.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// Column.
     pub(crate) name: String,
@@ -190,7 +190,12 @@ impl Results {
                 ways.insert(way.name().to_owned(), serde_json::json!(measured));
             }
         }
-        serde_json::json!({ "peers": self.peers, "measured": all })
+        let peer = |entry: &Entry| match &entry.state {
+            Ok(version) => serde_json::json!({ "name": entry.name, "version": version }),
+            Err(why) => serde_json::json!({ "name": entry.name, "missing": why }),
+        };
+        let peers: Vec<serde_json::Value> = self.peers.iter().map(peer).collect();
+        serde_json::json!({ "peers": peers, "measured": all })
     }
 
     /// Rows where our median is worse than upstream's, and where ours failed.
@@ -293,6 +298,23 @@ mod tests {
             results.failures(),
             [("adit", Way::Grpc, "bulk", "it broke")]
         );
+    }
+
+    #[test]
+    fn machines_get_every_round_and_the_reason_of_a_missing_peer() {
+        let mut results = results(&["adit"]);
+        for (round, value) in [(1, 9.0), (2, 10.0)] {
+            let one = Ok(sample("down_1_gbit_s", value));
+            results.add(("adit", Way::GrpcGo), round, "bulk", one);
+        }
+        results.peers.push(Entry {
+            name: "wireguard".to_owned(),
+            state: Err("the kernel has none".to_owned()),
+        });
+        let json = results.for_machines();
+        let rounds = &json["measured"]["adit"]["grpc-go"]["rounds"];
+        assert_eq!(rounds[1]["values"]["down_1_gbit_s"], 10.0);
+        assert_eq!(json["peers"][1]["missing"], "the kernel has none");
     }
 
     #[test]

@@ -195,14 +195,16 @@ impl Scenario {
         }
         Ok(())
     }
+}
 
+impl LoadPlan {
     /// The plan for each measurement alone, in order: so one that fails takes no other along.
-    pub(crate) fn plans(&self) -> Vec<(&'static str, LoadPlan)> {
+    pub(crate) fn parts(&self) -> Vec<(&'static str, Self)> {
         MEASUREMENTS
             .into_iter()
-            .filter(|name| self.load.measurements.iter().any(|wanted| wanted == name))
+            .filter(|name| self.measurements.iter().any(|wanted| wanted == name))
             .map(|name| {
-                let mut plan = self.load.clone();
+                let mut plan = self.clone();
                 plan.measurements = vec![name.to_owned()];
                 (name, plan)
             })
@@ -233,9 +235,14 @@ mod tests {
     #[test]
     fn each_measurement_gets_a_plan_of_its_own_in_order() {
         let scenario = Scenario::parse(SMALL).unwrap();
-        let names: Vec<&str> = scenario.plans().iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = scenario
+            .load
+            .parts()
+            .iter()
+            .map(|(name, _)| *name)
+            .collect();
         assert_eq!(names, ["idle", "bulk"]);
-        let (_, plan) = &scenario.plans()[1];
+        let (_, plan) = &scenario.load.parts()[1];
         assert_eq!(
             serde_json::to_string(plan).unwrap(),
             r#"{"measurements":["bulk"],"seconds":0.5}"#

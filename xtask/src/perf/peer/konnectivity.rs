@@ -49,15 +49,15 @@ impl Konnectivity {
         })
     }
 
-    /// A binary of ours.
-    pub(crate) fn adit(name: &str, binary: PathBuf) -> Self {
+    /// A binary of ours; `version` is what the report says of it.
+    pub(crate) fn adit(version: &str, binary: PathBuf) -> Self {
         let role = |role: &str| Program {
             path: binary.clone(),
             args: vec![role.to_owned(), "--compat".to_owned()],
         };
         Self {
-            name: name.to_owned(),
-            version: "this tree, release build".to_owned(),
+            name: "adit".to_owned(),
+            version: version.to_owned(),
             server: role("server"),
             agent: role("agent"),
         }

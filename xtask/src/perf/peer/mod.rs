@@ -73,7 +73,13 @@ pub(crate) fn find(
     match name {
         "direct" => Ok(Box::new(Plain::direct())),
         "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
-        "adit" => Ok(Box::new(Konnectivity::adit("adit", programs.adit()?))),
+        "adit" => {
+            let binary = programs.adit()?;
+            Ok(Box::new(Konnectivity::adit(
+                programs.adit_version(),
+                binary,
+            )))
+        }
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find()?)),
         "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
         "openvpn" => Ok(Box::new(openvpn::OpenVpn::find()?)),
