@@ -96,11 +96,11 @@ func (t *transfers) upload(conn io.Writer) error {
 }
 
 // end closes the tunnels, an expected error for their transfers, and reports what failed before. A transfer the library
-// does not let go is left alone after 2 s.
+// does not let go is left alone after 1 s.
 func (t *transfers) end() error {
 	close(t.stop)
 	defer t.done()
-	limit := time.After(2 * time.Second)
+	limit := time.After(time.Second)
 	var failed error
 	for range t.streams {
 		select {

@@ -54,7 +54,7 @@ func (l *load) echoes() error {
 		if err != nil {
 			return err
 		}
-		samples, err := l.closedLoop(connections)
+		samples, err := l.closedLoop(connections, l.plan.lasting())
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -73,8 +73,8 @@ func (l *load) echoes() error {
 	return nil
 }
 
-// closedLoop opens all connections first; then all ask for as long as planned, each again once it has its answer.
-func (l *load) closedLoop(connections int) ([]time.Duration, error) {
+// closedLoop opens all connections first; then all ask for as long as told, each again once it has its answer.
+func (l *load) closedLoop(connections int, lasting time.Duration) ([]time.Duration, error) {
 	const warmUp = 20
 	var conns []*tunnel.Conn
 	for range connections {
@@ -93,7 +93,7 @@ func (l *load) closedLoop(connections int) ([]time.Duration, error) {
 	var all []time.Duration
 	var failed error
 	var group sync.WaitGroup
-	end := time.Now().Add(l.plan.lasting())
+	end := time.Now().Add(lasting)
 	for _, conn := range conns {
 		group.Go(func() {
 			times, err := askUntil(conn, end, warmUp)

@@ -80,7 +80,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         )
     });
     steps.run("isolation", || {
-        let line = "--quick --rounds=5 --seconds=0.8 --peers=adit --only=isolation --check";
+        let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
         perf::run(workspace, &perf::Args::parse(line)?)
     });
     steps.run("perf guard", || {

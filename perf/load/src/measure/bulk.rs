@@ -20,7 +20,7 @@ const READ_BYTES: usize = 256 * 1024;
 /// One write of an upload: what io.Copy writes at a time.
 const WRITE_BYTES: usize = 32 * 1024;
 /// Transfers are cut when they do not end by themselves within this time.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
+const STOP_LIMIT: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Which way bytes go.

@@ -13,13 +13,15 @@ use crate::way::Target;
 
 /// Until every buffer on the way to a stalled reader is full.
 const FILL: Duration = Duration::from_millis(500);
+/// Until what stalled readers held is gone.
+const SETTLE: Duration = Duration::from_millis(200);
 /// Echo that takes this much longer than its time is stalled itself.
 const STALL_LIMIT: Duration = Duration::from_secs(3);
 
 /// See the module. An echo that stalls is a result, not a failure: `isolation_completed` is 0 then.
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
-    let calm = Sorted::new(closed_loop(&load.dialer, 1, lasting).await?);
+    let mut calm = closed_loop(&load.dialer, 1, lasting / 2).await?;
     let mut stalled = Vec::new();
     for _ in 0..load.plan.stalled_readers {
         stalled.push(load.dialer.open(Target::Source).await?);
@@ -40,6 +42,11 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     let Some(beside) = beside else {
         return Ok(());
     };
+    // The other half of the calm time comes afterwards, so that a machine that changes its pace meanwhile does less.
+    drop(stalled);
+    tokio::time::sleep(SETTLE).await;
+    calm.extend(closed_loop(&load.dialer, 1, lasting / 2).await?);
+    let calm = Sorted::new(calm);
     for (suffix, q) in [("p50", 0.5), ("p99", 0.99)] {
         let (before, after) = calm
             .micros(q)
