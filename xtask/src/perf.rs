@@ -16,7 +16,7 @@ mod scenario;
 mod turn;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
@@ -136,6 +136,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     fs::write(out.join("perf.md"), &table)?;
     fs::write(out.join("perf.json"), serde_json::to_string_pretty(&json)?)?;
     println!("{table}");
+    forget_pictures(out)?;
     let pictures = plot::draw(&results, out)?;
     eprintln!(
         "written to {}: perf.md, perf.json and {} pictures",
@@ -144,6 +145,17 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     );
     if args.check {
         check(&results)?;
+    }
+    Ok(())
+}
+
+/// Removes the pictures of the run before, which may have had other peers and dialects.
+fn forget_pictures(folder: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "svg") {
+            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ mod way;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -106,9 +107,20 @@ struct RunArgs {
     plan: String,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match play(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line: it becomes a cell of the report.
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn play(role: Command) -> anyhow::Result<()> {
     raise_descriptors()?;
-    match Cli::parse().command {
+    match role {
         Command::Target { host } => target::serve(host),
         Command::Certs { folder } => certs::write(&folder),
         Command::Run(args) => block_on(run(args)),

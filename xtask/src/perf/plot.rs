@@ -14,6 +14,9 @@ const SIZE: (u32, u32) = (960, 540);
 /// Text that does not change size with the picture.
 const FONT: (&str, u32) = ("sans-serif", 15);
 
+/// Space above the largest value, for the legend.
+const ROOM: f64 = 1.4;
+
 /// A line: what it is called, and its points.
 struct Series {
     name: String,
@@ -154,7 +157,7 @@ fn lines(
 ) -> anyhow::Result<()> {
     let points = || all.iter().flat_map(|series| &series.points);
     let right = points().map(|(x, _)| *x).fold(0.0, f64::max) * 1.05;
-    let top = points().map(|(_, y)| *y).fold(0.0, f64::max) * 1.1;
+    let top = points().map(|(_, y)| *y).fold(0.0, f64::max) * ROOM;
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE).map_err(failed)?;
     let mut chart = ChartBuilder::on(&area)
@@ -190,7 +193,7 @@ fn bars(path: &Path, title: &str, unit: &str, groups: &[Group]) -> anyhow::Resul
         }
     }
     let values = groups.iter().flat_map(|group| &group.bars);
-    let top = values.map(|(_, value)| *value).fold(0.0, f64::max) * 1.1;
+    let top = values.map(|(_, value)| *value).fold(0.0, f64::max) * ROOM;
     let width = 0.8 / names.len().max(1) as f64;
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE).map_err(failed)?;
