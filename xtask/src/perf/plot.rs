@@ -54,15 +54,20 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> anyhow::Result<Vec<PathB
                 &bulk,
             )?;
         }
-        let mut latency = against(results, way, &peers, "paced", "p50_us");
-        latency.extend(against(results, way, &peers, "paced", "p99_us"));
-        if !latency.is_empty() {
-            written.push(to("latency"));
+        for percentile in ["p50", "p99"] {
+            let metric = format!("{percentile}_us");
+            let latency = against(results, way, &peers, "paced", &metric);
+            if latency.is_empty() {
+                continue;
+            }
+            let path = to(&format!("latency-{percentile}"));
+            let title = format!("Latency, {percentile}, {name}");
             let axes = (
                 "echoes asked for in a second",
                 "microseconds from the time it was due",
             );
-            lines(&to("latency"), &format!("Latency, {name}"), axes, &latency)?;
+            lines(&path, &title, axes, &latency)?;
+            written.push(path);
         }
         let memory = against(results, way, &peers, "idle", "resident_mib");
         if !memory.is_empty() {
@@ -135,9 +140,8 @@ fn against(results: &Results, way: Way, peers: &[&str], kind: &str, metric: &str
         .collect();
     let series = |peer: &&str| {
         let point = |(row, at): &(Row, f64)| Some((*at, results.value(peer, way, &row.key)?));
-        let suffix = metric.strip_suffix("_us").map(|what| format!(" {what}"));
         Series {
-            name: format!("{peer}{}", suffix.unwrap_or_default()),
+            name: (*peer).to_owned(),
             points: rows.iter().filter_map(point).collect(),
         }
     };
@@ -169,6 +173,7 @@ fn lines(
         .map_err(failed)?;
     chart
         .configure_mesh()
+        .max_light_lines(1)
         .x_desc(across)
         .y_desc(up)
         .draw()
@@ -206,6 +211,7 @@ fn bars(path: &Path, title: &str, unit: &str, groups: &[Group]) -> anyhow::Resul
         .map_err(failed)?;
     chart
         .configure_mesh()
+        .max_light_lines(1)
         .disable_x_mesh()
         .x_labels(0)
         .y_desc(unit)
@@ -299,7 +305,11 @@ mod tests {
             .collect();
         assert_eq!(
             names,
-            ["throughput-grpc.svg", "latency-grpc.svg", "memory-grpc.svg"]
+            [
+                "throughput-grpc.svg",
+                "latency-p50-grpc.svg",
+                "memory-grpc.svg"
+            ]
         );
         let text = std::fs::read_to_string(&written[0]).unwrap();
         assert!(text.contains("adit") && text.contains("down x8"), "{text}");
@@ -310,7 +320,7 @@ mod tests {
         let results = sampled(&[("paced_500_p50_us", 100.0), ("paced_2000_p50_us", 200.0)]);
         let series = against(&results, Way::Grpc, &["adit", "direct"], "paced", "p50_us");
         assert_eq!(series.len(), 1);
-        assert_eq!(series[0].name, "adit p50");
+        assert_eq!(series[0].name, "adit");
         assert_eq!(series[0].points, [(500.0, 100.0), (2000.0, 200.0)]);
     }
 

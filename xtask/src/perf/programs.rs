@@ -157,8 +157,9 @@ impl Programs {
 
     /// Cargo's target folder.
     fn target(&self) -> PathBuf {
-        std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| self.workspace.path("target"), PathBuf::from)
+        let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        // Cargo takes a relative one as seen from where it runs, which is another tree at times.
+        self.workspace.root().join(folder)
     }
 
     fn go_build(&self, folder: &str, package: &str, name: &str) -> anyhow::Result<PathBuf> {
