@@ -80,9 +80,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         )
     });
     steps.run("isolation", || {
-        let args = "--quick --rounds=5 --makers=adit --only=isolation --check";
-        let args: Vec<String> = args.split(' ').map(str::to_owned).collect();
-        perf::run(&args)
+        let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
+        perf::run(workspace, &perf::Args::parse(line)?)
+    });
+    steps.run("perf guard", || {
+        perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
     steps.finish()
 }

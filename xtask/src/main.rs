@@ -42,12 +42,8 @@ enum Command {
     Codegen(codegen::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
     Fuzz(fuzz::Args),
-    /// Measure against upstream in one run; writes a table to target/perf (`--quick` for the short form).
-    Perf {
-        /// Passed to the harness; `--help` lists them.
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
+    Perf(Box<perf::Args>),
     /// Install the git hooks of this repository.
     Setup(setup::Args),
 }
@@ -60,7 +56,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&workspace),
         Command::Codegen(args) => codegen::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
-        Command::Perf { args } => perf::run(&args),
+        Command::Perf(args) => perf::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });
     match outcome {

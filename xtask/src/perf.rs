@@ -1,234 +1,278 @@
-//! `cargo xtask perf`: upstream and our release binary under the same load, side by side in one run.
+//! `cargo xtask perf`: peers under the same load, side by side in one run.
 //!
-//! Server, agent, target and load tool are processes of their own. The makers take turns round by round, so that
-//! whatever else the machine does hits both. Absolute numbers belong to this machine; the ratio is what counts.
+//! Server, agent, target and load tool are processes of their own. The peers take turns round by round, so that
+//! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
 
-mod report;
-mod stack;
+mod guard;
+mod machine;
+mod markdown;
+mod peer;
+mod plot;
+mod process;
+mod programs;
+mod results;
+mod rows;
+mod scenario;
+mod turn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 
-use report::{Results, Sample};
-use stack::{Maker, Mode, Stack};
+use machine::Machine;
+use programs::Programs;
+use results::{Entry, Results};
+use scenario::{Scenario, Way};
 
-/// What the command line asked for.
-struct Plan {
-    rounds: usize,
-    /// Length of each timed measurement, as Go spells durations.
-    lasting: &'static str,
-    makers: Vec<Maker>,
-    modes: Vec<Mode>,
-    only: Option<String>,
-    /// Fail when a row is worse than upstream, or stalled readers slow the echo of others.
-    check: bool,
+use crate::workspace::Workspace;
+
+/// What the command line asks for; the scenario file says the rest.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Scenario file, or the name of one in perf/scenarios.
+    #[arg(long, default_value = "full")]
+    scenario: String,
+    /// The scenario `quick`: under 3 minutes.
+    #[arg(long, conflicts_with = "scenario")]
+    quick: bool,
+    /// Rounds in place of the scenario's.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Seconds of each timed measurement in place of the scenario's.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Peers in place of the scenario's, with commas between.
+    #[arg(long, alias = "makers", value_delimiter = ',')]
+    peers: Vec<String>,
+    /// Dialects in place of the scenario's, with commas between.
+    #[arg(long, alias = "modes", value_delimiter = ',')]
+    ways: Vec<Way>,
+    /// Only these measurements, with commas between.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// A binary of ours to measure in place of this tree's release build.
+    #[arg(long)]
     adit: Option<PathBuf>,
+    /// Fail where ours is worse than upstream, or where stalled readers slow the echo of others.
+    #[arg(long)]
+    check: bool,
+    /// Compare this tree with the commit before and with a bare relay, and fail on a regression; nothing else is run.
+    #[arg(long)]
+    guard: bool,
+    /// With --guard: also measure ours slowed down on purpose, and fail if that goes unnoticed.
+    #[arg(long, requires = "guard")]
+    planted: bool,
 }
 
-/// Paths of the programs that are run.
-struct Programs {
-    load: PathBuf,
-    upstream_server: PathBuf,
-    upstream_agent: PathBuf,
-    adit: Option<PathBuf>,
+impl Args {
+    /// As if typed.
+    ///
+    /// # Errors
+    /// What typing it would say.
+    pub(crate) fn parse(line: &str) -> anyhow::Result<Self> {
+        use clap::{Args as _, FromArgMatches as _};
+        let command = Self::augment_args(clap::Command::new("perf"));
+        let words = std::iter::once("perf").chain(line.split_whitespace());
+        Ok(Self::from_arg_matches(
+            &command.try_get_matches_from(words)?,
+        )?)
+    }
+
+    /// The scenario, with what the command line puts in place of its values.
+    fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
+        let name = if self.quick { "quick" } else { &self.scenario };
+        let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
+        let path = if own.is_file() {
+            own
+        } else {
+            PathBuf::from(name)
+        };
+        let mut scenario = Scenario::read(&path)?;
+        scenario.rounds = self.rounds.unwrap_or(scenario.rounds);
+        scenario.load.seconds = self.seconds.unwrap_or(scenario.load.seconds);
+        if !self.peers.is_empty() {
+            scenario.peers.clone_from(&self.peers);
+        }
+        if !self.ways.is_empty() {
+            scenario.ways.clone_from(&self.ways);
+        }
+        if !self.only.is_empty() {
+            scenario.load.measurements.clone_from(&self.only);
+        }
+        scenario.check()?;
+        Ok(scenario)
+    }
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &[String]) -> anyhow::Result<()> {
-    let plan = Plan::parse(args)?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .context("xtask is inside the repository")?;
-    let out = root.join("target/perf");
-    fs::create_dir_all(&out)?;
-    let programs = Programs::build(root, &out, &plan)?;
+///
+/// # Errors
+/// Nothing could be measured, or a check that was asked for fails.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if args.guard {
+        return guard::run(workspace, args.quick, args.planted);
+    }
+    let scenario = args.scenario(workspace)?;
+    let programs = Programs::new(workspace, args.adit.clone())?;
+    let (results, took) = compare(&programs, &scenario)?;
 
-    let begin = Instant::now();
-    let mut results = Results::default();
-    for round in 1..=plan.rounds {
-        for mode in &plan.modes {
-            for maker in &plan.makers {
-                eprintln!(
-                    "round {round}/{}: {} {}",
-                    plan.rounds,
-                    maker.name(),
-                    mode.flag()
-                );
-                let sample = measure(&programs, *maker, *mode, &plan)
-                    .with_context(|| format!("{} in {} mode", maker.name(), mode.flag()))?;
-                results.add(*maker, *mode, sample);
-            }
+    let machine = Machine::here(workspace);
+    let heading = format!(
+        "{}\n\n`cargo xtask perf`, rounds: {}, of {} s a measurement, medians; {machine}; {took} s in all. \
+         Server, agent, target and load share this machine. Spread is half of the distance between the extremes of \
+         the rounds, of the peer with the widest: a difference within it is none.\n",
+        scenario.title, scenario.rounds, scenario.load.seconds
+    );
+    let table = markdown::report(&results, &heading);
+    let out = &programs.out;
+    let mut json = results.for_machines();
+    if let Some(fields) = json.as_object_mut() {
+        fields.insert("title".to_owned(), scenario.title.clone().into());
+        fields.insert("machine".to_owned(), serde_json::to_value(&machine)?);
+        fields.insert("seconds".to_owned(), took.into());
+    }
+    fs::write(out.join("perf.md"), &table)?;
+    fs::write(out.join("perf.json"), serde_json::to_string_pretty(&json)?)?;
+    println!("{table}");
+    forget_pictures(out)?;
+    let pictures = plot::draw(&results, out)?;
+    eprintln!(
+        "written to {}: perf.md, perf.json and {} pictures",
+        out.display(),
+        pictures.len()
+    );
+    if args.check {
+        check(&results)?;
+    }
+    Ok(())
+}
+
+/// Removes the pictures of the run before, which may have had other peers and dialects.
+fn forget_pictures(folder: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == "svg") {
+            fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
         }
     }
-    let table = results.markdown(&heading(root, &plan, begin));
-    fs::write(out.join("perf.md"), &table)?;
-    fs::write(out.join("perf.json"), results.json()?)?;
-    println!("{table}");
-    eprintln!("written to {}", out.join("perf.md").display());
+    Ok(())
+}
+
+/// Measures all peers in turns; also says how many seconds that took, builds left out.
+fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results, u64)> {
+    let mut results = Results::default();
+    let mut peers = Vec::new();
+    for name in &scenario.peers {
+        let found = peer::find(name, programs, scenario);
+        let state = match &found {
+            Ok(peer) => Ok(peer.version()),
+            Err(why) => Err(format!("{why:#}")),
+        };
+        if let Err(why) = &state {
+            eprintln!("perf: {name} is missing: {why}");
+        }
+        let name = name.clone();
+        results.peers.push(Entry { name, state });
+        peers.extend(found.ok());
+    }
+    ensure!(!peers.is_empty(), "no peer can be measured here");
+    let mut turns: Vec<(&dyn peer::Peer, Way)> = Vec::new();
+    for peer in &peers {
+        let ways = peer.ways(&scenario.ways);
+        turns.extend(ways.into_iter().map(|way| (peer.as_ref(), way)));
+    }
+    let go_load = turns
+        .iter()
+        .any(|(_, way)| *way == Way::GrpcGo)
+        .then(|| programs.go_load())
+        .transpose()
+        .context("the Go load tool, which grpc-go needs")?;
+    let begin = Instant::now();
+    let all = scenario.rounds * turns.len();
+    let mut done = 0;
+    for round in 1..=scenario.rounds {
+        for at in 0..turns.len() {
+            // Each round begins with another peer, so that none always follows the same one.
+            let Some((peer, way)) = turns.get((at + round - 1) % turns.len()) else {
+                continue;
+            };
+            eprintln!(
+                "perf: round {round}/{}, {} {} ({done} of {all} done, {} s)",
+                scenario.rounds,
+                peer.name(),
+                way.name(),
+                begin.elapsed().as_secs()
+            );
+            let tools = turn::Tools {
+                load: programs.load(),
+                go_load: go_load.as_deref(),
+            };
+            for (measurement, outcome) in turn::measure(tools, *peer, *way, &scenario.load.parts())
+            {
+                if let Err(why) = &outcome {
+                    eprintln!("perf: {} {measurement} failed: {why}", peer.name());
+                }
+                results.add((peer.name(), *way), round, measurement, outcome);
+            }
+            done += 1;
+        }
+    }
+    Ok((results, begin.elapsed().as_secs()))
+}
+
+/// What `--check` asks for.
+fn check(results: &Results) -> anyhow::Result<()> {
+    let ours = results.peers.iter().find(|peer| peer.name == "adit");
+    ensure!(
+        ours.is_some_and(|ours| ours.state.is_ok()),
+        "--check judges ours, which was not measured"
+    );
     let worse = results.worse();
     ensure!(
-        !plan.check || worse.is_empty(),
+        worse.is_empty(),
         "worse than upstream: {}",
         worse.join(", ")
     );
     let disturbed = results.disturbed();
     ensure!(
-        !plan.check || disturbed.is_empty(),
+        disturbed.is_empty(),
         "beside stalled readers: {}",
         disturbed.join(", ")
     );
     Ok(())
 }
 
-impl Plan {
-    fn parse(args: &[String]) -> anyhow::Result<Self> {
-        let mut plan = Self {
-            rounds: 5,
-            lasting: "4s",
-            makers: vec![Maker::Upstream, Maker::Adit],
-            modes: vec![Mode::Grpc, Mode::HttpConnect],
-            only: None,
-            check: false,
-            adit: None,
-        };
-        for arg in args {
-            match arg.split_once('=').unwrap_or((arg, "")) {
-                ("--quick", _) => (plan.rounds, plan.lasting) = (3, "800ms"),
-                ("--rounds", count) => {
-                    plan.rounds = count.parse().context("--rounds wants a number")?
-                }
-                ("--makers", "upstream") => plan.makers = vec![Maker::Upstream],
-                ("--makers", "adit") => plan.makers = vec![Maker::Adit],
-                ("--modes", "grpc") => plan.modes = vec![Mode::Grpc],
-                ("--modes", "http-connect") => plan.modes = vec![Mode::HttpConnect],
-                ("--only", names) => plan.only = Some(names.to_owned()),
-                ("--adit", path) => plan.adit = Some(PathBuf::from(path)),
-                ("--check", _) => plan.check = true,
-                _ => bail!(
-                    "perf does not know {arg}: use --quick, --rounds=N, --makers=upstream|adit, \
-                     --modes=grpc|http-connect, --only=idle,echo,dials,bulk,isolation, --adit=PATH, --check"
-                ),
-            }
-        }
-        ensure!(plan.rounds > 0, "--rounds wants at least 1");
-        Ok(plan)
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Programs {
-    /// Builds all of them; Go and cargo skip what is up to date.
-    fn build(root: &Path, out: &Path, plan: &Plan) -> anyhow::Result<Self> {
-        let interop = root.join("tunnel-daemon/tests/interop/go");
-        let bin = out.join("bin");
-        fs::create_dir_all(&bin)?;
-        let upstream = |role: &str| {
-            let out = bin.join(format!("upstream-{role}"));
-            if plan.makers.contains(&Maker::Upstream) {
-                let package = format!("sigs.k8s.io/apiserver-network-proxy/cmd/{role}");
-                return go_build(&interop, &package, &out);
-            }
-            Ok(out)
-        };
-        let programs = Self {
-            load: go_build(&root.join("perf/load"), ".", &bin.join("load"))?,
-            upstream_server: upstream("server")?,
-            upstream_agent: upstream("agent")?,
-            adit: match &plan.adit {
-                Some(path) => Some(path.clone()),
-                None if plan.makers.contains(&Maker::Adit) => Some(release_build(root)?),
-                None => None,
-            },
-        };
-        Ok(programs)
+    #[test]
+    fn command_line_replaces_what_the_scenario_says() {
+        let workspace = Workspace::here().unwrap();
+        let args =
+            Args::parse("--quick --rounds=5 --makers=adit --only=isolation --check").unwrap();
+        let scenario = args.scenario(&workspace).unwrap();
+        assert_eq!(scenario.rounds, 5);
+        assert_eq!(scenario.peers, ["adit"]);
+        assert_eq!(scenario.load.measurements, ["isolation"]);
+        assert!(args.check);
     }
 
-    /// Program and leading arguments of a role, `server` or `agent`.
-    fn role(&self, maker: Maker, role: &str) -> anyhow::Result<(PathBuf, Vec<String>)> {
-        match (maker, role) {
-            (Maker::Upstream, "server") => Ok((self.upstream_server.clone(), Vec::new())),
-            (Maker::Upstream, _) => Ok((self.upstream_agent.clone(), Vec::new())),
-            (Maker::Adit, _) => {
-                let adit = self.adit.clone().context("our binary was not built")?;
-                Ok((adit, vec![role.to_owned(), "--compat".to_owned()]))
-            }
-        }
+    #[test]
+    fn unknown_measurement_is_refused_with_those_there_are() {
+        let workspace = Workspace::here().unwrap();
+        let args = Args::parse("--quick --only=echos").unwrap();
+        let error = format!("{:#}", args.scenario(&workspace).unwrap_err());
+        assert!(
+            error.contains("echos") && error.contains("echo,"),
+            "{error}"
+        );
     }
-}
 
-fn go_build(folder: &Path, package: &str, to: &Path) -> anyhow::Result<PathBuf> {
-    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
-    let status = Command::new(go)
-        .args(["build", "-trimpath", "-o"])
-        .arg(to)
-        .arg(package)
-        .current_dir(folder)
-        .env("CGO_ENABLED", "0")
-        .env("GOWORK", "off")
-        .status()
-        .context("running go: install Go 1.26 or name it in ADIT_GO")?;
-    ensure!(
-        status.success(),
-        "go build {package} failed in {}",
-        folder.display()
-    );
-    Ok(to.to_owned())
-}
-
-fn release_build(root: &Path) -> anyhow::Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["build", "--release", "--package", "adit", "--bin", "adit"])
-        .current_dir(root)
-        .status()
-        .context("running cargo")?;
-    ensure!(status.success(), "cargo build --release failed");
-    Ok(root.join("target/release/adit"))
-}
-
-/// One maker in one mode: a fresh stack, one run of the load tool.
-fn measure(programs: &Programs, maker: Maker, mode: Mode, plan: &Plan) -> anyhow::Result<Sample> {
-    let stack = Stack::start(
-        &programs.load,
-        programs.role(maker, "server")?,
-        programs.role(maker, "agent")?,
-        mode,
-    )?;
-    let mut command = stack.load(&programs.load);
-    command.arg(format!("--for={}", plan.lasting));
-    if let Some(only) = &plan.only {
-        command.arg(format!("--only={only}"));
+    #[test]
+    fn check_without_ours_is_an_error() {
+        assert!(check(&Results::default()).is_err());
     }
-    let output = command.output().context("running the load tool")?;
-    ensure!(
-        output.status.success(),
-        "the load tool failed: {}{}",
-        String::from_utf8_lossy(&output.stderr),
-        stack.logs()
-    );
-    serde_json::from_slice(&output.stdout).context("the load tool prints one JSON object")
-}
-
-/// What a reader needs to trust the numbers: command, commit, machine, kernel, time.
-fn heading(root: &Path, plan: &Plan, begin: Instant) -> String {
-    let line = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).current_dir(root).output();
-        output
-            .map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned())
-            .unwrap_or_default()
-    };
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!(
-        "`cargo xtask perf`, {} rounds of {} a measurement, medians; commit {}, {} cores, {}, {} s in all.\n\
-         Upstream is v0.36.0, built from its Go module. Server, agent, target and load share this machine.\n",
-        plan.rounds,
-        plan.lasting,
-        line("git", &["rev-parse", "--short", "HEAD"]),
-        cores,
-        line("uname", &["-sr"]),
-        begin.elapsed().as_secs(),
-    )
 }

@@ -34,6 +34,13 @@ impl Workspace {
         })
     }
 
+    /// Another tree of this repository, unpacked somewhere.
+    pub(crate) fn in_folder(root: &Path) -> Self {
+        Self {
+            root: root.to_path_buf(),
+        }
+    }
+
     /// A workspace at another place, for tests of the checks.
     #[cfg(test)]
     pub(crate) fn at(root: &Path) -> Self {

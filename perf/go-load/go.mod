@@ -1,5 +1,5 @@
-// The load tool of `cargo xtask perf`. It shares its way of dialling and its targets with the interop tests.
-module adit.invalid/load
+// The load tool of `cargo xtask perf` that drives the real client library. It shares its way of dialling with the interop tests.
+module adit.invalid/go-load
 
 go 1.26.2
 

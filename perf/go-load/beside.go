@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"time"
+
+	"adit.invalid/interop/tunnel"
+)
+
+// mixed measures echo beside bulk downloads.
+func (l *load) mixed() error {
+	t, err := l.start(false, l.plan.MixedStreams)
+	if err != nil {
+		return err
+	}
+	time.Sleep(l.plan.lasting() / 3)
+	before, _ := t.bytes() // counted here: cannot fail
+	begin := time.Now()
+	samples, err := l.closedLoop(1, l.plan.lasting())
+	after, _ := t.bytes()
+	took := time.Since(begin)
+	if err := errors.Join(err, t.end()); err != nil {
+		return err
+	}
+	l.outcome.Values["mixed_down_gbit_s"] = float64(after-before) * 8 / took.Seconds() / 1e9
+	return l.outcome.latencies("mixed_echo", samples)
+}
+
+// isolation compares echo beside readers that never read with echo alone, in this same run.
+func (l *load) isolation() error {
+	calm, err := l.closedLoop(1, l.plan.lasting()/2)
+	if err != nil {
+		return err
+	}
+	stalled := make([]*tunnel.Conn, 0, l.plan.StalledReaders)
+	for range cap(stalled) {
+		conn, err := l.open(l.targets.Source)
+		if err != nil {
+			return err
+		}
+		stalled = append(stalled, conn)
+	}
+	// All are open before the first stalls: a server that lets one stall the others would not even take the next dial.
+	for _, conn := range stalled {
+		if _, err := io.WriteString(conn, "0\n"); err != nil {
+			return err
+		}
+	}
+	time.Sleep(500 * time.Millisecond) // until every buffer on the way is full
+	beside, completed := l.closedLoopWithin(l.plan.lasting() + 3*time.Second)
+	for _, conn := range stalled {
+		go conn.Close() // may wait for ten seconds in the library
+	}
+	values := l.outcome.Values
+	values["isolation_completed"] = 0
+	if completed && len(beside) > 0 {
+		// The other half of the calm time comes afterwards, so that a machine that changes its pace meanwhile does less.
+		time.Sleep(200 * time.Millisecond)
+		after, err := l.closedLoop(1, l.plan.lasting()/2)
+		if err != nil {
+			return err
+		}
+		calm = append(calm, after...)
+		if len(calm) == 0 {
+			return errors.New("not one answer came")
+		}
+		slices.Sort(calm)
+		slices.Sort(beside)
+		values["isolation_completed"] = 1
+		values["isolation_p50_ratio"] = quantile(beside, 0.50) / quantile(calm, 0.50)
+		values["isolation_p99_ratio"] = quantile(beside, 0.99) / quantile(calm, 0.99)
+	}
+	return nil
+}
+
+// closedLoopWithin gives up on an echo that is stalled itself.
+func (l *load) closedLoopWithin(limit time.Duration) ([]time.Duration, bool) {
+	type result struct {
+		times []time.Duration
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		times, err := l.closedLoop(1, l.plan.lasting())
+		done <- result{times, err}
+	}()
+	select {
+	case r := <-done:
+		return r.times, r.err == nil
+	case <-time.After(limit):
+		return nil, false
+	}
+}

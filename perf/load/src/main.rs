@@ -1,0 +1,156 @@
+//! `adit-load`: what `cargo xtask perf` runs beside the programs it measures.
+//!
+//! One process serves the targets, another makes the load; neither knows whose server and agent are between them. The
+//! bare relay and the throttle are what results are held against: a path without protocol, and one made slow on purpose.
+
+mod certs;
+mod measure;
+mod outcome;
+mod plan;
+mod probe;
+mod process;
+mod quantile;
+mod relay;
+mod target;
+mod throttle;
+mod tie;
+mod way;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::process::Process;
+use crate::way::{Dialer, Targets, Way};
+
+/// Measures a path to targets, serves the targets, and relays for comparison.
+#[derive(Parser)]
+#[command(name = "adit-load", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve the targets, print their addresses as JSON, and end when standard input closes.
+    Target {
+        /// Address to listen on; every target takes a free port of it.
+        #[arg(long, default_value = "127.0.0.1")]
+        host: std::net::IpAddr,
+    },
+    /// Write a throw-away CA and pairs for a server and an agent, good for a day.
+    Certs {
+        /// Folder to write to.
+        folder: PathBuf,
+    },
+    /// Measure, and print one JSON object.
+    Run(RunArgs),
+    /// Relay a port to each target without any protocol, print the ports as JSON, and end when standard input closes.
+    Relay {
+        /// Addresses of the targets, as `target` printed them.
+        #[arg(long)]
+        targets: Targets,
+        /// What moves bytes.
+        #[command(flatten)]
+        options: relay::Options,
+    },
+    /// Wait until an echo comes back, for at most 20 seconds.
+    Probe {
+        /// Addresses of the targets.
+        #[arg(long)]
+        targets: Targets,
+    },
+    /// Pass a unix socket on to another one with a copy and a pause for each piece: a slowdown that must be noticed.
+    Throttle {
+        /// Socket to listen on.
+        #[arg(long)]
+        listen: PathBuf,
+        /// Socket to pass on to.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// Become another program that the kernel kills as soon as the process that started it is gone.
+    Tie {
+        /// Process that must still be the parent.
+        #[arg(long)]
+        parent: u32,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        program: Vec<String>,
+    },
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// How targets are reached.
+    #[arg(long, value_enum)]
+    way: Way,
+    /// Unix socket of the frontend; `tcp` needs none.
+    #[arg(long)]
+    frontend: Option<PathBuf>,
+    /// Where each target is reached: its own address, or for `tcp` the port that leads to it.
+    #[arg(long)]
+    targets: Targets,
+    /// Where the targets tell what arrived, reached without the measured path.
+    #[arg(long)]
+    control: SocketAddr,
+    /// Process whose memory and CPU time count, as ROLE=PID; any number.
+    #[arg(long = "process", value_name = "ROLE=PID")]
+    processes: Vec<Process>,
+    /// What to measure, as JSON; fields left out keep their defaults.
+    #[arg(long, default_value = "{}")]
+    plan: String,
+}
+
+fn main() -> ExitCode {
+    match play(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line: it becomes a cell of the report.
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn play(role: Command) -> anyhow::Result<()> {
+    raise_descriptors()?;
+    match role {
+        Command::Target { host } => target::serve(host),
+        Command::Certs { folder } => certs::write(&folder),
+        Command::Run(args) => block_on(run(args)),
+        Command::Relay { targets, options } => relay::serve(&targets, &options),
+        Command::Probe { targets } => probe::wait(&targets),
+        Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
+        Command::Tie { parent, program } => tie::become_program(parent, &program),
+    }
+}
+
+/// Takes as many descriptors as the hard limit allows, for this process and what it becomes: thousands of idle tunnels
+/// must not fail at a default that nobody chose.
+fn raise_descriptors() -> anyhow::Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).context("raising the limit of descriptors")
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?
+        .block_on(work)
+}
+
+async fn run(args: RunArgs) -> anyhow::Result<()> {
+    let plan = serde_json::from_str(&args.plan).context("reading --plan")?;
+    let dialer = Dialer::new(args.way, args.frontend, args.targets)?;
+    let outcome = measure::run(&plan, dialer, args.control, args.processes).await?;
+    println!("{}", serde_json::to_string(&outcome)?);
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! Downloads and uploads: payload bytes at the receiver, and the processor time spent on them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::Load;
+use crate::outcome::Outcome;
+use crate::process;
+use crate::way::{Dialer, Target, Tunnel};
+
+/// One read of a download.
+const READ_BYTES: usize = 256 * 1024;
+/// One write of an upload: what io.Copy writes at a time.
+const WRITE_BYTES: usize = 32 * 1024;
+/// Transfers are cut when they do not end by themselves within this time.
+const STOP_LIMIT: Duration = Duration::from_secs(1);
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Target to client.
+    Down,
+    /// Client to target.
+    Up,
+}
+
+impl Direction {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Up => "up",
+        }
+    }
+}
+
+/// See the module.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    for &streams in &load.plan.streams {
+        for direction in [Direction::Down, Direction::Up] {
+            let name = format!("{}_{streams}", direction.name());
+            one(load, direction, streams, &name, outcome)
+                .await
+                .with_context(|| name.clone())?;
+        }
+    }
+    Ok(())
+}
+
+async fn one(
+    load: &Load<'_>,
+    direction: Direction,
+    streams: usize,
+    name: &str,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let lasting = load.plan.lasting();
+    let mut transfers = Transfers::start(&load.dialer, direction, streams, load.control).await?;
+    tokio::time::sleep(lasting / 3).await;
+    let before = transfers.reading(load).await?;
+    tokio::time::sleep(lasting).await;
+    let after = transfers.reading(load).await?;
+    transfers.stop().await?;
+
+    let bytes = after.bytes - before.bytes;
+    ensure!(bytes > 0, "not a byte arrived");
+    let (bytes, gib) = (bytes as f64, bytes as f64 / GIB);
+    let seconds = (after.at - before.at).as_secs_f64();
+    outcome.value(format!("{name}_gbit_s"), bytes * 8.0 / seconds / 1e9);
+    if !load.processes.is_empty() {
+        let cpu = after.cpu - before.cpu;
+        outcome.value(format!("{name}_cpu_s_per_gib"), cpu / gib);
+    }
+    let machine = after.machine_cpu - before.machine_cpu;
+    outcome.value(format!("{name}_machine_cpu_s_per_gib"), machine / gib);
+    Ok(())
+}
+
+/// Running transfers.
+pub(super) struct Transfers {
+    tasks: JoinSet<std::io::Result<()>>,
+    stopping: Arc<AtomicBool>,
+    counter: Counter,
+}
+
+/// Who knows how much arrived: the receiver of it.
+enum Counter {
+    /// Downloads end here.
+    Here(Arc<AtomicU64>),
+    /// Uploads end in the sink, which is asked.
+    There(BufReader<TcpStream>),
+}
+
+/// All counts at one moment.
+struct Reading {
+    at: Instant,
+    bytes: u64,
+    cpu: f64,
+    machine_cpu: f64,
+}
+
+impl Transfers {
+    /// Opens all tunnels, then lets them run.
+    ///
+    /// # Errors
+    /// A dial fails, or the sink cannot be asked.
+    pub(super) async fn start(
+        dialer: &Dialer,
+        direction: Direction,
+        streams: usize,
+        control: SocketAddr,
+    ) -> anyhow::Result<Self> {
+        let (target, greeting) = match direction {
+            Direction::Down => (Target::Source, "0\n"),
+            Direction::Up => (Target::Sink, "load -1\n"),
+        };
+        let mut tunnels = Vec::with_capacity(streams);
+        for number in 1..=streams {
+            let tunnel = dialer
+                .open(target)
+                .await
+                .with_context(|| format!("opening stream {number}"))?;
+            tunnels.push(tunnel);
+        }
+        let stopping = Arc::new(AtomicBool::new(false));
+        let here = Arc::new(AtomicU64::new(0));
+        let mut tasks = JoinSet::new();
+        for mut tunnel in tunnels {
+            tunnel.write_all(greeting.as_bytes()).await?;
+            let (stopping, here) = (Arc::clone(&stopping), Arc::clone(&here));
+            tasks.spawn(async move {
+                match direction {
+                    Direction::Down => download(tunnel, &here, &stopping).await,
+                    Direction::Up => upload(tunnel, &stopping).await,
+                }
+            });
+        }
+        let counter = match direction {
+            Direction::Down => Counter::Here(here),
+            Direction::Up => {
+                let stream = TcpStream::connect(control).await;
+                Counter::There(BufReader::new(stream.context("asking the sink")?))
+            }
+        };
+        Ok(Self {
+            tasks,
+            stopping,
+            counter,
+        })
+    }
+
+    async fn reading(&mut self, load: &Load<'_>) -> anyhow::Result<Reading> {
+        let bytes = self.bytes().await?;
+        Ok(Reading {
+            at: Instant::now(),
+            bytes,
+            cpu: process::cpu_seconds(&load.processes)?,
+            machine_cpu: process::machine_cpu_seconds()?,
+        })
+    }
+
+    /// Bytes that arrived so far.
+    ///
+    /// # Errors
+    /// A transfer has ended, or the sink does not answer.
+    pub(super) async fn bytes(&mut self) -> anyhow::Result<u64> {
+        if let Some(ended) = self.tasks.try_join_next() {
+            ended?.context("a transfer ended by itself")?;
+            anyhow::bail!("a transfer ended by itself");
+        }
+        match &mut self.counter {
+            Counter::Here(count) => Ok(count.load(Ordering::Relaxed)),
+            Counter::There(sink) => {
+                let mut line = String::new();
+                sink.write_all(b"received\n").await?;
+                sink.read_line(&mut line).await?;
+                line.trim().parse().context("the sink answers a number")
+            }
+        }
+    }
+
+    /// Ends all transfers; those that stall are cut.
+    ///
+    /// # Errors
+    /// A transfer had failed before.
+    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+        self.stopping.store(true, Ordering::Relaxed);
+        let ended = async {
+            while let Some(transfer) = self.tasks.join_next().await {
+                transfer??;
+            }
+            Ok(())
+        };
+        // Time is up: dropping the rest closes their connections.
+        tokio::time::timeout(STOP_LIMIT, ended)
+            .await
+            .unwrap_or(Ok(()))
+    }
+}
+
+async fn download(
+    mut tunnel: Tunnel,
+    moved: &AtomicU64,
+    stopping: &AtomicBool,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; READ_BYTES];
+    while !stopping.load(Ordering::Relaxed) {
+        let length = tunnel.read(&mut buffer).await?;
+        if length == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        moved.fetch_add(length as u64, Ordering::Relaxed);
+        // Many streams share few threads: each has its turn after one read.
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+async fn upload(mut tunnel: Tunnel, stopping: &AtomicBool) -> std::io::Result<()> {
+    let buffer = vec![b'x'; WRITE_BYTES];
+    while !stopping.load(Ordering::Relaxed) {
+        tunnel.write_all(&buffer).await?;
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}

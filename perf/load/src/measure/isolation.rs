@@ -1,0 +1,59 @@
+//! Echo beside readers that never read, against echo alone in the same run.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use tokio::io::AsyncWriteExt as _;
+
+use super::Load;
+use super::echo::closed_loop;
+use crate::outcome::Outcome;
+use crate::quantile::Sorted;
+use crate::way::Target;
+
+/// Until every buffer on the way to a stalled reader is full.
+const FILL: Duration = Duration::from_millis(500);
+/// Until what stalled readers held is gone.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Echo that takes this much longer than its time is stalled itself.
+const STALL_LIMIT: Duration = Duration::from_secs(3);
+
+/// See the module. An echo that stalls is a result, not a failure: `isolation_completed` is 0 then.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let lasting = load.plan.lasting();
+    let mut calm = closed_loop(&load.dialer, 1, lasting / 2).await?;
+    let mut stalled = Vec::new();
+    for _ in 0..load.plan.stalled_readers {
+        stalled.push(load.dialer.open(Target::Source).await?);
+    }
+    // All are open before the first stalls: a server that lets one stall the others would not even take the next dial.
+    for tunnel in &mut stalled {
+        tunnel.write_all(b"0\n").await?;
+    }
+    tokio::time::sleep(FILL).await;
+    let echo = closed_loop(&load.dialer, 1, lasting);
+    let beside = tokio::time::timeout(lasting + STALL_LIMIT, echo).await;
+    let beside = match beside {
+        Ok(Ok(samples)) if !samples.is_empty() => Some(Sorted::new(samples)),
+        Ok(_) | Err(_) => None,
+    };
+    let completed = if beside.is_some() { 1.0 } else { 0.0 };
+    outcome.value("isolation_completed", completed);
+    let Some(beside) = beside else {
+        return Ok(());
+    };
+    // The other half of the calm time comes afterwards, so that a machine that changes its pace meanwhile does less.
+    drop(stalled);
+    tokio::time::sleep(SETTLE).await;
+    calm.extend(closed_loop(&load.dialer, 1, lasting / 2).await?);
+    let calm = Sorted::new(calm);
+    for (suffix, q) in [("p50", 0.5), ("p99", 0.99)] {
+        let (before, after) = calm
+            .micros(q)
+            .zip(beside.micros(q))
+            .context("not one answer came")?;
+        ensure!(before > 0.0, "echo took no time");
+        outcome.value(format!("isolation_{suffix}_ratio"), after / before);
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! Echo beside bulk downloads: what somebody at a terminal feels while others copy.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::Load;
+use super::bulk::{Direction, Transfers};
+use super::echo::closed_loop;
+use crate::outcome::Outcome;
+use crate::way::Dialer;
+
+/// Echo that takes this much longer than its time has stalled.
+const STALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// See the module.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let lasting = load.plan.lasting();
+    let streams = load.plan.mixed_streams;
+    let mut transfers =
+        Transfers::start(&load.dialer, Direction::Down, streams, load.control).await?;
+    tokio::time::sleep(lasting / 3).await;
+    let before = (transfers.bytes().await?, Instant::now());
+    let dialer = load.dialer.clone();
+    let samples = tokio::task::spawn_blocking(move || echo_apart(&dialer, lasting))
+        .await?
+        .context("echo beside downloads")?;
+    let (bytes, seconds) = (
+        transfers.bytes().await? - before.0,
+        before.1.elapsed().as_secs_f64(),
+    );
+    transfers.stop().await?;
+    outcome.value("mixed_down_gbit_s", bytes as f64 * 8.0 / seconds / 1e9);
+    outcome.latencies("mixed_echo", samples)
+}
+
+/// Echo on a thread of its own: in a queue with the downloads it would measure the queue.
+fn echo_apart(dialer: &Dialer, lasting: Duration) -> anyhow::Result<Vec<Duration>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let limit = lasting + STALL_LIMIT;
+    runtime.block_on(async {
+        tokio::time::timeout(limit, closed_loop(dialer, 1, lasting))
+            .await
+            .context("echo stalled")?
+    })
+}

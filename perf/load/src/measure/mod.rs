@@ -1,0 +1,93 @@
+//! The measurements. Each opens what it needs, measures a known time, closes, and notes numbers by name.
+//!
+//! Every one is bounded: a peer that stalls makes its measurement fail, never the run hang.
+
+mod bulk;
+mod dials;
+mod echo;
+mod idle;
+mod isolation;
+mod mixed;
+mod paced;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use crate::outcome::Outcome;
+use crate::plan::{Measurement, Plan};
+use crate::process::Process;
+use crate::way::Dialer;
+
+/// What all measurements share.
+pub(crate) struct Load<'a> {
+    /// How much of what.
+    pub(crate) plan: &'a Plan,
+    /// The measured path.
+    pub(crate) dialer: Dialer,
+    /// Where targets tell what arrived.
+    pub(crate) control: SocketAddr,
+    /// Server and agent, or what takes their place.
+    pub(crate) processes: Vec<Process>,
+}
+
+/// Beyond its own time no measurement takes longer to open and close all it uses.
+const OVERHEAD_LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs what `plan` asks for.
+///
+/// # Errors
+/// The first measurement that fails, by name.
+pub(crate) async fn run(
+    plan: &Plan,
+    dialer: Dialer,
+    control: SocketAddr,
+    processes: Vec<Process>,
+) -> anyhow::Result<Outcome> {
+    let load = Load {
+        plan,
+        dialer,
+        control,
+        processes,
+    };
+    let mut outcome = Outcome::default();
+    for measurement in plan.in_order() {
+        let limit = OVERHEAD_LIMIT * rounds(plan, measurement) + plan.lasting() * 20;
+        tokio::time::timeout(limit, one(&load, measurement, &mut outcome))
+            .await
+            .with_context(|| format!("not done within {} s", limit.as_secs()))
+            .and_then(|result| result)
+            .with_context(|| format!("{measurement:?}").to_lowercase())?;
+    }
+    Ok(outcome)
+}
+
+async fn one(
+    load: &Load<'_>,
+    measurement: Measurement,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    match measurement {
+        Measurement::Idle => idle::measure(load, outcome).await,
+        Measurement::Echo => echo::measure(load, outcome).await,
+        Measurement::Paced => paced::measure(load, outcome).await,
+        Measurement::Dials => dials::measure(load, outcome).await,
+        Measurement::Bulk => bulk::measure(load, outcome).await,
+        Measurement::Mixed => mixed::measure(load, outcome).await,
+        Measurement::Isolation => isolation::measure(load, outcome).await,
+    }
+}
+
+/// Into how many parts a measurement falls, each of which opens and closes.
+fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
+    let count = match measurement {
+        Measurement::Idle => plan.idle.len(),
+        Measurement::Echo => plan.connections.len(),
+        Measurement::Paced => plan.rates.len(),
+        Measurement::Dials => plan.dialers.len(),
+        Measurement::Bulk => 2 * plan.streams.len(),
+        Measurement::Mixed | Measurement::Isolation => 1,
+    };
+    u32::try_from(count.clamp(1, 100)).unwrap_or(100)
+}

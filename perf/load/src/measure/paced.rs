@@ -1,0 +1,219 @@
+//! Round trips of 64 bytes, open loop: questions go out at a fixed rate whatever the answers do, and each is timed from
+//! the moment it was due. So a stall is felt by every question it held up, as by users who do not wait for each other.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::Load;
+use super::echo::{MESSAGE_BYTES, message};
+use crate::outcome::Outcome;
+use crate::way::{Target, Tunnel};
+
+/// Questions due on one connection that its task has not written yet.
+const DUE_MAX: usize = 16 * 1024;
+/// How long answers are waited for after the last question was due.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    for &rate in &load.plan.rates {
+        let name = format!("paced_{rate}");
+        let paced = at_rate(load, rate).await.with_context(|| name.clone())?;
+        outcome.value(format!("{name}_unanswered"), paced.unanswered as f64);
+        outcome.latencies(&name, paced.samples)?;
+    }
+    Ok(())
+}
+
+struct Paced {
+    /// One for each question that was due; unanswered ones count with the time they were waited for.
+    samples: Vec<Duration>,
+    unanswered: usize,
+}
+
+async fn at_rate(load: &Load<'_>, rate: u32) -> anyhow::Result<Paced> {
+    ensure!(rate > 0, "a rate of 0 asks nothing");
+    let connections = load.plan.rate_connections.max(1);
+    let mut asking = JoinSet::new();
+    let mut queues = Vec::with_capacity(connections);
+    // Tunnels first: the clock starts when all are open.
+    let mut tunnels = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        tunnels.push(load.dialer.open(Target::Echo).await?);
+    }
+    let schedule = Schedule::new(rate, load.plan.lasting());
+    let give_up = schedule.end() + DRAIN_LIMIT;
+    for tunnel in tunnels {
+        let (due, queue) = mpsc::channel(DUE_MAX);
+        queues.push(due);
+        asking.spawn(connection(tunnel, queue, give_up));
+    }
+    let pacing = tokio::task::spawn_blocking(move || pace(schedule, &queues));
+    let mut paced = Paced {
+        samples: Vec::new(),
+        unanswered: 0,
+    };
+    while let Some(asked) = asking.join_next().await {
+        let one = asked??;
+        paced.samples.extend(one.samples);
+        paced.unanswered += one.unanswered;
+    }
+    for missed in pacing.await? {
+        // The queue of its connection was full: as late as a question can be.
+        paced
+            .samples
+            .push(give_up.saturating_duration_since(missed));
+        paced.unanswered += 1;
+    }
+    Ok(paced)
+}
+
+/// When questions are due.
+#[derive(Clone, Copy, Debug)]
+struct Schedule {
+    start: Instant,
+    count: u32,
+    rate: u32,
+}
+
+impl Schedule {
+    fn new(rate: u32, lasting: Duration) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate below 2^32 for at most ten minutes, cut at the largest count"
+        )]
+        let count = (f64::from(rate) * lasting.as_secs_f64()).ceil().max(1.0) as u32;
+        Self {
+            // The pacing thread takes a moment to start.
+            start: Instant::now() + Duration::from_millis(20),
+            count,
+            rate,
+        }
+    }
+
+    fn due(self, number: u32) -> Instant {
+        self.start + Duration::from_secs(1) * number / self.rate
+    }
+
+    fn end(self) -> Instant {
+        self.due(self.count)
+    }
+}
+
+/// Tells each connection in turn when its next question is due, at that moment. A thread of its own, since the timer of
+/// the runtime counts whole milliseconds. Returns the times of questions no connection had room for.
+fn pace(schedule: Schedule, queues: &[mpsc::Sender<Instant>]) -> Vec<Instant> {
+    // Without it the kernel may wake the thread 50 microseconds late; later wake-ups only make the result worse.
+    let _finer = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    let mut missed = Vec::new();
+    for (number, queue) in (0..schedule.count).zip(queues.iter().cycle()) {
+        let due = schedule.due(number);
+        if let Some(early) = due.checked_duration_since(Instant::now()) {
+            std::thread::sleep(early);
+        }
+        if queue.try_send(due).is_err() {
+            missed.push(due);
+        }
+    }
+    missed
+}
+
+async fn connection(
+    tunnel: Tunnel,
+    queue: mpsc::Receiver<Instant>,
+    give_up: Instant,
+) -> anyhow::Result<Paced> {
+    let (answers, questions) = tokio::io::split(tunnel);
+    let (asked, pending) = mpsc::channel(DUE_MAX);
+    // On one task: when the writer ends, the reader still waits for what is pending.
+    let (_written, paced) = tokio::join!(
+        write(questions, queue, asked),
+        read(answers, pending, give_up)
+    );
+    paced
+}
+
+async fn write(
+    mut questions: WriteHalf<Tunnel>,
+    mut queue: mpsc::Receiver<Instant>,
+    asked: mpsc::Sender<Instant>,
+) -> anyhow::Result<()> {
+    let mut number = 0;
+    while let Some(due) = queue.recv().await {
+        asked.send(due).await?;
+        questions.write_all(&message(number)).await?;
+        number += 1;
+    }
+    Ok(())
+}
+
+/// Answers come in the order of the questions, so each belongs to the oldest one pending.
+async fn read(
+    mut answers: ReadHalf<Tunnel>,
+    mut pending: mpsc::Receiver<Instant>,
+    give_up: Instant,
+) -> anyhow::Result<Paced> {
+    let mut paced = Paced {
+        samples: Vec::with_capacity(4096),
+        unanswered: 0,
+    };
+    let mut number = 0;
+    let mut answer = [0; MESSAGE_BYTES];
+    while let Some(due) = pending.recv().await {
+        let read = answers.read_exact(&mut answer);
+        match tokio::time::timeout_at(give_up.into(), read).await {
+            Ok(read) => {
+                read?;
+                ensure!(
+                    answer == message(number),
+                    "the answer is to another question"
+                );
+                paced.samples.push(due.elapsed());
+            }
+            Err(_elapsed) => {
+                paced.samples.push(due.elapsed());
+                paced.unanswered += 1;
+            }
+        }
+        number += 1;
+    }
+    Ok(paced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_spread_evenly_and_without_drift() {
+        let schedule = Schedule::new(3000, Duration::from_secs(2));
+        assert_eq!(schedule.count, 6000);
+        let third = schedule.due(1).duration_since(schedule.start);
+        assert_eq!(third, Duration::from_nanos(333_333));
+        let last = schedule.due(5999).duration_since(schedule.start);
+        assert_eq!(last, Duration::from_secs(1) * 5999 / 3000);
+        assert_eq!(
+            schedule.end().duration_since(schedule.start),
+            Duration::from_secs(2)
+        );
+    }
+
+    #[test]
+    fn question_without_room_is_told_as_missed() {
+        let (due, mut queue) = mpsc::channel(1);
+        let schedule = Schedule {
+            start: Instant::now(),
+            count: 3,
+            rate: 1_000_000,
+        };
+        let missed = pace(schedule, &[due]);
+        assert_eq!(missed, [schedule.due(1), schedule.due(2)]);
+        assert_eq!(queue.try_recv().unwrap(), schedule.due(0));
+    }
+}

@@ -1,0 +1,184 @@
+//! What the kernel says about processes and the machine: `/proc`, read and parsed.
+
+use std::fs;
+use std::str::FromStr;
+
+use anyhow::{Context as _, bail};
+
+/// A process that takes part in the measured path.
+#[derive(Clone, Debug)]
+pub(crate) struct Process {
+    /// `server`, `agent`, or what the peer calls it.
+    pub(crate) role: String,
+    id: u32,
+}
+
+impl FromStr for Process {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let Some((role, id)) = text.split_once('=') else {
+            bail!("{text:?}: write ROLE=PID");
+        };
+        let id = id
+            .parse()
+            .with_context(|| format!("{text:?}: PID is no number"))?;
+        Ok(Self {
+            role: role.to_owned(),
+            id,
+        })
+    }
+}
+
+impl Process {
+    /// Resident memory, KiB.
+    ///
+    /// # Errors
+    /// The process is gone: what was measured around its end is worth nothing.
+    pub(crate) fn resident_kib(&self) -> anyhow::Result<f64> {
+        let status = self.read("status")?;
+        field_kib(&status, "VmRSS:").with_context(|| format!("{}: no VmRSS", self.role))
+    }
+
+    /// User and system time so far, seconds.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(crate) fn cpu_seconds(&self) -> anyhow::Result<f64> {
+        let stat = self.read("stat")?;
+        let ticks = ticks_of_process(&stat).with_context(|| format!("{}: odd stat", self.role))?;
+        Ok(ticks / ticks_per_second())
+    }
+
+    fn read(&self, file: &str) -> anyhow::Result<String> {
+        fs::read_to_string(format!("/proc/{}/{file}", self.id))
+            .with_context(|| format!("the process of {} is gone", self.role))
+    }
+}
+
+/// User and system time of all processes together, seconds.
+///
+/// # Errors
+/// One of them is gone.
+pub(crate) fn cpu_seconds(processes: &[Process]) -> anyhow::Result<f64> {
+    processes.iter().map(Process::cpu_seconds).sum()
+}
+
+/// Time all processors of this machine were busy, seconds: kernel threads and interrupts included.
+///
+/// # Errors
+/// `/proc/stat` is not readable.
+pub(crate) fn machine_cpu_seconds() -> anyhow::Result<f64> {
+    let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let ticks = ticks_of_machine(&stat).context("odd /proc/stat")?;
+    Ok(ticks / ticks_per_second())
+}
+
+/// Memory of the kernel that connections use, KiB, of the whole machine.
+pub(crate) struct KernelMemory {
+    /// Bytes queued in TCP sockets.
+    pub(crate) tcp_buffers_kib: f64,
+    /// Structures that cannot be given back: sockets, files, and all others.
+    pub(crate) slab_kib: f64,
+}
+
+impl KernelMemory {
+    /// Reads both.
+    ///
+    /// # Errors
+    /// `/proc` is not readable.
+    pub(crate) fn now() -> anyhow::Result<Self> {
+        let sockets =
+            fs::read_to_string("/proc/net/sockstat").context("reading /proc/net/sockstat")?;
+        let memory = fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?;
+        let pages = tcp_pages(&sockets).context("odd /proc/net/sockstat")?;
+        let page_kib = rustix::param::page_size() as f64 / 1024.0;
+        Ok(Self {
+            tcp_buffers_kib: pages * page_kib,
+            slab_kib: field_kib(&memory, "SUnreclaim:").context("odd /proc/meminfo")?,
+        })
+    }
+}
+
+fn ticks_per_second() -> f64 {
+    rustix::param::clock_ticks_per_second() as f64
+}
+
+/// A line `NAME:   123 kB`.
+fn field_kib(text: &str, name: &str) -> Option<f64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+/// Fields 14 and 15 of `/proc/PID/stat`, counted behind the name, which may hold blanks and brackets.
+fn ticks_of_process(stat: &str) -> Option<f64> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some(ticks()? + ticks()?)
+}
+
+/// user, nice, system, irq and softirq of the first line; idle, iowait and steal are not work done here.
+fn ticks_of_machine(stat: &str) -> Option<f64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let fields: Vec<f64> = line
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()?;
+    [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
+}
+
+/// `TCP: ... mem N`, in pages.
+fn tcp_pages(sockstat: &str) -> Option<f64> {
+    let line = sockstat
+        .lines()
+        .find_map(|line| line.strip_prefix("TCP: "))?;
+    let mut words = line.split_whitespace();
+    words.find(|word| *word == "mem")?;
+    words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_counted_behind_a_name_with_blanks_and_brackets() {
+        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0";
+        assert_eq!(ticks_of_process(stat), Some(300.0));
+    }
+
+    #[test]
+    fn machine_time_leaves_idle_iowait_and_steal_out() {
+        let stat = "cpu  1 2 4 1000 2000 8 16 4000 0 0\ncpu0 9 9 9 9 9 9 9 9 9 9\n";
+        assert_eq!(ticks_of_machine(stat), Some(31.0));
+    }
+
+    #[test]
+    fn socket_pages_come_from_the_tcp_line() {
+        let text =
+            "sockets: used 9\nTCP: inuse 5 orphan 0 tw 2 alloc 7 mem 42\nUDP: inuse 1 mem 3\n";
+        assert_eq!(tcp_pages(text), Some(42.0));
+    }
+
+    #[test]
+    fn own_process_uses_memory_and_a_gone_one_is_an_error() {
+        let own: Process = format!("load={}", std::process::id()).parse().unwrap();
+        assert!(own.resident_kib().unwrap() > 100.0);
+        assert!(own.cpu_seconds().unwrap() >= 0.0);
+        let gone: Process = "agent=4294967295".parse().unwrap();
+        assert!(
+            gone.cpu_seconds()
+                .unwrap_err()
+                .to_string()
+                .contains("agent")
+        );
+    }
+
+    #[test]
+    fn process_without_a_number_is_refused() {
+        assert!("agent".parse::<Process>().is_err());
+        assert!("agent=x".parse::<Process>().is_err());
+    }
+}

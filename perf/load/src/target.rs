@@ -1,0 +1,173 @@
+//! The targets: echo, an endless source, a sink that counts, and a port where the count is asked for.
+//!
+//! They speak what the interop targets speak (a line with a number starts the source, a line `ID -1` the sink), so both
+//! load tools dial either.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context as _;
+use serde::Serialize;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+/// One write of the source, and one read of the sink: large, so that the targets cost little beside what is measured.
+const PIECE_BYTES: usize = 256 * 1024;
+/// Buffer of an echo connection, which carries 64 bytes at a time.
+const ECHO_BYTES: usize = 16 * 1024;
+/// Longest line that starts a source or sink.
+const LINE_BYTES_MAX: u64 = 64;
+
+/// Where they are.
+#[derive(Serialize)]
+struct Addresses {
+    echo: String,
+    source: String,
+    sink: String,
+    control: String,
+}
+
+/// Bytes all sinks have received since the start.
+type Received = Arc<AtomicU64>;
+
+#[derive(Clone, Copy)]
+enum Role {
+    Echo,
+    Source,
+    Sink,
+    Control,
+}
+
+/// Serves until standard input closes. Echo has a thread of its own, so that bulk transfers beside it do not make it
+/// wait for its turn here.
+///
+/// # Errors
+/// No port is free.
+pub(crate) fn serve(host: IpAddr) -> anyhow::Result<()> {
+    let received = Received::default();
+    let [bulk, echoing] = [
+        tokio::runtime::Builder::new_multi_thread(),
+        tokio::runtime::Builder::new_current_thread(),
+    ]
+    .map(|mut builder| builder.enable_all().build());
+    let (bulk, echoing) = (bulk?, echoing?);
+    let mut addresses = Vec::new();
+    for role in [Role::Echo, Role::Source, Role::Sink, Role::Control] {
+        let runtime = match role {
+            Role::Echo => &echoing,
+            Role::Source | Role::Sink | Role::Control => &bulk,
+        };
+        let listener = runtime
+            .block_on(TcpListener::bind((host, 0)))
+            .with_context(|| format!("listening on {host}"))?;
+        addresses.push(listener.local_addr()?.to_string());
+        // The runtime holds the task until it is dropped.
+        let _serving = runtime
+            .handle()
+            .spawn(accept(listener, role, Received::clone(&received)));
+    }
+    std::thread::Builder::new()
+        .name("echo".to_owned())
+        .spawn(move || echoing.block_on(std::future::pending::<()>()))?;
+    let [echo, source, sink, control]: [String; 4] = addresses
+        .try_into()
+        .map_err(|_other| anyhow::anyhow!("four targets have four addresses"))?;
+    let all = Addresses {
+        echo,
+        source,
+        sink,
+        control,
+    };
+    println!("{}", serde_json::to_string(&all)?);
+    crate::tie::until_stdin_closes()
+}
+
+async fn accept(listener: TcpListener, role: Role, received: Received) {
+    let mut connections = JoinSet::new();
+    // An error of accept passes (a client gone, descriptors short for a moment); the loop ends with the runtime.
+    loop {
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _peer)) => {
+                let received = Received::clone(&received);
+                connections.spawn(async move {
+                    // How a connection ended is seen at the other side.
+                    let _over = one(stream, role, &received).await;
+                });
+            }
+            Err(_passing) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    }
+}
+
+async fn one(stream: TcpStream, role: Role, received: &AtomicU64) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    match role {
+        Role::Echo => echo(stream).await,
+        Role::Source => source(stream).await,
+        Role::Sink => sink(stream, received).await,
+        Role::Control => control(stream, received).await,
+    }
+}
+
+async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut buffer = vec![0; ECHO_BYTES];
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => return stream.shutdown().await,
+            length => {
+                let piece = buffer.get(..length).unwrap_or_default();
+                stream.write_all(piece).await?;
+            }
+        }
+    }
+}
+
+async fn source(stream: TcpStream) -> std::io::Result<()> {
+    let mut stream = BufReader::with_capacity(128, stream);
+    line(&mut stream).await?;
+    let mut stream = stream.into_inner();
+    let piece = vec![b'x'; PIECE_BYTES];
+    loop {
+        stream.write_all(&piece).await?;
+        // Many streams share few threads: each has its turn after one piece.
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn sink(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {
+    let mut stream = BufReader::with_capacity(128, stream);
+    line(&mut stream).await?;
+    let early = stream.buffer().len() as u64;
+    received.fetch_add(early, Ordering::Relaxed);
+    let mut stream = stream.into_inner();
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        match stream.read(&mut buffer).await? {
+            0 => return stream.shutdown().await,
+            length => {
+                received.fetch_add(length as u64, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// Answers each line with the bytes received so far.
+async fn control(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {
+    let mut stream = BufReader::with_capacity(128, stream);
+    while !line(&mut stream).await?.is_empty() {
+        let answer = format!("{}\n", received.load(Ordering::Relaxed));
+        stream.write_all(answer.as_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// One line, end of line included; empty at the end of the stream.
+async fn line(stream: &mut BufReader<TcpStream>) -> std::io::Result<String> {
+    let mut line = String::new();
+    stream.take(LINE_BYTES_MAX).read_line(&mut line).await?;
+    Ok(line)
+}

@@ -1,0 +1,56 @@
+//! HTTP CONNECT, the client's side, as kube-apiserver speaks it: one request, then bytes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+/// Longest answer head that is read.
+const HEAD_BYTES_MAX: usize = 8 * 1024;
+
+/// Asks the frontend at `socket` for a tunnel.
+///
+/// # Errors
+/// Another status than 200, or a broken connection.
+pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket).await?;
+    let request = format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = Vec::with_capacity(512);
+    while !head.ends_with(b"\r\n\r\n") {
+        // The targets wait for the client to speak, so nothing follows the head and reading on is safe.
+        if stream.read_buf(&mut head).await? == 0 || head.len() > HEAD_BYTES_MAX {
+            break;
+        }
+    }
+    match status(&head) {
+        Some(200) if head.ends_with(b"\r\n\r\n") => Ok(stream),
+        _ => {
+            let text = String::from_utf8_lossy(&head);
+            let line = text.lines().next().unwrap_or_default();
+            Err(io::Error::other(format!("CONNECT was answered {line:?}")))
+        }
+    }
+}
+
+fn status(head: &[u8]) -> Option<u16> {
+    let text = std::str::from_utf8(head).ok()?;
+    let line = text.lines().next()?;
+    let rest = line.strip_prefix("HTTP/1.")?;
+    rest.split(' ').nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_is_read_from_either_version() {
+        assert_eq!(status(b"HTTP/1.1 200 OK\r\n\r\n"), Some(200));
+        assert_eq!(status(b"HTTP/1.0 503 Service Unavailable\r\n"), Some(503));
+        assert_eq!(status(b"SSH-2.0-x\r\n"), None);
+        assert_eq!(status(b""), None);
+    }
+}

@@ -1,0 +1,226 @@
+//! A gRPC tunnel as kube-apiserver opens it: an HTTP/2 connection and a `Proxy` stream for each, closed with a request
+//! that is waited for. Payload is neither copied on its way out nor collected on its way in.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use adit_core::ids::{ConnId, DialId};
+use adit_core::wire::decode::Decoder;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::{Packet, Received};
+use bytes::{Buf as _, Bytes};
+use h2::{RecvStream, SendStream, client};
+use tokio::io::ReadBuf;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+/// Payload of one packet: what io.Copy in kube-apiserver writes at a time.
+const PACKET_BYTES: usize = 32 * 1024;
+/// More than the head of any message.
+const HEAD_BYTES: usize = 64;
+/// Bytes the server may send before we have read: as wide as the Go library's window grows.
+const WINDOW_BYTES: u32 = 1 << 20;
+/// The Go library waits as long for the close to be confirmed.
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
+
+/// An open tunnel. Dropping it cuts the connection.
+pub(crate) struct GrpcTunnel {
+    packets: SendStream<MessageBuf>,
+    answers: RecvStream,
+    decoder: Decoder,
+    /// Payload received and not yet read.
+    waiting: Bytes,
+    conn: ConnId,
+    ended: bool,
+    asked_to_close: bool,
+    /// Drives the connection.
+    _connection: JoinSet<()>,
+}
+
+impl GrpcTunnel {
+    /// Dials `address` through the frontend at `socket`.
+    ///
+    /// # Errors
+    /// The dial was refused, or what came is not the protocol.
+    pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket).await?;
+        let (mut requests, connection) = client::Builder::new()
+            .initial_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .enable_push(false)
+            .handshake::<_, MessageBuf>(stream)
+            .await
+            .map_err(io::Error::other)?;
+        let mut driver = JoinSet::new();
+        driver.spawn(async move {
+            // Its error shows at the stream that it breaks.
+            let _over = connection.await;
+        });
+        let request = http::Request::post("http://localhost/ProxyService/Proxy")
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(())
+            .map_err(io::Error::other)?;
+        let (response, mut packets) = requests
+            .send_request(request, false)
+            .map_err(io::Error::other)?;
+        let dial = DialId(rand::random::<i64>() & i64::MAX);
+        let ask = Packet::DialReq {
+            dial,
+            protocol: "tcp".to_owned(),
+            address: address.to_string(),
+            window: 0,
+        };
+        send(&mut packets, ask)?;
+        let response = response.await.map_err(io::Error::other)?;
+        if response.status() != http::StatusCode::OK {
+            return Err(odd(format!("the call was answered {}", response.status())));
+        }
+        let mut tunnel = Self {
+            packets,
+            answers: response.into_body(),
+            decoder: Decoder::default(),
+            waiting: Bytes::new(),
+            conn: ConnId(0),
+            ended: false,
+            asked_to_close: false,
+            _connection: driver,
+        };
+        match std::future::poll_fn(|cx| tunnel.poll_packet(cx)).await? {
+            Some(Packet::DialRsp {
+                dial: answered,
+                conn,
+                error,
+                ..
+            }) if answered == dial => {
+                if !error.is_empty() {
+                    return Err(odd(format!("the dial was refused: {error}")));
+                }
+                tunnel.conn = conn;
+                Ok(tunnel)
+            }
+            other => Err(odd(format!("instead of an answer to the dial: {other:?}"))),
+        }
+    }
+
+    /// Asks for the close and waits until it is confirmed.
+    ///
+    /// # Errors
+    /// No confirmation, or the connection broke before it.
+    pub(super) async fn close(mut self) -> io::Result<()> {
+        if self.ended {
+            return Ok(());
+        }
+        self.ask_to_close()?;
+        let confirmed = async {
+            while !self.ended {
+                std::future::poll_fn(|cx| self.poll_packet(cx)).await?;
+            }
+            Ok(())
+        };
+        tokio::time::timeout(CLOSE_LIMIT, confirmed)
+            .await
+            .map_err(|_elapsed| {
+                io::Error::new(io::ErrorKind::TimedOut, "the close was not confirmed")
+            })?
+    }
+
+    /// Sends the request to close, once.
+    ///
+    /// # Errors
+    /// The stream is over.
+    pub(super) fn ask_to_close(&mut self) -> io::Result<()> {
+        if self.asked_to_close {
+            return Ok(());
+        }
+        self.asked_to_close = true;
+        let conn = self.conn;
+        send(&mut self.packets, Packet::CloseReq { conn })
+    }
+
+    /// The next packet; `None` once the stream has ended.
+    fn poll_packet(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Packet>>> {
+        loop {
+            match self.decoder.next().map_err(io::Error::other)? {
+                Some(Received::Packet(packet)) => {
+                    self.ended |= matches!(packet, Packet::CloseRsp { .. });
+                    return Poll::Ready(Ok(Some(packet)));
+                }
+                Some(Received::Unknown(_)) => (),
+                Some(other) => return Poll::Ready(Err(odd(format!("{other:?}")))),
+                None => match ready!(self.answers.poll_data(cx)) {
+                    None => {
+                        self.ended = true;
+                        return Poll::Ready(Ok(None));
+                    }
+                    Some(piece) => {
+                        let piece = piece.map_err(io::Error::other)?;
+                        self.answers
+                            .flow_control()
+                            .release_capacity(piece.len())
+                            .map_err(io::Error::other)?;
+                        self.decoder.push(piece);
+                    }
+                },
+            }
+        }
+    }
+
+    /// See [`tokio::io::AsyncRead`]. The end of the tunnel reads as the end of the stream.
+    pub(super) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.waiting.is_empty() && !self.ended {
+            if let Some(Packet::Data { conn, bytes }) = ready!(self.poll_packet(cx))?
+                && conn == self.conn
+            {
+                self.waiting = bytes;
+            }
+        }
+        let length = self.waiting.len().min(buffer.remaining());
+        if let Some(piece) = self.waiting.get(..length) {
+            buffer.put_slice(piece);
+        }
+        self.waiting.advance(length);
+        Poll::Ready(Ok(()))
+    }
+
+    /// See [`tokio::io::AsyncWrite`]. Waits until HTTP/2 takes the whole packet, so that nothing piles up in memory.
+    pub(super) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let piece = bytes.get(..PACKET_BYTES).unwrap_or(bytes);
+        let wanted = piece.len() + HEAD_BYTES;
+        self.packets.reserve_capacity(wanted);
+        while self.packets.capacity() < wanted {
+            match ready!(self.packets.poll_capacity(cx)) {
+                Some(Ok(_more)) => (),
+                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+            }
+        }
+        let data = Packet::Data {
+            conn: self.conn,
+            bytes: Bytes::copy_from_slice(piece),
+        };
+        send(&mut self.packets, data)?;
+        Poll::Ready(Ok(piece.len()))
+    }
+}
+
+fn send(packets: &mut SendStream<MessageBuf>, packet: Packet) -> io::Result<()> {
+    packets
+        .send_data(MessageBuf::packet(packet), false)
+        .map_err(io::Error::other)
+}
+
+fn odd(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}

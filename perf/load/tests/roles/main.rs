@@ -1,0 +1,170 @@
+//! The binary in its roles, as the harness starts it: real processes, real sockets.
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test: a panic is its way to fail, helpers included"
+)]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+/// Nothing here takes as long.
+const LIMIT: Duration = Duration::from_secs(30);
+
+type Addresses = BTreeMap<String, String>;
+
+/// A role that serves until its input closes.
+struct Serving {
+    child: Child,
+    addresses: Addresses,
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    values: BTreeMap<String, f64>,
+}
+
+fn load() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_adit-load"))
+}
+
+fn serve(args: &[String]) -> Serving {
+    let mut child = load()
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let stdout = child.stdout.take().unwrap();
+    BufReader::new(stdout).read_line(&mut line).unwrap();
+    let addresses = serde_json::from_str(&line).unwrap();
+    Serving { child, addresses }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn run(targets: &Addresses, control: &str, plan: &str) -> BTreeMap<String, f64> {
+    let output = load()
+        .args(["run", "--way=tcp", "--control", control])
+        .args(["--targets", &serde_json::to_string(targets).unwrap()])
+        .args(["--process", &format!("load={}", std::process::id())])
+        .args(["--plan", plan])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    serde_json::from_slice::<Outcome>(&output.stdout)
+        .unwrap()
+        .values
+}
+
+fn until(what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < end, "{what} within {LIMIT:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn every_measurement_of_a_plan_gives_its_numbers() {
+    let target = serve(&["target".to_owned()]);
+    let plan = r#"{"seconds": 0.05, "streams": [2], "connections": [2], "rates": [200],
+                   "rate_connections": 2, "dialers": [2], "idle": [4], "mixed_streams": 2}"#;
+    let values = run(&target.addresses, &target.addresses["control"], plan);
+    for name in [
+        "idle_4_load_kib",
+        "idle_4_kernel_kib",
+        "echo_2_p50_us",
+        "echo_2_per_s",
+        "paced_200_p99_us",
+        "dials_2_per_s",
+        "down_2_gbit_s",
+        "up_2_machine_cpu_s_per_gib",
+        "mixed_echo_p50_us",
+        "isolation_p50_ratio",
+    ] {
+        assert!(values.contains_key(name), "{name} in {values:?}");
+    }
+    assert_eq!(values["paced_200_unanswered"], 0.0);
+    assert_eq!(values["isolation_completed"], 1.0);
+}
+
+#[test]
+fn bare_relay_leads_to_the_targets_in_both_directions() {
+    let target = serve(&["target".to_owned()]);
+    let targets = serde_json::to_string(&target.addresses).unwrap();
+    let relay = serve(&["relay".to_owned(), format!("--targets={targets}")]);
+    let plan = r#"{"seconds": 0.05, "measurements": ["bulk", "echo"], "streams": [1],
+                   "connections": [1]}"#;
+    let values = run(&relay.addresses, &target.addresses["control"], plan);
+    assert!(values["up_1_gbit_s"] > 0.0 && values["down_1_gbit_s"] > 0.0);
+    assert!(values["echo_1_p50_us"] > 0.0);
+}
+
+#[test]
+fn upload_that_nobody_receives_is_an_error_not_a_number() {
+    let [target, other] = [(); 2].map(|()| serve(&["target".to_owned()]));
+    // The count is asked of targets that get nothing.
+    let output = load()
+        .args(["run", "--way=tcp", "--control", &other.addresses["control"]])
+        .args([
+            "--targets",
+            &serde_json::to_string(&target.addresses).unwrap(),
+        ])
+        .args([
+            "--plan",
+            r#"{"seconds": 0.05, "measurements": ["bulk"], "streams": [1]}"#,
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("not a byte arrived"),
+        "{said}"
+    );
+}
+
+#[test]
+fn targets_end_when_their_input_closes() {
+    let mut target = serve(&["target".to_owned()]);
+    drop(target.child.stdin.take());
+    assert!(target.child.wait().unwrap().success());
+}
+
+#[test]
+fn tied_program_is_gone_once_its_parent_is() {
+    let script = format!(
+        "{} tie --parent $$ -- sleep 600 & echo $!",
+        env!("CARGO_BIN_EXE_adit-load")
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .stderr(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut parent = output;
+    BufReader::new(parent.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    parent.wait().unwrap();
+    let path = format!("/proc/{}/cmdline", line.trim());
+    until("the tied program ends", || {
+        // A zombie that nobody has waited for yet has no command line any more.
+        std::fs::read(Path::new(&path)).is_ok_and(|text| text.is_empty())
+            || !Path::new(&path).exists()
+    });
+}

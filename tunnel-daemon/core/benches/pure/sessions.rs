@@ -1,0 +1,91 @@
+//! One step of a link's session, with many tunnels open: bytes from the peer to a leg, bytes of a leg to the peer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::ids::{ConnId, DialId, TunnelKey};
+use adit_core::session::{
+    Action, DialRequest, Isolation, Link, LinkConfig, Moment, ProcessBudget, Role, Transmit,
+};
+use adit_core::wire::packet::{Packet, Received};
+use bytes::Bytes;
+use criterion::{BenchmarkId, Criterion};
+
+/// Open tunnels.
+const TUNNELS: [usize; 2] = [1, 1_000];
+const PIECE_BYTES: usize = 4 << 10;
+
+/// A server's end of a link without credit, as with a Go agent, and its open tunnels.
+fn open(count: usize) -> (Link, Vec<(TunnelKey, ConnId)>) {
+    let config = LinkConfig {
+        role: Role::Server,
+        credit: false,
+        packet_bytes_max: 32 << 10,
+        dials_max: 2_000,
+        dial_timeout: Some(Duration::from_secs(25)),
+        isolation: Isolation::default(),
+        control_max: 4_096,
+    };
+    let mut link = Link::new(config, Arc::new(ProcessBudget::new(1 << 30)));
+    let mut tunnels = Vec::new();
+    for number in 1_i64.. {
+        if tunnels.len() == count {
+            break;
+        }
+        let request = DialRequest {
+            dial: DialId(number),
+            spare: DialId(-number),
+            protocol: "tcp".to_owned(),
+            address: "10.0.0.1:443".to_owned(),
+        };
+        let key = link.dial(request, Moment::default()).expect("room");
+        while link.poll_transmit(Moment::default()).is_some() {}
+        let answer = Packet::DialRsp {
+            dial: DialId(number),
+            conn: ConnId(number),
+            error: String::new(),
+            window: 0,
+        };
+        link.handle_packet(Received::Packet(answer), Moment::default());
+        while link.poll_action().is_some() {}
+        tunnels.push((key, ConnId(number)));
+    }
+    (link, tunnels)
+}
+
+pub(super) fn bench(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("session");
+    let bytes = Bytes::from(vec![7; PIECE_BYTES]);
+    for count in TUNNELS {
+        let (mut link, tunnels) = open(count);
+        let mut drained = vec![0; count];
+        let mut at = 0;
+        group.bench_function(BenchmarkId::new("peer-to-leg", count), |bencher| {
+            bencher.iter(|| {
+                let (key, conn) = tunnels[at];
+                let data = Packet::Data {
+                    conn,
+                    bytes: bytes.clone(),
+                };
+                link.handle_packet(Received::Packet(data), Moment::default());
+                let action = link.poll_action();
+                assert!(matches!(action, Some(Action::Deliver { .. })), "{action:?}");
+                drained[at] += PIECE_BYTES as u64;
+                link.leg_drained(key, drained[at], Moment::default());
+                at = (at + 1) % count;
+            });
+        });
+        let (mut link, tunnels) = open(count);
+        let mut at = 0;
+        group.bench_function(BenchmarkId::new("leg-to-peer", count), |bencher| {
+            bencher.iter(|| {
+                let (key, _conn) = tunnels[at];
+                assert!(link.leg_data(key, bytes.clone()), "the tunnel is open");
+                let next = link.poll_transmit(Moment::default());
+                assert!(matches!(next, Some(Transmit::Data { .. })), "{next:?}");
+                at = (at + 1) % count;
+            });
+        });
+    }
+    group.finish();
+}

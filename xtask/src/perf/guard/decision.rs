@@ -1,0 +1,135 @@
+//! Whether a difference is more than noise: a pure function of the rounds.
+
+use crate::perf::results::median;
+use crate::perf::rows::Better;
+
+/// Turns the median of absolute deviations into a standard deviation, for noise that is normally distributed.
+const SIGMA_OF_MAD: f64 = 1.4826;
+/// The standard error of a median against that of a mean.
+const MEDIAN_LOSS: f64 = 1.2533;
+/// How many standard errors are noise still: about one alarm in 700 rows, before the second pass.
+const ERRORS: f64 = 3.0;
+
+/// One round of one row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// The same binary, measured twice.
+    pub(super) noise: (f64, f64),
+    /// The binary under judgement.
+    pub(super) newer: f64,
+    /// What it is held against.
+    pub(super) older: f64,
+}
+
+/// What came out for one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Verdict {
+    /// Median change for the worse, as a share: 0.1 is a tenth worse, negative is better.
+    pub(super) change: f64,
+    /// The largest change that is put down to noise.
+    pub(super) allowed: f64,
+}
+
+impl Verdict {
+    /// Whether it is a regression.
+    pub(super) fn is_worse(self) -> bool {
+        self.change > self.allowed
+    }
+}
+
+/// Judges a row. Each round is judged by itself first, so that a machine that changes its pace between rounds does not
+/// matter. `None` without rounds that can be compared.
+pub(super) fn judge(rounds: &[Round], better: Better, margin: f64) -> Option<Verdict> {
+    let logs = |of: &dyn Fn(&Round) -> (f64, f64)| -> Vec<f64> {
+        rounds
+            .iter()
+            .map(of)
+            .filter(|(over, under)| *over > 0.0 && *under > 0.0)
+            .map(|(over, under)| (over / under).ln())
+            .collect()
+    };
+    let changes = logs(&|round| match better {
+        Better::Higher => (round.older, round.newer),
+        Better::Lower => (round.newer, round.older),
+    });
+    let noise = logs(&|round| round.noise);
+    let change = median(changes)?;
+    // What two processes of one binary differ by in every round is luck of their start, and noise as well.
+    let luck = median(noise.clone())?.abs();
+    let deviation = SIGMA_OF_MAD * median(noise.iter().map(|log| log.abs()).collect())?;
+    let error = MEDIAN_LOSS * deviation / (noise.len() as f64).sqrt();
+    Some(Verdict {
+        change: change.exp_m1(),
+        allowed: (margin.ln_1p() + luck + ERRORS * error).exp_m1(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounds in which the newer binary takes `factor` times as long, on a machine whose noise repeats.
+    fn rounds(factor: f64, noise: f64) -> Vec<Round> {
+        [1.0, -0.5, 0.2, -1.0, 0.6]
+            .map(|swing| Round {
+                noise: (100.0 * (1.0 + noise * swing), 100.0),
+                newer: 100.0 * factor * (1.0 - noise * swing),
+                older: 100.0,
+            })
+            .to_vec()
+    }
+
+    fn is_worse(rounds: &[Round], better: Better) -> bool {
+        judge(rounds, better, 0.05).unwrap().is_worse()
+    }
+
+    #[test]
+    fn slowdown_beyond_the_noise_is_a_regression() {
+        assert!(is_worse(&rounds(1.2, 0.02), Better::Lower));
+    }
+
+    #[test]
+    fn same_slowdown_within_the_noise_is_none() {
+        assert!(!is_worse(&rounds(1.2, 0.3), Better::Lower));
+    }
+
+    #[test]
+    fn difference_below_the_margin_never_fails() {
+        assert!(!is_worse(&rounds(1.04, 0.0), Better::Lower));
+        assert!(is_worse(&rounds(1.06, 0.0), Better::Lower));
+    }
+
+    #[test]
+    fn faster_is_not_worse_whatever_the_direction() {
+        assert!(!is_worse(&rounds(0.5, 0.02), Better::Lower));
+        assert!(!is_worse(&rounds(2.0, 0.02), Better::Higher));
+        assert!(is_worse(&rounds(0.5, 0.02), Better::Higher));
+    }
+
+    #[test]
+    fn pace_of_the_machine_between_rounds_does_not_matter() {
+        let mut all = rounds(1.0, 0.01);
+        for (round, pace) in all.iter_mut().zip([1.0, 3.0, 0.3, 2.0, 0.5]) {
+            round.noise = (round.noise.0 * pace, round.noise.1 * pace);
+            round.newer *= pace;
+            round.older *= pace;
+        }
+        let verdict = judge(&all, Better::Lower, 0.05).unwrap();
+        assert!(verdict.change.abs() < 0.01, "{verdict:?}");
+    }
+
+    #[test]
+    fn two_processes_of_one_binary_that_always_differ_widen_what_passes() {
+        let lucky = [Round {
+            noise: (120.0, 100.0),
+            newer: 115.0,
+            older: 100.0,
+        }; 5];
+        assert!(!is_worse(&lucky, Better::Lower));
+    }
+
+    #[test]
+    fn nothing_measured_is_no_verdict() {
+        assert_eq!(judge(&[], Better::Lower, 0.05), None);
+    }
+}

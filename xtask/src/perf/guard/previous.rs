@@ -1,0 +1,101 @@
+//! The commit before, built: what a change is compared with.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+
+use crate::perf::programs::Programs;
+use crate::workspace::Workspace;
+
+/// A binary of another commit.
+pub(super) struct Previous {
+    /// Its commit.
+    pub(super) commit: String,
+    /// The program.
+    pub(super) binary: PathBuf,
+}
+
+/// What changes the binary. A tree in which none of it differs from its commit is that commit.
+const SOURCES: [&str; 4] = [
+    "tunnel-daemon",
+    "Cargo.toml",
+    "Cargo.lock",
+    "rust-toolchain.toml",
+];
+
+impl Previous {
+    /// Finds and builds it: the commit itself while there are changes on top of it, else the one before. Built once for
+    /// each commit.
+    ///
+    /// # Errors
+    /// There is none, as in a shallow clone, or it does not build.
+    pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
+        let workspace = programs.workspace();
+        let status = ["status", "--porcelain", "--untracked-files=no", "--"];
+        let changed = git(workspace, &[&status[..], &SOURCES[..]].concat())?;
+        let name = if changed.is_empty() { "HEAD~1" } else { "HEAD" };
+        let query = format!("{name}^{{commit}}");
+        let commit = git(workspace, &["rev-parse", "--quiet", "--verify", &query])
+            .with_context(|| format!("there is no {name} here"))?;
+        let folder = programs.out.join("previous").join(&commit);
+        let binary = folder.join("adit");
+        if !binary.is_file() {
+            eprintln!("guard: building commit {commit}, once");
+            // Always the same place: what cargo knows about it is used again for the next commit.
+            let tree = programs.out.join("previous/tree");
+            unpack(workspace, &commit, &tree)?;
+            let built = programs
+                .release(&Workspace::in_folder(&tree), "adit")
+                .context("it does not build")?;
+            fs::create_dir_all(&folder)?;
+            fs::copy(built, &binary)?;
+        }
+        Ok(Self { commit, binary })
+    }
+}
+
+/// Output of git, without its end of line.
+fn git(workspace: &Workspace, args: &[&str]) -> anyhow::Result<String> {
+    let output = workspace.command("git").args(args).output();
+    let output = output.context("starting git")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "git {}: {}",
+        args.join(" "),
+        said.trim()
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Writes the files of a commit to a folder, which has nothing else then. Git itself does not learn of the folder, so
+/// nothing of it is left to prune.
+fn unpack(workspace: &Workspace, commit: &str, to: &std::path::Path) -> anyhow::Result<()> {
+    if to.exists() {
+        fs::remove_dir_all(to)?;
+    }
+    fs::create_dir_all(to)?;
+    let mut archive = workspace
+        .command("git")
+        .args(["archive", "--format=tar", commit])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting git")?;
+    let bytes = archive.stdout.take().context("stdout is piped")?;
+    // Without -m files would be as old as the commit, and cargo would take an earlier build for theirs.
+    let unpacked = workspace
+        .command("tar")
+        .args(["-x", "-m", "-f", "-", "-C"])
+        .arg(to)
+        .stdin(Stdio::from(bytes))
+        .status()
+        .context("starting tar")?;
+    let archived = archive.wait()?;
+    ensure!(
+        archived.success() && unpacked.success(),
+        "git archive {commit} failed"
+    );
+    Ok(())
+}

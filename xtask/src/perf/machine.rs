@@ -1,0 +1,54 @@
+//! What a reader needs to trust the numbers: commit, machine, kernel.
+
+use std::fs;
+
+use crate::workspace::Workspace;
+
+/// See the module.
+#[derive(Clone, Debug, serde::Serialize)]
+pub(crate) struct Machine {
+    commit: String,
+    cores: usize,
+    processor: String,
+    kernel: String,
+}
+
+impl Machine {
+    /// This one.
+    pub(crate) fn here(workspace: &Workspace) -> Self {
+        let line = |program: &str, args: &[&str]| {
+            let output = workspace.command(program).args(args).output();
+            let text = output.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+            text.unwrap_or_default()
+        };
+        let dirty = !line("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+        let commit = line("git", &["rev-parse", "--short", "HEAD"]);
+        let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let processor = processors
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"))
+            .map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
+        Self {
+            commit: if dirty {
+                format!("{commit} with changes")
+            } else {
+                commit
+            },
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            processor: processor.unwrap_or_else(|| "unnamed processor".to_owned()),
+            kernel: line("uname", &["-sr"]),
+        }
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            commit,
+            cores,
+            processor,
+            kernel,
+        } = self;
+        write!(f, "commit {commit}, {cores} cores of {processor}, {kernel}")
+    }
+}

@@ -1,0 +1,190 @@
+//! The report for people: one table for each dialect, ratios to upstream and to HAProxy beside the numbers.
+
+use std::fmt::Write as _;
+
+use super::results::{Cell, Results};
+use super::rows::{Better, Row};
+use super::scenario::Way;
+
+/// Peers that ours is set against, where they are in the run.
+const AGAINST: [&str; 2] = ["upstream", "haproxy"];
+
+/// The whole report.
+pub(crate) fn report(results: &Results, heading: &str) -> String {
+    let mut text = heading.to_owned();
+    text.push_str("\n| peer | what is measured |\n| --- | --- |\n");
+    for peer in &results.peers {
+        let state = match &peer.state {
+            Ok(version) => version.clone(),
+            Err(why) => format!("missing: {}", one_line(why)),
+        };
+        writeln!(text, "| {} | {state} |", peer.name).ok();
+    }
+    for way in results.ways() {
+        table(results, way, &mut text);
+    }
+    let failures = results.failures();
+    if !failures.is_empty() {
+        text.push_str("\n| failed | dialect | measurement | why |\n| --- | --- | --- | --- |\n");
+        for (peer, way, measurement, why) in failures {
+            let why = one_line(why);
+            writeln!(text, "| {peer} | {} | {measurement} | {why} |", way.name()).ok();
+        }
+    }
+    text
+}
+
+fn table(results: &Results, way: Way, text: &mut String) {
+    let against: Vec<&str> = AGAINST
+        .into_iter()
+        .filter(|name| is_measured(results, name) && is_measured(results, "adit"))
+        .collect();
+    let mut head = format!("\n### {}\n\n| measurement |", way.name());
+    let mut rule = "| --- |".to_owned();
+    for peer in &results.peers {
+        write!(head, " {} |", peer.name).ok();
+        rule.push_str(" ---: |");
+    }
+    for name in &against {
+        write!(head, " adit / {name} |").ok();
+        rule.push_str(" ---: |");
+    }
+    writeln!(text, "{head} spread | better |\n{rule} ---: | --- |").ok();
+    for row in results.rows(way) {
+        write!(text, "| {} |", row.words).ok();
+        for peer in &results.peers {
+            let cell = results.cell(&peer.name, way, &row);
+            write!(text, " {} |", show(cell)).ok();
+        }
+        for name in &against {
+            let ratio = ratio(results, way, &row, name);
+            write!(text, " {} |", ratio.map_or_else(dash, number)).ok();
+        }
+        let better = match row.better {
+            Better::Higher => "higher",
+            Better::Lower => "lower",
+        };
+        let spread = spread(results, way, &row);
+        writeln!(text, " {} | {better} |", spread.unwrap_or_else(dash)).ok();
+    }
+}
+
+fn is_measured(results: &Results, name: &str) -> bool {
+    let mut peers = results.peers.iter();
+    peers.any(|peer| peer.name == name && peer.state.is_ok())
+}
+
+/// Ours against another peer's.
+fn ratio(results: &Results, way: Way, row: &Row, against: &str) -> Option<f64> {
+    let ours = results.value("adit", way, &row.key)?;
+    let theirs = results.value(against, way, &row.key)?;
+    (theirs != 0.0).then(|| ours / theirs)
+}
+
+/// The widest of all peers: a difference below it is none.
+fn spread(results: &Results, way: Way, row: &Row) -> Option<String> {
+    let spreads = results
+        .peers
+        .iter()
+        .filter_map(|peer| results.spread(&peer.name, way, &row.key));
+    let widest = spreads.max_by(f64::total_cmp)?;
+    Some(format!("±{:.0} %", widest * 100.0))
+}
+
+fn show(cell: Cell) -> String {
+    match cell {
+        Cell::Value(value) => number(value),
+        Cell::Failed => "failed".to_owned(),
+        Cell::Missing => "missing".to_owned(),
+        Cell::Nothing => dash(),
+    }
+}
+
+fn number(value: f64) -> String {
+    if value.abs() >= 100.0 {
+        return format!("{value:.0}");
+    }
+    format!("{value:.2}")
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+/// Text that fits a cell: the first lines of an error say most, and bars would end the cell.
+fn one_line(text: &str) -> String {
+    let line: String = text
+        .chars()
+        .map(|c| if c == '\n' || c == '|' { ' ' } else { c })
+        .take(300)
+        .collect();
+    line.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::perf::results::{Entry, Sample};
+
+    fn sample(key: &str, value: f64) -> Sample {
+        Sample {
+            values: BTreeMap::from([(key.to_owned(), value)]),
+            distributions: BTreeMap::new(),
+        }
+    }
+
+    fn results() -> Results {
+        let mut results = Results::default();
+        for (name, state) in [
+            ("upstream", Ok("v1".to_owned())),
+            ("adit", Ok("v2".to_owned())),
+            ("haproxy", Ok("2.6".to_owned())),
+            ("wireguard", Err("the kernel has none\nat all".to_owned())),
+        ] {
+            let name = name.to_owned();
+            results.peers.push(Entry { name, state });
+        }
+        results
+    }
+
+    #[test]
+    fn row_has_a_number_of_each_peer_and_both_ratios() {
+        let mut results = results();
+        for (peer, way, values) in [
+            ("upstream", Way::Grpc, [1.0, 9.0, 2.0]),
+            ("adit", Way::Grpc, [8.0, 7.0, 7.5]),
+            ("haproxy", Way::Tcp, [15.0, 15.0, 15.0]),
+        ] {
+            for (round, value) in (1..).zip(values) {
+                let one = Ok(sample("down_1_gbit_s", value));
+                results.add((peer, way), round, "bulk", one);
+            }
+        }
+        let text = report(&results, "heading\n");
+        let row = "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % | higher |";
+        assert!(text.contains(row), "{text}");
+        assert!(
+            text.contains("| wireguard | missing: the kernel has none at all |"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn failed_measurement_is_a_word_and_a_row_with_its_reason() {
+        let mut results = results();
+        let way = ("adit", Way::Grpc);
+        results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", 3.0)));
+        results.add(way, 2, "bulk", Err("stream 1 | broke".to_owned()));
+        let text = report(&results, "");
+        assert!(
+            text.contains("| download, 1 stream, Gbit/s | - | failed | - | missing | - | - |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| adit | grpc | bulk | stream 1   broke |"),
+            "{text}"
+        );
+    }
+}

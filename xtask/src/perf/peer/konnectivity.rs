@@ -1,0 +1,159 @@
+//! Server and agent that take upstream's flags: upstream's own, ours, and a user's builds of either.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Peer, Route};
+use crate::perf::process::{Inside, Site, free_port};
+use crate::perf::programs::Programs;
+use crate::perf::scenario::{Binary, Way};
+
+/// A program and its leading arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    path: PathBuf,
+    args: Vec<String>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Konnectivity {
+    name: String,
+    version: String,
+    server: Program,
+    agent: Program,
+}
+
+impl Program {
+    fn alone(path: PathBuf) -> Self {
+        Self {
+            path,
+            args: Vec::new(),
+        }
+    }
+}
+
+impl Konnectivity {
+    /// Upstream's programs.
+    ///
+    /// # Errors
+    /// They could not be built.
+    pub(crate) fn upstream(programs: &Programs) -> anyhow::Result<Self> {
+        Ok(Self {
+            name: "upstream".to_owned(),
+            version: "Konnectivity v0.36.0, built from its Go module".to_owned(),
+            server: Program::alone(programs.upstream("server")?),
+            agent: Program::alone(programs.upstream("agent")?),
+        })
+    }
+
+    /// A binary of ours; `version` is what the report says of it.
+    pub(crate) fn adit(version: &str, binary: PathBuf) -> Self {
+        let role = |role: &str| Program {
+            path: binary.clone(),
+            args: vec![role.to_owned(), "--compat".to_owned()],
+        };
+        Self {
+            name: "adit".to_owned(),
+            version: version.to_owned(),
+            server: role("server"),
+            agent: role("agent"),
+        }
+    }
+
+    /// What a user's scenario describes.
+    pub(crate) fn of_user(binary: &Binary) -> Self {
+        let program = |path: &Path, args: &[String]| Program {
+            path: path.to_owned(),
+            args: args.to_vec(),
+        };
+        Self {
+            name: binary.name.clone(),
+            version: "as given".to_owned(),
+            server: program(&binary.server, &binary.server_args),
+            agent: program(&binary.agent, &binary.agent_args),
+        }
+    }
+}
+
+impl Peer for Konnectivity {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn version(&self) -> String {
+        self.version.clone()
+    }
+
+    fn ways(&self, asked: &[Way]) -> Vec<Way> {
+        asked.to_vec()
+    }
+
+    fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
+        let (target, targets) = site.targets(Inside::Host, "127.0.0.1")?;
+        let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
+        let start = |name: &str, program: &Program, flags: &[String]| {
+            let args = [program.args.as_slice(), flags].concat();
+            site.spawn(name, Inside::Host, &program.path, &args)
+        };
+        let server = start(
+            "server",
+            &self.server,
+            &[
+                format!("--mode={}", way.dialect()),
+                format!("--uds-name={}", site.at("s.sock")),
+                "--server-port=0".to_owned(),
+                format!("--agent-port={agent_port}"),
+                format!("--health-port={health_port}"),
+                format!("--admin-port={admin_port}"),
+                format!("--cluster-cert={}", site.at("server.pem")),
+                format!("--cluster-key={}", site.at("server.key")),
+                format!("--cluster-ca-cert={}", site.at("ca.pem")),
+                "--v=0".to_owned(),
+            ],
+        )?;
+        let agent = start(
+            "agent",
+            &self.agent,
+            &[
+                "--proxy-server-host=127.0.0.1".to_owned(),
+                format!("--proxy-server-port={agent_port}"),
+                format!("--ca-cert={}", site.at("ca.pem")),
+                format!("--agent-cert={}", site.at("agent.pem")),
+                format!("--agent-key={}", site.at("agent.key")),
+                format!("--health-server-port={}", free_port()?),
+                format!("--admin-server-port={}", free_port()?),
+                "--sync-interval=200ms".to_owned(),
+                "--sync-interval-cap=1s".to_owned(),
+                "--v=0".to_owned(),
+            ],
+        )?;
+        site.wait_for("the server", || is_ready(health_port))?;
+        Ok(Route {
+            way,
+            frontend: Some(site.path("s.sock")),
+            targets,
+            processes: vec![
+                ("server".to_owned(), server.id()),
+                ("agent".to_owned(), agent.id()),
+            ],
+            namespace: None,
+            running: vec![agent, server, target],
+        })
+    }
+}
+
+/// Whether the server has its agent, by its own account.
+fn is_ready(port: u16) -> bool {
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+        stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer.split_whitespace().nth(1) == Some("200"))
+}

@@ -1,0 +1,140 @@
+//! The peers: ways to reach a target that are measured side by side.
+//!
+//! A peer knows how to start itself for one measurement. Why one cannot be measured here is an answer, not an error of
+//! the run: it becomes a row of the report.
+
+mod haproxy;
+mod konnectivity;
+mod namespace;
+mod openvpn;
+mod plain;
+mod rathole;
+mod wireguard;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::perf::process::{Running, Site, Targets};
+use crate::perf::programs::Programs;
+use crate::perf::scenario::{Scenario, Way};
+
+pub(crate) use konnectivity::Konnectivity;
+pub(crate) use plain::Plain;
+
+/// A path to targets that can be started.
+pub(crate) trait Peer {
+    /// Column of the report.
+    fn name(&self) -> &str;
+
+    /// What is measured, as it names its version.
+    fn version(&self) -> String;
+
+    /// The dialects it is measured in, of those the scenario asks for.
+    fn ways(&self, asked: &[Way]) -> Vec<Way>;
+
+    /// Starts it with targets behind it, and waits until it carries bytes.
+    ///
+    /// # Errors
+    /// Why it cannot be measured.
+    fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route>;
+}
+
+/// A started path. Its processes end with it.
+pub(crate) struct Route {
+    /// Everything that must live as long as the path does.
+    pub(crate) running: Vec<Running>,
+    /// How the load speaks to it.
+    pub(crate) way: Way,
+    /// Where, unless it is a port for each target.
+    pub(crate) frontend: Option<PathBuf>,
+    /// What the load dials.
+    pub(crate) targets: Targets,
+    /// Role and process id of those whose memory and CPU time count.
+    pub(crate) processes: Vec<(String, u32)>,
+    /// The network namespace of the load, if it is not ours.
+    pub(crate) namespace: Option<String>,
+}
+
+/// A peer by name.
+///
+/// # Errors
+/// Why it cannot be measured here, in words for the report.
+pub(crate) fn find(
+    name: &str,
+    programs: &Programs,
+    scenario: &Scenario,
+) -> anyhow::Result<Box<dyn Peer>> {
+    if let Some(binary) = scenario.binary.iter().find(|binary| binary.name == name) {
+        return Ok(Box::new(Konnectivity::of_user(binary)));
+    }
+    if let Some(address) = scenario.address.iter().find(|address| address.name == name) {
+        return Ok(Box::new(Plain::of_user(address)));
+    }
+    match name {
+        "direct" => Ok(Box::new(Plain::direct())),
+        "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
+        "adit" => {
+            let binary = programs.adit()?;
+            Ok(Box::new(Konnectivity::adit(
+                programs.adit_version(),
+                binary,
+            )))
+        }
+        "haproxy" => Ok(Box::new(haproxy::HaProxy::find()?)),
+        "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
+        "openvpn" => Ok(Box::new(openvpn::OpenVpn::find()?)),
+        "wireguard" => Ok(Box::new(wireguard::WireGuard::find()?)),
+        relay if relay == "relay" || relay.starts_with("relay-") => {
+            Ok(Box::new(Plain::relay(relay)?))
+        }
+        _ => anyhow::bail!(
+            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, haproxy, rathole, openvpn, \
+             wireguard, and those the scenario describes"
+        ),
+    }
+}
+
+/// The first line a program prints when asked for its version.
+///
+/// # Errors
+/// It cannot be run, in words that say what to install.
+fn version_of(program: &str, flag: &str) -> anyhow::Result<String> {
+    let output = Command::new(program).arg(flag).output();
+    let output = output.map_err(|_missing| anyhow::anyhow!("{program} is not installed"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// Waits until an echo comes back over a path of plain ports.
+///
+/// # Errors
+/// It does not; the error has the logs.
+fn wait_for_echo(site: &Site, path: &Route) -> anyhow::Result<()> {
+    use crate::perf::process::Inside;
+    let inside = match &path.namespace {
+        Some(namespace) => Inside::Namespace(namespace),
+        None => Inside::Host,
+    };
+    let targets = serde_json::to_string(&path.targets)?;
+    let mut probe = site.load(inside);
+    probe.args(["probe".to_owned(), format!("--targets={targets}")]);
+    let limit = crate::perf::process::START_LIMIT * 2;
+    crate::perf::process::output_within(probe, site, limit)
+        .map(drop)
+        .map_err(|error| error.context(site.logs()))
+}
+
+/// The names of the three targets that are dialled.
+const TARGETS: [&str; 3] = ["echo", "source", "sink"];
+
+/// Where a program lies, if it is on `PATH`.
+fn on_path(program: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&paths).collect();
+    // Where distributions put programs for administrators, which not every PATH names.
+    folders.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    folders
+        .iter()
+        .map(|folder| folder.join(program))
+        .find(|path| Path::is_file(path))
+}

@@ -1,0 +1,180 @@
+//! The programs of a run: found, or built once and kept under `target/perf`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+/// Longest time for one of the builds.
+const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);
+/// The version of rathole that is measured.
+const RATHOLE: &str = "0.5.0";
+
+/// See the module. What nobody asks for is not built.
+pub(crate) struct Programs {
+    workspace: Workspace,
+    /// Everything this harness writes.
+    pub(crate) out: PathBuf,
+    /// A binary of ours that was given.
+    adit: Option<PathBuf>,
+    load: PathBuf,
+}
+
+impl Programs {
+    /// Builds the load tool, which every run needs.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub(crate) fn new(workspace: &Workspace, adit: Option<PathBuf>) -> anyhow::Result<Self> {
+        let out = workspace.path("target/perf");
+        fs::create_dir_all(out.join("bin"))?;
+        let mut programs = Self {
+            workspace: workspace.clone(),
+            out,
+            adit,
+            load: PathBuf::new(),
+        };
+        let built = programs.release(workspace, "adit-load")?;
+        // A copy: what cargo builds later must not replace a program that runs.
+        programs.load = programs.keep(&built, "adit-load")?;
+        Ok(programs)
+    }
+
+    /// The repository.
+    pub(crate) fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// The load tool.
+    pub(crate) fn load(&self) -> &Path {
+        &self.load
+    }
+
+    /// The Go load tool.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub(crate) fn go_load(&self) -> anyhow::Result<PathBuf> {
+        self.go_build("perf/go-load", ".", "go-load")
+    }
+
+    /// Our binary: the one given, or this tree's release build.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub(crate) fn adit(&self) -> anyhow::Result<PathBuf> {
+        if let Some(given) = &self.adit {
+            ensure!(given.is_file(), "{} is no program", given.display());
+            return Ok(given.clone());
+        }
+        let built = self.release(&self.workspace, "adit")?;
+        self.keep(&built, "adit")
+    }
+
+    /// What the report says of it.
+    pub(crate) fn adit_version(&self) -> &'static str {
+        match self.adit {
+            Some(_) => "the binary given with --adit",
+            None => "this tree, release build",
+        }
+    }
+
+    /// Upstream's `server` or `agent`, of the version the interop tests pin.
+    ///
+    /// # Errors
+    /// It cannot be built.
+    pub(crate) fn upstream(&self, role: &str) -> anyhow::Result<PathBuf> {
+        let package = format!("sigs.k8s.io/apiserver-network-proxy/cmd/{role}");
+        let name = format!("upstream-{role}");
+        self.go_build("tunnel-daemon/tests/interop/go", &package, &name)
+    }
+
+    /// rathole, from its package. The versions of its lock file do not build with today's Rust, so newer compatible ones
+    /// of its dependencies are taken.
+    ///
+    /// # Errors
+    /// It cannot be built, or an earlier attempt with this toolchain has failed.
+    pub(crate) fn rathole(&self) -> anyhow::Result<PathBuf> {
+        let root = self.out.join(format!("rathole-{RATHOLE}"));
+        let program = root.join("bin/rathole");
+        if program.is_file() {
+            return Ok(program);
+        }
+        eprintln!("perf: building rathole {RATHOLE}, once");
+        let mut install = self.workspace.cargo(&["install", "rathole", "--quiet"]);
+        install
+            .args(["--version", RATHOLE, "--no-default-features"])
+            .args(["--features", "server,client,tls"])
+            .arg("--root")
+            .arg(&root)
+            .arg("--target-dir")
+            .arg(root.join("build"));
+        let log = self.out.join("rathole.log");
+        let file = fs::File::create(&log)?;
+        install
+            .stdout(Stdio::from(file.try_clone()?))
+            .stderr(Stdio::from(file));
+        run_command(&mut install, BUILD_LIMIT).with_context(|| {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            let first = text.lines().find(|line| line.starts_with("error"));
+            format!("rathole does not build: {}", first.unwrap_or_default())
+        })?;
+        // Half a gigabyte that nobody needs again; what is left of it disturbs nothing.
+        fs::remove_dir_all(root.join("build")).ok();
+        Ok(program)
+    }
+
+    /// Builds a package of `tree` as a release and returns where cargo left it.
+    ///
+    /// # Errors
+    /// It does not build.
+    pub(crate) fn release(&self, tree: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
+        let mut build = tree.cargo(&["build", "--release", "--quiet", "--package", package]);
+        build.args(["--bin", package]);
+        // One folder for all trees: packages of others are built once.
+        let target = self.target();
+        build.env("CARGO_TARGET_DIR", &target);
+        run_command(&mut build, BUILD_LIMIT)?;
+        Ok(target.join("release").join(package))
+    }
+
+    /// Copies a program to `target/perf/bin`.
+    ///
+    /// # Errors
+    /// The folder is not writable.
+    fn keep(&self, program: &Path, name: &str) -> anyhow::Result<PathBuf> {
+        let to = self.out.join("bin").join(name);
+        // A running program cannot be overwritten, but its name can be given away.
+        fs::remove_file(&to).ok();
+        fs::copy(program, &to).with_context(|| format!("copying {}", program.display()))?;
+        Ok(to)
+    }
+
+    /// Cargo's target folder.
+    fn target(&self) -> PathBuf {
+        let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        // Cargo takes a relative one as seen from where it runs, which is another tree at times.
+        self.workspace.root().join(folder)
+    }
+
+    fn go_build(&self, folder: &str, package: &str, name: &str) -> anyhow::Result<PathBuf> {
+        let to = self.out.join("bin").join(name);
+        let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
+        let mut build = Command::new(go);
+        build
+            .args(["build", "-trimpath", "-o"])
+            .arg(&to)
+            .arg(package)
+            .current_dir(self.workspace.path(folder))
+            .env("CGO_ENABLED", "0")
+            .env("GOWORK", "off");
+        run_command(&mut build, BUILD_LIMIT)
+            .with_context(|| format!("building {name}: install Go 1.26 or name it in ADIT_GO"))?;
+        Ok(to)
+    }
+}

@@ -1,0 +1,370 @@
+//! Everything that was measured, and everything that was not and why.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::rows::{Better, Row};
+use super::scenario::Way;
+
+/// What one run of a load tool printed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Numbers by name.
+    pub(crate) values: BTreeMap<String, f64>,
+    /// Exact quantiles by measurement.
+    #[serde(default)]
+    pub(crate) distributions: BTreeMap<String, Distribution>,
+}
+
+/// Exact quantiles of one measurement in one round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Distribution {
+    samples: u64,
+    quantiles_us: Vec<(f64, f64)>,
+}
+
+/// A peer in the report.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// Column.
+    pub(crate) name: String,
+    /// Its version, or why it is missing.
+    pub(crate) state: Result<String, String>,
+}
+
+/// One peer in one dialect.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Measured {
+    /// A sample for each round.
+    rounds: Vec<Sample>,
+    /// The first failure of each measurement.
+    failures: BTreeMap<String, String>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// All peers, in the order of the columns.
+    pub(crate) peers: Vec<Entry>,
+    measured: BTreeMap<(String, Way), Measured>,
+}
+
+/// What a cell of the table holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Cell {
+    /// The median of all rounds.
+    Value(f64),
+    /// The measurement failed in at least one round.
+    Failed,
+    /// The peer is not there.
+    Missing,
+    /// Nobody asked.
+    Nothing,
+}
+
+/// What four stalled readers may make of the echo p99 of others.
+const ISOLATION_RATIO_MAX: f64 = 1.5;
+
+impl Results {
+    /// Adds what one measurement of one round gave.
+    pub(crate) fn add(
+        &mut self,
+        (peer, way): (&str, Way),
+        round: usize,
+        measurement: &str,
+        outcome: Result<Sample, String>,
+    ) {
+        let measured = self.measured.entry((peer.to_owned(), way)).or_default();
+        while measured.rounds.len() < round {
+            measured.rounds.push(Sample::default());
+        }
+        match (outcome, measured.rounds.last_mut()) {
+            (Ok(sample), Some(last)) => {
+                last.values.extend(sample.values);
+                last.distributions.extend(sample.distributions);
+            }
+            (Ok(_), None) => (),
+            (Err(why), _) => {
+                let failures = &mut measured.failures;
+                failures.entry(measurement.to_owned()).or_insert(why);
+            }
+        }
+    }
+
+    /// The dialects that were measured; where there is none, the plain way.
+    pub(crate) fn ways(&self) -> Vec<Way> {
+        let ways: BTreeSet<Way> = self.measured.keys().map(|(_, way)| *way).collect();
+        let dialects: Vec<Way> = ways
+            .iter()
+            .copied()
+            .filter(|way| *way != Way::Tcp)
+            .collect();
+        if dialects.is_empty() {
+            return ways.into_iter().collect();
+        }
+        dialects
+    }
+
+    /// A peer in a dialect; one without dialects is the same in all.
+    fn of(&self, peer: &str, way: Way) -> Option<&Measured> {
+        let exactly = self.measured.get(&(peer.to_owned(), way));
+        exactly.or_else(|| self.measured.get(&(peer.to_owned(), Way::Tcp)))
+    }
+
+    /// Every row that some peer has a number or a failure for.
+    pub(crate) fn rows(&self, way: Way) -> Vec<Row> {
+        let keys: BTreeSet<&str> = self
+            .peers
+            .iter()
+            .filter_map(|peer| self.of(&peer.name, way))
+            .flat_map(|measured| &measured.rounds)
+            .flat_map(|round| round.values.keys().map(String::as_str))
+            .collect();
+        let mut rows: Vec<Row> = keys.into_iter().filter_map(Row::of).collect();
+        rows.sort();
+        rows
+    }
+
+    /// What the table says of a peer.
+    pub(crate) fn cell(&self, peer: &str, way: Way, row: &Row) -> Cell {
+        let missing = |entry: &Entry| entry.name == peer && entry.state.is_err();
+        if self.peers.iter().any(missing) {
+            return Cell::Missing;
+        }
+        let Some(measured) = self.of(peer, way) else {
+            return Cell::Nothing;
+        };
+        if measured.failures.contains_key(row.measurement) {
+            return Cell::Failed;
+        }
+        match median(self.values(peer, way, &row.key)) {
+            Some(value) => Cell::Value(value),
+            None => Cell::Nothing,
+        }
+    }
+
+    /// The median, unless the cell says something else.
+    pub(crate) fn value(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
+        match self.cell(peer, way, &Row::of(key)?) {
+            Cell::Value(value) => Some(value),
+            Cell::Failed | Cell::Missing | Cell::Nothing => None,
+        }
+    }
+
+    /// The number of each round.
+    pub(crate) fn values(&self, peer: &str, way: Way, key: &str) -> Vec<f64> {
+        let rounds = self.of(peer, way).map(|measured| measured.rounds.iter());
+        let rounds = rounds.into_iter().flatten();
+        rounds
+            .filter_map(|round| round.values.get(key).copied())
+            .collect()
+    }
+
+    /// Half of the distance between the extremes, against the median.
+    pub(crate) fn spread(&self, peer: &str, way: Way, key: &str) -> Option<f64> {
+        let values = self.values(peer, way, key);
+        let middle = median(values.clone()).filter(|middle| *middle != 0.0)?;
+        let least = values.iter().copied().min_by(f64::total_cmp)?;
+        let most = values.iter().copied().max_by(f64::total_cmp)?;
+        Some((most - least) / 2.0 / middle.abs())
+    }
+
+    /// Peer, dialect, measurement and reason of everything that failed.
+    pub(crate) fn failures(&self) -> Vec<(&str, Way, &str, &str)> {
+        let all = self.measured.iter().flat_map(|((peer, way), measured)| {
+            let one = measured.failures.iter();
+            one.map(|(name, why)| (peer.as_str(), *way, name.as_str(), why.as_str()))
+        });
+        all.collect()
+    }
+
+    /// Everything, for machines.
+    pub(crate) fn for_machines(&self) -> serde_json::Value {
+        let mut all = serde_json::Map::new();
+        for ((peer, way), measured) in &self.measured {
+            let ways = all
+                .entry(peer.clone())
+                .or_insert_with(|| serde_json::json!({}));
+            if let Some(ways) = ways.as_object_mut() {
+                ways.insert(way.name().to_owned(), serde_json::json!(measured));
+            }
+        }
+        let peer = |entry: &Entry| match &entry.state {
+            Ok(version) => serde_json::json!({ "name": entry.name, "version": version }),
+            Err(why) => serde_json::json!({ "name": entry.name, "missing": why }),
+        };
+        let peers: Vec<serde_json::Value> = self.peers.iter().map(peer).collect();
+        serde_json::json!({ "peers": peers, "measured": all })
+    }
+
+    /// Rows where our median is worse than upstream's, and where ours failed.
+    pub(crate) fn worse(&self) -> Vec<String> {
+        let mut worse = Vec::new();
+        for way in self.ways() {
+            for row in self.rows(way) {
+                let ours = self.cell("adit", way, &row);
+                let theirs = self.cell("upstream", way, &row);
+                let is_worse = match (theirs, ours) {
+                    (_, Cell::Failed) => true,
+                    (Cell::Value(theirs), Cell::Value(ours)) => match row.better {
+                        Better::Higher => ours < theirs,
+                        Better::Lower => ours > theirs,
+                    },
+                    _ => false,
+                };
+                // Kernel memory is the machine's; what else went on there is in it.
+                let is_machine = row.key.contains("kernel") || row.key.contains("tcp_buffers");
+                if is_worse && !is_machine {
+                    worse.push(format!("{} {}", way.name(), row.key));
+                }
+            }
+        }
+        worse
+    }
+
+    /// Dialects in which stalled readers slow our echo beyond [`ISOLATION_RATIO_MAX`].
+    pub(crate) fn disturbed(&self) -> Vec<String> {
+        let mut disturbed = Vec::new();
+        for way in self.ways() {
+            let ours = |key| self.value("adit", way, key);
+            let failed = self.of("adit", way).map(|ours| &ours.failures);
+            if failed.is_some_and(|failures| failures.contains_key("isolation")) {
+                disturbed.push(format!("{} could not be measured", way.name()));
+            }
+            match (ours("isolation_completed"), ours("isolation_p99_ratio")) {
+                (None, _) => (),
+                (Some(1.0), Some(ratio)) if ratio <= ISOLATION_RATIO_MAX => (),
+                (Some(1.0), Some(ratio)) => {
+                    disturbed.push(format!("{} echo p99 {ratio:.2} times", way.name()));
+                }
+                (Some(_), _) => disturbed.push(format!("{} echo did not finish", way.name())),
+            }
+        }
+        disturbed
+    }
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let upper = *values.get(values.len() / 2)?;
+    if values.len() % 2 == 1 {
+        return Some(upper);
+    }
+    values
+        .get(values.len() / 2 - 1)
+        .map(|lower| (lower + upper) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(key: &str, value: f64) -> Sample {
+        Sample {
+            values: BTreeMap::from([(key.to_owned(), value)]),
+            distributions: BTreeMap::new(),
+        }
+    }
+
+    fn results(peers: &[&str]) -> Results {
+        let entry = |name: &&str| Entry {
+            name: (*name).to_owned(),
+            state: Ok("1".to_owned()),
+        };
+        Results {
+            peers: peers.iter().map(entry).collect(),
+            measured: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn median_of_an_even_count_is_the_mean_of_the_middle() {
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), Some(2.5));
+        assert_eq!(median(vec![9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn failure_in_one_round_leaves_no_number() {
+        let mut results = results(&["adit"]);
+        let key = "down_1_gbit_s";
+        results.add(("adit", Way::Grpc), 1, "bulk", Ok(sample(key, 8.0)));
+        results.add(("adit", Way::Grpc), 2, "bulk", Err("it broke".to_owned()));
+        let row = Row::of(key).unwrap();
+        assert_eq!(results.cell("adit", Way::Grpc, &row), Cell::Failed);
+        assert_eq!(
+            results.failures(),
+            [("adit", Way::Grpc, "bulk", "it broke")]
+        );
+    }
+
+    #[test]
+    fn machines_get_every_round_and_the_reason_of_a_missing_peer() {
+        let mut results = results(&["adit"]);
+        for (round, value) in [(1, 9.0), (2, 10.0)] {
+            let one = Ok(sample("down_1_gbit_s", value));
+            results.add(("adit", Way::GrpcGo), round, "bulk", one);
+        }
+        results.peers.push(Entry {
+            name: "wireguard".to_owned(),
+            state: Err("the kernel has none".to_owned()),
+        });
+        let json = results.for_machines();
+        let rounds = &json["measured"]["adit"]["grpc-go"]["rounds"];
+        assert_eq!(rounds[1]["values"]["down_1_gbit_s"], 10.0);
+        assert_eq!(json["peers"][1]["missing"], "the kernel has none");
+    }
+
+    #[test]
+    fn missing_peer_has_cells_that_say_so() {
+        let mut results = results(&["adit"]);
+        results.peers.push(Entry {
+            name: "haproxy".to_owned(),
+            state: Err("not installed".to_owned()),
+        });
+        let row = Row::of("down_1_gbit_s").unwrap();
+        assert_eq!(results.cell("haproxy", Way::Grpc, &row), Cell::Missing);
+    }
+
+    #[test]
+    fn rows_worse_than_upstream_are_named_and_a_failure_counts() {
+        let mut results = results(&["upstream", "adit"]);
+        for (peer, gbit, micros) in [("upstream", 2.0, 100.0), ("adit", 1.0, 50.0)] {
+            let way = (peer, Way::Grpc);
+            results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", gbit)));
+            results.add(way, 1, "echo", Ok(sample("echo_1_p50_us", micros)));
+        }
+        assert_eq!(results.worse(), ["grpc down_1_gbit_s"]);
+        results.add(("adit", Way::Grpc), 1, "echo", Err("broken".to_owned()));
+        assert_eq!(
+            results.worse(),
+            ["grpc down_1_gbit_s", "grpc echo_1_p50_us"]
+        );
+    }
+
+    #[test]
+    fn echo_slowed_by_stalled_readers_is_named() {
+        let mut results = results(&["adit"]);
+        let way = ("adit", Way::HttpConnect);
+        results.add(way, 1, "isolation", Ok(sample("isolation_completed", 1.0)));
+        results.add(way, 1, "isolation", Ok(sample("isolation_p99_ratio", 1.4)));
+        assert!(results.disturbed().is_empty());
+        results.add(way, 2, "isolation", Ok(sample("isolation_p99_ratio", 9.0)));
+        assert_eq!(results.disturbed().len(), 1);
+        results.add(way, 3, "isolation", Err("broken".to_owned()));
+        assert_eq!(results.disturbed(), ["http-connect could not be measured"]);
+    }
+
+    #[test]
+    fn spread_is_half_the_range_against_the_median() {
+        let mut results = results(&["adit"]);
+        for (round, value) in [(1, 9.0), (2, 10.0), (3, 12.0)] {
+            let one = Ok(sample("down_1_gbit_s", value));
+            results.add(("adit", Way::Grpc), round, "bulk", one);
+        }
+        let spread = results.spread("adit", Way::Grpc, "down_1_gbit_s");
+        assert_eq!(spread, Some(0.15));
+    }
+}

@@ -1,0 +1,272 @@
+//! What a run measures: a TOML file, of which the repository has some under `perf/scenarios` and users write their own.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+/// How the load reaches targets through a peer.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Way {
+    /// gRPC by our own client.
+    Grpc,
+    /// gRPC by the Go client library, which kube-apiserver uses.
+    GrpcGo,
+    /// HTTP CONNECT.
+    HttpConnect,
+    /// A port that leads to each target, or the target itself.
+    Tcp,
+}
+
+impl Way {
+    /// Spelling in files, on command lines and in tables.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::GrpcGo => "grpc-go",
+            Self::HttpConnect => "http-connect",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// The same for the load tool and for upstream's `--mode`, which know no difference between gRPC clients.
+    pub(crate) fn dialect(self) -> &'static str {
+        match self {
+            Self::Grpc | Self::GrpcGo => "grpc",
+            Self::HttpConnect => "http-connect",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// A scenario. Unknown keys are refused, so that a misspelt one does not silently keep its default.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Scenario {
+    /// What it is for, on top of the report.
+    pub(crate) title: String,
+    /// How often everything is measured; the report has medians.
+    pub(crate) rounds: usize,
+    /// Peers by name, in the order of the columns.
+    pub(crate) peers: Vec<String>,
+    /// Dialects in which those peers are measured that speak several.
+    pub(crate) ways: Vec<Way>,
+    /// What the load tool is told.
+    pub(crate) load: LoadPlan,
+    /// Programs of the user's own, which take the flags of upstream's.
+    #[serde(default)]
+    pub(crate) binary: Vec<Binary>,
+    /// Something of the user's own that is already running.
+    #[serde(default)]
+    pub(crate) address: Vec<Address>,
+}
+
+/// See the plan of `adit-load`, which has the same fields.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoadPlan {
+    /// Measurements by name.
+    pub(crate) measurements: Vec<String>,
+    /// Length of each timed measurement.
+    pub(crate) seconds: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    streams: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    connections: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rates: Option<Vec<u32>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate_connections: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dialers: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    idle: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stalled_readers: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mixed_streams: Option<usize>,
+}
+
+/// A server and an agent, as programs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Binary {
+    /// Column of the report.
+    pub(crate) name: String,
+    /// The server program.
+    pub(crate) server: PathBuf,
+    /// Its leading arguments, such as `["server", "--compat"]`.
+    #[serde(default)]
+    pub(crate) server_args: Vec<String>,
+    /// The agent program.
+    pub(crate) agent: PathBuf,
+    /// Its leading arguments.
+    #[serde(default)]
+    pub(crate) agent_args: Vec<String>,
+}
+
+/// A path that is already there: a frontend, or a port for each target.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Address {
+    /// Column of the report.
+    pub(crate) name: String,
+    /// How to speak to it.
+    pub(crate) way: Way,
+    /// Unix socket of the frontend, unless the way is `tcp`.
+    pub(crate) frontend: Option<PathBuf>,
+    /// Addresses of `echo`, `source` and `sink`, as dialled; without them the run's own targets are.
+    pub(crate) targets: Option<BTreeMap<String, String>>,
+    /// The `control` address of the targets, with `targets`.
+    pub(crate) control: Option<String>,
+    /// Processes whose memory and CPU time count, by role.
+    #[serde(default)]
+    pub(crate) processes: BTreeMap<String, u32>,
+}
+
+/// All measurements, in the order in which they run.
+const MEASUREMENTS: [&str; 7] = [
+    "idle",
+    "echo",
+    "paced",
+    "dials",
+    "bulk",
+    "mixed",
+    "isolation",
+];
+
+impl Scenario {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// It is not there, is no TOML of this shape, or asks for something that does not exist.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("in {}", path.display()))
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let scenario: Self = toml::from_str(text)?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// Checks what the shape does not.
+    ///
+    /// # Errors
+    /// The first thing that makes no sense, and what would.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.rounds > 0, "rounds: at least 1");
+        ensure!(!self.ways.is_empty(), "ways: name at least one");
+        ensure!(
+            !self.ways.contains(&Way::Tcp),
+            "ways: tcp is what peers without a dialect use; name grpc, grpc-go or http-connect"
+        );
+        ensure!(
+            (0.05..=600.0).contains(&self.load.seconds),
+            "load.seconds: between 0.05 and 600"
+        );
+        for name in &self.load.measurements {
+            ensure!(
+                MEASUREMENTS.contains(&name.as_str()),
+                "load.measurements: there is no {name:?}; there are {}",
+                MEASUREMENTS.join(", ")
+            );
+        }
+        for address in &self.address {
+            let name = &address.name;
+            ensure!(
+                address.frontend.is_some() == (address.way != Way::Tcp),
+                "address {name}: a frontend for every way but tcp, and for that none"
+            );
+            ensure!(
+                address.targets.is_some() || address.way != Way::Tcp,
+                "address {name}: with tcp, targets says which port leads to which target"
+            );
+            ensure!(
+                address.targets.is_some() == address.control.is_some(),
+                "address {name}: targets and control belong together"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl LoadPlan {
+    /// The plan for each measurement alone, in order: so one that fails takes no other along.
+    pub(crate) fn parts(&self) -> Vec<(&'static str, Self)> {
+        MEASUREMENTS
+            .into_iter()
+            .filter(|name| self.measurements.iter().any(|wanted| wanted == name))
+            .map(|name| {
+                let mut plan = self.clone();
+                plan.measurements = vec![name.to_owned()];
+                (name, plan)
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = "title = 't'\nrounds = 1\npeers = ['adit']\nways = ['grpc']\n\
+                         [load]\nmeasurements = ['bulk', 'idle']\nseconds = 0.5\n";
+
+    #[test]
+    fn every_scenario_of_the_repository_is_valid() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf/scenarios");
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let read = Scenario::read(&path);
+            assert!(read.is_ok(), "{:#}", read.unwrap_err());
+            count += 1;
+        }
+        assert!(count >= 3, "{count} scenarios");
+    }
+
+    #[test]
+    fn each_measurement_gets_a_plan_of_its_own_in_order() {
+        let scenario = Scenario::parse(SMALL).unwrap();
+        let names: Vec<&str> = scenario
+            .load
+            .parts()
+            .iter()
+            .map(|(name, _)| *name)
+            .collect();
+        assert_eq!(names, ["idle", "bulk"]);
+        let (_, plan) = &scenario.load.parts()[1];
+        assert_eq!(
+            serde_json::to_string(plan).unwrap(),
+            r#"{"measurements":["bulk"],"seconds":0.5}"#
+        );
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (wrong, says) in [
+            (SMALL.replace("rounds = 1", "rounds = 0"), "rounds"),
+            (SMALL.replace("'bulk'", "'bulks'"), "bulks"),
+            (SMALL.replace("'grpc'", "'tcp'"), "tcp"),
+            (SMALL.replace("seconds", "second"), "second"),
+            (
+                format!("{SMALL}[[address]]\nname = 'a'\nway = 'tcp'\n"),
+                "targets",
+            ),
+            (
+                format!("{SMALL}[[address]]\nname = 'a'\nway = 'grpc'\n"),
+                "frontend",
+            ),
+        ] {
+            let error = format!("{:#}", Scenario::parse(&wrong).unwrap_err());
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! One turn of one peer: a fresh stack, every measurement by a run of the load tool of its own.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use super::peer::{Peer, Route};
+use super::process::{Inside, Site, output_within};
+use super::results::Sample;
+use super::scenario::{LoadPlan, Way};
+
+/// Longest time for one measurement beyond what it is told to take: the load tool bounds itself, this bounds the tool.
+const LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// The programs that make load.
+#[derive(Clone, Copy)]
+pub(crate) struct Tools<'a> {
+    /// Ours.
+    pub(crate) load: &'a Path,
+    /// With the Go client library, if some way needs it.
+    pub(crate) go_load: Option<&'a Path>,
+}
+
+/// Outcome of each measurement, by name. What could not even start fails them all.
+pub(crate) fn measure<'a>(
+    tools: Tools<'_>,
+    peer: &dyn Peer,
+    way: Way,
+    plans: &[(&'a str, LoadPlan)],
+) -> Vec<(&'a str, Result<Sample, String>)> {
+    let started = Site::new(tools.load).and_then(|site| {
+        let route = peer.start(&site, way)?;
+        Ok((site, route))
+    });
+    let (site, route) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let why = format!("{error:#}");
+            return plans
+                .iter()
+                .map(|(name, _)| (*name, Err(why.clone())))
+                .collect();
+        }
+    };
+    let one = |(name, plan): &(&'a str, LoadPlan)| {
+        let outcome = load(tools, &site, &route, plan).map_err(|error| format!("{error:#}"));
+        (*name, outcome)
+    };
+    plans.iter().map(one).collect()
+}
+
+/// Runs the load tool once against a started path.
+///
+/// # Errors
+/// What it says, or that it did not end.
+pub(crate) fn load(
+    tools: Tools<'_>,
+    site: &Site,
+    route: &Route,
+    plan: &LoadPlan,
+) -> anyhow::Result<Sample> {
+    let mut command: Command = match (&route.namespace, route.way) {
+        (Some(namespace), _) => site.load(Inside::Namespace(namespace)),
+        (None, Way::GrpcGo) => {
+            site.go_load(tools.go_load.context("the Go load tool is not built")?)
+        }
+        (None, _) => site.load(Inside::Host),
+    };
+    let control = route.targets.get("control");
+    command.args([
+        "run".to_owned(),
+        format!("--way={}", route.way.dialect()),
+        format!("--targets={}", serde_json::to_string(&route.targets)?),
+        format!(
+            "--control={}",
+            control.context("the targets have a control address")?
+        ),
+        format!("--plan={}", serde_json::to_string(plan)?),
+    ]);
+    if let Some(frontend) = &route.frontend {
+        command.arg(format!("--frontend={}", frontend.display()));
+    }
+    for (role, id) in &route.processes {
+        command.arg(format!("--process={role}={id}"));
+    }
+    let printed = output_within(command, site, LIMIT)?;
+    serde_json::from_str(&printed).context("the load tool prints one JSON object")
+}
