@@ -14,9 +14,18 @@ use crate::perf::scenario::Way;
 /// Connections each process takes: two descriptors for one, and 20,000 is a common hard limit.
 const CONNECTIONS_MAX: usize = 9_500;
 
+/// What is between the two.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Middle {
+    Tls,
+    /// For comparison with what does without encryption, too.
+    Clear,
+}
+
 /// See the module.
 pub(super) struct HaProxy {
     program: PathBuf,
+    middle: Middle,
     version: String,
 }
 
@@ -25,11 +34,15 @@ impl HaProxy {
     ///
     /// # Errors
     /// It is not installed.
-    pub(super) fn find() -> anyhow::Result<Self> {
+    pub(super) fn find(middle: Middle) -> anyhow::Result<Self> {
         let program =
             on_path("haproxy").context("haproxy is not installed: `apt-get install haproxy`")?;
         let version = version_of(&program.display().to_string(), "-v")?;
-        Ok(Self { program, version })
+        Ok(Self {
+            program,
+            middle,
+            version,
+        })
     }
 }
 
@@ -42,11 +55,18 @@ enum End {
 
 impl Peer for HaProxy {
     fn name(&self) -> &str {
-        "haproxy"
+        match self.middle {
+            Middle::Tls => "haproxy",
+            Middle::Clear => "haproxy-plaintext",
+        }
     }
 
     fn version(&self) -> String {
-        format!("{}, two processes, mutual TLS between", self.version)
+        let between = match self.middle {
+            Middle::Tls => "mutual TLS",
+            Middle::Clear => "clear text",
+        };
+        format!("{}, two processes, {between} between", self.version)
     }
 
     fn ways(&self, _asked: &[Way]) -> Vec<Way> {
@@ -64,7 +84,7 @@ impl Peer for HaProxy {
             (End::Front, "server", &front, &middle),
         ] {
             let file = site.path(&format!("{role}.cfg"));
-            fs::write(&file, configuration(site, end, listen, to))?;
+            fs::write(&file, self.configuration(site, end, listen, to))?;
             let args = [
                 "-db".to_owned(),
                 "-f".to_owned(),
@@ -96,36 +116,39 @@ pub(super) fn ports() -> anyhow::Result<Targets> {
         .collect()
 }
 
-fn configuration(site: &Site, end: End, listen: &Targets, to: &Targets) -> String {
-    let ca = site.at("ca.pem");
-    let (bind, server) = match end {
-        End::Front => (
-            String::new(),
-            format!(
-                "ssl crt {} ca-file {ca} verify required verifyhost localhost sni str(localhost)",
-                site.at("agent.both.pem")
+impl HaProxy {
+    fn configuration(&self, site: &Site, end: End, listen: &Targets, to: &Targets) -> String {
+        let ca = site.at("ca.pem");
+        let (bind, server) = match end {
+            _ if self.middle == Middle::Clear => (String::new(), String::new()),
+            End::Front => (
+                String::new(),
+                format!(
+                    "ssl crt {} ca-file {ca} verify required verifyhost localhost sni str(localhost)",
+                    site.at("agent.both.pem")
+                ),
             ),
-        ),
-        End::Back => (
-            format!(
-                "ssl crt {} ca-file {ca} verify required",
-                site.at("server.both.pem")
+            End::Back => (
+                format!(
+                    "ssl crt {} ca-file {ca} verify required",
+                    site.at("server.both.pem")
+                ),
+                String::new(),
             ),
-            String::new(),
-        ),
-    };
-    let mut text = format!(
-        "global\n  maxconn {CONNECTIONS_MAX}\ndefaults\n  mode tcp\n  maxconn {CONNECTIONS_MAX}\n  \
+        };
+        let mut text = format!(
+            "global\n  maxconn {CONNECTIONS_MAX}\ndefaults\n  mode tcp\n  maxconn {CONNECTIONS_MAX}\n  \
          timeout connect 10s\n  timeout client 1h\n  timeout server 1h\n"
-    );
-    for name in TARGETS {
-        let (from, to) = (&listen[name], &to[name]);
-        write!(
-            text,
-            "frontend {name}-in\n  bind {from} {bind}\n  default_backend {name}-out\n\
+        );
+        for name in TARGETS {
+            let (from, to) = (&listen[name], &to[name]);
+            write!(
+                text,
+                "frontend {name}-in\n  bind {from} {bind}\n  default_backend {name}-out\n\
              backend {name}-out\n  server {name} {to} {server}\n"
-        )
-        .ok();
+            )
+            .ok();
+        }
+        text
     }
-    text
 }

@@ -24,6 +24,8 @@ pub(crate) struct Konnectivity {
     version: String,
     server: Program,
     agent: Program,
+    /// The only dialect worth measuring.
+    only: Option<Way>,
 }
 
 impl Program {
@@ -46,6 +48,7 @@ impl Konnectivity {
             version: "Konnectivity v0.36.0, built from its Go module".to_owned(),
             server: Program::alone(programs.upstream("server")?),
             agent: Program::alone(programs.upstream("agent")?),
+            only: None,
         })
     }
 
@@ -60,7 +63,20 @@ impl Konnectivity {
             version: version.to_owned(),
             server: role("server"),
             agent: role("agent"),
+            only: None,
         }
+    }
+
+    /// The same with lanes in clear text, for a network that is trusted.
+    pub(crate) fn in_clear(mut self) -> Self {
+        for program in [&mut self.server, &mut self.agent] {
+            program.args.push("--lane-security=plaintext".to_owned());
+        }
+        // Tunnels of other clients keep their frames.
+        self.only = Some(Way::HttpConnect);
+        self.name.push_str("-plaintext");
+        self.version.push_str(", lanes in clear text");
+        self
     }
 
     /// What a user's scenario describes.
@@ -74,6 +90,7 @@ impl Konnectivity {
             version: "as given".to_owned(),
             server: program(&binary.server, &binary.server_args),
             agent: program(&binary.agent, &binary.agent_args),
+            only: None,
         }
     }
 }
@@ -88,7 +105,8 @@ impl Peer for Konnectivity {
     }
 
     fn ways(&self, asked: &[Way]) -> Vec<Way> {
-        asked.to_vec()
+        let worth = |way: &Way| self.only.is_none_or(|only| only == *way);
+        asked.iter().copied().filter(worth).collect()
     }
 
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {

@@ -18,6 +18,7 @@ use crate::perf::process::{Running, Site, Targets};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Scenario, Way};
 
+use haproxy::Middle;
 pub(crate) use konnectivity::Konnectivity;
 pub(crate) use plain::Plain;
 
@@ -73,14 +74,10 @@ pub(crate) fn find(
     match name {
         "direct" => Ok(Box::new(Plain::direct())),
         "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
-        "adit" => {
-            let binary = programs.adit()?;
-            Ok(Box::new(Konnectivity::adit(
-                programs.adit_version(),
-                binary,
-            )))
-        }
-        "haproxy" => Ok(Box::new(haproxy::HaProxy::find()?)),
+        "adit" => Ok(Box::new(adit(programs)?)),
+        "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
+        "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
+        "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
         "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
         "openvpn" => Ok(Box::new(openvpn::OpenVpn::find()?)),
         "wireguard" => Ok(Box::new(wireguard::WireGuard::find()?)),
@@ -88,10 +85,15 @@ pub(crate) fn find(
             Ok(Box::new(Plain::relay(relay)?))
         }
         _ => anyhow::bail!(
-            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, haproxy, rathole, openvpn, \
-             wireguard, and those the scenario describes"
+            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, haproxy, \
+             haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
+}
+
+fn adit(programs: &Programs) -> anyhow::Result<Konnectivity> {
+    let binary = programs.adit()?;
+    Ok(Konnectivity::adit(programs.adit_version(), binary))
 }
 
 /// The first line a program prints when asked for its version.
