@@ -31,7 +31,7 @@ impl Default for Thresholds {
             splice_after_bytes: 256 * 1024,
             splice_wake_bytes: 32 * 1024,
             chatty_wake_bytes: 4 * 1024,
-            turn_bytes: 1024 * 1024,
+            turn_bytes: 256 * 1024,
             turn_reads: 16,
         }
     }
