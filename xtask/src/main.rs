@@ -5,6 +5,7 @@
 mod ci;
 mod codegen;
 mod fuzz;
+mod loom;
 mod perf;
 mod setup;
 mod steps;
@@ -42,6 +43,8 @@ enum Command {
     Codegen(codegen::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
     Fuzz(fuzz::Args),
+    /// Try out the interleavings of the relay's hand-over.
+    Loom,
     /// Measure against upstream in one run; writes a table to target/perf (`--quick` for the short form).
     Perf {
         /// Passed to the harness; `--help` lists them.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&workspace),
         Command::Codegen(args) => codegen::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
+        Command::Loom => loom::run(&workspace),
         Command::Perf { args } => perf::run(&args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });
