@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, loom, perf, test, tidy};
+use crate::{codegen, fuzz, loom, miri, perf, test, tidy};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -61,6 +61,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)
     });
     steps.run("loom", || loom::run(workspace));
+    match miri::availability() {
+        Ok(()) => steps.run("miri", || miri::run(workspace)),
+        Err(why) => steps.skip("miri", &why),
+    }
     match fuzz::availability(workspace) {
         Ok(()) => steps.run("fuzz", || {
             fuzz::run(workspace, &fuzz::Args::all_for(FUZZ_SECONDS))

@@ -6,6 +6,7 @@ mod ci;
 mod codegen;
 mod fuzz;
 mod loom;
+mod miri;
 mod perf;
 mod setup;
 mod steps;
@@ -45,6 +46,8 @@ enum Command {
     Fuzz(fuzz::Args),
     /// Try out the interleavings of the relay's hand-over.
     Loom,
+    /// Run the relay's unit tests in miri (needs a nightly toolchain with it).
+    Miri,
     /// Measure against upstream in one run; writes a table to target/perf (`--quick` for the short form).
     Perf {
         /// Passed to the harness; `--help` lists them.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Codegen(args) => codegen::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Loom => loom::run(&workspace),
+        Command::Miri => miri::run(&workspace),
         Command::Perf { args } => perf::run(&args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });
