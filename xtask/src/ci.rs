@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, perf, test, tidy};
+use crate::{codegen, fuzz, loom, miri, perf, test, tidy};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -17,7 +17,7 @@ const FUZZ_SECONDS: u64 = 30;
 /// How much of it to run.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only what a push should wait for: no integration tests, fuzzing, documentation or demo.
+    /// Only what a push should wait for: no integration tests, models, fuzzing, documentation or demo.
     #[arg(long)]
     quick: bool,
 }
@@ -60,6 +60,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         let mut doc = workspace.cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
         run_command(doc.env("RUSTDOCFLAGS", "-D warnings"), BUILD)
     });
+    steps.run("loom", || loom::run(workspace));
+    match miri::availability() {
+        Ok(()) => steps.run("miri", || miri::run(workspace)),
+        Err(why) => steps.skip("miri", &why),
+    }
     match fuzz::availability(workspace) {
         Ok(()) => steps.run("fuzz", || {
             fuzz::run(workspace, &fuzz::Args::all_for(FUZZ_SECONDS))

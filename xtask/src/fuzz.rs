@@ -116,7 +116,7 @@ fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
 }
 
 /// `rustup run nightly`, free of what the pinned toolchain put into our environment.
-fn nightly() -> Command {
+pub(crate) fn nightly() -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]);
     for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC"] {
@@ -154,7 +154,8 @@ fn install(workspace: &Workspace) -> anyhow::Result<()> {
     run_command(&mut command, BUILD).context("install cargo-fuzz")
 }
 
-fn answers(command: &mut Command) -> bool {
+/// Whether a tool is there and works.
+pub(crate) fn answers(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -5,6 +5,8 @@
 mod ci;
 mod codegen;
 mod fuzz;
+mod loom;
+mod miri;
 mod perf;
 mod setup;
 mod steps;
@@ -42,6 +44,10 @@ enum Command {
     Codegen(codegen::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
     Fuzz(fuzz::Args),
+    /// Try out the interleavings of the relay's hand-over.
+    Loom,
+    /// Run the relay's unit tests in miri (needs a nightly toolchain with it).
+    Miri,
     /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
     Perf(Box<perf::Args>),
     /// Install the git hooks of this repository.
@@ -56,6 +62,8 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&workspace),
         Command::Codegen(args) => codegen::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
+        Command::Loom => loom::run(&workspace),
+        Command::Miri => miri::run(&workspace),
         Command::Perf(args) => perf::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });

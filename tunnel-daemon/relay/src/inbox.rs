@@ -5,20 +5,15 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    os::fd::BorrowedFd,
+    sync::{Arc, atomic::Ordering},
     time::Instant,
 };
-
-use crossbeam::queue::{ArrayQueue, SegQueue};
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{
     pair::{Job, Shared},
     stats::Counters,
+    sync::{ArrayQueue, AtomicBool, AtomicUsize, Bell, OnceLock, SegQueue},
 };
 
 /// One thread's inbox.
@@ -26,13 +21,13 @@ use crate::{
 pub(crate) struct Inbox {
     jobs: ArrayQueue<Job>,
     cancels: SegQueue<Arc<Shared>>,
-    bell: OwnedFd,
+    bell: Bell,
     noticed: AtomicBool,
     /// Pairs accepted and not yet ended.
     pairs: AtomicUsize,
     pairs_max: usize,
     /// When the thread has to be gone; set once.
-    deadline: std::sync::OnceLock<Instant>,
+    deadline: OnceLock<Instant>,
     /// The thread is gone.
     closed: AtomicBool,
     /// The next turn panics: a test's way to plant a fault.
@@ -45,11 +40,11 @@ impl Inbox {
         Ok(Self {
             jobs: ArrayQueue::new(queue_pairs),
             cancels: SegQueue::new(),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            bell: Bell::new()?,
             noticed: AtomicBool::new(false),
             pairs: AtomicUsize::new(0),
             pairs_max,
-            deadline: std::sync::OnceLock::new(),
+            deadline: OnceLock::new(),
             closed: AtomicBool::new(false),
             fault: AtomicBool::new(false),
             counters: Counters::default(),
@@ -58,7 +53,7 @@ impl Inbox {
 
     /// Reports readiness each time the thread is called.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.bell.fd()
     }
 
     pub(crate) fn pairs(&self) -> usize {
@@ -67,11 +62,11 @@ impl Inbox {
 
     /// Counts a pair in, unless there are too many.
     pub(crate) fn enter(&self) -> bool {
-        let count = self.pairs.fetch_add(1, Ordering::Relaxed);
-        if count >= self.pairs_max {
-            self.leave();
-        }
-        count < self.pairs_max
+        // Not an addition that is taken back: meanwhile it would refuse others for a pair that is none.
+        let one_more = |count: usize| (count < self.pairs_max).then_some(count + 1);
+        self.pairs
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
     }
 
     pub(crate) fn leave(&self) {
@@ -81,18 +76,20 @@ impl Inbox {
     /// Puts a pair in. Gives it back when the queue is full.
     pub(crate) fn put(&self, job: Job) -> Result<(), Job> {
         self.jobs.push(job)?;
-        self.ring();
-        // The thread may have gone since the caller looked: then nobody else empties the queue.
-        if self.closed.load(Ordering::SeqCst) {
-            self.discard();
-        }
+        self.announce();
         Ok(())
     }
 
     pub(crate) fn announce_cancel(&self, shared: Arc<Shared>) {
-        if !self.closed.load(Ordering::SeqCst) {
-            self.cancels.push(shared);
-            self.ring();
+        self.cancels.push(shared);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        self.ring();
+        // If the thread is gone by now nobody else empties the queues. If not, it will when it goes.
+        if self.closed.load(Ordering::SeqCst) {
+            self.discard();
         }
     }
 
@@ -127,7 +124,7 @@ impl Inbox {
         self.cancels.pop()
     }
 
-    /// The thread is gone: what is in the queue ends here, and what still comes ends in [`Self::put`].
+    /// The thread is gone: what is in the queue ends here, and what still comes is discarded by who brings it.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.discard();
@@ -140,10 +137,73 @@ impl Inbox {
         while self.cancels.pop().is_some() {}
     }
 
+    /// The model's sleep, instead of that of a driver.
+    #[cfg(all(test, loom))]
+    pub(crate) fn sleep(&self) {
+        self.bell.wait();
+    }
+
     fn ring(&self) {
         if !self.noticed.swap(true, Ordering::SeqCst) {
-            // Fails only when 2^64 calls were not taken, and then the bell is ringing already.
-            let _full = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+            self.bell.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixStream, sync::mpsc, thread};
+
+    use super::*;
+    use crate::{
+        outcome::PairEnd,
+        pair::{Pair, Promise},
+        probe::Engine,
+    };
+
+    /// Loom's models have queues of their own; here are the real ones. Miri knows data races and stale reads.
+    #[test]
+    fn jobs_of_several_threads_are_each_taken_or_discarded_once() {
+        for _ in 0..if cfg!(miri) { 30 } else { 500 } {
+            race_of_two_submitters_and_a_thread_that_goes();
+        }
+    }
+
+    fn race_of_two_submitters_and_a_thread_that_goes() {
+        const EACH: usize = 3;
+        let inbox = Arc::new(Inbox::new(2 * EACH, 2 * EACH).unwrap());
+        let (tell, told) = mpsc::channel();
+        let submit = || {
+            let (a, b) = UnixStream::pair().unwrap();
+            let tell = tell.clone();
+            let done = Box::new(move |outcome: crate::Outcome| tell.send(outcome.end).unwrap());
+            let shared = Arc::new(Shared::default());
+            assert!(inbox.enter());
+            let job = Job {
+                pair: Pair::new(a.into(), b.into()),
+                shared: Arc::clone(&shared),
+                promise: Promise::new(done, Arc::clone(&inbox), Engine::Epoll),
+            };
+            assert!(inbox.put(job).is_ok());
+            inbox.announce_cancel(shared);
+        };
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..EACH).for_each(|_| submit()));
+            }
+            while !inbox.take_notice() {
+                thread::yield_now();
+            }
+            let none = crate::Flow::default();
+            let first = inbox.take_job().expect("noticed after it was put");
+            first.promise.keep(none, none, PairEnd::Finished);
+            inbox.close();
+        });
+        let ends: Vec<_> = told.try_iter().collect();
+        let stopped = |end: &&PairEnd| matches!(end, PairEnd::Stopped);
+        assert_eq!(ends.len(), 2 * EACH, "each promise is kept once");
+        assert_eq!(ends.iter().filter(stopped).count(), 2 * EACH - 1);
+        assert_eq!(inbox.pairs(), 0);
+        assert!(inbox.take_job().is_none() && inbox.take_cancel().is_none());
     }
 }

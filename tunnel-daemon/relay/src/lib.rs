@@ -20,6 +20,7 @@ mod pipes;
 mod probe;
 mod relay;
 mod stats;
+mod sync;
 mod syscall;
 mod thread;
 

@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -16,6 +16,7 @@ use crate::{
     inbox::Inbox,
     outcome::{Flow, Outcome, PairEnd, Side},
     probe::Engine,
+    sync::AtomicBool,
     syscall::{TcpState, tcp_state},
 };
 
@@ -65,7 +66,7 @@ pub struct Progress {
 pub(crate) struct Shared {
     pub(crate) to_a: AtomicU64,
     pub(crate) to_b: AtomicU64,
-    /// The pair's key once a thread has adopted it.
+    /// The pair's key once a thread has adopted it; only that thread asks.
     pub(crate) key: AtomicU64,
     pub(crate) cancelled: AtomicBool,
     /// Directions that are through.

@@ -55,7 +55,9 @@ pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Resu
         Err(error) => return started(Err(error)),
     };
     started(Ok(()));
-    while catch_unwind(AssertUnwindSafe(|| thread.run())).is_err() {
+    while let Err(_panic) = catch_unwind(AssertUnwindSafe(|| thread.run())) {
+        #[cfg(all(test, loom))]
+        crate::sync::pass_on_findings(_panic);
         inbox.counters.thread_panics.fetch_add(1, Relaxed);
         thread.abandon_pairs();
         match restart(plan, inbox) {
@@ -268,6 +270,8 @@ impl Thread {
     fn wait(&mut self, timeout: Option<Duration>) {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
+        #[cfg(all(test, loom))]
+        let timeout = self.sleep_as_modelled(timeout);
         let waited = self.driver.wait(timeout, self.inbox.bell(), &mut events);
         // Without events nothing here works: let the restart make a new driver.
         self.pools.syscalls += waited.expect("the driver waits for events");
@@ -279,6 +283,15 @@ impl Thread {
         while let Some(slot) = self.driver.released() {
             self.free.push(slot);
         }
+    }
+
+    /// The model knows no events of sockets: a thread with nothing to do sleeps until the bell is rung.
+    #[cfg(all(test, loom))]
+    fn sleep_as_modelled(&self, timeout: Option<Duration>) -> Option<Duration> {
+        if timeout != Some(Duration::ZERO) {
+            self.inbox.sleep();
+        }
+        Some(Duration::ZERO)
     }
 
     fn note(&mut self, event: &Event) {

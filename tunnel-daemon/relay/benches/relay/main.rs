@@ -1,8 +1,10 @@
 //! The forwarding loop for each driver, mover and transport: bulk in one direction, and echoes of 64 bytes. With
-//! `-- table` it prints one table of rates, percentiles and system calls instead: the numbers of ADR 0010. `-- table echo` leaves bulk out.
+//! `-- table` it prints one table of rates, percentiles and system calls instead: the numbers of ADR 0010. `-- table echo` leaves bulk out, and
+//! `-- files` prints what registered files would change.
 
 mod rig;
 mod ring_copy;
+mod ring_files;
 mod table;
 
 use std::time::Duration;
@@ -46,6 +48,9 @@ fn main() {
     let asked = |word| std::env::args().any(|argument| argument == word);
     if asked("table") {
         return table::print(asked("echo"));
+    }
+    if asked("files") {
+        return ring_files::print();
     }
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(200))

@@ -3,7 +3,8 @@
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
-use rustix::{event::PollFlags, io::Errno};
+// The kernel gives polls the values of epoll's flags.
+use rustix::{event::epoll::EventFlags, io::Errno};
 
 use super::{Event, KEY_BITS, Key};
 use crate::{
@@ -49,12 +50,12 @@ impl Uring {
         if self.slots.len() <= key.index() {
             self.slots.resize(key.index() + 1, Slot::default());
         }
-        let flags = PollFlags::IN | PollFlags::RDHUP;
+        let flags = EventFlags::IN | EventFlags::RDHUP;
         self.add(key, side.index() as u64, fd, flags, true)
     }
 
     pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.add(key, ROOM + side.index() as u64, fd, PollFlags::OUT, false)
+        self.add(key, ROOM + side.index() as u64, fd, EventFlags::OUT, false)
     }
 
     fn add(
@@ -62,13 +63,13 @@ impl Uring {
         key: Key,
         watch: u64,
         fd: BorrowedFd<'_>,
-        flags: PollFlags,
+        flags: EventFlags,
         multi: bool,
     ) -> io::Result<()> {
         let slot = &mut self.slots[key.index()];
         if slot.pending & (1 << watch) == 0 {
             let data = key.to_bits() | watch << KEY_BITS;
-            self.ring.watch(fd, u32::from(flags.bits()), multi, data)?;
+            self.ring.watch(fd, flags.bits(), multi, data)?;
             slot.pending |= 1 << watch;
         }
         Ok(())
@@ -137,7 +138,7 @@ impl Uring {
             lapsed: !completion.more && !is_room,
             failure: None,
         };
-        let Ok(flags) = u16::try_from(completion.result) else {
+        let Ok(flags) = u32::try_from(completion.result) else {
             return Some(Event {
                 failure: Some(
                     completion
@@ -148,20 +149,20 @@ impl Uring {
                 ..event
             });
         };
-        let flags = PollFlags::from_bits_retain(flags);
-        let over = PollFlags::HUP | PollFlags::ERR;
-        let ends = flags.intersects(PollFlags::RDHUP | over);
+        let flags = EventFlags::from_bits_retain(flags);
+        let over = EventFlags::HUP | EventFlags::ERR;
+        let ends = flags.intersects(EventFlags::RDHUP | over);
         Some(Event {
-            readable: ends || flags.contains(PollFlags::IN),
+            readable: ends || flags.contains(EventFlags::IN),
             ends,
-            room: flags.intersects(PollFlags::OUT | over),
-            error: flags.contains(PollFlags::ERR),
+            room: flags.intersects(EventFlags::OUT | over),
+            error: flags.contains(EventFlags::ERR),
             ..event
         })
     }
 }
 
 fn watch_bell(ring: &mut Ring, bell: BorrowedFd<'_>) -> io::Result<()> {
-    let flags = u32::from(PollFlags::IN.bits());
+    let flags = EventFlags::IN.bits();
     ring.watch(bell, flags, true, BELL << KEY_BITS)
 }

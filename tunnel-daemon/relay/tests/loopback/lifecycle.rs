@@ -30,6 +30,7 @@ matrix!(
     socket_that_is_none_is_a_failure,
     owner_sees_a_half_close_and_the_way_to_each_peer,
     relay_dropped_by_a_callback_ends_without_it,
+    relay_without_events_sleeps,
 );
 
 fn cancelled_pair_is_reset_and_says_so(setup: &Setup) {
@@ -312,4 +313,36 @@ fn relay_dropped_by_a_callback_ends_without_it(setup: &Setup) {
         || handle.stats().active_pairs == 0,
         || format!("{handle:?}"),
     );
+}
+
+/// Idle, half-closed and paused pairs cost no CPU: in a second nobody looks for events.
+fn relay_without_events_sleeps(setup: &Setup) {
+    let second = Duration::from_secs(1);
+    let world = setup.start();
+    let (idle, half_closed, paused) = (world.open(), world.open(), world.open());
+    (&idle.client).write_all(b"hello").unwrap();
+    receive_exactly(&idle.target, 5);
+    half_closed
+        .client
+        .shutdown(std::net::Shutdown::Write)
+        .unwrap();
+    receive_all(&half_closed.target, 16, 1).unwrap();
+    paused.client.set_nonblocking(true).unwrap();
+    let mut before = world.stats();
+    let mut quiet_since = Instant::now();
+    let mut is_quiet_for_a_second = || {
+        let is_full = (&paused.client).write(&[1; 4096]).is_err();
+        let now = world.stats();
+        if !is_full || (now.wakeups, now.syscalls) != (before.wakeups, before.syscalls) {
+            (before, quiet_since) = (now, Instant::now());
+        }
+        thread::sleep(Duration::from_millis(1));
+        quiet_since.elapsed() > second
+    };
+    until(
+        "a second without a wake-up",
+        &mut is_quiet_for_a_second,
+        || format!("{:?}", world.stats()),
+    );
+    assert!(before.wakeups > 0 && before.active_pairs == 3);
 }

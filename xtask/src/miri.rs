@@ -1,0 +1,40 @@
+//! `cargo xtask miri`: runs the relay's unit tests that need no kernel in an interpreter that knows undefined behaviour.
+
+use std::time::Duration;
+
+use anyhow::bail;
+
+use crate::fuzz::{answers, nightly};
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+/// Longest time to build miri's standard library and to run the tests.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Whether miri can run here; otherwise what is missing.
+pub(crate) fn availability() -> Result<(), String> {
+    if answers(nightly().args(["cargo", "miri", "--version"])) {
+        return Ok(());
+    }
+    Err(
+        "no nightly toolchain with miri: `rustup component add miri rust-src --toolchain nightly`"
+            .to_owned(),
+    )
+}
+
+/// Runs the unit tests of `adit-relay`, without those that say they need the kernel.
+///
+/// # Errors
+/// When miri is missing, a test fails, or miri finds undefined behaviour or a leak.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    if let Err(why) = availability() {
+        bail!("{why}");
+    }
+    let mut command = nightly();
+    command
+        .current_dir(workspace.root())
+        .args(["cargo", "miri", "test", "--quiet"])
+        .args(["--package", "adit-relay", "--lib"])
+        .env("MIRIFLAGS", "-Zmiri-strict-provenance");
+    run_command(&mut command, LIMIT)
+}
