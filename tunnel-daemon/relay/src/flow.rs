@@ -63,6 +63,10 @@ impl OpenPair {
         let broken = [(Side::A, &pair.a), (Side::B, &pair.b)]
             .into_iter()
             .find_map(|(side, fd)| Some((side, socket::set_nonblocking(fd).err()?)));
+        for fd in [&pair.a, &pair.b] {
+            // Fails on a socket that is already reset.
+            let _reset_already = socket::reset_on_close(fd);
+        }
         let sockets = [Arc::new(pair.a), Arc::new(pair.b)];
         // A pair is adopted once.
         let _first = shared.sockets.set(sockets.each_ref().map(Arc::downgrade));
@@ -195,12 +199,13 @@ impl OpenPair {
     }
 }
 
-/// A pair that did not finish is reset, so that no peer takes half of a stream for the whole.
+/// A pair that did not finish is reset, so that no peer takes half of a stream for the whole. They were armed for that when
+/// the pair began, since the kernel closes them for a process that is killed.
 fn close_sockets(sockets: [Arc<OwnedFd>; 2], end: &PairEnd) {
     for fd in &sockets {
-        if !matches!(end, PairEnd::Finished) {
+        if matches!(end, PairEnd::Finished) {
             // Fails on a socket that is already reset.
-            let _reset_already = socket::reset_on_close(fd);
+            let _reset_already = socket::end_on_close(fd);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
 
 use std::fmt;
+use std::io::ErrorKind::ConnectionReset;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -258,6 +259,11 @@ impl LaneKeeper {
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // Nobody waits for the answer any more.
                 Ok(None) => (),
+                // How a dial of a pipe is given up: nothing went wrong.
+                Err(LaneFailure::Io(error)) if request.raw && error.kind() == ConnectionReset => {
+                    self.adit().lane_closed(LaneEnd::Used);
+                    return self.0.changed.notify_one();
+                }
                 Err(failure) => return self.lost(&failure),
             }
         }
@@ -328,17 +334,16 @@ impl LaneKeeper {
     fn open_pipe(&self, mut lane: Lane, socket: TcpStream, address: String) {
         lane.end().accept();
         let context = &self.0.context;
-        let (pipe, relay) = match (lane.into_pipe(), &context.relay) {
+        let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
             (Ok(pipe), Some(relay)) => (pipe, relay),
-            // No lane is in clear text without a relay.
-            (Ok(_), None) => return self.adit().lane_closed(LaneEnd::Lost),
+            // No lane is in clear text without a relay. The pipe is dropped, which resets it.
+            (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
         let socket = match socket.into_std() {
             Ok(socket) => socket.into(),
             Err(error) => {
-                tracing::debug!(%error, "a target's socket cannot be relayed");
-                return relay.give_up(pipe);
+                return tracing::debug!(%error, "a target's socket cannot be relayed");
             }
         };
         let open = context.metrics.open_endpoint_connection();

@@ -53,7 +53,8 @@ pub async fn serve<S>(
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing(&request.authority);
-    let pipe = io.is_plain() && context.relay.is_some();
+    let relays = context.relay.as_ref();
+    let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check() {
         Ok(()) => dial(&mut io, &mut early, hub, &request, pipe).await,
         Err(failure) => Some(Err(failure)),
@@ -181,13 +182,17 @@ async fn splice<S: Connection>(
             let _ready = pipe.socket.readable().await;
         }
     };
-    if answer(&mut io, &mut early, target_speaks).await.is_err() {
+    // Wherever this ends early, the pipe is dropped, which resets it.
+    let answered = tokio::select! {
+        biased;
+        () = relay.stopped() => return tunnel.ended(0, 0, "shutdown"),
+        answered = answer(&mut io, &mut early, target_speaks) => answered,
+    };
+    if answered.is_err() {
         tunnel.answer_lost();
-        relay.give_up(pipe);
         return tunnel.ended(0, 0, "client_gone");
     }
     let Some(socket) = io.into_descriptor() else {
-        relay.give_up(pipe);
         return tunnel.ended(0, 0, "relay_failed");
     };
     let outcome = relay.run(socket, early.freeze(), pipe).await;

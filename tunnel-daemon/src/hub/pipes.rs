@@ -4,25 +4,31 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use adit_relay::{
-    Choice, Done, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side, Submitted,
+    Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side, Submitted,
+    Why,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::lane::Pipe;
 use crate::net::socket;
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Driver, Engine, LaneEnd};
+use crate::telemetry::labels::{Driver, Engine};
 
 /// How often tunnels are looked at.
 const EVERY: Duration = Duration::from_secs(5);
+/// Most tunnels; descriptors run out long before.
+const TUNNELS_MAX: usize = 1 << 20;
+/// As many tunnels, of those there may be, share a pipe for splicing in bulk: a sixteenth of the descriptors at most.
+const TUNNELS_PER_PIPE: usize = 10;
+/// Tunnels looked at in one go: some microseconds each.
+const LOOK_TUNNELS: usize = 64;
 /// Tunnels that may wait for a relay thread to notice them.
 const QUEUE_TUNNELS: usize = 4096;
 /// The side of a pair that is the client's or target's socket.
@@ -87,7 +93,8 @@ pub struct PipeRelay {
     metrics: AditMetrics,
     silence_max: Duration,
     watched: Mutex<Vec<Watched>>,
-    shutting_down: AtomicBool,
+    shutting_down: CancellationToken,
+    tunnels_max: usize,
     _threads: Relay,
 }
 
@@ -135,15 +142,19 @@ impl PipeRelay {
     ) -> io::Result<Arc<Self>> {
         let mut config = RelayConfig::new(choice);
         // None that holds a lane is refused, unless thousands came between two turns of a thread.
-        config.pairs_max = tunnels_max.clamp(1, config.pairs_max);
+        config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
         config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
+        // Two descriptors each, which the budget of descriptors does not see coming.
+        let pipes = (tunnels_max / TUNNELS_PER_PIPE).max(1);
+        config.pipe_budget_bytes = config.pipe_budget_bytes.min(pipes * config.pipe_bytes);
         let threads = Relay::start(&config)?;
         Ok(Arc::new(Self {
             handle: threads.handle(),
             metrics,
             silence_max,
             watched: Mutex::default(),
-            shutting_down: AtomicBool::new(false),
+            shutting_down: CancellationToken::new(),
+            tunnels_max: config.pairs_max,
             _threads: threads,
         }))
     }
@@ -194,7 +205,7 @@ impl PipeRelay {
             socket: lane,
             unsent,
             received,
-            kept,
+            mut kept,
         } = pipe;
         let cause = Arc::new(Cause::new());
         let metrics = self.metrics.clone();
@@ -204,17 +215,17 @@ impl PipeRelay {
         let over: Done = Box::new(move |outcome| {
             let outcome = conclude(outcome, overhead, cause.get().copied(), &metrics);
             drop(cause);
-            metrics.lane_closed(match outcome.end {
-                PipeEnd::LaneLost | PipeEnd::RelayFailed => LaneEnd::Lost,
-                _ => LaneEnd::Used,
-            });
+            if matches!(outcome.end, PipeEnd::LaneLost | PipeEnd::RelayFailed) {
+                kept.lost();
+            }
             drop(kept);
             done(outcome);
         });
         let lane = match lane.into_std() {
             Ok(lane) => lane,
             Err(error) => {
-                over(never_begun(error, self.handle.choice()));
+                let _reset = socket::set_reset_on_close(&socket);
+                over(self.never_begun(error, PairEnd::Panicked));
                 return None;
             }
         };
@@ -238,17 +249,38 @@ impl PipeRelay {
                     // What was not relayed must not look like the whole of it. Fails on a socket that is reset already.
                     let _reset = socket::set_reset_on_close(fd);
                 }
-                let why = io::Error::other(refused.why);
-                (refused.done)(never_begun(why, self.handle.choice()));
+                let end = match refused.why {
+                    Why::Stopping => PairEnd::Stopped,
+                    Why::Full => PairEnd::Panicked,
+                };
+                let error = io::Error::other(refused.why);
+                (refused.done)(self.never_begun(error, end));
                 None
             }
         }
     }
 
-    /// Closes a pipe that came to nothing, so that its peer does not take what it got for the whole.
-    pub fn give_up(&self, pipe: Pipe) {
-        self.metrics.lane_closed(LaneEnd::Used);
-        pipe.reset();
+    /// Whether one more tunnel finds room, to be asked before it is opened.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let here = self.handle.stats().active_pairs;
+        usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
+    }
+
+    /// Completes when this process ends its tunnels. For those that have not begun.
+    pub async fn stopped(&self) {
+        self.shutting_down.cancelled().await;
+    }
+
+    /// What becomes of a tunnel that no thread took; `end` as if one had.
+    fn never_begun(&self, error: io::Error, end: PairEnd) -> Outcome {
+        tracing::warn!(%error, "a tunnel could not be relayed");
+        Outcome {
+            to_b: Flow::default(),
+            to_a: Flow::default(),
+            end,
+            engine: self.handle.choice().engine,
+        }
     }
 
     fn enter(&self, submitted: Submitted, cause: Weak<Cause>) {
@@ -264,7 +296,7 @@ impl PipeRelay {
             since: Instant::now(),
         });
         drop(watched);
-        if self.shutting_down.load(Relaxed) {
+        if self.shutting_down.is_cancelled() {
             self.look();
         }
     }
@@ -273,7 +305,21 @@ impl PipeRelay {
     pub async fn watch(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
-            self.look();
+            // Out of the list while they are looked at, or new tunnels would have to wait.
+            let mut left = std::mem::take(&mut *self.lock());
+            let mut kept = Vec::with_capacity(left.len());
+            while !left.is_empty() {
+                let some = left.len().min(LOOK_TUNNELS);
+                kept.extend(
+                    left.drain(..some)
+                        .filter_map(|tunnel| self.looked_at(tunnel)),
+                );
+                tokio::task::yield_now().await;
+            }
+            self.lock().append(&mut kept);
+            if self.shutting_down.is_cancelled() {
+                self.look();
+            }
             let stats = self.handle.stats();
             let (panics, exhausted) = (stats.thread_panics, stats.pipes_exhausted);
             self.metrics.relay(stats.active_pairs, panics, exhausted);
@@ -282,28 +328,36 @@ impl PipeRelay {
 
     /// Ends all tunnels: this process does.
     pub fn shut_down(&self) {
-        self.shutting_down.store(true, Relaxed);
+        self.shutting_down.cancel();
         self.look();
     }
 
     fn look(&self) {
-        let ending = self.shutting_down.load(Relaxed);
-        let now = Instant::now();
-        self.lock().retain_mut(|tunnel| {
-            if tunnel.cause.strong_count() == 0 {
-                return false;
-            }
-            let why = if ending {
-                Some(Cut::Shutdown)
-            } else {
-                tunnel.trouble(now, self.silence_max)
-            };
-            if let Some(why) = why {
+        let mut watched = self.lock();
+        let all = std::mem::take(&mut *watched);
+        *watched = all
+            .into_iter()
+            .filter_map(|tunnel| self.looked_at(tunnel))
+            .collect();
+    }
+
+    /// The tunnel, if it goes on.
+    fn looked_at(&self, mut tunnel: Watched) -> Option<Watched> {
+        if tunnel.cause.strong_count() == 0 {
+            return None;
+        }
+        let why = if self.shutting_down.is_cancelled() {
+            Some(Cut::Shutdown)
+        } else {
+            tunnel.trouble(Instant::now(), self.silence_max)
+        };
+        match why {
+            None => Some(tunnel),
+            Some(why) => {
                 cut(&tunnel.submitted, &tunnel.cause, why);
-                return false;
+                None
             }
-            true
-        });
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
@@ -350,16 +404,6 @@ fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
     }
 }
 
-fn never_begun(error: io::Error, choice: &Choice) -> Outcome {
-    tracing::warn!(%error, "a tunnel could not be relayed");
-    Outcome {
-        to_b: adit_relay::Flow::default(),
-        to_a: adit_relay::Flow::default(),
-        end: PairEnd::Stopped,
-        engine: choice.engine,
-    }
-}
-
 fn conclude(
     outcome: Outcome,
     overhead: u64,
@@ -388,7 +432,7 @@ fn conclude(
         PairEnd::Panicked => PipeEnd::RelayFailed,
     };
     let spliced = to_a.spliced_bytes + to_b.spliced_bytes;
-    let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced);
+    let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced + overhead);
     metrics.relay_bytes(Engine::Copy).inc_by(copied);
     metrics.relay_bytes(Engine::Splice).inc_by(spliced);
     PipeOutcome {

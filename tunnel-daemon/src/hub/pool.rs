@@ -254,14 +254,13 @@ impl LanePool {
             let mut idle = self.lock();
             let lane = idle.lanes.pop()?;
             let left = idle.lanes.len();
-            let pipe = pipe
-                && lane.is_clear()
-                && left >= IDLE_MIN
-                && idle.pipes.try_take(Instant::now().into_std());
             drop(idle);
             let Some(mut lane) = self.usable(lane) else {
                 continue;
             };
+            let now = Instant::now().into_std();
+            let pipe =
+                pipe && lane.is_clear() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
             return Some(Taken { lane, left, pipe });
         }
@@ -431,10 +430,12 @@ impl Opening<'_> {
     fn conclude(&mut self, answer: Result<Answer, LaneFailure>) -> OnLane {
         match answer {
             Ok(Answer::Opened) => match self.lane.take() {
-                Some(lane) if lane.state().is_raw() => match lane.into_pipe() {
-                    Ok(pipe) => OnLane::Open(Carrier::Pipe(pipe)),
-                    Err(failure) => self.fail(&failure),
-                },
+                Some(lane) if lane.state().is_raw() => {
+                    match lane.into_pipe(&self.pool.settings.metrics) {
+                        Ok(pipe) => OnLane::Open(Carrier::Pipe(pipe)),
+                        Err(failure) => self.fail(&failure),
+                    }
+                }
                 Some(lane) => {
                     let home = Arc::new(Home(Arc::clone(self.pool)));
                     OnLane::Open(Carrier::Leg(Leg::on_lane(lane, home)))

@@ -14,8 +14,8 @@ use crate::net::clear::ClearStream;
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
-use crate::telemetry::GaugeGuard;
 use crate::telemetry::labels::LaneEnd as LaneEndLabel;
+use crate::telemetry::{AditMetrics, GaugeGuard};
 
 /// Bytes of frames handed to the stream before it has to take some.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
@@ -103,7 +103,8 @@ impl Transport {
     }
 }
 
-/// A lane whose frames are over: its bytes are the tunnel's.
+/// A lane whose frames are over: its bytes are the tunnel's. Closing its socket resets the connection unless that is
+/// disarmed: without frames nothing else tells the peer that what it got is not the whole, when this process is killed.
 #[derive(Debug)]
 pub struct Pipe {
     /// The lane's connection.
@@ -116,24 +117,36 @@ pub struct Pipe {
     pub kept: Kept,
 }
 
-impl Pipe {
-    /// Closes the connection so that the peer does not take what it got for the whole.
-    pub fn reset(self) {
-        reset_on_close(&self.socket);
-    }
-}
-
 fn reset_on_close(tcp: &TcpStream) {
     if let Err(error) = socket::set_reset_on_close(tcp) {
         tracing::debug!(%error, "cannot reset a lane");
     }
 }
 
-/// A lane's share of what limits the number of lanes, and the gauge it is counted in.
+/// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a pipe also how it is counted
+/// once it is no more.
 #[derive(Debug, Default)]
 pub struct Kept {
     counted: Option<GaugeGuard>,
     held: Option<Slot>,
+    closes: Option<(AditMetrics, LaneEndLabel)>,
+}
+
+impl Kept {
+    /// The lane was lost.
+    pub fn lost(&mut self) {
+        if let Some((_, end)) = &mut self.closes {
+            *end = LaneEndLabel::Lost;
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some((metrics, end)) = self.closes.take() {
+            metrics.lane_closed(end);
+        }
+    }
 }
 
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
@@ -188,11 +201,14 @@ impl Lane {
         matches!(self.transport, Transport::Clear(_))
     }
 
-    /// The connection itself, once frames are over on it ([`LaneEnd::is_raw`]).
+    /// The connection itself, once frames are over on it ([`LaneEnd::is_raw`]). `metrics` hear when it is no more.
     ///
     /// # Errors
     /// The lane is not in clear text, or its peer spoke out of turn; it is closed then.
-    pub fn into_pipe(mut self) -> Result<Pipe, LaneFailure> {
+    pub fn into_pipe(mut self, metrics: &AditMetrics) -> Result<Pipe, LaneFailure> {
+        if let Some(tcp) = self.transport.tcp() {
+            reset_on_close(tcp);
+        }
         let received = self.frames.take_rest();
         let mut received = received.ok_or(LaneViolation::OutOfTurn(FrameType::Data))?;
         self.fill();
@@ -204,6 +220,7 @@ impl Lane {
         if !left.is_empty() {
             received = [received, left].concat().into();
         }
+        self.kept.closes = Some((metrics.clone(), LaneEndLabel::Used));
         Ok(Pipe {
             socket,
             unsent,

@@ -1,8 +1,8 @@
 //! File descriptors as a budget of the whole process: how many are in use, and who may have one more.
 //!
 //! The kernel counts them, not we: a count of our own would miss what libraries open, and be wrong for ever after one
-//! slip. Between two looks each descriptor that is known to be opened is added, and none that is closed taken off, so the
-//! number in use is never thought smaller than it is.
+//! slip. Between two looks each descriptor of a client, agent or target is added, and none that is closed taken off. What is
+//! opened beside those (links, name lookups, pipes to splice through) is few, and there at the next look.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -228,12 +228,13 @@ impl Descriptors {
         }
     }
 
-    fn look(&self) {
+    /// Whether it was counted now; a number from before must not be acted upon twice.
+    fn look(&self) -> bool {
         let mut counter = match self.counter.try_lock() {
             Ok(counter) => counter,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Somebody else looks.
-            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::WouldBlock) => return false,
         };
         let before = self.opened.load(Relaxed);
         match counter.count(self.limit) {
@@ -243,12 +244,14 @@ impl Descriptors {
                 self.opened.fetch_sub(before, Relaxed);
                 let after = self.marks.half_way(count);
                 self.look_after.store(after, Relaxed);
+                true
             }
             None if matches!(*counter, Counter::Blind) => {
                 self.opened.fetch_sub(before, Relaxed);
                 self.look_after.store(u64::MAX, Relaxed);
+                true
             }
-            None => (),
+            None => false,
         }
     }
 
@@ -263,15 +266,17 @@ impl Descriptors {
                 LOOK_EVERY_SHORT
             };
             let _early = tokio::time::timeout(every, self.due.notified()).await;
-            if self.is_cheap {
-                self.look();
+            let counted = if self.is_cheap {
+                self.look()
             } else {
                 let looking = Arc::clone(&self);
                 // It ends early only with the runtime.
-                let _ended = spawn_blocking(move || looking.look()).await;
-            }
+                spawn_blocking(move || looking.look())
+                    .await
+                    .unwrap_or(false)
+            };
             let lanes = self.lanes_to_close();
-            if lanes > 0 && closed.is_none_or(|at| at.elapsed() >= patience) {
+            if counted && lanes > 0 && closed.is_none_or(|at| at.elapsed() >= patience) {
                 closed = Some(tokio::time::Instant::now());
                 close(lanes);
             }

@@ -47,19 +47,33 @@ impl Outgoing {
 
     /// Adds a frame.
     pub(super) fn push(&mut self, frame: OutFrame) {
-        if self.mute {
-            return;
+        if !self.mute {
+            self.count(&frame);
+            self.frames.push_back(frame);
         }
+    }
+
+    fn count(&mut self, frame: &OutFrame) {
         self.bytes += frame.payload.len();
         self.pongs += usize::from(frame.header.kind == FrameType::Pong);
         self.controls += usize::from(frame.header.kind != FrameType::Data);
-        self.frames.push_back(frame);
     }
 
     /// Adds a frame unless the very same was added last: a peer that repeats itself and reads nothing piles nothing up.
+    /// While an OPEN behind which nothing may be said still waits, the frame goes right in front of it.
     pub(super) fn push_once(&mut self, frame: OutFrame) {
-        if self.frames.back() != Some(&frame) {
-            self.push(frame);
+        let at = if self.mute {
+            let Some(open) = self.open_at() else {
+                return;
+            };
+            open
+        } else {
+            self.frames.len()
+        };
+        let last = at.checked_sub(1).and_then(|last| self.frames.get(last));
+        if last != Some(&frame) {
+            self.count(&frame);
+            self.frames.insert(at, frame);
         }
     }
 
@@ -74,8 +88,12 @@ impl Outgoing {
 
     /// Whether an OPEN waits, which the peer cannot have seen then.
     pub(super) fn holds_open(&self) -> bool {
+        self.open_at().is_some()
+    }
+
+    fn open_at(&self) -> Option<usize> {
         let is_open = |frame: &OutFrame| frame.header.kind == FrameType::Open;
-        self.frames.iter().any(is_open)
+        self.frames.iter().position(is_open)
     }
 
     /// Drops what belongs to the tunnel `sequence`; answers that the peer waits for and frames about the lane stay.

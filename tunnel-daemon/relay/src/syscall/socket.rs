@@ -43,6 +43,11 @@ pub(crate) fn reset_on_close(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
+/// Closing it will send what is unsent and an end, as usual.
+pub(crate) fn end_on_close(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(socket, None)?)
+}
+
 /// Takes the error the kernel holds for this socket.
 pub(crate) fn take_error(socket: impl AsFd) -> Option<io::Error> {
     match sockopt::socket_error(socket) {

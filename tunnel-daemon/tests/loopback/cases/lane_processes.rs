@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::processes::Processes;
@@ -59,8 +60,13 @@ struct Pair {
 
 impl Pair {
     async fn start() -> Self {
-        let processes = Processes::start(&[]).await;
-        let agent = processes.agent("a", &[]);
+        Self::start_with(&[]).await
+    }
+
+    /// With these flags at both ends.
+    async fn start_with(flags: &[&str]) -> Self {
+        let processes = Processes::start(flags).await;
+        let agent = processes.agent("a", flags);
         let agent_health = agent.address("health");
         at_least(processes.health, IDLE, 4.0).await;
         let (port, echo) = targets::echo().await;
@@ -286,6 +292,83 @@ async fn targets_of_tunnels_on_lanes_of_a_killed_server_are_closed() {
     assert!(value(agent_health, lost).await >= 50.0);
     no_descriptor_left(&pair.agent, agent_health, before).await;
     drop((streams, calls));
+}
+
+/// Tunnels without frames whose bytes flow, and what their targets see.
+async fn pipes_on(
+    pair: &Pair,
+) -> (
+    Vec<UnixStream>,
+    adit::net::tasks::Tasks,
+    mpsc::Receiver<targets::Sum>,
+) {
+    let (port, target, seen) = targets::summing().await;
+    let health = pair.processes.health;
+    let mut streams = Vec::new();
+    for _pipe in 0..PIPES {
+        at_least(health, IDLE, 4.0).await;
+        let socket = pair.processes.world.connect();
+        let mut stream = connect::open(&socket, &format!("127.0.0.1:{port}")).await;
+        stream.write_all(b"some of it").await.expect("taken");
+        streams.push(stream);
+    }
+    let opened = "adit_tunnels_opened_total{path=\"raw-lane\"}";
+    assert_eq!(value(health, opened).await, f64::from(PIPES));
+    metric(pair.agent_health, TARGETS, f64::from(PIPES)).await;
+    (streams, target, seen)
+}
+
+const PIPES: u32 = 10;
+const PLAINTEXT: &str = "--lane-security=plaintext";
+
+/// The kernel ends what a killed process had open, and an end is all that a tunnel without frames has to say that all was
+/// sent: it must not look like one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn targets_of_pipes_of_a_killed_server_or_agent_see_a_reset() {
+    for kill_server in [true, false] {
+        let mut pair = Pair::start_with(&[PLAINTEXT]).await;
+        let (mut streams, _target, mut seen) = pipes_on(&pair).await;
+        let killed = Instant::now();
+        if kill_server {
+            pair.processes.server.kill();
+        } else {
+            pair.agent.kill();
+        }
+        for _pipe in 0..PIPES {
+            let sum = within("what a target saw", seen.recv()).await;
+            let sum = sum.expect("the target runs");
+            assert!(!sum.clean, "a cut stream looks whole: {sum:?}");
+        }
+        for stream in &mut streams {
+            within("the end", stream.read(&mut [0])).await.ok();
+        }
+        if kill_server {
+            for series in [TARGETS, BUSY, IDLE] {
+                metric(pair.agent_health, series, 0.0).await;
+            }
+        } else {
+            let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+            metric(pair.processes.health, reset, f64::from(PIPES)).await;
+            for series in [TUNNELS, BUSY, IDLE] {
+                metric(pair.processes.health, series, 0.0).await;
+            }
+        }
+        assert!(killed.elapsed() < NOTICED, "{:?}", killed.elapsed());
+    }
+}
+
+/// Lanes that became pipes are counted like all others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pipes_leave_nothing_behind() {
+    let pair = Pair::start_with(&[PLAINTEXT]).await;
+    let (streams, _target, mut seen) = pipes_on(&pair).await;
+    drop(streams);
+    for _pipe in 0..PIPES {
+        let sum = within("what a target saw", seen.recv()).await;
+        assert!(sum.expect("the target runs").clean);
+    }
+    pair.assert_at_rest().await;
+    pair.assert_lanes_add_up().await;
 }
 
 /// A reader of 20 KB/s from a target that could send for ever: TCP holds the target, not our memory nor the kernel's.

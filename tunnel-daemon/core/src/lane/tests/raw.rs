@@ -106,6 +106,30 @@ fn an_open_that_never_left_is_taken_back() {
     pair.open();
 }
 
+/// The peer waits for it, also if the pipe is never asked for.
+#[test]
+fn a_late_reset_is_acknowledged_in_front_of_an_open_that_waits() {
+    let mut pair = Pair::opened();
+    pair.ends[SERVER].close("");
+    pair.ends[AGENT].close("");
+    pair.settle();
+    pair.take(SERVER);
+    let server = &mut pair.ends[SERVER];
+    server.open(&raw_request(), 0).unwrap();
+    let sequence = server.sequence().wrapping_sub(1);
+    server
+        .handle(frame(FrameType::Reset, 0, sequence, b""))
+        .unwrap();
+    let kinds: Vec<FrameType> = std::iter::from_fn(|| server.poll_frame())
+        .map(|frame| frame.header.kind)
+        .collect();
+    assert_eq!(kinds, [FrameType::ResetAck, FrameType::Open]);
+    server
+        .handle(frame(FrameType::Reset, 0, sequence, b""))
+        .unwrap();
+    assert!(!server.has_frames(), "the peer may have gone over by now");
+}
+
 #[test]
 fn a_pipe_that_crosses_an_open_wins_without_a_word() {
     let mut pair = Pair::new();
