@@ -47,6 +47,7 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
         ("new tunnels", 3),
         ("refused target", 3),
         ("path", 3),
+        ("moved by", 3),
         ("links", 1),
         ("leftovers", 1),
     ] {
@@ -58,10 +59,28 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
         text.contains("bytes     192.00 MiB down, 192.00 MiB up\n"),
         "{text}"
     );
-    assert!(text.contains("result    all 23 checks right in "), "{text}");
+    assert!(text.contains("result    all 26 checks right in "), "{text}");
     assert!(!text.contains('\x1b'), "a pipe gets no colours: {text}");
     assert_eq!(errors, "", "nothing to complain about");
     assert!(!dir.exists(), "the folder is gone");
+}
+
+#[test]
+fn demo_on_lanes_in_clear_text_relays_without_frames() {
+    let (_outer, dir) = place();
+    let output = demo(&dir)
+        .args(["--once", "--lane-security=plaintext"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let relayed = text.lines().filter(|line| line.contains(" on raw lanes, "));
+    let relayed: Vec<&str> = relayed.collect();
+    // Clients of the others need frames, or TLS.
+    let [line] = relayed[..] else {
+        panic!("one frontend: {relayed:?}")
+    };
+    assert!(line.contains("MiB spliced"), "{line}");
 }
 
 /// Ends the demo, whatever becomes of the test.
