@@ -145,7 +145,7 @@ impl PipeRelay {
         config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
         config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
         // Two descriptors each, which the budget of descriptors does not see coming.
-        let pipes = (tunnels_max / TUNNELS_PER_PIPE).max(1);
+        let pipes = (config.pairs_max / TUNNELS_PER_PIPE).max(1);
         config.pipe_budget_bytes = config.pipe_budget_bytes.min(pipes * config.pipe_bytes);
         let threads = Relay::start(&config)?;
         Ok(Arc::new(Self {
@@ -309,11 +309,8 @@ impl PipeRelay {
             let mut left = std::mem::take(&mut *self.lock());
             let mut kept = Vec::with_capacity(left.len());
             while !left.is_empty() {
-                let some = left.len().min(LOOK_TUNNELS);
-                kept.extend(
-                    left.drain(..some)
-                        .filter_map(|tunnel| self.looked_at(tunnel)),
-                );
+                let some = left.split_off(left.len().saturating_sub(LOOK_TUNNELS));
+                kept.extend(some.into_iter().filter_map(|tunnel| self.looked_at(tunnel)));
                 tokio::task::yield_now().await;
             }
             self.lock().append(&mut kept);
