@@ -19,9 +19,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
 
+use crate::support::lanes::value;
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until, within};
-use crate::support::world::{World, sample};
+use crate::support::world::World;
 use crate::support::{connect, tls};
 
 /// A link that offers lanes, and what the server grants it.
@@ -158,11 +159,6 @@ async fn bound(world: &World) -> (Connection, Call, Stub) {
     let mut lane = Stub::connect(world, "agent").await;
     assert!(lane.bind(&grant).await);
     (connection, call, lane)
-}
-
-fn value(world: &World, series: &str) -> f64 {
-    let text = world.server().metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
 /// Waits for one lane that waits for a tunnel.

@@ -7,23 +7,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, within};
 use crate::support::wire::Wire;
-use crate::support::world::{World, sample};
+use crate::support::world::World;
 use crate::support::{connect, targets};
-
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
-const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
-
-fn value(world: &World, series: &str) -> f64 {
-    let text = world.server().metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
-}
-
-async fn warm(world: &World) {
-    until("warm lanes", || value(world, IDLE) >= 4.0).await;
-}
 
 /// Rules 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,26 +7,12 @@ use tokio::task::JoinSet;
 
 use adit_core::wire::packets::packet::Payload;
 
+use crate::support::lanes::{BUSY, HITS, IDLE, MISSES, value, warm};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
 use crate::support::wire::Wire;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
-
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
-const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
-const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
-
-fn value(world: &World, series: &str) -> f64 {
-    let text = world.server().metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
-}
-
-/// Waits until lanes are warm.
-async fn warm(world: &World) {
-    until("warm lanes", || value(world, IDLE) >= 4.0).await;
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_ride_lanes_one_after_another_in_both_dialects() {

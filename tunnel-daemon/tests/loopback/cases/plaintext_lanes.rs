@@ -9,27 +9,15 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
+use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
 const PLAINTEXT: &str = "--lane-security=plaintext";
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
-const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
-
-fn value(world: &World, series: &str) -> f64 {
-    let text = world.server().metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
-}
-
-/// Waits until lanes are warm.
-async fn warm(world: &World) {
-    until("warm lanes", || value(world, IDLE) >= 4.0).await;
-}
 
 /// A server and an agent that both want lanes in clear text.
 async fn plain(flags: &[&str]) -> (World, RunningAgent) {

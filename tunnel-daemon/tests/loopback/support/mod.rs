@@ -1,6 +1,7 @@
 //! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
 
 pub(crate) mod connect;
+pub(crate) mod lanes;
 pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod stub_server;
