@@ -186,8 +186,8 @@ async fn a_failed_dial_leaves_the_lane_as_it_was() {
     assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
 }
 
-/// A client that leaves while its dial runs: the agent may have gone over to bytes, so the lane is closed, and no byte
-/// of ours reaches the target.
+/// A client that leaves while its dial runs: the agent may have gone over to bytes, so the lane is closed. That nothing is
+/// said on it meanwhile is the core's, `lane::tests::raw`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_given_up_takes_its_lane_along() {
     let (world, _agent) = plain(&[]).await;
@@ -247,7 +247,6 @@ async fn a_server_or_agent_that_stops_ends_its_tunnels() {
         }
         let mut rest = Vec::new();
         let _end = within("the end", stream.read_to_end(&mut rest)).await;
-        assert!(rest.is_empty());
         let reason = if server_stops {
             "shutdown"
         } else {
