@@ -115,18 +115,7 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
     let target = format!("127.0.0.1:{port}");
     let mut stream = connect::open(&world.connect(), &target).await;
     let sent = targets::pattern(0, 8_000_000);
-    let (mut read, mut write) = stream.split();
-    let back = async {
-        let mut back = Vec::new();
-        read.read_to_end(&mut back).await.expect("the tunnel lives");
-        back
-    };
-    let there = async {
-        write.write_all(&sent).await.expect("the tunnel lives");
-        write.shutdown().await.expect("a half-close");
-    };
-    let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
-    assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
+    connect::echo_to_the_end(&mut stream, &sent).await;
     until("the lane comes back", || value(&world, BUSY) == 0.0).await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
 

@@ -46,18 +46,7 @@ async fn bytes_arrive_whole_with_either_engine() {
         let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, b"small").await;
         let sent = targets::pattern(0, 16_000_000);
-        let (mut read, mut write) = stream.split();
-        let back = async {
-            let mut back = Vec::new();
-            read.read_to_end(&mut back).await.expect("the tunnel lives");
-            back
-        };
-        let there = async {
-            write.write_all(&sent).await.expect("the tunnel lives");
-            write.shutdown().await.expect("a half-close");
-        };
-        let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
-        assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
+        connect::echo_to_the_end(&mut stream, &sent).await;
         over(&world, 1.0).await;
         assert_eq!(value(&world, HITS), 1.0);
         let moved = value(&world, COPIED) + value(&world, SPLICED);

@@ -92,3 +92,19 @@ pub(crate) async fn echo(stream: &mut UnixStream, text: &[u8]) {
         .expect("the tunnel lives");
     assert_eq!(back, text);
 }
+
+/// Sends `bytes`, half-closes, and expects all of them back before the other end closes, too.
+pub(crate) async fn echo_to_the_end(stream: &mut UnixStream, bytes: &[u8]) {
+    let (mut read, mut write) = stream.split();
+    let back = async {
+        let mut back = Vec::new();
+        read.read_to_end(&mut back).await.expect("the tunnel lives");
+        back
+    };
+    let there = async {
+        write.write_all(bytes).await.expect("the tunnel lives");
+        write.shutdown().await.expect("a half-close");
+    };
+    let (back, ()) = within("the echo", async { tokio::join!(back, there) }).await;
+    assert!(back == bytes, "{} bytes of {}", back.len(), bytes.len());
+}
