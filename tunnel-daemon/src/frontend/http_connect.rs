@@ -11,13 +11,14 @@ use adit_core::connect::{self, Connect, Progress, RequestHead};
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
 use crate::lane::Pipe;
+use crate::net::blocks;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::ClientDialect;
 
@@ -92,7 +93,7 @@ where
 {
     let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
-        if io.read_buf(early).await? == 0 {
+        if blocks::append(io, early).await? == 0 {
             return Ok(None);
         }
         match parser.parse(early) {
@@ -129,7 +130,7 @@ where
         tokio::select! {
             biased;
             outcome = &mut dialing => return Some(outcome),
-            read = io.read_buf(early), if room => match read {
+            read = blocks::append(io, early), if room => match read {
                 Ok(0) | Err(_) => return None,
                 Ok(_) => (),
             },
@@ -161,7 +162,7 @@ async fn answer<S: Connection>(
         tokio::select! {
             biased;
             // The client speaks, so it has read the answer; an end or error is found again by whoever moves the bytes.
-            _read = io.read_buf(early) => (),
+            _read = blocks::append(io, early) => (),
             () = target_speaks => tokio::time::sleep(ANSWER_ALONE).await,
         }
     }

@@ -4,6 +4,7 @@
 //! in bulk allocates blocks of its own, which its pieces share.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -147,6 +148,24 @@ impl Fill {
     }
 }
 
+/// Reads once, whatever room `bytes` has left, and appends what came; returns how many bytes, 0 at the end of the stream.
+/// What waits holds no buffer, and a small message comes in one piece. A cancelled call has read nothing.
+///
+/// # Errors
+/// As the stream's own.
+pub async fn append<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    bytes: &mut BytesMut,
+) -> io::Result<usize> {
+    poll_fn(|cx| {
+        with_scratch(cx, stream, |read| {
+            bytes.extend_from_slice(read);
+            read.len()
+        })
+    })
+    .await
+}
+
 fn read_scratch<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,
@@ -168,4 +187,37 @@ fn with_scratch<S: AsyncRead + Unpin, T>(
             Poll::Pending => Poll::Pending,
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use futures_util::FutureExt as _;
+    use tokio::io::AsyncWriteExt as _;
+
+    #[tokio::test]
+    async fn message_comes_whole_however_little_room_is_left() {
+        let (mut near, mut far) = tokio::io::duplex(1024);
+        for left in [0, 1, 11, 24] {
+            let mut bytes = BytesMut::with_capacity(64);
+            bytes.resize(bytes.capacity() - left, b'h');
+            let before = bytes.len();
+            far.write_all(&[b'm'; 25])
+                .await
+                .expect("the stream is open");
+            assert_eq!(append(&mut near, &mut bytes).await.ok(), Some(25));
+            assert_eq!(bytes.get(before..), Some([b'm'; 25].as_slice()));
+        }
+    }
+
+    #[tokio::test]
+    async fn waiting_holds_no_buffer_and_the_end_is_no_bytes() {
+        let (mut near, far) = tokio::io::duplex(64);
+        let mut bytes = BytesMut::new();
+        assert!(append(&mut near, &mut bytes).now_or_never().is_none());
+        assert_eq!(bytes.capacity(), 0);
+        drop(far);
+        assert_eq!(append(&mut near, &mut bytes).await.ok(), Some(0));
+    }
 }

@@ -2,10 +2,11 @@
 
 use adit_core::ids::{AgentId, ConnId, LinkId};
 use adit_core::registry::Registry;
-use tokio::io::duplex;
+use tokio::io::{AsyncReadExt as _, duplex};
 use tokio::time::Instant;
 
 use super::*;
+
 use crate::hub::{DialLimits, Leg, Mailbox};
 use crate::net::descriptors::Descriptors;
 use crate::telemetry::labels::Path;

@@ -1,6 +1,6 @@
 //! Checklist 1-9, 17, 18, 22, 24, 78: honest clients, from a first request to cancelled ones.
 
-use crate::support::combo::Combo;
+use crate::support::combo::{Combo, Mode};
 use crate::support::peer::Peer;
 use crate::support::stack::Stack;
 use crate::support::wait::{secs, until};
@@ -216,7 +216,10 @@ fn small_reads_split_a_message_and_never_merge_two(combo: Combo) {
         .flag("read", 10)
         .run()
         .good();
-    assert_eq!(report.get("reads").to_string(), "[10,10,5,10,10,5,10,10,5]");
+    // A CONNECT tunnel is a stream of bytes, in which TCP may cut where it likes; the client checks what arrives.
+    if combo.mode == Mode::Grpc {
+        assert_eq!(report.get("reads").to_string(), "[10,10,5,10,10,5,10,10,5]");
+    }
     assert!(
         report.get("close_error").is_null(),
         "closing failed: {report:?}"
