@@ -207,8 +207,8 @@ impl Listening<'_> {
                 let serve = move |stream: ByteStream| {
                     let (hub, context) = (Arc::clone(&hub), context.clone());
                     async move {
-                        let client = stream.peer().to_string();
-                        http_connect::serve(stream, &hub, &context, heads, &client).await;
+                        let client = stream.peer();
+                        http_connect::serve(stream, &hub, &context, heads, client).await;
                     }
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);

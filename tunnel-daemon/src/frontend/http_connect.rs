@@ -19,7 +19,8 @@ use crate::config::plan::ConnectPlan;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
 use crate::lane::Pipe;
 use crate::net::blocks;
-use crate::net::stream::Connection;
+use crate::net::stream::{Connection, PeerAddr};
+use crate::telemetry::GaugeGuard;
 use crate::telemetry::labels::ClientDialect;
 
 /// Bytes a client may send behind its request before the tunnel is open.
@@ -27,31 +28,70 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
-/// Serves one connection to its end. `client` names it in logs.
+/// Serves one connection to its end. `client` is named in logs.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub async fn serve<S>(
+    io: S,
+    hub: &Arc<Hub>,
+    context: &FrontendContext,
+    plan: ConnectPlan,
+    client: PeerAddr,
+) where
+    S: Connection,
+{
+    // Boxed: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
+    let Some((mut client, carrier)) = Box::pin(open(io, hub, context, plan, client)).await else {
+        return;
+    };
+    match (carrier, &context.relay) {
+        (Carrier::Leg(mut leg), _) => {
+            let ended = relay(&mut client, &mut leg).await;
+            // What it held is accounted for until it goes.
+            drop(leg);
+            if ended {
+                // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
+                let closing = client.io.shutdown();
+                let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
+            }
+        }
+        // Boxed: other tunnels need not keep room for it.
+        (Carrier::Pipe(pipe), Some(relay)) => Box::pin(splice(client, pipe, relay)).await,
+        // Not asked for.
+        (Carrier::Pipe(_), None) => client.tunnel.ended(0, 0, "relay_failed"),
+    }
+}
+
+/// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
+struct Client<S> {
+    io: S,
+    /// Sent behind the request.
+    early: BytesMut,
+    tunnel: ClientTunnel,
+    _open: GaugeGuard,
+}
+
+/// From the request to the tunnel. `None`: refused, or gone.
+async fn open<S>(
     mut io: S,
     hub: &Arc<Hub>,
     context: &FrontendContext,
     plan: ConnectPlan,
-    client: &str,
-) where
+    client: PeerAddr,
+) -> Option<(Client<S>, Carrier)>
+where
     S: Connection,
 {
     let admission = context.admit();
-    let _open = context.metrics.http_connection();
+    let connection = context.metrics.http_connection();
     let mut early = BytesMut::new();
     let head = tokio::time::timeout(
         admission.at_most(plan.head_timeout),
         read_head(&mut io, &mut early, plan),
     )
     .await;
-    let request = match head {
-        Ok(Ok(Some(request))) => request,
-        // Gone, broken, or too slow: there is nobody to answer.
-        Ok(Ok(None)) | Ok(Err(_)) | Err(_) => return,
-    };
+    // Gone, broken, or too slow: there is nobody to answer.
+    let request = head.ok()?.ok()??;
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing(&request.authority);
     let relays = context.relay.as_ref();
@@ -61,23 +101,25 @@ pub async fn serve<S>(
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
-        None => tunnel.abandoned(),
+        None => {
+            tunnel.abandoned();
+            None
+        }
         Some(Err(failure)) => {
             tunnel.failed(&failure);
             refuse(&mut io, &failure).await;
+            None
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
-            tracing::debug!(client, target_address = request.authority, agent = %open.agent, "tunnel open");
-            match (open.carrier, &context.relay) {
-                (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,
-                (Carrier::Pipe(pipe), Some(relay)) => {
-                    // Boxed: other tunnels need not keep room for it.
-                    Box::pin(splice(io, early, pipe, relay, tunnel)).await;
-                }
-                // Not asked for.
-                (Carrier::Pipe(_), None) => tunnel.ended(0, 0, "relay_failed"),
-            }
+            tracing::debug!(%client, target_address = request.authority, agent = %open.agent, "tunnel open");
+            let client = Client {
+                io,
+                early,
+                tunnel,
+                _open: connection,
+            };
+            Some((client, open.carrier))
         }
     }
 }
@@ -170,13 +212,13 @@ async fn answer<S: Connection>(
 }
 
 /// Hands both sockets over to relay threads. A cancelled call resets them.
-async fn splice<S: Connection>(
-    mut io: S,
-    mut early: BytesMut,
-    pipe: Pipe,
-    relay: &PipeRelay,
-    mut tunnel: ClientTunnel,
-) {
+async fn splice<S: Connection>(client: Client<S>, pipe: Pipe, relay: &PipeRelay) {
+    let Client {
+        mut io,
+        mut early,
+        mut tunnel,
+        _open,
+    } = client;
     let target_speaks = async {
         if pipe.received.is_empty() {
             // A failure is found again by the relay.
@@ -203,29 +245,24 @@ async fn splice<S: Connection>(
     tunnel.ended(from_client, to_client, outcome.end.reason());
 }
 
-async fn relay<S: Connection>(
-    io: &mut S,
-    mut early: BytesMut,
-    mut leg: Leg,
-    mut tunnel: ClientTunnel,
-) {
-    tunnel.watch(&mut leg);
-    if answer(io, &mut early, leg.readable()).await.is_err() {
+/// Moves bytes until the tunnel ends (`true`) or the client has gone.
+async fn relay<S: Connection>(client: &mut Client<S>, leg: &mut Leg) -> bool {
+    let Client {
+        io, early, tunnel, ..
+    } = client;
+    tunnel.watch(leg);
+    if answer(io, early, leg.readable()).await.is_err() {
         tunnel.answer_lost();
-        return tunnel.ended(0, 0, "client_gone");
+        tunnel.ended(0, 0, "client_gone");
+        return false;
     }
-    let outcome = pump(io, &mut leg, early.freeze()).await;
+    let outcome = pump(io, leg, early.split().freeze()).await;
     let reason = match &outcome.end {
         PumpEnd::Tunnel(end) => end.reason(),
         PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
     };
     tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
-    // What it held is accounted for until it goes.
-    drop(leg);
-    if matches!(outcome.end, PumpEnd::Tunnel(_)) {
-        // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
-        let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
-    }
+    matches!(outcome.end, PumpEnd::Tunnel(_))
 }
 
 #[cfg(test)]

@@ -91,10 +91,14 @@ where
     };
     while let Some((socket, peer, permit)) = stop.run_until_cancelled(acceptor.next()).await {
         let (tls, events, handle) = (tls.clone(), Arc::clone(&acceptor.events), handle.clone());
-        let connection = async move {
+        // Boxed: what a greeting needs would stay in the connection's task for as long as that lives.
+        let greeting = Box::pin(async move {
             let greeted = greet(socket, peer, tls, &*events).await;
             drop(permit);
-            if let Some(stream) = greeted {
+            greeted
+        });
+        let connection = async move {
+            if let Some(stream) = greeting.await {
                 handle(stream).await;
             }
         };

@@ -44,7 +44,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
-        serve(server, &hub, &context, plan, "client").await;
+        serve(server, &hub, &context, plan, PeerAddr::Unix).await;
         started.elapsed()
     };
     let trickling = async {
@@ -97,9 +97,17 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
     tunnel.dialing("a.test:1");
     tunnel.opened(&open, Path::Link);
-    let (mut io, gone) = duplex(1024);
+    let (io, gone) = duplex(1024);
     drop(gone);
-    relay(&mut io, BytesMut::new(), open.carrier, tunnel).await;
+    let mut client = Client {
+        io,
+        early: BytesMut::new(),
+        tunnel,
+        _open: metrics.http_connection(),
+    };
+    let mut leg = open.carrier;
+    relay(&mut client, &mut leg).await;
+    drop((client, leg));
     let text = metrics.scrape().text();
     for line in [
         "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
@@ -127,9 +135,15 @@ fn the_state_of_a_connection_stays_small() {
         relay: None,
     };
     let (_client, server) = duplex(64);
-    let serving = serve(server, &hub, &context, ConnectPlan::default(), "client");
+    let serving = serve(
+        server,
+        &hub,
+        &context,
+        ConnectPlan::default(),
+        PeerAddr::Unix,
+    );
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 2560, "{bytes} bytes for http-connect");
+    assert!(bytes <= 960, "{bytes} bytes for http-connect");
     let (_client, server) = duplex(64);
     let tasks = crate::net::tasks::Tasks::new(1);
     let serving = crate::frontend::grpc::serve(server, &hub, &context, Duration::MAX, &tasks);
