@@ -11,8 +11,8 @@ use std::{
 
 use arc_swap::ArcSwap;
 use notify::{
-    EventKind, RecommendedWatcher, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode},
+    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{AccessKind, AccessMode, ModifyKind},
 };
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -139,13 +139,13 @@ pub async fn watch(
     stop: CancellationToken,
 ) {
     let changed = Arc::new(Notify::new());
-    let directories = targets
+    let names = targets
         .iter()
         .flat_map(|(_name, target)| target.paths())
-        .flat_map(directories_of)
+        .flat_map(names_of)
         .collect();
     // Dropping the watcher ends the notifications.
-    let _watcher = watch_directories(directories, Arc::clone(&changed));
+    let _watcher = watch_directories(names, Arc::clone(&changed));
     let mut followed: Vec<Followed> = targets
         .into_iter()
         .map(|(name, target)| Followed {
@@ -210,29 +210,38 @@ impl Followed {
     }
 }
 
-/// Where a change of `path` can happen: beside the name itself, and beside what its links lead to now.
-fn directories_of(path: &Path) -> Vec<PathBuf> {
-    let parent = |path: &Path| match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
-        Some(parent) => parent.to_owned(),
-        None => PathBuf::from("/"),
+/// The names under which a change of `path` is told: its own, and that of what its links lead to now.
+fn names_of(path: &Path) -> Vec<PathBuf> {
+    let own = match path.parent() {
+        // As the events name it whose directory is watched as `.`.
+        Some(parent) if parent.as_os_str().is_empty() => Path::new(".").join(path),
+        _ => path.to_owned(),
     };
     let real = path.canonicalize().ok();
-    [Some(parent(path)), real.as_deref().map(parent)]
-        .into_iter()
-        .flatten()
-        .collect()
+    std::iter::once(own).chain(real).collect()
 }
 
-fn watch_directories(
-    directories: BTreeSet<PathBuf>,
-    changed: Arc<Notify>,
-) -> Option<RecommendedWatcher> {
-    let notice = move |event: notify::Result<notify::Event>| {
-        // Opening and reading count as access: reacting to our own reads would never end.
-        let reading = |kind: &EventKind| matches!(kind, EventKind::Access(access) if *access != AccessKind::Close(AccessMode::Write));
+/// Whether the files may be others now. Opening and reading are no change: reacting to our own reads would never end.
+/// Nor is what happens inside another file of the directory, such as a log; a link or a name that comes, goes or moves may be.
+fn is_change(event: &Event, names: &BTreeSet<PathBuf>) -> bool {
+    let inside_a_file = match event.kind {
+        EventKind::Access(AccessKind::Close(AccessMode::Write))
+        | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Metadata(_)) => true,
+        EventKind::Access(_) => return false,
+        _ => false,
+    };
+    !inside_a_file || event.paths.is_empty() || event.paths.iter().any(|path| names.contains(path))
+}
+
+fn watch_directories(names: BTreeSet<PathBuf>, changed: Arc<Notify>) -> Option<RecommendedWatcher> {
+    let directories: BTreeSet<PathBuf> = names
+        .iter()
+        .filter_map(|name| name.parent())
+        .map(Path::to_owned)
+        .collect();
+    let notice = move |event: notify::Result<Event>| {
         // An error, such as a lost event, is a reason to look, too.
-        if event.map_or(true, |event| !reading(&event.kind)) {
+        if event.map_or(true, |event| is_change(&event, &names)) {
             changed.notify_one();
         }
     };

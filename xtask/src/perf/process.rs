@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+/// The folder of what programs print, within a site's.
+const LOGS: &str = "logs";
+
 /// A child that is killed when dropped.
 pub(crate) struct Running(Child);
 
@@ -62,6 +65,7 @@ impl Site {
             status.success(),
             "the load tool could not write certificates"
         );
+        fs::create_dir(site.path(LOGS))?;
         Ok(site)
     }
 
@@ -86,7 +90,7 @@ impl Site {
         command
     }
 
-    /// Starts a program, with `NAME.log` for what it prints.
+    /// Starts a program, with `logs/NAME.log` for what it prints.
     ///
     /// # Errors
     /// It cannot be started.
@@ -97,7 +101,8 @@ impl Site {
         program: &Path,
         args: &[String],
     ) -> anyhow::Result<Running> {
-        let log = File::create(self.path(&format!("{name}.log")))?;
+        // Not beside the certificates: programs that watch those would be told of every line.
+        let log = File::create(self.path(LOGS).join(format!("{name}.log")))?;
         let child = self
             .tied(inside, program)
             .args(args)
@@ -203,7 +208,7 @@ impl Site {
     /// The last lines of all logs.
     pub(crate) fn logs(&self) -> String {
         let mut text = String::new();
-        let Ok(entries) = fs::read_dir(self.folder.path()) else {
+        let Ok(entries) = fs::read_dir(self.path(LOGS)) else {
             return text;
         };
         for path in entries.flatten().map(|entry| entry.path()) {
