@@ -49,6 +49,8 @@ enum Variant {
     Previous,
     /// This tree behind a throttle.
     Planted,
+    /// One end of this tree, one of the commit before.
+    Mixed,
 }
 
 /// A running variant in one dialect.
@@ -99,7 +101,7 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     if is_planted {
         peers.push((
             Variant::Planted,
-            Box::new(Konnectivity::adit("guarded", adit)),
+            Box::new(Konnectivity::adit("guarded", adit.clone())),
         ));
     }
     let rounds = if is_quick {
@@ -107,6 +109,9 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     } else {
         settings.rounds
     };
+    if let Ok(previous) = &previous {
+        mixed(&programs, &settings, &previous.binary, &adit)?;
+    }
     let first = pass(&programs, &settings, &peers, rounds)?;
     let mut report = Report::default();
     report.against_relay(&settings, &first)?;
@@ -164,6 +169,30 @@ impl Settings {
             fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("in {}", path.display()))
     }
+}
+
+/// Fleets are updated one process at a time: the commit before and this tree serve each other, framed and in clear text.
+///
+/// # Errors
+/// A measurement through a mixed pair fails.
+fn mixed(
+    programs: &Programs,
+    settings: &Settings,
+    previous: &Path,
+    current: &Path,
+) -> anyhow::Result<()> {
+    for (server, agent, version) in [
+        (previous, current, "older server, newer agent"),
+        (current, previous, "newer server, older agent"),
+    ] {
+        let framed = Konnectivity::mixed(version, server.to_owned(), agent.to_owned());
+        for peer in [framed.clone(), framed.in_clear()] {
+            let peers: [(Variant, Box<dyn Peer>); 1] = [(Variant::Mixed, Box::new(peer.clone()))];
+            pass(programs, settings, &peers, 1).with_context(|| peer.version())?;
+            println!("guard: served each other: {}", peer.version());
+        }
+    }
+    Ok(())
 }
 
 /// Starts everything, measures in turns, ends everything.

@@ -67,6 +67,14 @@ impl Konnectivity {
         }
     }
 
+    /// The server of one binary of ours with the agent of another.
+    pub(crate) fn mixed(version: &str, server: PathBuf, agent: PathBuf) -> Self {
+        Self {
+            agent: Self::adit(version, agent).agent,
+            ..Self::adit(version, server)
+        }
+    }
+
     /// The same with lanes in clear text, for a network that is trusted.
     pub(crate) fn in_clear(mut self) -> Self {
         for program in [&mut self.server, &mut self.agent] {
