@@ -14,6 +14,7 @@ mod lane_faults;
 mod lane_processes;
 mod lanes;
 mod metrics;
+mod node_tunnels;
 mod numbers;
 mod plaintext_lanes;
 mod processes;

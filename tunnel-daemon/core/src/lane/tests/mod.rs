@@ -13,6 +13,7 @@ fn request() -> OpenRequest {
         protocol: "tcp".to_owned(),
         address: "10.0.0.1:10250".to_owned(),
         raw: false,
+        origin: None,
     }
 }
 
