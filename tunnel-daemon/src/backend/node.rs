@@ -221,7 +221,7 @@ impl Asked {
                 Some(Err(NodeRefusal::Limit))
             } else {
                 // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-                open.until(Box::pin(self.dial(&request))).await
+                open.until(Box::pin(self.dial_or_leave(&request))).await
             }
         };
         match dialed {
@@ -238,6 +238,13 @@ impl Asked {
                 }
             },
         }
+    }
+
+    /// When this server goes away, the agent has time to ask another one.
+    async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
+        let leaving = &self.door.settings.leaving;
+        let dialed = leaving.run_until_cancelled(self.dial(request)).await;
+        dialed.unwrap_or(Err(NodeRefusal::Leaving))
     }
 
     async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {

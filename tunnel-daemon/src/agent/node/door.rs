@@ -86,11 +86,10 @@ impl NodeDoor {
         let reason = match &outcome.end {
             PumpEnd::Tunnel(end) => {
                 // A destination that broke off must not look like one that closed.
-                let reason = end.reason();
-                if !end.delivers_rest() || reason == "peer_error" {
+                if !end.is_in_order() {
                     reset_on_close(&socket);
                 }
-                reason
+                end.reason()
             }
             PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
         };

@@ -14,6 +14,8 @@ mod lane_faults;
 mod lane_processes;
 mod lanes;
 mod metrics;
+mod node_refusals;
+mod node_servers;
 mod node_tunnels;
 mod numbers;
 mod plaintext_lanes;

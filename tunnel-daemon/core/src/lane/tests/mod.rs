@@ -1,5 +1,6 @@
 //! Both ends of a lane by hand: what each event means, and every crossing that the simulation found.
 
+mod both;
 mod raw;
 mod simulated;
 
