@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::agent::resolve::{Answer, SrvRecord};
+use crate::net::resolve::{Answer, SrvRecord};
 
 /// Answers from a list; the name `slow` never answers.
 #[derive(Default)]
@@ -362,6 +362,18 @@ async fn a_dropped_dial_leaves_no_attempt_behind() {
     }
     assert_eq!(paper.starts().len(), 2);
     assert_eq!(paper.running.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_no_entry_could_cover_is_not_looked_up() {
+    let paper = Paper::new(&[]);
+    let dialer = on_paper(Book::default(), &["web:80"], &paper);
+    let error = dialer.dial("tcp", "slow:80").await.unwrap_err();
+    assert!(error.is_denied() && !error.is_timeout(), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "dial tcp: destination slow:80 is not on the list of allowed destinations"
+    );
 }
 
 #[tokio::test(start_paused = true)]
