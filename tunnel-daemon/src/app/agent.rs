@@ -1,22 +1,23 @@
 //! The agent: links to servers, probes, and how it drains.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
-use super::admin::{AdminLimits, AdminListener, AdminThread};
+use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
 use super::relay;
 use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
+use super::status::{self, AgentSource};
 use crate::agent::dial::Dialer;
 use crate::agent::link::LinkContext;
 use crate::agent::reach::Reach;
@@ -50,7 +51,7 @@ pub struct RunningAgent {
     services: Tasks,
     relay: Option<Arc<PipeRelay>>,
     stop: CancellationToken,
-    _admin: (AdminThread, Vec<AdminListener>),
+    _admin: Admin,
 }
 
 /// Starts an agent on the current runtime.
@@ -58,6 +59,7 @@ pub struct RunningAgent {
 /// # Errors
 /// Whatever a certificate, a destination entry or the admin thread says, with its name.
 pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
+    let started = Instant::now();
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
     let stop = CancellationToken::new();
@@ -140,8 +142,26 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: plan.data_path.lane_security,
     };
+    let common = status::Common {
+        id: plan.agent_id.as_str().to_owned(),
+        started,
+        tunnels: Arc::clone(metrics.adit().open_tunnels()),
+        budget: Arc::clone(&context.budget),
+        link_budget_bytes: plan.isolation.agent_budget_bytes,
+        descriptors: Arc::clone(context.lane_room.descriptors()),
+        data_path: plan.data_path,
+        lanes_max: context.lane_room.lanes_max(),
+        engine: engine.clone(),
+        relay_used: relay.is_some(),
+        host: OnceLock::new(),
+    };
     let servers = Servers::start(settings, context, &services);
-    let (health, admin) = probes(plan, &metrics, &servers, &services, relay::detail(&engine))?;
+    let source = AgentSource {
+        common,
+        servers: servers.clone(),
+    };
+    let detail = relay::detail(&engine);
+    let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
     Ok(RunningAgent {
         health,
         metrics,
@@ -154,7 +174,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     })
 }
 
-type Admin = (AdminThread, Vec<AdminListener>);
+type Admin = (AdminThread, Vec<AdminListener>, Option<AdminSocket>);
 
 fn probes(
     plan: &AgentPlan,
@@ -162,6 +182,7 @@ fn probes(
     servers: &Servers,
     services: &Tasks,
     detail: String,
+    source: AgentSource,
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
     let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
     let (asker, questions) = readiness_channel();
@@ -177,6 +198,10 @@ fn probes(
             })
             .await;
     });
+    let socket = plan.admin_socket.as_deref();
+    let socket = socket
+        .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+        .transpose()?;
     let mut listeners = Vec::new();
     let mut health = None;
     if let Some(bind) = &plan.health {
@@ -199,7 +224,7 @@ fn probes(
             Err(error) => allow_failed_listener(plan.compat, error)?,
         }
     }
-    Ok((health, (thread, listeners)))
+    Ok((health, (thread, listeners, socket)))
 }
 
 impl RunningAgent {

@@ -1,22 +1,23 @@
 //! The server: hub, listeners, probes, and the order in which they stop.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
-use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
+use super::admin::{AdminError, AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
 use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
 use super::relay;
 use super::run::wait_until;
+use super::status::{self, ServerSource};
 use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
@@ -115,6 +116,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     };
     let budget = process_budget(&plan.isolation);
     let descriptors = Arc::new(Descriptors::of_process());
+    let started = Instant::now();
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
     let mut listening = Listening {
@@ -153,6 +155,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         &adit,
         &tasks.services,
     )?;
+    let lanes_max = settings.lane_room.lanes_max();
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
     tasks
@@ -194,13 +197,30 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         "tls-files",
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
     );
-    tasks
-        .services
-        .spawn_always("gauges", gauges(adit.clone(), budget, Arc::clone(&hub)));
+    tasks.services.spawn_always(
+        "gauges",
+        gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub)),
+    );
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine))?;
+    let source = ServerSource {
+        common: status::Common {
+            id: plan.server_id.as_str().to_owned(),
+            started,
+            tunnels: Arc::clone(adit.open_tunnels()),
+            budget,
+            link_budget_bytes: plan.isolation.agent_budget_bytes,
+            descriptors,
+            data_path: plan.agents.data_path,
+            lanes_max,
+            engine: engine.clone(),
+            relay_used: relay.is_some(),
+            host: OnceLock::new(),
+        },
+        hub: Arc::clone(&hub),
+    };
+    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine), source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     Ok(RunningServer {
         agents,
@@ -316,6 +336,7 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
 /// The admin thread and its listeners; dropping it closes them.
 struct Probes {
     _thread: AdminThread,
+    _socket: Option<AdminSocket>,
     listeners: Vec<(&'static str, AdminListener)>,
 }
 
@@ -325,8 +346,13 @@ impl Probes {
         metrics: &ServerMetrics,
         asker: ReadinessAsker,
         detail: String,
+        source: ServerSource,
     ) -> anyhow::Result<Self> {
         let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+        let socket = plan.admin_socket.as_deref();
+        let socket = socket
+            .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+            .transpose()?;
         let mut listeners = Vec::new();
         let health = HttpService::server_health(Arc::new(asker), metrics.scrape(), detail);
         let admin = HttpService::server_admin(metrics.scrape());
@@ -342,6 +368,7 @@ impl Probes {
         }
         Ok(Self {
             _thread: thread,
+            _socket: socket,
             listeners,
         })
     }
