@@ -13,3 +13,4 @@ pub mod run;
 pub mod server;
 pub mod signals;
 pub mod status;
+mod top;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::signals::Signals;
-use super::{agent, demo, server, status};
+use super::{agent, check, demo, server, status, top};
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
@@ -26,7 +26,8 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Command::Status(options) => {
             return status::print::run(options).unwrap_or_else(|error| fail(&error));
         }
-        Command::Top(_) | Command::Check(_) => return ExitCode::FAILURE,
+        Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
+        Command::Check(options) => return check::run(options).unwrap_or_else(|error| fail(&error)),
         Command::Print(text) => {
             print!("{text}");
             return ExitCode::SUCCESS;

@@ -12,6 +12,7 @@ mod gather;
 pub mod grpc;
 pub mod handshake;
 mod identity;
+pub mod inspect;
 pub mod listen;
 pub mod outbox;
 mod pem;

@@ -81,6 +81,7 @@ impl JsonSource for TunnelsAnswer {
                 api: API,
                 role: self.source.role(),
                 id: self.source.id().to_owned(),
+                pid: std::process::id(),
                 open: all.len() as u64,
                 tunnels: question.answer(all),
             };

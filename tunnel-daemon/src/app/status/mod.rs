@@ -5,7 +5,7 @@ mod client;
 mod collect;
 pub mod model;
 pub mod print;
-mod text;
+pub(super) mod text;
 
 pub(super) use answer::service;
 pub use client::{AskError, Socket};

@@ -218,6 +218,8 @@ pub struct Tunnels {
     pub role: Role,
     /// Its id.
     pub id: String,
+    /// Its process: after a restart the numbers of tunnels begin again.
+    pub pid: u32,
     /// Open tunnels; those beyond the limit of the question are not listed.
     pub open: u64,
     /// The first of them, in the order that was asked for.

@@ -52,7 +52,7 @@ pub(in crate::app) fn bytes(count: u64) -> String {
     }
 }
 
-/// `7s`, `3m12s`, `5h02m`, `12d04h`.
+/// `7s`, `3m12s`, `5h02m`, `12d04h`, `365d`.
 pub(in crate::app) fn age(age: Duration) -> String {
     let seconds = age.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -60,7 +60,8 @@ pub(in crate::app) fn age(age: Duration) -> String {
         (0, 0, 0) => format!("{seconds}s"),
         (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
         (0, _, _) => format!("{hours}h{:02}m", minutes % 60),
-        _ => format!("{days}d{:02}h", hours % 24),
+        (0..100, _, _) => format!("{days}d{:02}h", hours % 24),
+        _ => format!("{days}d"),
     }
 }
 
@@ -122,6 +123,7 @@ mod tests {
             (192, "3m12s"),
             (18_120, "5h02m"),
             (1_051_200, "12d04h"),
+            (31_536_000, "365d"),
         ] {
             assert_eq!(age(Duration::from_secs(seconds)), text);
         }
