@@ -41,7 +41,11 @@ impl Demo {
         let mut lines = BufReader::new(child.stdout.take().expect("piped"));
         let mut seen = String::new();
         while !seen.contains("live ") {
-            assert_ne!(lines.read_line(&mut seen).unwrap(), 0, "ended:\n{seen}");
+            assert_ne!(
+                lines.read_line(&mut seen).expect("a line"),
+                0,
+                "ended:\n{seen}"
+            );
         }
         assert!(seen.contains("adit top --admin-socket"), "{seen}");
         Self {
@@ -236,21 +240,21 @@ fn has(json: &Value, name: &str, verdict: &str, part: &str) -> bool {
 
 /// Valid from `days.0` to `days.1`, counted from now, signed by itself.
 fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
-    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
     let now = std::time::SystemTime::now();
     let at = |days: i64| {
         let span = std::time::Duration::from_secs(days.unsigned_abs() * 86_400 + 3600);
         if days < 0 { now - span } else { now + span }
     };
     (params.not_before, params.not_after) = (at(days.0).into(), at(days.1).into());
-    let key = rcgen::KeyPair::generate().unwrap();
-    let certificate = params.self_signed(&key).unwrap();
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("a certificate");
     let (cert_path, key_path) = (
         PathBuf::from(files.path(&format!("{name}.crt"))),
         PathBuf::from(files.path(&format!("{name}.key"))),
     );
-    fs::write(&cert_path, certificate.pem()).unwrap();
-    fs::write(&key_path, key.serialize_pem()).unwrap();
+    fs::write(&cert_path, certificate.pem()).expect("a file");
+    fs::write(&key_path, key.serialize_pem()).expect("a file");
     (cert_path, key_path)
 }
 

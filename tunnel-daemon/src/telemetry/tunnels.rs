@@ -229,7 +229,6 @@ pub struct OpenTunnels {
 
 impl OpenTunnels {
     /// Enters a tunnel; it is in the table for as long as the entry lives.
-    #[must_use]
     pub fn enter(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
         let id = self.opened.fetch_add(1, Relaxed) + 1;
         let live = Arc::new(LiveTunnel {
