@@ -142,7 +142,7 @@ pub(super) mod tests {
             bytes_to_target: bytes,
             bytes_to_client: 2 * bytes,
             rtt_micros: (id > 1).then_some(id * 1000),
-            retransmits: (id > 1).then_some(10 - id),
+            retransmits: (id > 1).then_some(100 - id),
         }
     }
 
