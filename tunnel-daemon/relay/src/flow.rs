@@ -169,6 +169,7 @@ impl OpenPair {
                 Side::B => &self.shared.to_b,
             },
             finished: &self.shared.finished,
+            spliced: &self.shared.spliced,
             pools,
         };
         self.directions[source.index()].run(&mut io, rules)
@@ -183,6 +184,7 @@ impl OpenPair {
                 sink: sink.as_fd(),
                 delivered: &self.shared.to_a,
                 finished: &self.shared.finished,
+                spliced: &self.shared.spliced,
                 pools,
             });
         }
@@ -216,6 +218,7 @@ struct Sockets<'a> {
     sink: BorrowedFd<'a>,
     delivered: &'a AtomicU64,
     finished: &'a AtomicU8,
+    spliced: &'a AtomicU8,
     pools: &'a mut Pools,
 }
 
@@ -264,7 +267,9 @@ impl Io for Sockets<'_> {
     }
 
     fn lend_pipe(&mut self) -> Option<Pipe> {
-        self.pools.pipes.lend()
+        let pipe = self.pools.pipes.lend()?;
+        self.spliced.store(1, Relaxed);
+        Some(pipe)
     }
 
     fn return_pipe(&mut self, pipe: Pipe, is_empty: bool) {

@@ -27,7 +27,7 @@ mod thread;
 pub use config::{ConfigError, RelayConfig, Thresholds};
 pub use outcome::{Flow, Mover, Movers, Op, Outcome, PairEnd, Side};
 pub use pair::{Done, Pair, Progress, Submitted};
-pub use probe::{Choice, Engine, Preference, ProbeError, probe};
+pub use probe::{Choice, Engine, Preference, ProbeError, probe, probe_kernel_tls};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
 pub use stats::Stats;
 pub use syscall::{TcpState, tcp_state, unacknowledged_bytes};

@@ -59,6 +59,8 @@ pub struct Progress {
     pub to_b: u64,
     /// One side has said that it sends no more, and the other was told; it may still send.
     pub is_half_closed: bool,
+    /// Bytes went through a pipe of the kernel at some time.
+    pub has_spliced: bool,
 }
 
 /// What owner and relay thread share about a pair.
@@ -71,6 +73,8 @@ pub(crate) struct Shared {
     pub(crate) cancelled: AtomicBool,
     /// Directions that are through.
     pub(crate) finished: AtomicU8,
+    /// A direction has borrowed a pipe.
+    pub(crate) spliced: AtomicU8,
     /// The sockets for as long as a thread has the pair.
     pub(crate) sockets: OnceLock<[Weak<OwnedFd>; 2]>,
 }
@@ -99,6 +103,7 @@ impl Submitted {
             to_a: self.shared.to_a.load(Ordering::Relaxed),
             to_b: self.shared.to_b.load(Ordering::Relaxed),
             is_half_closed: self.shared.finished.load(Ordering::Relaxed) == 1,
+            has_spliced: self.shared.spliced.load(Ordering::Relaxed) != 0,
         }
     }
 

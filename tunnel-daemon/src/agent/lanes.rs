@@ -31,7 +31,7 @@ use crate::hub::{
     LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, serve_target, settle, until_answered,
 };
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
-use crate::telemetry::labels::{Label as _, LaneEnd, LaneState};
+use crate::telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
 
 /// Lanes that one keeper opens at once.
 const OPENING_MAX: usize = 4;
@@ -189,6 +189,24 @@ impl LaneKeeper {
         }
     }
 
+    /// Lanes now.
+    #[must_use]
+    pub fn count(&self) -> Lanes {
+        self.lanes(0)
+    }
+
+    /// Idle lanes that are meant to be.
+    #[must_use]
+    pub fn wanted(&self) -> usize {
+        self.growth().wanted()
+    }
+
+    /// Most lanes at once.
+    #[must_use]
+    pub fn lanes_max(&self) -> usize {
+        self.0.lanes_max
+    }
+
     fn missing(&self, opening: usize) -> usize {
         if !self.0.context.lane_room.has_room() {
             return 0;
@@ -329,9 +347,11 @@ impl LaneKeeper {
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
+        let entry = context.enter(&self.0.server, &address, Path::Lane);
+        leg.tell(entry.live());
         let tunnel = async move {
             let _outcome = serve_target(socket, leg, &address).await;
-            drop(open);
+            drop((entry, open));
         };
         // Without room the leg is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
@@ -354,9 +374,11 @@ impl LaneKeeper {
             }
         };
         let open = context.metrics.open_endpoint_connection();
+        let entry = context.enter(&self.0.server, &address, Path::RawLane);
+        let live = entry.live();
         let keeper = Arc::downgrade(&self.0);
-        relay.hand_over(socket, pipe, move |outcome| {
-            drop(open);
+        relay.hand_over(socket, pipe, &live, move |outcome| {
+            drop((entry, open));
             tracing::debug!(
                 target_address = address,
                 from_target = outcome.from_socket,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::ids::{ServerId, TunnelKey};
 use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
@@ -27,8 +27,8 @@ use crate::net::dial::Dialer;
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
-use crate::telemetry::labels::Segment;
-use crate::telemetry::{AgentMetrics, PacketCounter};
+use crate::telemetry::labels::{Path, Segment};
+use crate::telemetry::{AgentMetrics, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_core::wire::encode::MessageBuf;
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -246,6 +246,28 @@ pub struct AgentLink {
     pub commands: mpsc::Sender<Command>,
     /// Its lanes, if the server takes some.
     pub lanes: Option<LaneKeeper>,
+    /// Where its legs report.
+    pub mailbox: Arc<Mailbox>,
+    /// Whether both ends are Adit.
+    pub credit: bool,
+    /// The address it was opened to.
+    pub address: Arc<str>,
+    /// Since when it is there.
+    pub since: Instant,
+}
+
+impl LinkContext {
+    /// Enters a tunnel to a target among those that are open.
+    pub fn enter(&self, server: &ServerId, destination: &str, path: Path) -> TunnelEntry {
+        let table = self.metrics.adit().open_tunnels();
+        table.enter(&TunnelFacts {
+            side: TunnelSide::Target,
+            peer: server.as_str(),
+            link: 0,
+            destination,
+            path,
+        })
+    }
 }
 
 impl Opened {
@@ -279,12 +301,17 @@ impl Opened {
             server: self.server.server.clone(),
             commands: sender.clone(),
             lanes: lanes.clone(),
+            mailbox: Arc::default(),
+            credit,
+            address: Arc::from(""),
+            since: Instant::now(),
         };
         let hooks = Hooks {
             context: context.clone(),
             commands: sender.downgrade(),
             dials: HashMap::new(),
             lanes,
+            server: handle.server.clone(),
             received: context.metrics.packets(Segment::ToAgent),
             sent: context.metrics.packets(Segment::FromAgent),
         };
@@ -292,7 +319,7 @@ impl Opened {
             link,
             self.streams,
             commands,
-            Arc::new(Mailbox::default()),
+            Arc::clone(&handle.mailbox),
             hooks,
         );
         let (tasks, requests) = (context.tasks.clone(), self.requests);
@@ -336,6 +363,7 @@ struct Hooks {
     commands: mpsc::WeakSender<Command>,
     dials: HashMap<TunnelKey, CancellationToken>,
     lanes: Option<LaneKeeper>,
+    server: ServerId,
     received: PacketCounter,
     sent: PacketCounter,
 }
@@ -351,10 +379,12 @@ impl LinkHooks for Hooks {
         let cancel = CancellationToken::new();
         self.dials.insert(key, cancel.clone());
         let context = self.context.clone();
-        let refused = commands.clone();
+        let (refused, server) = (commands.clone(), self.server.clone());
         let work = async move {
             cancel
-                .run_until_cancelled(dial_and_serve(context, commands, key, protocol, address))
+                .run_until_cancelled(dial_and_serve(
+                    context, commands, key, server, protocol, address,
+                ))
                 .await;
         };
         if self.context.tasks.spawn("target", work).is_err() {
@@ -409,6 +439,7 @@ async fn dial_and_serve(
     context: LinkContext,
     commands: mpsc::Sender<Command>,
     key: TunnelKey,
+    server: ServerId,
     protocol: String,
     address: String,
 ) {
@@ -437,6 +468,8 @@ async fn dial_and_serve(
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
         let _open = context.metrics.open_endpoint_connection();
+        let entry = context.enter(&server, &address, Path::Link);
+        leg.tell(entry.live());
         let _outcome = serve_target(socket, leg, &address).await;
     }
 }

@@ -45,7 +45,8 @@ pub struct ServersSettings {
     pub lane_security: LaneSecurity,
 }
 
-/// Handle to the search and its links.
+/// Handle to the search and its links. Clones name the same.
+#[derive(Clone)]
 pub struct Servers {
     shared: Arc<Shared>,
 }
@@ -157,6 +158,19 @@ impl Servers {
         Arc::clone(&self.shared.connected)
     }
 
+    /// Links now, in order of arrival.
+    #[must_use]
+    pub fn links(&self) -> Vec<AgentLink> {
+        let links = locked(&self.shared.links);
+        links.iter().map(|(_, link)| link.clone()).collect()
+    }
+
+    /// Whether this agent has said that it goes away.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        locked(&self.shared.state).is_draining()
+    }
+
     /// Tells every server that this agent goes away, and stops looking for more.
     pub fn drain(&self) {
         // Links first and held: a link that is being opened now finds out in `keep`, and only there.
@@ -230,7 +244,10 @@ impl Shared {
     fn keep(self: &Arc<Self>, at: usize, opened: Opened, serial: u64) {
         let server = opened.server.server.clone();
         let credit = opened.server.extensions.link;
-        let (link, running) = opened.start(&self.context, self.settings.lanes_max);
+        let (mut link, running) = opened.start(&self.context, self.settings.lanes_max);
+        if let Some(address) = self.settings.addresses.get(at) {
+            link.address = address.to_string().into();
+        }
         let lanes = link.lanes.clone();
         tracing::info!(%server, adit = credit, lanes = lanes.is_some(), "connected to a server");
         let mut links = locked(&self.links);

@@ -3,7 +3,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::pin::pin;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,11 +12,13 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::probes::HttpService;
+use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening};
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::Listener;
 
@@ -65,6 +68,9 @@ pub enum AdminError {
         /// The system's answer.
         cause: io::Error,
     },
+    /// The path cannot be listened on.
+    #[error("admin socket: {0}")]
+    Socket(#[from] ListenError),
     /// The thread or its runtime could not be made.
     #[error("cannot start the admin thread: {0}")]
     Start(#[source] io::Error),
@@ -78,9 +84,59 @@ pub enum AdminError {
 
 struct Serve {
     name: &'static str,
-    listener: TcpListener,
+    listener: Bound,
     service: HttpService,
     closing: watch::Receiver<bool>,
+}
+
+/// A listener that is not served yet.
+enum Bound {
+    Tcp(TcpListener),
+    Unix(UnixBound),
+}
+
+/// A listener that is.
+enum Door {
+    Tcp(tokio::net::TcpListener),
+    Unix(UnixListening),
+}
+
+/// A connection that came through one.
+enum Visitor {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Bound {
+    fn open(self) -> io::Result<Door> {
+        match self {
+            Self::Tcp(listener) => tokio::net::TcpListener::from_std(listener).map(Door::Tcp),
+            Self::Unix(bound) => bound.listen().map(Door::Unix),
+        }
+    }
+}
+
+impl Door {
+    async fn accept(&self) -> io::Result<Visitor> {
+        match self {
+            Self::Tcp(listener) => listener
+                .accept()
+                .await
+                .map(|(stream, _)| Visitor::Tcp(stream)),
+            Self::Unix(listener) => listener.accept().await.map(Visitor::Unix),
+        }
+    }
+}
+
+impl Visitor {
+    /// Whether it may ask. The socket's mode lets nobody else connect; this holds, too, when someone changes the mode.
+    fn is_welcome(&self) -> bool {
+        let Self::Unix(stream) = self else {
+            return true;
+        };
+        rustix::net::sockopt::socket_peercred(stream)
+            .is_ok_and(|peer| peer.uid.is_root() || peer.uid == rustix::process::geteuid())
+    }
 }
 
 /// The thread. Dropping it ends every listener and connection at once.
@@ -133,6 +189,30 @@ impl AdminThread {
             address,
             cause,
         })?;
+        let close = self.hand_over(name, Bound::Tcp(listener), service)?;
+        Ok(AdminListener {
+            local,
+            _close: close,
+        })
+    }
+
+    /// Listens on a unix socket at `path`, for this process's user and root, and serves until the returned handle is dropped.
+    /// A socket file that is there already is removed first.
+    ///
+    /// # Errors
+    /// [`AdminError::Socket`] with the path; [`AdminError::NotTaken`] if the thread is gone.
+    pub fn serve_unix(&self, path: &Path, service: HttpService) -> Result<AdminSocket, AdminError> {
+        let bound = UnixBound::bind(path, StaleFile::Remove, SocketMode::Owner)?;
+        let close = self.hand_over("admin socket", Bound::Unix(bound), service)?;
+        Ok(AdminSocket { _close: close })
+    }
+
+    fn hand_over(
+        &self,
+        name: &'static str,
+        listener: Bound,
+        service: HttpService,
+    ) -> Result<watch::Sender<bool>, AdminError> {
         let (close, closing) = watch::channel(false);
         let taken = self.commands.as_ref().map(|commands| {
             commands.try_send(Serve {
@@ -143,10 +223,7 @@ impl AdminThread {
             })
         });
         match taken {
-            Some(Ok(())) => Ok(AdminListener {
-                local,
-                _close: close,
-            }),
+            Some(Ok(())) => Ok(close),
             _ => Err(AdminError::NotTaken { name }),
         }
     }
@@ -178,6 +255,12 @@ impl AdminListener {
     }
 }
 
+/// The unix socket. Dropping it closes it and removes its file.
+#[derive(Debug)]
+pub struct AdminSocket {
+    _close: watch::Sender<bool>,
+}
+
 /// Main task of the thread; ends, and with it the runtime, when the owner goes.
 async fn run(mut commands: mpsc::Receiver<Serve>, limits: AdminLimits, metrics: AditMetrics) {
     let mut listeners = JoinSet::new();
@@ -195,7 +278,7 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
         service,
         mut closing,
     } = serve;
-    let listener = match tokio::net::TcpListener::from_std(listener) {
+    let listener = match listener.open() {
         Ok(listener) => listener,
         Err(error) => {
             tracing::error!(port = name, %error, "listener lost");
@@ -212,13 +295,17 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok(visitor) if !visitor.is_welcome() => {
+                metrics.accept_error(Listener::Admin);
+                tracing::warn!(port = name, "a connection of another user was refused");
+            }
+            Ok(visitor) => {
                 if connections.len() >= limits.connections_max {
                     metrics.accept_error(Listener::Admin);
                     end_oldest(&mut by_age);
                     connections.join_next().await;
                 }
-                let task = connection(stream, service.clone(), limits, closing.clone());
+                let task = visit(visitor, service.clone(), limits, closing.clone());
                 by_age.push_back(connections.spawn(task));
             }
             Err(error) => {
@@ -241,16 +328,33 @@ fn end_oldest(by_age: &mut VecDeque<AbortHandle>) {
     }
 }
 
+async fn visit(
+    visitor: Visitor,
+    service: HttpService,
+    limits: AdminLimits,
+    closing: watch::Receiver<bool>,
+) {
+    match visitor {
+        Visitor::Tcp(stream) => {
+            if let Ok(local) = stream.local_addr() {
+                connection(stream, local, service, limits, closing).await;
+            }
+        }
+        Visitor::Unix(stream) => {
+            let nowhere = (Ipv4Addr::UNSPECIFIED, 0).into();
+            connection(stream, nowhere, service, limits, closing).await;
+        }
+    }
+}
+
 /// One connection, keep-alive included. Bad requests and timeouts end it and concern nobody else.
-async fn connection(
-    stream: TcpStream,
+async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    local: SocketAddr,
     service: HttpService,
     limits: AdminLimits,
     mut closing: watch::Receiver<bool>,
 ) {
-    let Ok(local) = stream.local_addr() else {
-        return;
-    };
     let answer = service_fn(move |request| {
         let service = service.clone();
         async move { Ok::<_, std::convert::Infallible>(service.answer(&request, local).await) }

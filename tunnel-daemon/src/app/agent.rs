@@ -1,16 +1,16 @@
 //! The agent: links to servers, probes, and how it drains.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
-use super::admin::{AdminLimits, AdminListener, AdminThread};
+use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::node::NodeSide;
@@ -18,6 +18,7 @@ use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel
 use super::relay;
 use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
+use super::status::{self, AgentSource};
 use crate::agent::link::LinkContext;
 use crate::agent::reach::Reach;
 use crate::agent::servers::{Servers, ServersSettings};
@@ -54,7 +55,7 @@ pub struct RunningAgent {
     services: Tasks,
     relay: Option<Arc<PipeRelay>>,
     stop: CancellationToken,
-    _admin: (AdminThread, Vec<AdminListener>),
+    _admin: Admin,
 }
 
 /// Starts an agent on the current runtime.
@@ -62,6 +63,7 @@ pub struct RunningAgent {
 /// # Errors
 /// Whatever a certificate, a destination entry or the admin thread says, with its name.
 pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
+    let started = Instant::now();
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
     let stop = CancellationToken::new();
@@ -145,13 +147,30 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lane_security: plan.data_path.lane_security,
     };
     let descriptors = Arc::clone(context.lane_room.descriptors());
+    let common = status::Common {
+        id: plan.agent_id.as_str().to_owned(),
+        started,
+        tunnels: Arc::clone(metrics.adit().open_tunnels()),
+        budget: Arc::clone(&context.budget),
+        link_budget_bytes: plan.isolation.agent_budget_bytes,
+        descriptors: Arc::clone(&descriptors),
+        data_path: plan.data_path,
+        lanes_max: context.lane_room.lanes_max(),
+        engine: engine.clone(),
+        relay_used: relay.is_some(),
+        host: OnceLock::new(),
+    };
     let servers = Servers::start(settings, context, &services);
     let listeners = &plan.target_listeners;
     let node = NodeSide::start(listeners, &servers, metrics.adit(), &descriptors, &services)?;
     let node = Arc::new(node);
+    let source = AgentSource {
+        common,
+        servers: servers.clone(),
+    };
     let (engine, side) = (relay::detail(&engine), Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
-    let (health, admin) = probes(plan, &metrics, &servers, &services, detail)?;
+    let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
     Ok(RunningAgent {
         health,
         target_listeners: node.addresses.clone(),
@@ -166,7 +185,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     })
 }
 
-type Admin = (AdminThread, Vec<AdminListener>);
+type Admin = (AdminThread, Vec<AdminListener>, Option<AdminSocket>);
 
 fn probes(
     plan: &AgentPlan,
@@ -174,6 +193,7 @@ fn probes(
     servers: &Servers,
     services: &Tasks,
     detail: Detail,
+    source: AgentSource,
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
     let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
     let (asker, questions) = readiness_channel();
@@ -189,6 +209,10 @@ fn probes(
             })
             .await;
     });
+    let socket = plan.admin_socket.as_deref();
+    let socket = socket
+        .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+        .transpose()?;
     let mut listeners = Vec::new();
     let mut health = None;
     if let Some(bind) = &plan.health {
@@ -211,7 +235,7 @@ fn probes(
             Err(error) => allow_failed_listener(plan.compat, error)?,
         }
     }
-    Ok((health, (thread, listeners)))
+    Ok((health, (thread, listeners, socket)))
 }
 
 impl RunningAgent {

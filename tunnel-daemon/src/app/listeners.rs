@@ -134,8 +134,8 @@ impl Listening<'_> {
                     return backend.serve_lane(stream).await;
                 }
                 tune_link(&stream);
-                let principal = stream.principal().cloned();
-                backend.serve(stream, principal).await;
+                let (peer, principal) = (stream.peer(), stream.principal().cloned());
+                backend.serve(stream, peer, principal).await;
             }
         };
         self.spawn(

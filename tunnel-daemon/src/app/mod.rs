@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod agent;
+pub mod check;
 pub mod demo;
 mod descriptors;
 mod listeners;
@@ -12,3 +13,5 @@ mod relay;
 pub mod run;
 pub mod server;
 pub mod signals;
+pub mod status;
+mod top;

@@ -23,6 +23,7 @@ pub const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
 const QUESTIONS_MAX: usize = 64;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
 const NO_PROFILES: &str = "404 no profiles here: this program is not written in Go, so it has no pprof endpoints.\n\
     For a CPU profile run `perf record -g -p <pid>` on the host; for counters read /metrics.\n";
 
@@ -121,7 +122,21 @@ enum Route {
     /// 301 to the same host, path and query on this port.
     OtherPort(u16),
     NoProfiles,
+    /// Answers for the admin socket.
+    Json(Arc<dyn JsonSource>),
 }
+
+/// Answers with JSON. Called on the admin thread, so it may look, and must not wait for the data path.
+pub trait JsonSource: Send + Sync + 'static {
+    /// The whole answer to a query.
+    ///
+    /// # Errors
+    /// What is wrong with the query, in one line.
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a>;
+}
+
+/// An answer on its way.
+pub type JsonFuture<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send + 'a>>;
 
 /// The paths of one port. Cheap to clone.
 #[derive(Clone, Default)]
@@ -193,6 +208,12 @@ impl HttpService {
         self.route("/debug/pprof", Route::NoProfiles)
     }
 
+    /// Adds a path that answers with JSON.
+    #[must_use]
+    pub fn json(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Json(source))
+    }
+
     fn route(mut self, path: &'static str, route: Route) -> Self {
         Arc::make_mut(&mut self.routes).push((path, route));
         self
@@ -235,6 +256,12 @@ impl HttpService {
             }
             Route::OtherPort(port) => redirect(request, local, *port),
             Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),
+            Route::Json(source) => {
+                match source.json(request.uri().query().unwrap_or_default()).await {
+                    Ok(body) => respond(StatusCode::OK, JSON, body),
+                    Err(error) => respond(StatusCode::BAD_REQUEST, PLAIN, format!("400 {error}\n")),
+                }
+            }
         }
     }
 

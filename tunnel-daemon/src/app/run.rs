@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::signals::Signals;
-use super::{agent, demo, server};
+use super::{agent, check, demo, server, status, top};
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
@@ -23,6 +23,11 @@ pub fn run(parsed: Parsed) -> ExitCode {
             level: LogLevel::Warn,
             ..LogPlan::default()
         },
+        Command::Status(options) => {
+            return status::print::run(options).unwrap_or_else(|error| fail(&error));
+        }
+        Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
+        Command::Check(options) => return check::run(options).unwrap_or_else(|error| fail(&error)),
         Command::Print(text) => {
             print!("{text}");
             return ExitCode::SUCCESS;
@@ -48,7 +53,9 @@ pub fn run(parsed: Parsed) -> ExitCode {
             Command::Server(plan) => run_server(&plan).await,
             Command::Agent(plan) => run_agent(&plan).await,
             Command::Demo(options) => demo::run(options).await,
-            Command::Print(_) => Ok(ExitCode::SUCCESS),
+            Command::Print(_) | Command::Status(_) | Command::Top(_) | Command::Check(_) => {
+                Ok(ExitCode::SUCCESS)
+            }
         }
     });
     // Tasks that were told to end get no further say; sockets close with the process.

@@ -1,16 +1,16 @@
 //! The server: hub, listeners, probes, and the order in which they stop.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
-use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
+use super::admin::{AdminError, AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
@@ -18,6 +18,7 @@ use super::node::{self, NodeParts};
 use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
 use super::relay;
 use super::run::wait_until;
+use super::status::{self, ServerSource};
 use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
@@ -117,6 +118,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     };
     let budget = process_budget(&plan.isolation);
     let descriptors = Arc::new(Descriptors::of_process());
+    let started = Instant::now();
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
     let mut listening = Listening {
@@ -172,6 +174,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         &adit,
         &tasks.services,
     )?;
+    let lanes_max = settings.lane_room.lanes_max();
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
     tasks
@@ -208,14 +211,37 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         "tls-files",
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
     );
-    tasks
-        .services
-        .spawn_always("gauges", gauges(adit.clone(), budget, Arc::clone(&hub)));
+    tasks.services.spawn_always(
+        "gauges",
+        gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub)),
+    );
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
     let detail = relay::detail(&engine);
-    let probes = Probes::start(plan, &metrics, asker, Arc::new(move || detail.clone()))?;
+    let source = ServerSource {
+        common: status::Common {
+            id: plan.server_id.as_str().to_owned(),
+            started,
+            tunnels: Arc::clone(adit.open_tunnels()),
+            budget,
+            link_budget_bytes: plan.isolation.agent_budget_bytes,
+            descriptors,
+            data_path: plan.agents.data_path,
+            lanes_max,
+            engine: engine.clone(),
+            relay_used: relay.is_some(),
+            host: OnceLock::new(),
+        },
+        hub: Arc::clone(&hub),
+    };
+    let probes = Probes::start(
+        plan,
+        &metrics,
+        asker,
+        Arc::new(move || detail.clone()),
+        source,
+    )?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let listeners = frontends.iter().copied().chain([agents]);
     own.set(listeners.chain(health).chain(admin).collect());
@@ -334,6 +360,7 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
 /// The admin thread and its listeners; dropping it closes them.
 struct Probes {
     _thread: AdminThread,
+    _socket: Option<AdminSocket>,
     listeners: Vec<(&'static str, AdminListener)>,
 }
 
@@ -343,8 +370,13 @@ impl Probes {
         metrics: &ServerMetrics,
         asker: ReadinessAsker,
         detail: Detail,
+        source: ServerSource,
     ) -> anyhow::Result<Self> {
         let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+        let socket = plan.admin_socket.as_deref();
+        let socket = socket
+            .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+            .transpose()?;
         let mut listeners = Vec::new();
         let health = HttpService::server_health(Arc::new(asker), metrics.scrape(), detail);
         let admin = HttpService::server_admin(metrics.scrape());
@@ -360,6 +392,7 @@ impl Probes {
         }
         Ok(Self {
             _thread: thread,
+            _socket: socket,
             listeners,
         })
     }

@@ -23,7 +23,7 @@ use crate::hub::{
 use crate::lane::LaneRoom;
 use crate::net::grpc::{self, Code, Windows};
 use crate::net::principal::Principal;
-use crate::net::stream::ByteStream;
+use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
 use crate::telemetry::labels::AgentRefusal;
@@ -106,8 +106,12 @@ impl Backend {
     ///
     /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
     /// call closes the connection; its links end by themselves.
-    pub async fn serve<S>(self: &Arc<Self>, io: S, principal: Option<Arc<Principal>>)
-    where
+    pub async fn serve<S>(
+        self: &Arc<Self>,
+        io: S,
+        peer: PeerAddr,
+        principal: Option<Arc<Principal>>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let holder: Option<Arc<str>> = principal.as_deref().map(holder);
@@ -123,7 +127,12 @@ impl Backend {
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
         let served = connection.serve(self.settings.keepalive, |request, respond| {
-            self.call(request, respond, principal.as_deref(), holder.clone())
+            let who = Caller {
+                peer,
+                principal: principal.as_deref(),
+                holder: holder.clone(),
+            };
+            self.call(request, respond, &who)
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "agent connection ended");
@@ -176,8 +185,7 @@ impl Backend {
         self: &Arc<Self>,
         request: Request<RecvStream>,
         mut respond: SendResponse<MessageBuf>,
-        principal: Option<&Principal>,
-        holder: Option<Arc<str>>,
+        who: &Caller<'_>,
     ) -> Option<Admitted> {
         if !grpc::is_call(&request, METHOD, &mut respond) {
             return None;
@@ -193,7 +201,7 @@ impl Backend {
         };
         let credit = hello.extensions.link;
         // Before the answer's headers: a refusal must be the whole answer.
-        let entered = match self.admit(hello, principal, holder) {
+        let entered = match self.admit(hello, who) {
             Ok(entered) => entered,
             Err((code, text)) => {
                 grpc::refuse(&mut respond, code, &text);
@@ -241,12 +249,8 @@ impl Backend {
     }
 
     /// Enters an agent that may be what it claims to be; otherwise the status of the refusal.
-    fn admit(
-        &self,
-        hello: AgentHello,
-        principal: Option<&Principal>,
-        holder: Option<Arc<str>>,
-    ) -> Result<Entered, (Code, String)> {
+    fn admit(&self, hello: AgentHello, who: &Caller<'_>) -> Result<Entered, (Code, String)> {
+        let (principal, holder) = (who.principal, &who.holder);
         let names = principal.map(|principal| Names {
             common_name: principal.common_name.as_deref(),
             alternative: &principal.names,
@@ -271,6 +275,7 @@ impl Backend {
             identifiers: hello.identifiers,
             principal: holder.clone(),
             credit: hello.extensions.link,
+            address: who.peer,
         };
         let links_max = self.settings.links_per_agent_max;
         let entered = self.hub.enter(info, links_max, pool).map_err(|error| {
@@ -284,6 +289,15 @@ impl Backend {
         }
         Ok(entered)
     }
+}
+
+/// Who makes a call.
+struct Caller<'a> {
+    peer: PeerAddr,
+    /// Whom its certificate names.
+    principal: Option<&'a Principal>,
+    /// The same as text.
+    holder: Option<Arc<str>>,
 }
 
 /// Names the holder of a certificate, to compare and to log; stays the same when it is renewed. Quoted, so that no

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -18,6 +20,12 @@ pub enum Command {
     Agent(Box<AgentPlan>),
     /// Run server, agents and sample targets in one process.
     Demo(DemoOptions),
+    /// Show the state of a running process.
+    Status(StatusOptions),
+    /// Show its open tunnels, live.
+    Top(TopOptions),
+    /// Say what this host and a command line allow.
+    Check(CheckOptions),
     /// Print this to standard output and exit 0: help or version.
     Print(String),
 }
@@ -33,6 +41,103 @@ pub struct DemoOptions {
     pub plain: bool,
     /// Of both ends' lanes.
     pub lane_security: LaneSecurity,
+}
+
+/// What `adit status` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StatusOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// As it came.
+    pub json: bool,
+}
+
+/// What `adit top` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TopOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// One picture, as text.
+    pub once: bool,
+    /// The first order.
+    pub sort: TopSort,
+    /// Between two looks.
+    pub interval: Duration,
+}
+
+/// The order of the tunnels in `adit top`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TopSort {
+    /// Bytes per second, both ways, most first.
+    Rate,
+    /// Bytes so far, both ways, most first.
+    Bytes,
+    /// The oldest first.
+    Age,
+    /// By agent (or server), then by rate.
+    Agent,
+    /// By destination, then by rate.
+    Destination,
+    /// The longest way first.
+    Rtt,
+    /// Most first.
+    Retransmits,
+}
+
+impl TopSort {
+    /// All of them, by name, in the order of the keys that step through them.
+    pub const ALL: [(&'static str, Self); 7] = [
+        ("rate", Self::Rate),
+        ("bytes", Self::Bytes),
+        ("age", Self::Age),
+        ("agent", Self::Agent),
+        ("destination", Self::Destination),
+        ("rtt", Self::Rtt),
+        ("retransmits", Self::Retransmits),
+    ];
+
+    /// As in flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(_, sort)| *sort == self);
+        found.map_or("rate", |(name, _)| *name)
+    }
+}
+
+impl FromStr for TopSort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, sort)| *sort).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            format!("{text:?} is no order: write one of {}", names.join(", "))
+        })
+    }
+}
+
+/// What `adit check` is told.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CheckOptions {
+    /// For programs.
+    pub json: bool,
+    /// Connect to servers, too.
+    pub connect: bool,
+    /// The command line to be checked.
+    pub given: CheckGiven,
+}
+
+/// A command line that is to be checked.
+#[derive(Clone, PartialEq, Debug)]
+pub enum CheckGiven {
+    /// None: only the host.
+    Nothing,
+    /// A server's, with the warnings it would start with.
+    Server(Box<ServerPlan>, Vec<String>),
+    /// An agent's, with the warnings it would start with.
+    Agent(Box<AgentPlan>, Vec<String>),
+    /// One that would not start.
+    Refused(ConfigError),
 }
 
 /// A command, and what to warn about once logging has started.

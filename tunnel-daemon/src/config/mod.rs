@@ -16,5 +16,8 @@ pub mod plan;
 pub mod strategy;
 pub mod tls_policy;
 
-pub use command::{Command, DemoOptions, Parsed, parse};
+pub use command::{
+    CheckGiven, CheckOptions, Command, DemoOptions, Parsed, StatusOptions, TopOptions, TopSort,
+    parse,
+};
 pub use error::ConfigError;

@@ -17,7 +17,8 @@ use crate::telemetry::labels::{
     ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
-    AccessLog, GaugeGuard, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics, TunnelRecord,
+    AccessLog, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics,
+    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide,
 };
 
 /// Shared by all frontends of a server.
@@ -95,6 +96,7 @@ pub struct ClientTunnel {
     dial_started: Instant,
     pending: Option<GaugeGuard>,
     open: Option<OpenGuard>,
+    entry: Option<TunnelEntry>,
     dial: Duration,
     path: Path,
     engine: Engine,
@@ -114,6 +116,7 @@ impl ClientTunnel {
             dial_started: Instant::now(),
             pending: None,
             open: None,
+            entry: None,
             dial: Duration::ZERO,
             path: Path::Link,
             engine: Engine::Copy,
@@ -139,10 +142,27 @@ impl ClientTunnel {
         self.context.metrics.adit().tunnel_opened(path);
         tunnel.agent.as_str().clone_into(&mut self.agent);
         self.path = path;
+        let table = self.context.metrics.adit().open_tunnels();
+        self.entry = Some(table.enter(&TunnelFacts {
+            side: TunnelSide::Client(self.dialect),
+            peer: &self.agent,
+            link: tunnel.link.0,
+            destination: &self.destination,
+            path,
+        }));
     }
 
-    /// Has the writes to the client measured.
+    /// The open tunnel, for whoever moves its bytes.
+    #[must_use]
+    pub fn live(&self) -> Option<Arc<LiveTunnel>> {
+        self.entry.as_ref().map(TunnelEntry::live)
+    }
+
+    /// Has the writes to the client measured, and its bytes told.
     pub fn watch(&self, leg: &mut Leg) {
+        if let Some(live) = self.live() {
+            leg.tell(live);
+        }
         leg.watch(LegWatch::Client(self.context.metrics.clone()));
     }
 
@@ -204,6 +224,7 @@ impl ClientTunnel {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
+        self.entry = None;
         let life = self.open.take().map(|open| open.age()).unwrap_or_default();
         self.context.access.record(&TunnelRecord {
             client_dialect: self.dialect,

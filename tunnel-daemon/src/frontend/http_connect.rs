@@ -235,10 +235,10 @@ async fn splice<S: Connection>(client: Client<S>, pipe: Pipe, relay: &PipeRelay)
         tunnel.answer_lost();
         return tunnel.ended(0, 0, "client_gone");
     }
-    let Some(socket) = io.into_descriptor() else {
+    let (Some(socket), Some(live)) = (io.into_descriptor(), tunnel.live()) else {
         return tunnel.ended(0, 0, "relay_failed");
     };
-    let outcome = relay.run(socket, early.freeze(), pipe).await;
+    let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
     tracing::debug!(end = ?outcome.end, "relayed tunnel over");
     tunnel.moved_by(outcome.engine, outcome.driver);
     let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);

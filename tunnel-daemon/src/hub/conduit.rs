@@ -34,9 +34,20 @@ const ABORT_BUDGET: u8 = 4;
 pub struct Mailbox {
     ready: SegQueue<Arc<Conduit>>,
     waker: AtomicWaker,
+    held_bytes: AtomicU64,
 }
 
 impl Mailbox {
+    /// Payload bytes that the link holds for its legs, as its task last said.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Relaxed)
+    }
+
+    pub(super) fn tell_held(&self, bytes: u64) {
+        self.held_bytes.store(bytes, Relaxed);
+    }
+
     pub(super) fn register(&self, waker: &std::task::Waker) {
         self.waker.register(waker);
     }

@@ -94,10 +94,12 @@ impl<H: LinkHooks> LinkDriver<H> {
             busy |= self.poll_send(cx, now)?;
             self.apply(now)?;
             if !busy && self.mailbox.is_empty() {
+                self.mailbox.tell_held(self.link.held_bytes());
                 self.arm(cx);
                 return Ok(());
             }
         }
+        self.mailbox.tell_held(self.link.held_bytes());
         cx.waker().wake_by_ref();
         Ok(())
     }

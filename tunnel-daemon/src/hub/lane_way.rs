@@ -16,6 +16,7 @@ use super::leg::Incoming;
 use super::watch::{LaneWatch, Probe};
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
+use crate::telemetry::tunnels::PathQuality;
 
 /// Bytes a leg may have waiting for its lane.
 const QUEUE_BYTES_MAX: usize = 256 * 1024;
@@ -130,6 +131,15 @@ impl LaneWay {
         }
         self.poll_silence(cx);
         self.poll_watch(cx);
+    }
+
+    /// How the connection of the lane does; one system call.
+    pub(super) fn quality(&self) -> Option<PathQuality> {
+        let state = adit_relay::tcp_state(self.lane.as_ref()?.tcp()?).ok()?;
+        Some(PathQuality {
+            rtt: state.rtt,
+            retransmits: state.retransmits,
+        })
     }
 
     /// When told to, finds out whether a lane that is not read has lost its peer.

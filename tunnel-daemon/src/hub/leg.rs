@@ -13,7 +13,8 @@ use super::lane_way::{LaneHome, LaneWay};
 use super::link_way::LinkWay;
 use crate::lane::{Lane, Pipe};
 use crate::telemetry::labels::{Path, ServiceMethod};
-use crate::telemetry::{GaugeGuard, ServerMetrics};
+use crate::telemetry::tunnels::PathQuality;
+use crate::telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
 
 /// What a leg may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,6 +68,7 @@ pub struct Leg {
     received_bytes: u64,
     watch: Option<LegWatch>,
     stalled: Option<Stalled>,
+    live: Option<Arc<LiveTunnel>>,
 }
 
 enum Way {
@@ -96,6 +98,7 @@ impl Leg {
             received_bytes: 0,
             watch: None,
             stalled: None,
+            live: None,
         }
     }
 
@@ -135,6 +138,27 @@ impl Leg {
             // The link's task looks after all of that.
             Way::Link(_) => (),
             Way::Lane(lane) => lane.poll_flush(cx),
+        }
+        if let Some(live) = &self.live {
+            live.moved(self.sent_bytes, self.received_bytes);
+            if live.is_asked()
+                && let Some(quality) = self.quality()
+            {
+                live.tell_quality(quality);
+            }
+        }
+    }
+
+    /// Tells of its bytes, for those who look at open tunnels, whenever [`Self::poll_flush`] is called.
+    pub fn tell(&mut self, live: Arc<LiveTunnel>) {
+        self.live = Some(live);
+    }
+
+    /// How the way to the other end does, if this tunnel has a connection of its own.
+    fn quality(&self) -> Option<PathQuality> {
+        match &self.way {
+            Way::Link(_) => None,
+            Way::Lane(lane) => lane.quality(),
         }
     }
 

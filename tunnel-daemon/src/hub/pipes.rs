@@ -18,8 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::lane::Pipe;
 use crate::net::socket;
-use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{Driver, Engine};
+use crate::telemetry::tunnels::{PathQuality, Relayed};
+use crate::telemetry::{AditMetrics, LiveTunnel};
 
 /// How often tunnels are looked at.
 const EVERY: Duration = Duration::from_secs(5);
@@ -161,7 +162,13 @@ impl PipeRelay {
 
     /// Moves bytes between `socket` and `pipe` until the tunnel is over. `early` was read from the socket before. A
     /// cancelled call resets both.
-    pub async fn run(&self, socket: OwnedFd, early: Bytes, pipe: Pipe) -> PipeOutcome {
+    pub async fn run(
+        &self,
+        socket: OwnedFd,
+        early: Bytes,
+        pipe: Pipe,
+        live: &LiveTunnel,
+    ) -> PipeOutcome {
         /// Ends the tunnel with its task.
         struct CutOnDrop(Submitted, Weak<Cause>);
         impl Drop for CutOnDrop {
@@ -170,7 +177,7 @@ impl PipeRelay {
             }
         }
         let (tell, told) = oneshot::channel();
-        let submitted = self.submit(socket, early, pipe, move |outcome| {
+        let submitted = self.submit(socket, early, pipe, live, move |outcome| {
             // Nobody listens when this call was cancelled.
             let _cancelled = tell.send(outcome);
         });
@@ -189,9 +196,10 @@ impl PipeRelay {
         &self,
         socket: OwnedFd,
         pipe: Pipe,
+        live: &LiveTunnel,
         done: impl FnOnce(PipeOutcome) + Send + 'static,
     ) {
-        self.submit(socket, Bytes::new(), pipe, done);
+        self.submit(socket, Bytes::new(), pipe, live, done);
     }
 
     fn submit(
@@ -199,6 +207,7 @@ impl PipeRelay {
         socket: OwnedFd,
         early: Bytes,
         pipe: Pipe,
+        live: &LiveTunnel,
         done: impl FnOnce(PipeOutcome) + Send + 'static,
     ) -> Option<(Submitted, Weak<Cause>)> {
         let Pipe {
@@ -242,6 +251,11 @@ impl PipeRelay {
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
                 self.enter(submitted.clone(), watch.clone());
+                live.relayed_by(Box::new(Piped {
+                    submitted: submitted.clone(),
+                    overhead,
+                    driver: self.handle.choice().engine.into(),
+                }));
                 Some((submitted, watch))
             }
             Err(refused) => {
@@ -390,6 +404,38 @@ impl Watched {
             (self.seen, self.since) = (seen, now);
         }
         (now.duration_since(self.since) >= silence_max).then_some(Cut::HalfClosedIdle)
+    }
+}
+
+/// A tunnel as those see it who look at open tunnels.
+struct Piped {
+    submitted: Submitted,
+    /// Bytes that are not the tunnel's own.
+    overhead: u64,
+    driver: Driver,
+}
+
+impl Relayed for Piped {
+    fn bytes(&self) -> (u64, u64) {
+        let progress = self.submitted.progress();
+        (progress.to_b.saturating_sub(self.overhead), progress.to_a)
+    }
+
+    fn mover(&self) -> (Engine, Driver) {
+        let engine = if self.submitted.progress().has_spliced {
+            Engine::Splice
+        } else {
+            Engine::Copy
+        };
+        (engine, self.driver)
+    }
+
+    fn quality(&self) -> Option<PathQuality> {
+        let lane = self.submitted.tcp_state(LANE)?;
+        Some(PathQuality {
+            rtt: lane.rtt,
+            retransmits: lane.retransmits,
+        })
     }
 }
 

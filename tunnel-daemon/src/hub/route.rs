@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
@@ -17,6 +17,7 @@ use super::conduit::Mailbox;
 use super::leg::{Carrier, Leg};
 use super::pool::{LanePool, OnLane};
 use super::task::Command;
+use crate::net::stream::PeerAddr;
 
 /// Commands a link may have waiting; a full queue sends the dial to another agent.
 const COMMANDS_MAX: usize = 1024;
@@ -34,6 +35,8 @@ pub struct LinkInfo {
     pub principal: Option<Arc<str>>,
     /// Whether both ends are Adit.
     pub credit: bool,
+    /// Where its connection comes from, for those who look.
+    pub address: PeerAddr,
 }
 
 /// How others reach a link task.
@@ -49,6 +52,8 @@ pub struct LinkHandle {
     pub mailbox: Arc<Mailbox>,
     /// Its lanes, if it may have some.
     pub lanes: Option<Arc<LanePool>>,
+    /// Since when it is there.
+    pub since: Instant,
 }
 
 /// Caps on dials of the whole process.
@@ -162,6 +167,7 @@ impl Hub {
             commands: sender,
             mailbox: Arc::new(Mailbox::default()),
             lanes,
+            since: Instant::now(),
         };
         let info = &handle.info;
         let principal = info.principal.as_deref();

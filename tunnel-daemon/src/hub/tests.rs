@@ -144,6 +144,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             identifiers: adit_core::wire::identifiers::Identifiers::default(),
             principal: None,
             credit,
+            address: crate::net::stream::PeerAddr::Unix,
         };
         let Entered {
             handle,

@@ -185,6 +185,12 @@ impl Descriptors {
         descriptors
     }
 
+    /// Most of them; `None`: no limit.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        (self.limit != u64::MAX).then_some(self.limit)
+    }
+
     /// In use now, or fewer.
     #[must_use]
     pub fn in_use(&self) -> u64 {

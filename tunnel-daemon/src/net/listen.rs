@@ -9,7 +9,7 @@ use std::{
 use socket2::{Domain, Socket as RawSocket, Type};
 use tokio::net::TcpListener;
 
-pub use super::unix::{StaleFile, UnixListening};
+pub use super::unix::{SocketMode, StaleFile, UnixBound, UnixListening};
 use super::{
     socket::tune_stream,
     stream::{PeerAddr, Socket},

@@ -13,6 +13,7 @@ mod gather;
 pub mod grpc;
 pub mod handshake;
 mod identity;
+pub mod inspect;
 pub mod listen;
 pub mod outbox;
 pub mod own;

@@ -9,12 +9,28 @@ use std::{
 
 use rustix::fs::Mode;
 use socket2::{Domain, SockAddr, Socket, Type};
+use std::os::unix::net::UnixListener as StdListener;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::listen::{BACKLOG, ListenError};
 
-/// What umask 0007 leaves of 0777: the process's user and group may connect.
-const SOCKET_MODE: u32 = 0o770;
+/// Who may connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketMode {
+    /// The process's user and group: what umask 0007 leaves of 0777.
+    Group,
+    /// The process's user alone.
+    Owner,
+}
+
+impl SocketMode {
+    fn bits(self) -> u32 {
+        match self {
+            Self::Group => 0o770,
+            Self::Owner => 0o600,
+        }
+    }
+}
 
 /// What to do with a file that already has the socket's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +39,13 @@ pub enum StaleFile {
     Remove,
     /// Leave it; listening then fails.
     Keep,
+}
+
+/// A unix socket that listens and is not served yet. Its file goes away with it.
+#[derive(Debug)]
+pub struct UnixBound {
+    file: SocketFile,
+    listener: StdListener,
 }
 
 /// A listening unix socket. Its file goes away with it.
@@ -34,8 +57,8 @@ pub struct UnixListening {
     listener: UnixListener,
 }
 
-impl UnixListening {
-    /// Binds and listens at `path`. Needs a tokio runtime.
+impl UnixBound {
+    /// Binds and listens at `path`.
     ///
     /// The mode is put on the socket before it has a name (Linux applies it, less the umask, to the file that bind
     /// creates), then on the file, and only then does it listen: a stranger can never connect in between. Binding
@@ -44,23 +67,56 @@ impl UnixListening {
     ///
     /// # Errors
     /// The name is in use, or the directory is missing or not writable.
-    pub fn bind(path: &Path, stale: StaleFile) -> Result<Self, ListenError> {
+    pub fn bind(path: &Path, stale: StaleFile, mode: SocketMode) -> Result<Self, ListenError> {
         let failed = |cause| ListenError::unix(path, cause);
         if stale == StaleFile::Remove {
             remove_stale(path);
         }
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed)?;
-        rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE))
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode.bits()))
             .map_err(|errno| failed(errno.into()))?;
         socket
             .bind(&SockAddr::unix(path).map_err(failed)?)
             .map_err(failed)?;
         let file = SocketFile::of(path).map_err(failed)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode.bits())).map_err(failed)?;
         socket.listen(BACKLOG).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let listener = UnixListener::from_std(socket.into()).map_err(failed)?;
-        Ok(Self { file, listener })
+        Ok(Self {
+            file,
+            listener: socket.into(),
+        })
+    }
+
+    /// The socket's file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Serves it in the tokio runtime of the caller.
+    ///
+    /// # Errors
+    /// The runtime cannot watch it.
+    pub fn listen(self) -> io::Result<UnixListening> {
+        let listener = UnixListener::from_std(self.listener)?;
+        Ok(UnixListening {
+            file: self.file,
+            listener,
+        })
+    }
+}
+
+impl UnixListening {
+    /// Binds and listens at `path`, for the process's user and group. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// As [`UnixBound::bind`].
+    pub fn bind(path: &Path, stale: StaleFile) -> Result<Self, ListenError> {
+        let bound = UnixBound::bind(path, stale, SocketMode::Group)?;
+        bound
+            .listen()
+            .map_err(|cause| ListenError::unix(path, cause))
     }
 
     /// The socket's file.
@@ -131,7 +187,6 @@ fn remove_stale(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixListener as StdListener;
 
     fn directory() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()

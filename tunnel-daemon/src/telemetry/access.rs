@@ -130,7 +130,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
 }
 
 /// At most [`PEER_TEXT_BYTES_MAX`] bytes, cut between characters.
-fn cut(text: &str) -> &str {
+pub(super) fn cut(text: &str) -> &str {
     text.get(..text.floor_char_boundary(PEER_TEXT_BYTES_MAX))
         .unwrap_or(text)
 }

@@ -14,6 +14,7 @@ use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
     Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
+use super::tunnels::OpenTunnels;
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -58,6 +59,7 @@ struct Inner {
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
     access_events_suppressed: IntCounter,
+    open_tunnels: Arc<OpenTunnels>,
 }
 
 impl AditMetrics {
@@ -198,6 +200,7 @@ impl AditMetrics {
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
+            open_tunnels: Arc::default(),
         }))
     }
 
@@ -215,6 +218,12 @@ impl AditMetrics {
     /// A share of the held bytes that is given back by `Drop`.
     pub fn held_bytes_share(&self) -> AmountGuard {
         AmountGuard::new(&self.0.held_bytes)
+    }
+
+    /// The tunnels that are open, one by one.
+    #[must_use]
+    pub fn open_tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.0.open_tunnels
     }
 
     /// A tunnel is open.

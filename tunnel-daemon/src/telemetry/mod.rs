@@ -18,6 +18,7 @@ pub mod rate;
 mod sink;
 #[cfg(test)]
 mod tests;
+pub mod tunnels;
 
 pub use access::{AccessLog, TunnelRecord};
 pub use exposition::Scrape;
@@ -28,3 +29,4 @@ pub use metrics_adit::AditMetrics;
 pub use metrics_agent::AgentMetrics;
 pub use metrics_server::ServerMetrics;
 pub use packets::PacketCounter;
+pub use tunnels::{LiveTunnel, OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};

@@ -35,6 +35,19 @@ pub enum Standing {
     Known,
 }
 
+/// What a link is good for at the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    /// It takes dials.
+    Serving,
+    /// It takes dials that no other link takes.
+    Draining,
+    /// It takes none, since its agent reads nothing.
+    Retired,
+    /// It takes none, since another principal holds its agent id.
+    Shadowed,
+}
+
 /// All live links of a server, indexed for the strategies it was made with.
 ///
 /// Pure: the random draw is an argument, and arrival order is the order of calls. An agent id belongs to
@@ -152,6 +165,22 @@ impl Registry {
         for id in inherited {
             self.list(id);
         }
+    }
+
+    /// What a link may be chosen for; `None`: it is not known.
+    #[must_use]
+    pub fn condition(&self, link: LinkId) -> Option<Condition> {
+        let known = self.links.get(&link)?;
+        let owner = self.agents.get(&known.agent).map(|claims| &claims.owner);
+        Some(if owner != Some(&known.principal) {
+            Condition::Shadowed
+        } else if known.retired {
+            Condition::Retired
+        } else if known.phase == Phase::Draining {
+            Condition::Draining
+        } else {
+            Condition::Serving
+        })
     }
 
     /// Marks a link as draining, for good. Unknown links have no effect.

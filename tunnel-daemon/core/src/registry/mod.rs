@@ -4,7 +4,7 @@ mod agents;
 mod pool;
 mod strategy;
 
-pub use agents::{Registry, Standing};
+pub use agents::{Condition, Registry, Standing};
 pub use strategy::{Strategies, StrategiesError, Strategy};
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Strategy_;
 
-use super::{Registry, Standing, Strategy};
+use super::{Condition, Registry, Standing, Strategy};
 use crate::ids::{AgentId, LinkId};
 use crate::target::Host;
 use crate::wire::identifiers::Identifiers;
@@ -504,4 +504,23 @@ proptest! {
             prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
         }
     }
+}
+
+#[test]
+fn the_condition_of_a_link_is_told() {
+    let mut world = World::new("default");
+    let _ = world.add_as("p", 1, "a");
+    let _ = world.add_as("q", 2, "a");
+    let condition = |world: &World, link| world.0.condition(LinkId(link));
+    assert_eq!(condition(&world, 1), Some(Condition::Serving));
+    assert_eq!(condition(&world, 2), Some(Condition::Shadowed));
+    assert_eq!(condition(&world, 3), None);
+    world.0.set_draining(LinkId(1));
+    assert_eq!(condition(&world, 1), Some(Condition::Draining));
+    world.0.retire(LinkId(1));
+    assert_eq!(condition(&world, 1), Some(Condition::Retired));
+    world.0.revive(LinkId(1));
+    assert_eq!(condition(&world, 1), Some(Condition::Draining));
+    world.remove(1);
+    assert_eq!(condition(&world, 2), Some(Condition::Serving));
 }

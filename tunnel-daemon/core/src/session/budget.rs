@@ -21,6 +21,12 @@ impl ProcessBudget {
         }
     }
 
+    /// What may be held.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
     /// Bytes held for legs now.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {

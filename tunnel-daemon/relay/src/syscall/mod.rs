@@ -7,7 +7,8 @@ pub(crate) mod pipe;
 #[expect(unsafe_code, reason = "submission entries of io_uring")]
 pub(crate) mod ring;
 pub(crate) mod socket;
-#[expect(unsafe_code, reason = "TCP_INFO and SIOCOUTQ")]
+#[expect(unsafe_code, reason = "TCP_INFO, TCP_ULP and SIOCOUTQ")]
 mod tcp;
 
+pub(crate) use tcp::attach_kernel_tls;
 pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};

@@ -14,6 +14,10 @@ pub struct TcpState {
     pub silent_for: Duration,
     /// Something was sent again, or asked again, and not answered yet. A peer that lives and merely does not read answers.
     pub is_unanswered: bool,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// Segments sent again since the connection began.
+    pub retransmits: u32,
 }
 
 /// Asks the kernel.
@@ -28,6 +32,8 @@ pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
         silent_for: Duration::from_millis(silent.into()),
         // One probe is always on its way to a peer that does not read; its answer resets the count.
         is_unanswered: info.tcpi_retransmits > 0 || info.tcpi_probes >= 2,
+        rtt: Duration::from_micros(info.tcpi_rtt.into()),
+        retransmits: info.tcpi_total_retrans,
     })
 }
 
@@ -52,6 +58,31 @@ fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     }
     // SAFETY: it was zeroed, the kernel may have written a part of it, and all of its fields are numbers.
     Ok(unsafe { info.assume_init() })
+}
+
+/// Gives a connected socket to the kernel's TLS, which encrypts nothing before it has keys.
+///
+/// # Errors
+/// The kernel has none, or the socket is no connected TCP socket.
+pub(crate) fn attach_kernel_tls(socket: &impl AsFd) -> io::Result<()> {
+    const NAME: &[u8] = b"tls";
+    let fd = socket.as_fd().as_raw_fd();
+    let length =
+        libc::socklen_t::try_from(NAME.len()).map_err(|_large| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes, which is the size of `NAME`.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_ULP,
+            NAME.as_ptr().cast(),
+            length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Of [`TcpState`] only what tells whether bytes move, in one system call less.

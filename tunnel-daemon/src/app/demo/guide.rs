@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use super::screen::{Screen, Tone};
-use super::world::World;
+use super::world::{SERVER_ADMIN, World};
 
 /// Writes `egress.yaml` and `curl.conf`, and prints commands that use them.
 ///
@@ -76,6 +76,10 @@ pub(super) fn print(world: &World, screen: &Screen) -> anyhow::Result<()> {
             &format!("curl --silent http://{health}/metrics | grep -E '^(adit|konnectivity)_'"),
         );
     }
+    command(
+        "its open tunnels, live; `adit status` shows the rest",
+        &format!("adit top --admin-socket {}", shell(&file(SERVER_ADMIN))),
+    );
     heading("For a kube-apiserver on this machine");
     command(
         "EgressSelectorConfiguration with the gRPC socket",

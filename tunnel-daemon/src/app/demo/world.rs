@@ -57,6 +57,9 @@ pub(super) struct World {
     _closed: TcpSocket,
 }
 
+/// The server's admin socket.
+pub(super) const SERVER_ADMIN: &str = "admin.sock";
+
 const NORTH: (&str, Ipv4Addr) = ("north", Ipv4Addr::LOCALHOST);
 /// All of 127/8 is loopback on Linux.
 const SOUTH: (&str, Ipv4Addr) = ("south", Ipv4Addr::new(127, 0, 0, 2));
@@ -230,6 +233,7 @@ fn server_plan(
         .map(OsString::from),
     );
     argv.push(format!("--lane-security={}", lanes.name()).into());
+    argv.extend(["--admin-socket".into(), folder.socket(SERVER_ADMIN)?.into()]);
     argv.extend(files(
         folder,
         &[
@@ -265,6 +269,8 @@ fn agent_plan(
     ];
     let mut argv: Vec<OsString> = vec!["adit".into(), "agent".into()];
     argv.extend(flags.map(OsString::from));
+    let admin = folder.socket(&format!("{name}-admin.sock"))?;
+    argv.extend(["--admin-socket".into(), admin.into()]);
     argv.extend(files(
         folder,
         &[

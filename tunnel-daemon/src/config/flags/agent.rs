@@ -213,6 +213,7 @@ impl AgentFlags {
             admin: self
                 .admin_server_port
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
+            admin_socket: self.operation.admin_socket(),
             profiling: OperationFlags::profiling(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: target_listeners?,

@@ -1,4 +1,4 @@
-//! Our own command line: `adit server`, `adit agent`, `adit demo`.
+//! Our own command line: `adit server`, `adit agent`, `adit demo`, and what looks at them.
 //!
 //! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
@@ -7,6 +7,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 mod values;
+mod view;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use clap::{Parser, Subcommand};
 
 use self::agent::AgentFlags;
 use self::server::ServerFlags;
+use self::view::{CheckFlags, StatusFlags, TopFlags};
 use super::command::{Command, DemoOptions, Parsed};
 use super::error::ConfigError;
 use super::plan::LaneSecurity;
@@ -35,6 +37,12 @@ enum Sub {
     Agent(Box<AgentFlags>),
     /// Run server, agents and sample targets in this process and drive tunnels through them
     Demo(DemoFlags),
+    /// Show the state of a running server or agent
+    Status(StatusFlags),
+    /// Show the open tunnels of a running server or agent, live
+    Top(TopFlags),
+    /// Say what this host and these flags allow, and what is missing
+    Check(CheckFlags),
 }
 
 #[derive(clap::Args, Debug)]
@@ -87,6 +95,9 @@ pub(super) fn parse(
             plain: flags.plain,
             lane_security: flags.lane_security,
         }),
+        Sub::Status(flags) => Command::Status(flags.options()),
+        Sub::Top(flags) => Command::Top(flags.options()?),
+        Sub::Check(flags) => flags.command(env)?,
     };
     Ok(Parsed { command, warnings })
 }

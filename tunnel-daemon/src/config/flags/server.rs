@@ -250,6 +250,7 @@ impl ServerFlags {
             admin: self
                 .admin_port
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
+            admin_socket: self.operation.admin_socket(),
             profiling: OperationFlags::profiling(),
             strategies: StrategyKind::parse_list(&self.proxy_strategies)?,
             xfr_channel_size: self.xfr_channel_size,

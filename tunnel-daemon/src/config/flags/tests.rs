@@ -3,6 +3,7 @@
 mod node;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 use adit_core::grant::Grants;
@@ -12,7 +13,7 @@ use super::values;
 use crate::config::plan::{
     AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, ServerPlan,
 };
-use crate::config::{Command, ConfigError, DemoOptions, Parsed, parse};
+use crate::config::{CheckGiven, Command, ConfigError, DemoOptions, Parsed, TopSort, parse};
 
 fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
     let argv = std::iter::once("/usr/bin/adit")
@@ -437,4 +438,73 @@ fn limits_of_connect_heads_are_taken_and_bounded() {
         let flag = bad.split('=').next().unwrap();
         assert!(error.rendered().to_string().contains(flag), "{bad}");
     }
+}
+
+#[test]
+fn admin_socket_is_off_unless_it_is_given_and_must_be_a_path_of_its_own() {
+    let with = |more: &[&str]| {
+        let frontend = ["--frontend=grpc=unix:/run/a.sock", "--cluster-ca-cert=PEM"];
+        server(&[&frontend[..], more].concat()).map(|(plan, _)| plan.admin_socket.clone())
+    };
+    assert_eq!(with(&[]).unwrap(), None);
+    let path = with(&["--admin-socket=/run/b.sock"]).unwrap();
+    assert_eq!(path, Some("/run/b.sock".into()));
+    let error = with(&["--admin-socket=/run/a.sock"]).unwrap_err();
+    assert!(error.message().contains("give two paths"), "{error}");
+    let long = format!("--admin-socket=/{}", "x".repeat(200));
+    let error = with(&[&long]).unwrap_err();
+    assert!(error.message().contains("1 to 107 bytes"), "{error}");
+}
+
+#[test]
+fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
+    let command = |args: &[&str]| run(args).map(|parsed| parsed.command);
+    let Command::Status(status) = command(&["status", "--json"]).unwrap() else {
+        panic!("status");
+    };
+    assert!(status.json && status.socket == Path::new("/run/adit/admin.sock"));
+    let Command::Top(top) = command(&["top", "--sort=rtt", "--interval=250ms"]).unwrap() else {
+        panic!("top");
+    };
+    assert_eq!(
+        (top.sort, top.interval, top.once),
+        (TopSort::Rtt, Duration::from_millis(250), false)
+    );
+    for (args, part) in [
+        (&["top", "--interval=99ms"][..], "from 100ms"),
+        (&["top", "--sort=colour"], "rate, bytes, age"),
+        (&["check", "proxy"], "server or agent"),
+    ] {
+        let error = command(args).unwrap_err();
+        assert!(error.rendered().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
+    let given = |args: &[&str]| match run(args).unwrap().command {
+        Command::Check(check) => check,
+        other => panic!("{other:?}"),
+    };
+    let nothing = given(&["check", "--json"]);
+    assert!(nothing.json && nothing.given == CheckGiven::Nothing);
+    let agent = given(&[
+        "check",
+        "--connect",
+        "agent",
+        "--ca-cert=/nonexistent/ca.crt",
+        "--proxy-server-host=h",
+    ]);
+    let CheckGiven::Refused(error) = &agent.given else {
+        panic!("{agent:?}");
+    };
+    assert!(
+        agent.connect && error.message().contains("no such file"),
+        "{error}"
+    );
+    // Upstream's flags behind upstream's switch.
+    let compat = given(&["check", "server", "--compat", "--server-port=99999"]);
+    assert!(matches!(compat.given, CheckGiven::Refused(_)), "{compat:?}");
+    let help = run(&["check", "server", "--help"]).unwrap().command;
+    assert!(matches!(help, Command::Print(text) if text.contains("--cluster-cert")));
 }

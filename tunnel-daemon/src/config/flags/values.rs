@@ -193,6 +193,9 @@ pub(super) struct OperationFlags {
     /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
     shutdown_grace: Duration,
+    /// Unix socket for adit status and adit top, for this user and root only [default: none]
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
     /// text or json
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = log_format)]
     log_format: LogFormat,
@@ -207,6 +210,10 @@ impl OperationFlags {
             drain: Drain::For(self.shutdown_grace),
             second_signal_exit_code,
         }
+    }
+
+    pub(super) fn admin_socket(&self) -> Option<PathBuf> {
+        self.admin_socket.clone()
     }
 
     pub(super) fn log(&self) -> LogPlan {

@@ -199,6 +199,7 @@ impl AgentOptions {
                 &self.health_server_host,
                 self.health_server_port,
             )?,
+            admin_socket: None,
             admin: port(
                 "admin server",
                 &self.admin_bind_address,

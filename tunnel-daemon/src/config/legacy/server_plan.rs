@@ -41,6 +41,7 @@ pub(super) fn map(
             &options.health_bind_address,
             options.health_port,
         )?),
+        admin_socket: None,
         admin: Some(bind(
             "admin",
             &options.admin_bind_address,

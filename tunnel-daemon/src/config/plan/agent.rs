@@ -11,7 +11,7 @@ use super::data_path::{DataPathPlan, LaneSecurity};
 use super::node::{TargetListener, check_targets};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
-    check_distinct, check_files, check_header_text,
+    check_distinct, check_files, check_header_text, check_socket_path,
 };
 use crate::config::address::{BindAddress, ServerAddress};
 use crate::config::error::ConfigError;
@@ -61,6 +61,8 @@ pub struct AgentSettings {
     pub health: Option<BindAddress>,
     /// Admin; `None` is off.
     pub admin: Option<BindAddress>,
+    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    pub admin_socket: Option<PathBuf>,
     /// Profiling flags.
     pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None` allows every target, as upstream.
@@ -141,6 +143,7 @@ impl AgentSettings {
             identity.map(|identity| &identity.key),
             self.token_path.as_ref(),
         ])?;
+        check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
         let has_certificate = identity.is_some();
         check_targets(
             &self.target_listeners,

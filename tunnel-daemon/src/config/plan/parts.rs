@@ -1,7 +1,7 @@
 //! The parts that both plans are made of.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::config::address::BindAddress;
@@ -344,6 +344,19 @@ pub(super) fn check_distinct<'a>(
             )));
         }
         seen.push(bind);
+    }
+    Ok(())
+}
+
+/// Longer names do not fit into a socket's address.
+pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), ConfigError> {
+    let Some(path) = path else { return Ok(()) };
+    let (bytes, max) = (path.as_os_str().len(), limits::UNIX_SOCKET_PATH_BYTES_MAX);
+    if bytes == 0 || bytes > max {
+        return Err(ConfigError::new(format!(
+            "{flag} {}: a socket's path has 1 to {max} bytes",
+            path.display()
+        )));
     }
     Ok(())
 }

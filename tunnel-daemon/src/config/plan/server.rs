@@ -117,6 +117,8 @@ pub struct ServerSettings {
     pub health: Option<BindAddress>,
     /// Admin and metrics; `None` is off.
     pub admin: Option<BindAddress>,
+    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    pub admin_socket: Option<PathBuf>,
     /// Profiling flags.
     pub profiling: Profiling,
     /// In order; at least one.
@@ -222,7 +224,14 @@ impl ServerSettings {
                 FrontendListen::Tcp { tls: None, .. } => (),
             }
         }
-        Ok(())
+        super::parts::check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
+        match &self.admin_socket {
+            Some(path) if paths.contains(&path) => Err(ConfigError::new(format!(
+                "--admin-socket and a frontend want {}: give two paths",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn check_agent_listener(&self) -> Result<(), ConfigError> {

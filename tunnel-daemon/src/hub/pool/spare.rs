@@ -18,6 +18,13 @@ const AT_ONCE: Timespec = Timespec {
 };
 
 impl LanePool {
+    /// Lanes bound now, those with a tunnel included.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        let free = self.slots.available_permits();
+        self.settings.lanes_max.saturating_sub(free)
+    }
+
     /// Lanes that wait for a tunnel.
     #[must_use]
     pub fn idle_lanes(&self) -> usize {

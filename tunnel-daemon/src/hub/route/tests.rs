@@ -26,6 +26,7 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
                 identifiers: Identifiers::default(),
                 principal: None,
                 credit: true,
+                address: PeerAddr::Unix,
             };
             hub.enter(info, 1, None).expect("each agent has one link")
         })
@@ -62,6 +63,7 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
             identifiers: Identifiers::default(),
             principal: None,
             credit: true,
+            address: PeerAddr::Unix,
         };
         hub.enter(info, 1, None).expect("each agent has one link")
     };

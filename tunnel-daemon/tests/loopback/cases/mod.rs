@@ -1,5 +1,6 @@
 //! The tests, by what they look at.
 
+mod admin;
 mod agents;
 mod descriptors;
 mod files;

@@ -1,0 +1,269 @@
+//! Certificates, keys and CAs of a command line: readable, fitting, and valid for how long.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::{degraded, missing, ok};
+use crate::app::status::model::Capability;
+use crate::config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
+use crate::config::tls_policy::TlsPolicy;
+use crate::net::inspect::{self, Inspected};
+use crate::net::reload::Reloadable;
+use crate::net::tls::{Alpn, ClientTls, ServerTls, TlsError};
+
+/// With less time left a certificate is about to be a problem.
+const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+const DAY_SECONDS: u64 = 24 * 3600;
+/// Names shown of a certificate.
+const NAMES_SHOWN: usize = 6;
+
+/// What a certificate is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// Peers look for the name they dialled among its alternative names.
+    Server,
+    Client,
+    /// Signs others.
+    Ca,
+}
+
+/// Lines about everything a server reads.
+pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
+    let mut groups: Vec<(&str, &TlsFiles)> = vec![("agent-listener", &plan.agents.tls)];
+    for frontend in &plan.frontends {
+        if let FrontendListen::Tcp {
+            tls: Some(files), ..
+        } = &frontend.listen
+            && !groups.iter().any(|(_, known)| *known == files)
+        {
+            groups.push(("frontend", files));
+        }
+    }
+    let mut lines = Vec::new();
+    for (name, files) in groups {
+        let loaded = Reloadable::load(ServerTls {
+            cert: files.cert.clone(),
+            key: files.key.clone(),
+            client_ca: files.client_ca.clone(),
+            policy: plan.tls.clone(),
+            alpn: Alpn::http11(),
+        });
+        lines.push(pair(
+            name,
+            loaded.map(|_loaded| ()),
+            "certificate, key and CA fit",
+        ));
+        lines.extend(validity(name, &files.cert, Purpose::Server, now));
+        if let Some(ca) = &files.client_ca {
+            lines.extend(validity(name, ca, Purpose::Ca, now));
+        }
+    }
+    lines
+}
+
+/// Lines about everything an agent reads.
+pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
+    const NAME: &str = "server-connection";
+    let identity = plan.tls.identity.as_ref();
+    let identity = identity.map(|pair| (pair.cert.clone(), pair.key.clone()));
+    let own: Option<PathBuf> = identity.as_ref().map(|(cert, _)| cert.clone());
+    let loaded = Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    });
+    let mut lines = vec![pair(
+        NAME,
+        loaded.map(|_loaded| ()),
+        "CA, certificate and key fit",
+    )];
+    lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Ca, now));
+    match &own {
+        Some(cert) => lines.extend(validity(NAME, cert, Purpose::Client, now)),
+        None => lines.push(degraded(
+            NAME,
+            "no client certificate: only a server that authenticates nobody, or by token, takes this agent, and no lane is \
+             possible",
+            "give --agent-cert and --agent-key",
+        )),
+    }
+    if let Some(path) = &plan.token_path {
+        lines.push(token(path));
+    }
+    lines
+}
+
+fn token(path: &Path) -> Capability {
+    const NAME: &str = "token";
+    let shown = path.display();
+    match std::fs::read_to_string(path) {
+        Ok(text) if text.trim().is_empty() => missing(
+            NAME,
+            format!("{shown} is empty"),
+            "mount a projected service account token there",
+        ),
+        Ok(_token) => ok(NAME, format!("{shown} can be read")),
+        Err(error) => missing(
+            NAME,
+            format!("cannot read {shown}: {error}"),
+            "let this user read it",
+        ),
+    }
+}
+
+fn pair(name: &str, loaded: Result<(), TlsError>, fine: &str) -> Capability {
+    match loaded {
+        Ok(()) => ok(name, fine),
+        Err(error) => {
+            let text = error.to_string();
+            let (what, remedy) = text
+                .rsplit_once("; ")
+                .unwrap_or((&text, "replace the file"));
+            missing(name, what, remedy)
+        }
+    }
+}
+
+fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<Capability> {
+    // What cannot be read has its line already.
+    let certificates = inspect::certificates(path).unwrap_or_default();
+    let lines = certificates
+        .iter()
+        .enumerate()
+        .map(|(number, certificate)| {
+            // Behind the first come those that signed it.
+            let purpose = if number == 0 { purpose } else { Purpose::Ca };
+            judge(name, path, certificate, purpose, now)
+        });
+    lines.collect()
+}
+
+fn judge(
+    name: &str,
+    path: &Path,
+    certificate: &Inspected,
+    purpose: Purpose,
+    now: SystemTime,
+) -> Capability {
+    let what = format!("{}: {:?}", path.display(), certificate.subject);
+    if let Ok(early) = certificate.not_before.duration_since(now)
+        && !early.is_zero()
+    {
+        return missing(
+            name,
+            format!("{what} is not valid yet, for {} more", days(early)),
+            "set the clock of this host, or wait",
+        );
+    }
+    let Ok(left) = certificate.not_after.duration_since(now) else {
+        let since = now
+            .duration_since(certificate.not_after)
+            .unwrap_or_default();
+        return missing(
+            name,
+            format!("{what} has expired, {} ago", days(since)),
+            "renew it; it is read again while the process runs",
+        );
+    };
+    if purpose == Purpose::Server && certificate.names.is_empty() {
+        return missing(
+            name,
+            format!("{what} has no alternative name: nobody who connects accepts it"),
+            "issue it with the names and addresses that peers dial (subjectAltName)",
+        );
+    }
+    let names = match purpose {
+        Purpose::Server => format!(", for {}", listed(&certificate.names)),
+        Purpose::Client | Purpose::Ca => String::new(),
+    };
+    if left < SOON {
+        return degraded(
+            name,
+            format!("{what} expires in {}{names}", days(left)),
+            "renew it; it is read again while the process runs",
+        );
+    }
+    ok(name, format!("{what} is valid for {}{names}", days(left)))
+}
+
+fn listed(names: &[String]) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMES_SHOWN).map(String::as_str).collect();
+    let more = names.len().saturating_sub(NAMES_SHOWN);
+    let rest = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!("{}{rest}", shown.join(", "))
+}
+
+fn days(time: Duration) -> String {
+    match time.as_secs() / DAY_SECONDS {
+        0 => "less than a day".to_owned(),
+        1 => "1 day".to_owned(),
+        days => format!("{days} days"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::status::model::Verdict;
+
+    const DAY: Duration = Duration::from_secs(DAY_SECONDS);
+
+    /// Valid from ten days before `now` to `left` behind it.
+    fn verdict(left: i64, purpose: Purpose, names: &[&str]) -> (Verdict, String) {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let span = DAY * u32::try_from(left.unsigned_abs()).unwrap();
+        let certificate = Inspected {
+            subject: "CN=server".to_owned(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            not_before: now - 10 * DAY,
+            not_after: if left < 0 { now - span } else { now + span },
+        };
+        let line = judge("x", Path::new("/tls.crt"), &certificate, purpose, now);
+        (line.verdict, line.text)
+    }
+
+    #[test]
+    fn a_certificate_is_judged_by_the_days_that_are_left() {
+        for (left, expected, part) in [
+            (365, Verdict::Ok, "valid for 365 days"),
+            (30, Verdict::Ok, "valid for 30 days"),
+            (29, Verdict::Degraded, "expires in 29 days"),
+            (0, Verdict::Degraded, "less than a day"),
+            (-1, Verdict::Missing, "has expired, 1 day ago"),
+        ] {
+            let (verdict, text) = verdict(left, Purpose::Client, &[]);
+            assert_eq!(verdict, expected, "{text}");
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_is_suspected() {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let certificate = Inspected {
+            subject: String::new(),
+            names: Vec::new(),
+            not_before: now + 2 * DAY,
+            not_after: now + 9 * DAY,
+        };
+        let line = judge("x", Path::new("/a"), &certificate, Purpose::Client, now);
+        assert_eq!(line.verdict, Verdict::Missing);
+        assert!(line.remedy.is_some_and(|remedy| remedy.contains("clock")));
+    }
+
+    #[test]
+    fn only_a_servers_certificate_needs_names() {
+        assert_eq!(verdict(365, Purpose::Server, &[]).0, Verdict::Missing);
+        assert_eq!(verdict(365, Purpose::Client, &[]).0, Verdict::Ok);
+        assert_eq!(verdict(365, Purpose::Ca, &[]).0, Verdict::Ok);
+        let many: Vec<String> = (0..9).map(|number| format!("dns:{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (_, text) = verdict(365, Purpose::Server, &many);
+        assert!(text.ends_with("dns:5 and 3 more"), "{text}");
+    }
+}

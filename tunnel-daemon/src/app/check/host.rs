@@ -1,0 +1,419 @@
+//! The host: kernel, what it was built with, and what this process may ask of it.
+
+use std::fs;
+use std::path::Path;
+
+use adit_relay::Preference;
+use rustix::process::{Resource, getrlimit};
+
+use super::kernel::{FLOOR, Release, SPLICE_BATCHED};
+use super::{degraded, missing, ok};
+use crate::app::status::model::Capability;
+
+/// Fewer descriptors are too few for a cluster: each tunnel takes two.
+const DESCRIPTORS: u64 = 65_536;
+/// What a pipe for splicing holds, and what all of a user's pipes should hold together.
+const PIPE_BYTES: u64 = 1 << 20;
+/// `CAP_NET_ADMIN`, by its number.
+const NET_ADMIN: u32 = 12;
+/// `CAP_SYS_ADMIN`.
+const SYS_ADMIN: u32 = 21;
+/// `CAP_BPF`.
+const BPF: u32 = 39;
+
+/// What was found; `None` where nothing could be read.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// `uname -r`.
+    release: Option<String>,
+    /// The kernel describes its own types.
+    btf: bool,
+    /// Where cgroup2 is mounted.
+    cgroup2: Option<String>,
+    /// Effective capabilities, one bit each.
+    capabilities: Option<u64>,
+    /// 0 none, 1 strict, 2 a filter.
+    seccomp: Option<u64>,
+    /// A ring could be made; else why not, and the remedy.
+    ring: Result<(), (String, String)>,
+    pipe_bytes_max: Option<u64>,
+    /// Pages that all pipes of a user may hold; 0 is any number.
+    pipe_pages_soft: Option<u64>,
+    /// A connection could be given to kernel TLS; else the error.
+    kernel_tls: Result<(), String>,
+    /// Open files: now, and at most.
+    descriptors: (Option<u64>, Option<u64>),
+}
+
+impl Facts {
+    pub(super) fn gather() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let limit = getrlimit(Resource::Nofile);
+        Self {
+            release: text("/proc/sys/kernel/osrelease"),
+            btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+            cgroup2: fs::read_to_string("/proc/self/mountinfo")
+                .ok()
+                .and_then(|mounts| cgroup2_of(&mounts)),
+            capabilities: field(&status, "CapEff:")
+                .and_then(|hex| u64::from_str_radix(hex, 16).ok()),
+            seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
+            ring: adit_relay::probe(Preference::IoUring)
+                .map(|_choice| ())
+                .map_err(|error| (error.reason, error.remedy.to_owned())),
+            pipe_bytes_max: number("/proc/sys/fs/pipe-max-size"),
+            pipe_pages_soft: number("/proc/sys/fs/pipe-user-pages-soft"),
+            kernel_tls: adit_relay::probe_kernel_tls().map_err(|error| error.to_string()),
+            descriptors: (limit.current, limit.maximum),
+        }
+    }
+
+    fn release(&self) -> Option<Release> {
+        Release::parse(self.release.as_deref()?)
+    }
+
+    fn has(&self, capability: u32) -> bool {
+        self.capabilities
+            .is_some_and(|bits| bits >> capability & 1 == 1)
+    }
+}
+
+fn text(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn number(path: &str) -> Option<u64> {
+    text(path)?.parse().ok()
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim())
+}
+
+/// The mount point, of the first line of `mountinfo` whose type is cgroup2: on hybrid hosts it is below `unified`.
+fn cgroup2_of(mounts: &str) -> Option<String> {
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let is_cgroup2 = after.split(' ').next() == Some("cgroup2");
+        is_cgroup2.then(|| before.split(' ').nth(4).map(ToOwned::to_owned))?
+    })
+}
+
+/// All lines, in a fixed order.
+pub(super) fn lines(facts: &Facts) -> Vec<Capability> {
+    vec![
+        kernel(facts),
+        btf(facts),
+        cgroup2(facts),
+        capabilities(facts),
+        seccomp(facts),
+        ring(facts),
+        splice(facts),
+        sockmap(facts),
+        kernel_tls(facts),
+        descriptors(facts),
+    ]
+}
+
+fn kernel(facts: &Facts) -> Capability {
+    const NAME: &str = "kernel";
+    let Some(release) = facts.release() else {
+        return degraded(
+            NAME,
+            "the release of the kernel is not known: /proc/sys/kernel/osrelease says nothing",
+            "mount /proc",
+        );
+    };
+    if release < FLOOR {
+        return degraded(
+            NAME,
+            format!("{release}: tunnels work; io_uring and eBPF are not used below {FLOOR}"),
+            format!("use a kernel from {FLOOR} on"),
+        );
+    }
+    ok(NAME, format!("{release}"))
+}
+
+fn btf(facts: &Facts) -> Capability {
+    const NAME: &str = "btf";
+    if facts.btf {
+        return ok(
+            NAME,
+            "the kernel describes its types: eBPF programs can be loaded",
+        );
+    }
+    degraded(
+        NAME,
+        "no /sys/kernel/btf/vmlinux: eBPF is not possible; tunnels do not need it",
+        "use a kernel with CONFIG_DEBUG_INFO_BTF, and mount /sys",
+    )
+}
+
+fn cgroup2(facts: &Facts) -> Capability {
+    const NAME: &str = "cgroup2";
+    match &facts.cgroup2 {
+        Some(path) => ok(NAME, format!("mounted at {path}")),
+        None => degraded(
+            NAME,
+            "not mounted: no memory limit is seen, and eBPF has nothing to attach to",
+            "mount it: mount -t cgroup2 none /sys/fs/cgroup",
+        ),
+    }
+}
+
+fn capabilities(facts: &Facts) -> Capability {
+    const NAME: &str = "capabilities";
+    if facts.capabilities.is_none() {
+        return degraded(
+            NAME,
+            "not known: /proc/self/status says nothing",
+            "mount /proc",
+        );
+    }
+    if facts.has(SYS_ADMIN) || facts.has(BPF) && facts.has(NET_ADMIN) {
+        return ok(NAME, "CAP_BPF and CAP_NET_ADMIN, or more: eBPF may be used");
+    }
+    degraded(
+        NAME,
+        "without CAP_BPF and CAP_NET_ADMIN: no eBPF; tunnels need no capability",
+        "add both capabilities only if you use eBPF",
+    )
+}
+
+fn seccomp(facts: &Facts) -> Capability {
+    const NAME: &str = "seccomp";
+    match facts.seccomp {
+        Some(0) => ok(NAME, "no profile is in force"),
+        Some(2) => ok(
+            NAME,
+            "a profile is in force; what it forbids shows in the other lines",
+        ),
+        Some(_) => missing(
+            NAME,
+            "strict mode is in force: nothing can run under it",
+            "start it under a filter, or without a profile",
+        ),
+        None => degraded(
+            NAME,
+            "not known: the kernel has none, or /proc is not mounted",
+            "mount /proc",
+        ),
+    }
+}
+
+fn ring(facts: &Facts) -> Capability {
+    const NAME: &str = "io_uring";
+    match &facts.ring {
+        Ok(()) => ok(NAME, "a ring can be made: --relay-engine=io-uring works"),
+        Err((reason, remedy)) => degraded(
+            NAME,
+            format!("{reason}: the relay uses epoll, which is as fast"),
+            remedy.clone(),
+        ),
+    }
+}
+
+fn splice(facts: &Facts) -> Capability {
+    const NAME: &str = "splice";
+    let batched = facts
+        .release()
+        .is_some_and(|release| release >= SPLICE_BATCHED);
+    match (facts.pipe_bytes_max, facts.pipe_pages_soft) {
+        (Some(bytes), _) if bytes < PIPE_BYTES => degraded(
+            NAME,
+            format!("a pipe holds at most {bytes} bytes: bulk on lanes in clear text is slower"),
+            format!("sysctl fs.pipe-max-size={PIPE_BYTES}"),
+        ),
+        (Some(_), Some(pages)) if pages != 0 && pages <= 16_384 && !privileged(facts) => degraded(
+            NAME,
+            format!(
+                "the pipes of this user hold {pages} pages together: some sixty splice at once in full size, \
+                 further ones with small pipes or by copying"
+            ),
+            "sysctl fs.pipe-user-pages-soft=0, or a larger number",
+        ),
+        (Some(bytes), Some(_)) if batched => ok(NAME, format!("pipes of up to {bytes} bytes")),
+        (Some(_), Some(_)) => degraded(
+            NAME,
+            format!("works; below {SPLICE_BATCHED} the kernel moves one page at a time"),
+            format!("use a kernel from {SPLICE_BATCHED} on for more"),
+        ),
+        _ => degraded(
+            NAME,
+            "the limits of pipes are not known: /proc/sys/fs says nothing",
+            "mount /proc",
+        ),
+    }
+}
+
+/// The limits of a user's pipes do not hold for those.
+fn privileged(facts: &Facts) -> bool {
+    const SYS_RESOURCE: u32 = 24;
+    facts.has(SYS_RESOURCE) || facts.has(SYS_ADMIN)
+}
+
+fn sockmap(facts: &Facts) -> Capability {
+    const NAME: &str = "sockmap";
+    match facts.release() {
+        Some(release) if release.has_sound_sockmap() => {
+            ok(NAME, format!("{release} has the fixes it takes"))
+        }
+        _ => degraded(
+            NAME,
+            "this kernel's sockmap may lose or repeat bytes, or nobody has looked through its series: it is not used",
+            "nothing to do: relays splice instead; 6.12.104, 7.2.9 and later ones of these series have the fixes",
+        ),
+    }
+}
+
+fn kernel_tls(facts: &Facts) -> Capability {
+    const NAME: &str = "kernel-tls";
+    match &facts.kernel_tls {
+        Ok(()) => ok(NAME, "a connection can be given to it"),
+        Err(error) => degraded(
+            NAME,
+            format!("not there ({error}): TLS is done by this program, as it is anyway by default"),
+            "modprobe tls, if your kernel has that module",
+        ),
+    }
+}
+
+fn descriptors(facts: &Facts) -> Capability {
+    const NAME: &str = "descriptors";
+    // Raised at start to the hard limit.
+    match facts.descriptors.1 {
+        None => ok(NAME, "any number of open files"),
+        Some(hard) if hard >= DESCRIPTORS => ok(NAME, format!("up to {hard} open files")),
+        Some(hard) => degraded(
+            NAME,
+            format!(
+                "up to {hard} open files: enough for about {} tunnels",
+                hard.saturating_sub(512) / 3
+            ),
+            format!("raise the hard limit (LimitNOFILE=, ulimit -Hn) to {DESCRIPTORS} or more"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::status::model::Verdict;
+
+    fn best() -> Facts {
+        Facts {
+            release: Some("6.12.104-1-amd64".to_owned()),
+            btf: true,
+            cgroup2: Some("/sys/fs/cgroup".to_owned()),
+            capabilities: Some(u64::MAX),
+            seccomp: Some(0),
+            ring: Ok(()),
+            pipe_bytes_max: Some(1 << 20),
+            pipe_pages_soft: Some(16_384),
+            kernel_tls: Ok(()),
+            descriptors: (Some(1024), Some(1 << 20)),
+        }
+    }
+
+    fn verdict(facts: &Facts, name: &str) -> Verdict {
+        let lines = lines(facts);
+        let line = lines.iter().find(|line| line.name == name);
+        let line = line.unwrap_or_else(|| panic!("no line {name}"));
+        assert_eq!(
+            line.verdict == Verdict::Ok,
+            line.remedy.is_none(),
+            "{line:?}"
+        );
+        line.verdict
+    }
+
+    #[test]
+    fn on_the_best_of_hosts_all_is_ok() {
+        for line in lines(&best()) {
+            assert_eq!(line.verdict, Verdict::Ok, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
+        type Change = fn(&mut Facts);
+        let changes: [(&str, Verdict, Change); 17] = [
+            ("kernel", Verdict::Degraded, |f| {
+                f.release = Some("5.15.0".into())
+            }),
+            ("kernel", Verdict::Degraded, |f| f.release = None),
+            ("btf", Verdict::Degraded, |f| f.btf = false),
+            ("cgroup2", Verdict::Degraded, |f| f.cgroup2 = None),
+            ("capabilities", Verdict::Degraded, |f| {
+                f.capabilities = Some(0)
+            }),
+            ("capabilities", Verdict::Degraded, |f| {
+                f.capabilities = Some(1 << BPF)
+            }),
+            ("capabilities", Verdict::Degraded, |f| f.capabilities = None),
+            ("seccomp", Verdict::Missing, |f| f.seccomp = Some(1)),
+            ("seccomp", Verdict::Degraded, |f| f.seccomp = None),
+            ("io_uring", Verdict::Degraded, |f| {
+                f.ring = Err(("no".into(), "yes".into()))
+            }),
+            ("splice", Verdict::Degraded, |f| {
+                f.pipe_bytes_max = Some(65_536)
+            }),
+            ("splice", Verdict::Degraded, |f| f.capabilities = Some(0)),
+            ("splice", Verdict::Degraded, |f| {
+                f.release = Some("6.1.0".into())
+            }),
+            ("splice", Verdict::Degraded, |f| f.pipe_bytes_max = None),
+            ("sockmap", Verdict::Degraded, |f| {
+                f.release = Some("6.18.1".into())
+            }),
+            ("kernel-tls", Verdict::Degraded, |f| {
+                f.kernel_tls = Err("ENOENT".into())
+            }),
+            ("descriptors", Verdict::Degraded, |f| {
+                f.descriptors = (None, Some(1024))
+            }),
+        ];
+        for (number, (name, expected, change)) in changes.into_iter().enumerate() {
+            let mut facts = best();
+            change(&mut facts);
+            assert_eq!(verdict(&facts, name), expected, "change {number}: {name}");
+        }
+    }
+
+    #[test]
+    fn what_need_not_be_there_is_fine_when_it_is_not() {
+        let mut facts = best();
+        (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
+        facts.capabilities = Some(1 << BPF | 1 << NET_ADMIN);
+        facts.descriptors = (None, None);
+        for name in ["seccomp", "splice", "capabilities", "descriptors"] {
+            assert_eq!(verdict(&facts, name), Verdict::Ok, "{name}");
+        }
+    }
+
+    #[test]
+    fn cgroup2_is_found_on_plain_and_hybrid_hosts() {
+        let plain = "25 1 0:2 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
+        assert_eq!(cgroup2_of(plain).as_deref(), Some("/sys/fs/cgroup"));
+        let hybrid = "24 1 0:1 / /sys/fs/cgroup/memory rw shared:3 - cgroup cgroup rw,memory\n\
+                      25 1 0:2 / /sys/fs/cgroup/unified rw shared:4 - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            cgroup2_of(hybrid).as_deref(),
+            Some("/sys/fs/cgroup/unified")
+        );
+        assert_eq!(cgroup2_of("24 1 0:1 / / rw - ext4 /dev/sda rw\n"), None);
+    }
+
+    #[test]
+    fn this_host_answers_each_question() {
+        let lines = lines(&Facts::gather());
+        assert_eq!(lines.len(), 10);
+        // Wherever tests run there is a /proc.
+        assert!(
+            lines.iter().all(|line| !line.text.contains("mount /proc")),
+            "{lines:?}"
+        );
+    }
+}

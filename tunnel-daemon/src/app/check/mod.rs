@@ -1,0 +1,144 @@
+//! `adit check`: what this host, and the flags that follow, allow; what is missing, and what to do about it.
+//!
+//! Probes gather facts; verdicts are drawn from facts alone, so each of them is tested without the host it is about.
+
+mod certificates;
+mod host;
+mod kernel;
+mod places;
+mod report;
+mod servers;
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use self::report::Report;
+use super::status::model::{Capability, Verdict};
+use crate::config::{CheckGiven, CheckOptions};
+
+/// A clock that says less was never set: no release of this program is as old, 2025-01-01.
+const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
+
+/// Looks, and prints.
+///
+/// # Errors
+/// Something that has nothing to do with what is looked at: no runtime, no resolver.
+pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
+    super::descriptors::raise_limit();
+    let now = SystemTime::now();
+    let mut lines = host_lines();
+    lines.push(clock(now));
+    match &options.given {
+        CheckGiven::Nothing => (),
+        CheckGiven::Refused(error) => lines.push(missing(
+            "configuration",
+            error.message(),
+            "correct the command line: it would not start like this",
+        )),
+        CheckGiven::Server(plan, warnings) => {
+            lines.extend(configuration(warnings));
+            lines.extend(certificates::of_server(plan, now));
+            lines.extend(places::of_server(plan));
+        }
+        CheckGiven::Agent(plan, warnings) => {
+            lines.extend(configuration(warnings));
+            lines.extend(certificates::of_agent(plan, now));
+            lines.extend(places::of_agent(plan));
+            if options.connect {
+                lines.extend(servers::of_agent(plan)?);
+            }
+        }
+    }
+    if options.connect && !matches!(options.given, CheckGiven::Agent(..)) {
+        lines.push(degraded(
+            "server",
+            "--connect has no effect without the flags of an agent",
+            "add agent and its flags behind it",
+        ));
+    }
+    let report = Report::new(lines);
+    if options.json {
+        println!("{}", report.json()?);
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(report.exit_code())
+}
+
+/// What the host allows, as `adit status` shows it, too.
+pub(super) fn host_lines() -> Vec<Capability> {
+    host::lines(&host::Facts::gather())
+}
+
+fn configuration(warnings: &[String]) -> Vec<Capability> {
+    const NAME: &str = "configuration";
+    if warnings.is_empty() {
+        return vec![ok(NAME, "the flags fit together")];
+    }
+    let lines = warnings
+        .iter()
+        .map(|warning| degraded(NAME, warning, "change or drop the flag it names"));
+    lines.collect()
+}
+
+fn clock(now: SystemTime) -> Capability {
+    const NAME: &str = "clock";
+    let since = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    if since < CLOCK_MIN {
+        return missing(
+            NAME,
+            "this host's clock is before 2025: no certificate of today is valid for it",
+            "set the clock; run a time service",
+        );
+    }
+    ok(
+        NAME,
+        "later than this program; certificates are judged by it",
+    )
+}
+
+fn line(
+    name: &str,
+    verdict: Verdict,
+    text: impl Into<String>,
+    remedy: Option<String>,
+) -> Capability {
+    Capability {
+        name: name.to_owned(),
+        verdict,
+        text: text.into(),
+        remedy,
+    }
+}
+
+fn ok(name: &str, text: impl Into<String>) -> Capability {
+    line(name, Verdict::Ok, text, None)
+}
+
+fn degraded(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(name, Verdict::Degraded, text, Some(remedy.into()))
+}
+
+fn missing(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(name, Verdict::Missing, text, Some(remedy.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_never_set_is_found() {
+        assert_eq!(clock(SystemTime::UNIX_EPOCH).verdict, Verdict::Missing);
+        assert_eq!(clock(SystemTime::now()).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn each_warning_is_a_line() {
+        let lines = configuration(&["one".to_owned(), "two".to_owned()]);
+        assert!(lines.len() == 2 && lines.iter().all(|line| line.verdict == Verdict::Degraded));
+        assert_eq!(configuration(&[])[0].verdict, Verdict::Ok);
+    }
+}

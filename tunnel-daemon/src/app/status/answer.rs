@@ -1,0 +1,283 @@
+//! The paths of the admin socket: questions in, JSON out, never more than a bounded number of rows.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::model::{API, Role, Status, TunnelStatus, Tunnels};
+use crate::app::probes::{
+    HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
+};
+use crate::telemetry::labels::Label as _;
+use crate::telemetry::tunnels::TunnelView;
+use crate::telemetry::{LiveTunnel, OpenTunnels, TunnelSide};
+
+/// Links in one answer.
+pub const LINKS_MAX: usize = 1000;
+/// Tunnels in one answer, unless the question says otherwise.
+pub const TUNNELS: usize = 100;
+/// Most tunnels in one answer: about 3 MB.
+pub const TUNNELS_MAX: usize = 10_000;
+
+/// Who knows the state of a process.
+pub(in crate::app) trait Source: Send + Sync + 'static {
+    /// What runs.
+    fn role(&self) -> Role;
+    /// Its id.
+    fn id(&self) -> &str;
+    /// Everything but readiness, which is asked elsewhere.
+    fn status(&self) -> Status;
+    /// Its open tunnels.
+    fn tunnels(&self) -> &Arc<OpenTunnels>;
+}
+
+/// The paths of an admin socket.
+pub(in crate::app) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) -> HttpService {
+    let status = StatusAnswer {
+        source: Arc::clone(&source),
+        asker,
+    };
+    HttpService::default()
+        .json("/v1/status", Arc::new(status))
+        .json("/v1/tunnels", Arc::new(TunnelsAnswer { source }))
+}
+
+struct StatusAnswer {
+    source: Arc<dyn Source>,
+    asker: ReadinessAsker,
+}
+
+impl JsonSource for StatusAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            if !query.is_empty() {
+                return Err(format!("/v1/status takes no query, and {query:?} is one"));
+            }
+            let mut status = self.source.status();
+            status.readiness = match self.asker.check().await {
+                Readiness::Ready => super::model::Readiness {
+                    ready: true,
+                    reason: None,
+                },
+                Readiness::NotReady(reason) => super::model::Readiness {
+                    ready: false,
+                    reason: Some(reason.into_owned()),
+                },
+            };
+            serde_json::to_vec(&status).map_err(|error| error.to_string())
+        })
+    }
+}
+
+struct TunnelsAnswer {
+    source: Arc<dyn Source>,
+}
+
+impl JsonSource for TunnelsAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let question = Question::parse(query)?;
+            let all = self.source.tunnels().all();
+            let tunnels = Tunnels {
+                api: API,
+                role: self.source.role(),
+                id: self.source.id().to_owned(),
+                pid: std::process::id(),
+                open: all.len() as u64,
+                tunnels: question.answer(all),
+            };
+            serde_json::to_vec(&tunnels).map_err(|error| error.to_string())
+        })
+    }
+}
+
+/// The order of the tunnels of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Those that have moved most first.
+    Bytes,
+    /// The oldest first.
+    Age,
+    /// The newest first.
+    Newest,
+    /// By the id of the peer, then the oldest first.
+    Peer,
+    /// By destination, then the oldest first.
+    Destination,
+}
+
+impl Order {
+    const NAMES: [(&'static str, Self); 6] = [
+        ("bytes", Self::Bytes),
+        ("age", Self::Age),
+        ("newest", Self::Newest),
+        ("peer", Self::Peer),
+        ("agent", Self::Peer),
+        ("destination", Self::Destination),
+    ];
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Question {
+    limit: usize,
+    order: Order,
+}
+
+impl Question {
+    /// # Errors
+    /// Names what is wrong and what may be written.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut question = Self {
+            limit: TUNNELS,
+            order: Order::Bytes,
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("limit", number)) => {
+                    let limit = number.parse().ok();
+                    question.limit = limit
+                        .filter(|limit| *limit <= TUNNELS_MAX)
+                        .ok_or_else(|| format!("limit {number:?}: write 0 to {TUNNELS_MAX}"))?;
+                }
+                Some(("sort", name)) => {
+                    let known = Order::NAMES.iter().find(|(known, _)| *known == name);
+                    question.order = known
+                        .map(|(_, order)| *order)
+                        .ok_or_else(|| format!("sort {name:?}: write {}", names()))?;
+                }
+                _ => return Err(format!("{pair:?}: write limit=N or sort=NAME")),
+            }
+        }
+        Ok(question)
+    }
+
+    /// Only those that are answered are looked at closely.
+    fn answer(self, mut all: Vec<Arc<LiveTunnel>>) -> Vec<TunnelStatus> {
+        match self.order {
+            Order::Bytes => {
+                // Once each: a tunnel that moves bytes meanwhile must not have two places.
+                let mut keyed: Vec<_> = all.into_iter().map(|live| (moved(&live), live)).collect();
+                keyed.sort_by(|(a, one), (b, other)| b.cmp(a).then(one.id().cmp(&other.id())));
+                all = keyed.into_iter().map(|(_, live)| live).collect();
+            }
+            Order::Age => all.sort_by_key(|live| live.id()),
+            Order::Newest => all.sort_by_key(|live| std::cmp::Reverse(live.id())),
+            Order::Peer => {
+                all.sort_by(|one, other| (one.peer(), one.id()).cmp(&(other.peer(), other.id())));
+            }
+            Order::Destination => all.sort_by(|one, other| {
+                (one.destination(), one.id()).cmp(&(other.destination(), other.id()))
+            }),
+        }
+        let now = Instant::now();
+        let listed = all.into_iter().take(self.limit);
+        listed.map(|live| row(live.view(now))).collect()
+    }
+}
+
+fn names() -> String {
+    let names: Vec<&str> = Order::NAMES.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+fn moved(live: &LiveTunnel) -> u64 {
+    let (to_target, to_client) = live.bytes();
+    to_target.saturating_add(to_client)
+}
+
+fn row(view: TunnelView) -> TunnelStatus {
+    TunnelStatus {
+        id: view.id,
+        client: match view.side {
+            TunnelSide::Client(dialect) => Some(dialect.as_str().to_owned()),
+            TunnelSide::Target => None,
+        },
+        peer: view.peer,
+        destination: view.destination,
+        path: view.path.as_str().to_owned(),
+        engine: view.engine.as_str().to_owned(),
+        driver: view.driver.as_str().to_owned(),
+        age_seconds: view.age.as_secs_f64(),
+        bytes_to_target: view.bytes_to_target,
+        bytes_to_client: view.bytes_to_client,
+        rtt_micros: view
+            .quality
+            .map(|quality| u64::try_from(quality.rtt.as_micros()).unwrap_or(u64::MAX)),
+        retransmits: view.quality.map(|quality| quality.retransmits.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::TunnelFacts;
+    use crate::telemetry::labels::{ClientDialect, Path};
+
+    fn enter(
+        table: &Arc<OpenTunnels>,
+        peer: &str,
+        destination: &str,
+    ) -> crate::telemetry::TunnelEntry {
+        table.enter(&TunnelFacts {
+            side: TunnelSide::Client(ClientDialect::HttpConnect),
+            peer,
+            link: 1,
+            destination,
+            path: Path::Lane,
+        })
+    }
+
+    fn ids(table: &OpenTunnels, query: &str) -> Vec<u64> {
+        let question = Question::parse(query).unwrap();
+        let rows = question.answer(table.all());
+        rows.into_iter().map(|row| row.id).collect()
+    }
+
+    #[test]
+    fn tunnels_come_in_the_order_that_was_asked_for() {
+        let table = Arc::new(OpenTunnels::default());
+        let entries = [("b", "z:1"), ("a", "y:1"), ("a", "x:1")]
+            .map(|(peer, destination)| enter(&table, peer, destination));
+        entries[1].live().moved(10, 0);
+        entries[2].live().moved(1, 2);
+        for (query, expected) in [
+            ("", [2, 3, 1]),
+            ("sort=bytes", [2, 3, 1]),
+            ("sort=age", [1, 2, 3]),
+            ("sort=newest", [3, 2, 1]),
+            ("sort=agent", [2, 3, 1]),
+            ("sort=destination", [3, 2, 1]),
+        ] {
+            assert_eq!(ids(&table, query), expected, "{query}");
+        }
+        assert_eq!(ids(&table, "limit=1&sort=bytes"), [2]);
+    }
+
+    #[test]
+    fn ten_thousand_tunnels_and_more_are_answered_boundedly() {
+        let table = Arc::new(OpenTunnels::default());
+        let long = "d".repeat(4096);
+        let entries: Vec<_> = (0..12_000).map(|_| enter(&table, &long, &long)).collect();
+        assert_eq!(ids(&table, "").len(), TUNNELS);
+        let question = Question::parse("limit=10000").unwrap();
+        let rows = question.answer(table.all());
+        assert_eq!(rows.len(), TUNNELS_MAX);
+        let bytes = serde_json::to_vec(&rows).unwrap().len();
+        assert!(bytes < 10_000 * 1024, "{bytes} bytes, a KiB a row at most");
+        drop(entries);
+        assert!(table.all().is_empty());
+    }
+
+    #[test]
+    fn a_question_that_makes_no_sense_names_what_does() {
+        for (query, part) in [
+            ("limit=10001", "0 to 10000"),
+            ("limit=-1", "0 to 10000"),
+            ("sort=colour", "bytes, age"),
+            ("colour=red", "limit=N or sort=NAME"),
+            ("limit", "limit=N or sort=NAME"),
+        ] {
+            let error = Question::parse(query).unwrap_err();
+            assert!(error.contains(part), "{query}: {error}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Asks a running process by its admin socket.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::model::API;
+
+/// For each read and write: the process answers in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Largest answer that is read: three times that of [`super::answer::TUNNELS_MAX`] tunnels.
+const ANSWER_BYTES_MAX: u64 = 32 << 20;
+
+/// The admin socket of a process.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    path: PathBuf,
+}
+
+/// Why there is no answer. Each text names the socket and the remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// No such file.
+    #[error("{}: there is no such socket; start the server or agent with --admin-socket, or name its path here with --admin-socket", .0.display())]
+    NoSocket(PathBuf),
+    /// A file that nobody serves.
+    #[error("{}: nobody listens there; the server or agent that made it has ended, or has not started", .0.display())]
+    NobodyListens(PathBuf),
+    /// The file's mode forbids it, or the process refused this user.
+    #[error("{}: not allowed for this user; only the user that runs the process, and root, may ask it", .0.display())]
+    Forbidden(PathBuf),
+    /// It is something else, or another version.
+    #[error("{}: {what}; use the `adit` of the process that listens there", .path.display())]
+    Other {
+        /// The socket.
+        path: PathBuf,
+        /// What came instead of an answer.
+        what: String,
+    },
+    /// Anything else.
+    #[error("{}: {cause}", .path.display())]
+    Failed {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+}
+
+impl Socket {
+    /// At this path.
+    #[must_use]
+    pub fn new(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+        }
+    }
+
+    /// The JSON text of an answer, of a version that is known here.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub fn text(&self, question: &str) -> Result<String, AskError> {
+        let answer = self.exchange(question)?;
+        let body = self.body(&answer)?;
+        let version = serde_json::from_str::<Value>(body)
+            .ok()
+            .and_then(|value| value.get("api")?.as_u64());
+        match version {
+            Some(version) if version == u64::from(API) => Ok(body.to_owned()),
+            Some(version) => Err(self.other(format!(
+                "it speaks version {version} of the admin interface, and this program version {API}"
+            ))),
+            None => Err(self.other("it is no admin socket of adit".to_owned())),
+        }
+    }
+
+    /// An answer.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub fn ask<T: DeserializeOwned>(&self, question: &str) -> Result<T, AskError> {
+        serde_json::from_str(&self.text(question)?)
+            .map_err(|error| self.other(format!("its answer is not understood: {error}")))
+    }
+
+    fn exchange(&self, question: &str) -> Result<Vec<u8>, AskError> {
+        let mut stream = UnixStream::connect(&self.path).map_err(|cause| self.failed(cause))?;
+        let asked = (|| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            write!(
+                stream,
+                "GET {question} HTTP/1.1\r\nHost: adit\r\nConnection: close\r\n\r\n"
+            )?;
+            let mut answer = Vec::new();
+            stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+            Ok(answer)
+        })();
+        match asked {
+            // Who is not welcome is cut off without a word.
+            Ok(answer) if answer.is_empty() => Err(AskError::Forbidden(self.path.clone())),
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    fn body<'a>(&self, answer: &'a [u8]) -> Result<&'a str, AskError> {
+        let unknown = || self.other("it is no admin socket of adit".to_owned());
+        let text = std::str::from_utf8(answer).map_err(|_not_text| unknown())?;
+        let (head, body) = text.split_once("\r\n\r\n").ok_or_else(unknown)?;
+        let status = head.split(' ').nth(1).ok_or_else(unknown)?;
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let known = name.eq_ignore_ascii_case("content-length");
+            known.then(|| value.trim().parse::<usize>().ok())?
+        });
+        match status {
+            "200" if length == Some(body.len()) => Ok(body),
+            "200" => Err(self.other("its answer was cut off".to_owned())),
+            "404" => Err(self.other("it does not know this question".to_owned())),
+            _ => Err(self.other(format!("it answered: {}", body.trim()))),
+        }
+    }
+
+    fn other(&self, what: String) -> AskError {
+        AskError::Other {
+            path: self.path.clone(),
+            what,
+        }
+    }
+
+    fn failed(&self, cause: io::Error) -> AskError {
+        let path = self.path.clone();
+        match cause.kind() {
+            io::ErrorKind::NotFound => AskError::NoSocket(path),
+            io::ErrorKind::ConnectionRefused => AskError::NobodyListens(path),
+            io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe => AskError::Forbidden(path),
+            _ => AskError::Failed { path, cause },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// What a process that answers `bytes` is taken for.
+    fn asked(bytes: &'static [u8]) -> Result<String, AskError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            stream.write_all(bytes).unwrap();
+        });
+        let answer = Socket::new(&path).text("/v1/status");
+        answering.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_answer_is_said() {
+        let ok = asked(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":1}");
+        assert_eq!(ok.unwrap(), "{\"api\":1}");
+        for (bytes, part) in [
+            (
+                &b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"api\":2}"[..],
+                "version 2",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{\"api\":1}",
+                "cut off",
+            ),
+            (
+                b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+                "does not know",
+            ),
+            (b"SSH-2.0-x\r\n", "no admin socket"),
+            (b"\xff\xfe", "no admin socket"),
+            (b"", "only the user that runs the process"),
+        ] {
+            let error = asked(bytes).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_not_there_names_the_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let error = Socket::new(&path).text("/v1/status").unwrap_err();
+        assert!(matches!(error, AskError::NoSocket(_)), "{error}");
+        assert!(error.to_string().contains("--admin-socket"));
+        drop(UnixListener::bind(&path).unwrap());
+        let error = Socket::new(&path).text("/v1/status").unwrap_err();
+        assert!(matches!(error, AskError::NobodyListens(_)), "{error}");
+    }
+}

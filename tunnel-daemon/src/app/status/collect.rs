@@ -1,0 +1,258 @@
+//! The state of a server or an agent, gathered when somebody asks. Nothing secret: no key, no token, no lane secret.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use adit_core::registry::Condition;
+use adit_core::session::ProcessBudget;
+use adit_relay::Choice;
+
+use super::answer::{LINKS_MAX, Source};
+use super::model::{
+    API, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory, Readiness,
+    RelayStatus, Role, Status, TunnelCounts,
+};
+use crate::agent::servers::Servers;
+use crate::app::check;
+use crate::config::plan::DataPathPlan;
+use crate::hub::{Hub, LinkHandle};
+use crate::net::descriptors::Descriptors as OpenDescriptors;
+use crate::telemetry::OpenTunnels;
+use crate::telemetry::labels::Path;
+
+/// What server and agent have in common.
+pub(in crate::app) struct Common {
+    pub(in crate::app) id: String,
+    pub(in crate::app) started: Instant,
+    pub(in crate::app) tunnels: Arc<OpenTunnels>,
+    pub(in crate::app) budget: Arc<ProcessBudget>,
+    /// Of one link.
+    pub(in crate::app) link_budget_bytes: u64,
+    pub(in crate::app) descriptors: Arc<OpenDescriptors>,
+    pub(in crate::app) data_path: DataPathPlan,
+    /// Most lanes of the process.
+    pub(in crate::app) lanes_max: usize,
+    pub(in crate::app) engine: Choice,
+    pub(in crate::app) relay_used: bool,
+    /// Found out when somebody asks for the first time: they do not change.
+    pub(in crate::app) host: OnceLock<Vec<Capability>>,
+}
+
+/// A server.
+pub(in crate::app) struct ServerSource {
+    pub(in crate::app) common: Common,
+    pub(in crate::app) hub: Arc<Hub>,
+}
+
+/// An agent.
+pub(in crate::app) struct AgentSource {
+    pub(in crate::app) common: Common,
+    pub(in crate::app) servers: Servers,
+}
+
+/// Open tunnels by what they belong to.
+#[derive(Default)]
+struct Tally {
+    counts: TunnelCounts,
+    by_link: HashMap<u64, u64>,
+    by_peer: HashMap<String, u64>,
+}
+
+impl Tally {
+    /// `by_peer`: else by link.
+    fn of(tunnels: &OpenTunnels, by_peer: bool) -> Self {
+        let mut tally = Self::default();
+        for live in tunnels.all() {
+            tally.counts.open += 1;
+            *match live.path() {
+                Path::Link => &mut tally.counts.link,
+                Path::Lane => &mut tally.counts.lane,
+                Path::RawLane => &mut tally.counts.raw_lane,
+            } += 1;
+            let (to_target, to_client) = live.bytes();
+            tally.counts.bytes_to_target += to_target;
+            tally.counts.bytes_to_client += to_client;
+            if !by_peer {
+                *tally.by_link.entry(live.link()).or_default() += 1;
+            } else if let Some(count) = tally.by_peer.get_mut(live.peer()) {
+                *count += 1;
+            } else {
+                tally.by_peer.insert(live.peer().to_owned(), 1);
+            }
+        }
+        tally
+    }
+}
+
+impl Common {
+    fn status(
+        &self,
+        role: Role,
+        tally: &Tally,
+        links: Vec<LinkStatus>,
+        links_total: usize,
+    ) -> Status {
+        let lanes = |of: fn(&LinkLanes) -> u64| -> u64 {
+            links
+                .iter()
+                .filter_map(|link| link.lanes.as_ref())
+                .map(of)
+                .sum()
+        };
+        Status {
+            api: API,
+            role,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            id: self.id.clone(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            readiness: Readiness {
+                ready: false,
+                reason: None,
+            },
+            tunnels: tally.counts,
+            pending_dials: None,
+            lanes: LaneStatus {
+                idle: lanes(|lanes| lanes.idle),
+                busy: lanes(|lanes| lanes.busy),
+                limit_per_link: self.data_path.lanes_max.into(),
+                limit: self.lanes_max as u64,
+                security: self.data_path.lane_security.name().to_owned(),
+            },
+            links,
+            links_total: links_total as u64,
+            relay: RelayStatus {
+                engine: self.engine.engine.name().to_owned(),
+                reason: self.engine.reason.clone(),
+                used: self.relay_used,
+            },
+            capabilities: self.host.get_or_init(check::host_lines).clone(),
+            descriptors: Descriptors {
+                in_use: self.descriptors.in_use(),
+                limit: self.descriptors.limit(),
+            },
+            memory: Memory {
+                held_bytes: self.budget.held_bytes(),
+                budget_bytes: self.budget.max_bytes(),
+            },
+        }
+    }
+}
+
+impl Source for ServerSource {
+    fn role(&self) -> Role {
+        Role::Server
+    }
+
+    fn id(&self) -> &str {
+        &self.common.id
+    }
+
+    fn status(&self) -> Status {
+        let tally = Tally::of(&self.common.tunnels, false);
+        let mut links = self.hub.links();
+        links.sort_by_key(|link| link.id.0);
+        let total = links.len();
+        links.truncate(LINKS_MAX);
+        let conditions = self.hub.with_registry(|registry| {
+            let conditions = links.iter().map(|link| registry.condition(link.id));
+            conditions.collect::<Vec<_>>()
+        });
+        let links = std::iter::zip(&links, conditions)
+            .map(|(link, condition)| self.link(link, condition, &tally))
+            .collect();
+        let mut status = self.common.status(Role::Server, &tally, links, total);
+        status.pending_dials = Some(self.hub.pending_dials() as u64);
+        status
+    }
+
+    fn tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.common.tunnels
+    }
+}
+
+impl ServerSource {
+    fn link(&self, link: &LinkHandle, condition: Option<Condition>, tally: &Tally) -> LinkStatus {
+        let info = &link.info;
+        LinkStatus {
+            peer: info.agent.as_str().to_owned(),
+            address: info.address.to_string(),
+            principal: info.principal.as_deref().map(ToOwned::to_owned),
+            dialect: dialect(info.credit),
+            age_seconds: link.since.elapsed().as_secs(),
+            condition: match condition {
+                Some(Condition::Serving) => "serving",
+                Some(Condition::Draining) => "draining",
+                Some(Condition::Retired) => "retired",
+                Some(Condition::Shadowed) => "shadowed",
+                None => "leaving",
+            }
+            .to_owned(),
+            tunnels: tally.by_link.get(&link.id.0).copied().unwrap_or(0),
+            held_bytes: link.mailbox.held_bytes(),
+            budget_bytes: self.common.link_budget_bytes,
+            lanes: link.lanes.as_ref().map(|pool| {
+                let (all, idle) = (pool.lanes(), pool.idle_lanes());
+                LinkLanes {
+                    idle: idle as u64,
+                    busy: all.saturating_sub(idle) as u64,
+                    wanted: None,
+                    limit: pool.lanes_max() as u64,
+                }
+            }),
+        }
+    }
+}
+
+impl Source for AgentSource {
+    fn role(&self) -> Role {
+        Role::Agent
+    }
+
+    fn id(&self) -> &str {
+        &self.common.id
+    }
+
+    fn status(&self) -> Status {
+        let tally = Tally::of(&self.common.tunnels, true);
+        let mut links = self.servers.links();
+        let total = links.len();
+        links.truncate(LINKS_MAX);
+        let draining = self.servers.is_draining();
+        let links = links.iter().map(|link| LinkStatus {
+            peer: link.server.as_str().to_owned(),
+            address: link.address.to_string(),
+            principal: None,
+            dialect: dialect(link.credit),
+            age_seconds: link.since.elapsed().as_secs(),
+            condition: if draining { "draining" } else { "serving" }.to_owned(),
+            tunnels: tally
+                .by_peer
+                .get(link.server.as_str())
+                .copied()
+                .unwrap_or(0),
+            held_bytes: link.mailbox.held_bytes(),
+            budget_bytes: self.common.link_budget_bytes,
+            lanes: link.lanes.as_ref().map(|keeper| {
+                let lanes = keeper.count();
+                LinkLanes {
+                    idle: lanes.idle as u64,
+                    busy: lanes.busy as u64,
+                    wanted: Some(keeper.wanted() as u64),
+                    limit: keeper.lanes_max() as u64,
+                }
+            }),
+        });
+        let links = links.collect();
+        self.common.status(Role::Agent, &tally, links, total)
+    }
+
+    fn tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.common.tunnels
+    }
+}
+
+fn dialect(credit: bool) -> String {
+    if credit { "adit" } else { "go" }.to_owned()
+}

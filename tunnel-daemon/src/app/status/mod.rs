@@ -1,0 +1,12 @@
+//! What a running server or agent tells on its admin socket, and how `adit status` and `adit top` show it.
+
+pub mod answer;
+mod client;
+mod collect;
+pub mod model;
+pub mod print;
+pub(super) mod text;
+
+pub(super) use answer::service;
+pub use client::{AskError, Socket};
+pub(super) use collect::{AgentSource, Common, ServerSource};

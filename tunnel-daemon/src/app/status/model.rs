@@ -1,0 +1,257 @@
+//! The answers of the admin socket: JSON, with a version that changes when a field changes its meaning or goes away. Fields
+//! may be added; who reads ignores those it does not know.
+
+use serde::{Deserialize, Serialize};
+
+/// The version of these answers.
+pub const API: u32 = 1;
+
+/// `GET /v1/status`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// [`API`].
+    pub api: u32,
+    /// What runs.
+    pub role: Role,
+    /// Its version.
+    pub version: String,
+    /// Its id, as told to peers.
+    pub id: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since it started.
+    pub uptime_seconds: f64,
+    /// Whether it can do its work.
+    pub readiness: Readiness,
+    /// Open tunnels.
+    pub tunnels: TunnelCounts,
+    /// Dials without an answer yet; only on a server.
+    pub pending_dials: Option<u64>,
+    /// Links now, in order of arrival; at most [`super::answer::LINKS_MAX`].
+    pub links: Vec<LinkStatus>,
+    /// How many there are.
+    pub links_total: u64,
+    /// Lanes of all links.
+    pub lanes: LaneStatus,
+    /// What moves the bytes of tunnels without frames.
+    pub relay: RelayStatus,
+    /// What the host and its kernel allow, and why not.
+    pub capabilities: Vec<Capability>,
+    /// File descriptors of the process.
+    pub descriptors: Descriptors,
+    /// Payload bytes held for readers that pause.
+    pub memory: Memory,
+}
+
+/// Server or agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A server.
+    Server,
+    /// An agent.
+    Agent,
+}
+
+impl Role {
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Agent => "agent",
+        }
+    }
+}
+
+/// As the health port says it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Readiness {
+    /// Whether it is.
+    pub ready: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// Sums over the open tunnels.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct TunnelCounts {
+    /// All.
+    pub open: u64,
+    /// Those on links.
+    pub link: u64,
+    /// Those on lanes.
+    pub lane: u64,
+    /// Those on lanes without frames.
+    pub raw_lane: u64,
+    /// Payload bytes that open tunnels have moved from client to target.
+    pub bytes_to_target: u64,
+    /// And from target to client.
+    pub bytes_to_client: u64,
+}
+
+/// One link.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The agent's id on a server, the server's on an agent.
+    pub peer: String,
+    /// Where the connection comes from, or on an agent the address it was opened to.
+    pub address: String,
+    /// Whom the agent's certificate names; only on a server.
+    pub principal: Option<String>,
+    /// `adit`, or `go` for a peer without our extensions.
+    pub dialect: String,
+    /// For how long it has been there.
+    pub age_seconds: u64,
+    /// `serving`, `draining`, `retired` or `shadowed`; an agent's are `serving` until it drains.
+    pub condition: String,
+    /// Open tunnels of this peer, those on lanes included.
+    pub tunnels: u64,
+    /// Payload bytes that the link holds for readers that pause.
+    pub held_bytes: u64,
+    /// What it may hold.
+    pub budget_bytes: u64,
+    /// Its lanes, if it may have some.
+    pub lanes: Option<LinkLanes>,
+}
+
+/// Lanes of one link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LinkLanes {
+    /// Without a tunnel.
+    pub idle: u64,
+    /// With one.
+    pub busy: u64,
+    /// Idle ones that the agent means to have; only on an agent.
+    pub wanted: Option<u64>,
+    /// Most of them.
+    pub limit: u64,
+}
+
+/// Lanes of a process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LaneStatus {
+    /// Without a tunnel.
+    pub idle: u64,
+    /// With one.
+    pub busy: u64,
+    /// Most of one link, as configured; 0 is none.
+    pub limit_per_link: u64,
+    /// Most of the process: descriptors decide.
+    pub limit: u64,
+    /// `tls`, or `plaintext`.
+    pub security: String,
+}
+
+/// What moves the bytes of tunnels without frames.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RelayStatus {
+    /// `io_uring` or `epoll`.
+    pub engine: String,
+    /// Why this one.
+    pub reason: String,
+    /// Whether it runs: it does where lanes may be in clear text.
+    pub used: bool,
+}
+
+/// How something stands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, with less than there could be, or will not for long.
+    Degraded,
+    /// It is not there, or does not work.
+    Missing,
+}
+
+impl Verdict {
+    /// As in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Degraded => "degraded",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// One thing that host or configuration allow, or do not.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Capability {
+    /// Short name.
+    pub name: String,
+    /// How it stands.
+    pub verdict: Verdict,
+    /// What was found and what that means.
+    pub text: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+}
+
+/// File descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Descriptors {
+    /// In use, or more.
+    pub in_use: u64,
+    /// Most of them; `None`: no limit.
+    pub limit: Option<u64>,
+}
+
+/// Payload bytes in queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Memory {
+    /// Held now.
+    pub held_bytes: u64,
+    /// What may be held.
+    pub budget_bytes: u64,
+}
+
+/// `GET /v1/tunnels`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Tunnels {
+    /// [`API`].
+    pub api: u32,
+    /// Who answers.
+    pub role: Role,
+    /// Its id.
+    pub id: String,
+    /// Its process: after a restart the numbers of tunnels begin again.
+    pub pid: u32,
+    /// Open tunnels; those beyond the limit of the question are not listed.
+    pub open: u64,
+    /// The first of them, in the order that was asked for.
+    pub tunnels: Vec<TunnelStatus>,
+}
+
+/// One open tunnel.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TunnelStatus {
+    /// Names it in this process; never used again.
+    pub id: u64,
+    /// The dialect of the client; only on a server.
+    pub client: Option<String>,
+    /// The agent's id on a server, the server's on an agent.
+    pub peer: String,
+    /// host:port as the client asked for it, at most 256 bytes of it. Text of a stranger.
+    pub destination: String,
+    /// `link`, `lane` or `raw-lane`.
+    pub path: String,
+    /// `copy` or `splice`.
+    pub engine: String,
+    /// `task`, `epoll` or `io_uring`.
+    pub driver: String,
+    /// Since it opened.
+    pub age_seconds: f64,
+    /// Payload bytes from client to target so far.
+    pub bytes_to_target: u64,
+    /// Payload bytes from target to client so far.
+    pub bytes_to_client: u64,
+    /// Round-trip time between server and agent, of the tunnel's own lane; unknown on links, and until the tunnel has moved
+    /// since somebody asked.
+    pub rtt_micros: Option<u64>,
+    /// Segments of that lane sent again by this end, in the life of the lane.
+    pub retransmits: Option<u64>,
+}

@@ -1,0 +1,261 @@
+//! `adit status`: the state of a process on lines of at most 80 characters.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::client::Socket;
+use super::model::{Capability, LinkStatus, Role, Status, Verdict};
+use super::text::{age, bytes, clean, clean_middle, wrapped};
+use crate::config::StatusOptions;
+
+/// Columns of a line.
+const WIDTH: usize = 80;
+/// Links shown; `--json` has more.
+const LINKS_SHOWN: usize = 40;
+
+/// Asks and prints.
+///
+/// # Errors
+/// No answer, or standard output is gone.
+pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
+    let socket = Socket::new(&options.socket);
+    if options.json {
+        println!("{}", socket.text("/v1/status")?);
+    } else {
+        print!("{}", table(&socket.ask("/v1/status")?));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The whole text.
+#[must_use]
+pub fn table(status: &Status) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, text: &str| {
+        for (number, part) in wrapped(text, WIDTH - 13).iter().enumerate() {
+            let name = if number == 0 { name } else { "" };
+            let _infallible = writeln!(out, "{name:<12} {part}");
+        }
+    };
+    let uptime = age(Duration::from_secs_f64(status.uptime_seconds.max(0.0)));
+    line(
+        status.role.name(),
+        &format!(
+            "{} version {}, process {}, up {uptime}",
+            clean(&status.id, 40),
+            clean(&status.version, 20),
+            status.pid
+        ),
+    );
+    line(
+        "ready",
+        &match &status.readiness.reason {
+            None if status.readiness.ready => "yes".to_owned(),
+            reason => format!("no: {}", clean(reason.as_deref().unwrap_or("?"), 200)),
+        },
+    );
+    let tunnels = &status.tunnels;
+    let pending = status
+        .pending_dials
+        .map(|count| format!("; {count} dials pending"))
+        .unwrap_or_default();
+    line(
+        "tunnels",
+        &format!(
+            "{} open: {} on lanes, {} on raw lanes, {} on links{pending}",
+            tunnels.open, tunnels.lane, tunnels.raw_lane, tunnels.link
+        ),
+    );
+    line(
+        "moved",
+        &format!(
+            "{} to targets, {} to clients, by the tunnels open now",
+            bytes(tunnels.bytes_to_target),
+            bytes(tunnels.bytes_to_client)
+        ),
+    );
+    let lanes = &status.lanes;
+    line(
+        "lanes",
+        &if lanes.limit_per_link == 0 {
+            "none: they are switched off by a flag".to_owned()
+        } else {
+            format!(
+                "{} idle, {} busy, {}; at most {} a link, {} in all",
+                lanes.idle, lanes.busy, lanes.security, lanes.limit_per_link, lanes.limit
+            )
+        },
+    );
+    let used = if status.relay.used {
+        ""
+    } else {
+        " (not used: lanes are encrypted or off)"
+    };
+    line(
+        "relay",
+        &format!("{}{used}: {}", status.relay.engine, status.relay.reason),
+    );
+    let limit = status.descriptors.limit;
+    line(
+        "descriptors",
+        &format!(
+            "{} of {} in use",
+            status.descriptors.in_use,
+            limit.map_or_else(|| "any number".to_owned(), |limit| limit.to_string())
+        ),
+    );
+    line(
+        "memory",
+        &format!(
+            "{} of {} held for readers that pause",
+            bytes(status.memory.held_bytes),
+            bytes(status.memory.budget_bytes)
+        ),
+    );
+    for capability in lacking(&status.capabilities) {
+        line(
+            capability.verdict.name(),
+            &format!("{}: {}", capability.name, capability.text),
+        );
+    }
+    out.push_str(&links(status));
+    out
+}
+
+fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
+    capabilities
+        .iter()
+        .filter(|capability| capability.verdict != Verdict::Ok)
+}
+
+fn links(status: &Status) -> String {
+    let peer = match status.role {
+        Role::Server => "AGENT",
+        Role::Agent => "SERVER",
+    };
+    if status.links.is_empty() {
+        return "\nno links\n".to_owned();
+    }
+    let mut out = format!(
+        "\n{peer:<18} {:<21} {:<4} {:<8} {:>7} {:>7} {:>9}\n",
+        "ADDRESS", "KIND", "STATE", "AGE", "TUNNELS", "LANES"
+    );
+    for link in status.links.iter().take(LINKS_SHOWN) {
+        let _infallible = writeln!(out, "{}", row(link));
+    }
+    let shown = status.links.len().min(LINKS_SHOWN) as u64;
+    if status.links_total > shown {
+        let _infallible = writeln!(out, "and {} more", status.links_total - shown);
+    }
+    out
+}
+
+fn row(link: &LinkStatus) -> String {
+    let lanes = link.lanes.map_or_else(
+        || "-".to_owned(),
+        |lanes| format!("{}+{}", lanes.busy, lanes.idle),
+    );
+    format!(
+        "{:<18} {:<21} {:<4} {:<8} {:>7} {:>7} {:>9}",
+        clean_middle(&link.peer, 18),
+        clean_middle(&link.address, 21),
+        clean(&link.dialect, 4),
+        clean(&link.condition, 8),
+        age(Duration::from_secs(link.age_seconds)),
+        link.tunnels,
+        lanes
+    )
+}
+
+#[cfg(test)]
+pub(in crate::app) mod tests {
+    use super::super::model::{
+        API, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RelayStatus, TunnelCounts,
+    };
+    use super::*;
+
+    /// With the longest of everything.
+    pub(in crate::app) fn status() -> Status {
+        let link = LinkStatus {
+            peer: "agent-\x1b[31m-with-a-very-long-name.example.org".to_owned(),
+            address: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned(),
+            principal: Some("CN=agent".to_owned()),
+            dialect: "adit".to_owned(),
+            age_seconds: 1_051_200,
+            condition: "draining".to_owned(),
+            tunnels: 9_999_999,
+            held_bytes: 0,
+            budget_bytes: 64 << 20,
+            lanes: Some(LinkLanes {
+                idle: 9999,
+                busy: 9999,
+                wanted: None,
+                limit: 9999,
+            }),
+        };
+        Status {
+            api: API,
+            role: Role::Server,
+            version: "0.1.0".to_owned(),
+            id: "s".repeat(100),
+            pid: 4_194_304,
+            uptime_seconds: 1e9,
+            readiness: Readiness {
+                ready: false,
+                reason: Some("no connection to any proxy agent".to_owned()),
+            },
+            tunnels: TunnelCounts {
+                open: u64::MAX,
+                ..TunnelCounts::default()
+            },
+            pending_dials: Some(16_384),
+            links: vec![link; 50],
+            links_total: 2000,
+            lanes: LaneStatus {
+                idle: 99_999,
+                busy: 99_999,
+                limit_per_link: 1024,
+                limit: 349_000,
+                security: "plaintext".to_owned(),
+            },
+            relay: RelayStatus {
+                engine: "io-uring".to_owned(),
+                reason: "as fast as io_uring in our measurements, with less of the kernel in reach"
+                    .to_owned(),
+                used: false,
+            },
+            capabilities: vec![Capability {
+                name: "kernel-tls".to_owned(),
+                verdict: Verdict::Missing,
+                text: "the kernel was built without it, or its module is not there".to_owned(),
+                remedy: None,
+            }],
+            descriptors: Descriptors {
+                in_use: 1_048_576,
+                limit: None,
+            },
+            memory: Memory {
+                held_bytes: u64::MAX,
+                budget_bytes: u64::MAX,
+            },
+        }
+    }
+
+    #[test]
+    fn no_line_is_wider_than_a_terminal_and_none_moves_its_cursor() {
+        let text = table(&status());
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line:?}");
+            assert!(!line.contains(char::is_control), "{line:?}");
+        }
+        for part in [
+            "no: no connection to any proxy agent",
+            "missing      kernel-tls: ",
+            "9999+9999",
+            "and 1960 more",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+}

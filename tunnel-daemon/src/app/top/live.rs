@@ -1,0 +1,305 @@
+//! The live view: a terminal that is put back as it was on every way out.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::Frame;
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ask;
+use super::frame::Picture;
+use super::model::{Sample, Sampler};
+use crate::app::status::text::clean;
+use crate::app::status::{AskError, Socket};
+use crate::config::{TopOptions, TopSort};
+
+/// A signal is noticed within this.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Lines that are not rows: title, columns, and the keys.
+const FRAME_LINES: usize = 3;
+
+const KEYS: &str = "q quit  s sort  r reverse  p pause  arrows, page, home, end: scroll";
+
+struct View {
+    order: TopSort,
+    reverse: bool,
+    paused: bool,
+    from: usize,
+    sample: Option<Sample>,
+    /// Why the last look saw nothing.
+    trouble: Option<String>,
+}
+
+/// What a key asks for.
+#[derive(PartialEq, Eq, Debug)]
+enum Next {
+    GoOn,
+    Leave,
+}
+
+/// Until somebody presses `q`, or a signal.
+pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitCode> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        bail!("adit top needs a terminal; add --once to print one picture");
+    }
+    let mut sampler = Sampler::default();
+    // Before the terminal is taken: most errors are those of the first question.
+    let first = sampler.take(ask(socket)?, Instant::now());
+    let told_to_end = watch_signals()?;
+    let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
+    let _restored = Restored;
+    let mut view = View::new(options.sort, first);
+    let mut next_look = Instant::now() + options.interval;
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        loop {
+            if told_to_end.load(Relaxed) {
+                return Ok(ExitCode::SUCCESS);
+            }
+            let left = next_look.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                next_look = Instant::now() + options.interval;
+                if view.paused {
+                    continue;
+                }
+                view.saw(ask(socket).map(|now| sampler.take(now, Instant::now())));
+                break;
+            }
+            if !event::poll(left.min(LOOK_EVERY))? {
+                continue;
+            }
+            let page = usize::from(terminal.size()?.height).saturating_sub(FRAME_LINES);
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    if view.key(key, page) == Next::Leave {
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                    break;
+                }
+                Event::Resize(..) => break,
+                _ => (),
+            }
+        }
+    }
+}
+
+/// Puts the terminal back on every way out of [`run`], panics included (those print first where the panic hook puts it back,
+/// too).
+struct Restored;
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Set once SIGTERM, SIGINT or SIGHUP came.
+fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let told = Arc::new(AtomicBool::new(false));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot watch for signals")?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+        ]
+    };
+    let tell = Arc::clone(&told);
+    // Ends with the process.
+    std::thread::Builder::new()
+        .name("adit-signals".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                let [term, int, hup] = &mut signals;
+                tokio::select! {
+                    _told = term.recv() => (),
+                    _told = int.recv() => (),
+                    _told = hup.recv() => (),
+                }
+            });
+            tell.store(true, Relaxed);
+        })
+        .context("cannot watch for signals")?;
+    Ok(told)
+}
+
+impl View {
+    fn new(order: TopSort, sample: Sample) -> Self {
+        Self {
+            order,
+            reverse: false,
+            paused: false,
+            from: 0,
+            sample: Some(sample),
+            trouble: None,
+        }
+    }
+
+    /// A look that saw nothing leaves the last picture, and says so: the process may come back.
+    fn saw(&mut self, look: Result<Sample, AskError>) {
+        match look {
+            Ok(sample) => {
+                self.sample = Some(sample);
+                self.trouble = None;
+            }
+            Err(error) => self.trouble = Some(error.to_string()),
+        }
+    }
+
+    fn key(&mut self, key: KeyEvent, page: usize) -> Next {
+        let rows = self.sample.as_ref().map_or(0, |sample| sample.rows.len());
+        let last = rows.saturating_sub(page);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return Next::Leave,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                return Next::Leave;
+            }
+            KeyCode::Char('s') => {
+                let names = TopSort::ALL;
+                let at = names.iter().position(|(_, order)| *order == self.order);
+                let next = names.iter().cycle().nth(at.unwrap_or(0) + 1);
+                self.order = next.map_or(TopSort::Rate, |(_, order)| *order);
+            }
+            KeyCode::Char('r') => self.reverse = !self.reverse,
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Down => self.from += 1,
+            KeyCode::Up => self.from = self.from.saturating_sub(1),
+            KeyCode::PageDown => self.from += page,
+            KeyCode::PageUp => self.from = self.from.saturating_sub(page),
+            KeyCode::Home => self.from = 0,
+            KeyCode::End => self.from = last,
+            _ => (),
+        }
+        self.from = self.from.min(last);
+        Next::GoOn
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let (width, height) = (usize::from(area.width), usize::from(area.height));
+        let Some(sample) = self.sample.take() else {
+            return;
+        };
+        let picture = Picture::new(sample, self.order, self.reverse);
+        let space = height.saturating_sub(FRAME_LINES);
+        let from = self.from.min(picture.rows().saturating_sub(space));
+        let strong = Style::new().add_modifier(Modifier::BOLD);
+        let mut lines = vec![
+            Line::styled(picture.title(width), strong),
+            Line::styled(
+                picture.columns(width),
+                Style::new().add_modifier(Modifier::REVERSED),
+            ),
+        ];
+        let mut rows = picture.body(width, from, space);
+        rows.resize(space, String::new());
+        lines.extend(rows.into_iter().map(Line::raw));
+        lines.push(Line::styled(clean(&self.footer(), width), strong));
+        frame.render_widget(Paragraph::new(lines), area);
+        self.sample = Some(picture.into_sample());
+    }
+
+    fn footer(&self) -> String {
+        match (&self.trouble, self.paused) {
+            (Some(trouble), _) => format!("no answer: {trouble}"),
+            (None, true) => format!("PAUSED  {KEYS}"),
+            (None, false) => KEYS.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::model::tests::{tunnel, tunnels};
+    use super::*;
+
+    fn view(count: u64) -> View {
+        let seen = tunnels(1, (1..=count).map(|id| tunnel(id, id)).collect());
+        View::new(TopSort::Age, Sampler::default().take(seen, Instant::now()))
+    }
+
+    /// Lines on a terminal of 80 x 24.
+    fn drawn(view: &mut View) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let symbols: Vec<&str> = buffer.content().iter().map(|cell| cell.symbol()).collect();
+        symbols.chunks(80).map(|line| line.concat()).collect()
+    }
+
+    fn press(view: &mut View, code: KeyCode) -> Next {
+        view.key(KeyEvent::new(code, KeyModifiers::NONE), 21)
+    }
+
+    #[test]
+    fn a_small_terminal_has_title_rows_and_keys() {
+        let lines = drawn(&mut view(90));
+        assert!(
+            lines[0].starts_with("server server-1  90 tunnels"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[1].starts_with("AGENT "), "{}", lines[1]);
+        assert!(lines[2].contains("10.0.0.1:443") && lines[22].contains("10.0.0.21:443"));
+        assert!(lines[23].starts_with("q quit  s sort"), "{}", lines[23]);
+        // Smaller ones draw what fits, and nothing breaks.
+        for (width, height) in [(1, 1), (20, 2), (79, 3)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+            terminal.draw(|frame| view(90).draw(frame)).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_scroll_within_the_rows_sort_and_leave() {
+        let mut view = view(50);
+        press(&mut view, KeyCode::Up);
+        assert!(drawn(&mut view)[2].contains("10.0.0.1:443"));
+        press(&mut view, KeyCode::PageDown);
+        assert!(drawn(&mut view)[2].contains("10.0.0.22:443"));
+        press(&mut view, KeyCode::End);
+        press(&mut view, KeyCode::Down);
+        assert!(drawn(&mut view)[22].contains("10.0.0.50:443"));
+        press(&mut view, KeyCode::Home);
+        press(&mut view, KeyCode::Char('r'));
+        assert!(drawn(&mut view)[2].contains("10.0.0.50:443"));
+        assert_eq!(view.order, TopSort::Age);
+        press(&mut view, KeyCode::Char('s'));
+        assert_eq!(view.order, TopSort::Agent);
+        for _round in 0..TopSort::ALL.len() {
+            press(&mut view, KeyCode::Char('s'));
+        }
+        assert_eq!(view.order, TopSort::Agent);
+        press(&mut view, KeyCode::Char('p'));
+        assert!(drawn(&mut view)[23].starts_with("PAUSED"));
+        assert_eq!(press(&mut view, KeyCode::Char('q')), Next::Leave);
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(view.key(interrupt, 21), Next::Leave);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_said_and_may_come_back() {
+        let mut view = view(3);
+        view.saw(Err(AskError::NobodyListens("/run/x".into())));
+        let lines = drawn(&mut view);
+        assert!(lines[23].starts_with("no answer: /run/x"), "{}", lines[23]);
+        assert!(lines[2].contains("10.0.0.1:443"), "the last picture stays");
+        let sample = view.sample.clone().unwrap();
+        view.saw(Ok(sample));
+        assert!(drawn(&mut view)[23].starts_with("q quit"));
+    }
+}

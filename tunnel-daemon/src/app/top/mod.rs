@@ -1,0 +1,41 @@
+//! `adit top`: the open tunnels of a running server or agent, with rates, as one picture or live.
+
+mod frame;
+mod live;
+mod model;
+
+use std::process::ExitCode;
+
+use self::frame::{Picture, WIDTH_MIN};
+use self::model::Sampler;
+use super::status::Socket;
+use super::status::model::Tunnels;
+use crate::config::TopOptions;
+
+/// Runs to the end: the one picture, or until somebody has seen enough.
+///
+/// # Errors
+/// No answer at first, or a terminal that cannot be used.
+pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
+    let socket = Socket::new(&options.socket);
+    if !options.once {
+        return live::run(&socket, options);
+    }
+    let mut sampler = Sampler::default();
+    sampler.take(ask(&socket)?, std::time::Instant::now());
+    std::thread::sleep(options.interval);
+    let sample = sampler.take(ask(&socket)?, std::time::Instant::now());
+    let picture = Picture::new(sample, options.sort, false);
+    let mut text = String::new();
+    for line in picture.all(WIDTH_MIN) {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    print!("{text}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(socket: &Socket) -> Result<Tunnels, super::status::AskError> {
+    let max = super::status::answer::TUNNELS_MAX;
+    socket.ask(&format!("/v1/tunnels?limit={max}&sort=bytes"))
+}

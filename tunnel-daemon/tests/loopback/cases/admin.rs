@@ -1,0 +1,304 @@
+//! The admin socket: who may ask, and that what it tells is what happens.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use adit::app::agent::RunningAgent;
+use adit::app::status::Socket;
+use adit::app::status::model::{LinkStatus, Role, Status, TunnelStatus, Tunnels};
+
+use crate::support::lanes::{IDLE, value, warm};
+use crate::support::raw::Connection;
+use crate::support::wait::{until, until_blocking};
+use crate::support::world::{World, echo};
+use crate::support::{connect, targets};
+
+/// For a program to run.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+/// Anybody but this user and root.
+const NOBODY: u32 = 65_534;
+
+fn server_socket(world: &World) -> PathBuf {
+    world.files.dir().join("admin.sock")
+}
+
+fn agent_socket(world: &World) -> PathBuf {
+    world.dir.path().join("agent-admin.sock")
+}
+
+/// Server and agent `agent-1`, each with an admin socket.
+async fn watched(flags: &[&str]) -> (World, RunningAgent) {
+    let server_flags = [&["--admin-socket={certs}/admin.sock"], flags].concat();
+    let world = World::start(&server_flags).await;
+    let socket = format!("--admin-socket={}", agent_socket(&world).display());
+    let agent = world
+        .agent("agent-1", &[&[socket.as_str()], flags].concat())
+        .await;
+    world.links(1).await;
+    (world, agent)
+}
+
+fn status(socket: &Path) -> Status {
+    Socket::new(socket).ask("/v1/status").expect("an answer")
+}
+
+fn tunnels(socket: &Path) -> Vec<TunnelStatus> {
+    let answer: Tunnels = Socket::new(socket)
+        .ask("/v1/tunnels?sort=age")
+        .expect("an answer");
+    assert_eq!(answer.open, answer.tunnels.len() as u64);
+    answer.tunnels
+}
+
+/// The only tunnel, once both ends have told these byte counts.
+async fn settled(socket: &Path, to_target: u64, to_client: u64) -> TunnelStatus {
+    let look = || match &tunnels(socket)[..] {
+        [only] if (only.bytes_to_target, only.bytes_to_client) == (to_target, to_client) => {
+            Some(only.clone())
+        }
+        _ => None,
+    };
+    until("the bytes of the tunnel", || look().is_some()).await;
+    look().expect("it is quiet")
+}
+
+fn only_link(status: &Status) -> &LinkStatus {
+    match &status.links[..] {
+        [link] => link,
+        links => panic!("one link: {links:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for (flags, path) in [
+        (&["--lane-security=plaintext"][..], "raw-lane"),
+        (&[], "lane"),
+    ] {
+        let (world, _agent) = watched(flags).await;
+        warm(&world).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, &targets::pattern(0, 1_000_000)).await;
+        let here = settled(&server_socket(&world), 1_000_000, 1_000_000).await;
+        let there = settled(&agent_socket(&world), 1_000_000, 1_000_000).await;
+        assert_eq!([here.path.as_str(), there.path.as_str()], [path; 2]);
+        let ends = [&here, &there].map(|end| end.destination.as_str());
+        assert_eq!(ends, [target.as_str(); 2]);
+        assert_eq!(here.peer, "agent-1");
+        assert_eq!(here.client.as_deref(), Some("http-connect"));
+        assert_eq!(there.peer, status(&server_socket(&world)).id);
+        assert_eq!(there.client, None);
+        // Asked by now; a tunnel on a lane with frames answers when it moves again.
+        connect::echo(&mut stream, b"once more").await;
+        let again = settled(&server_socket(&world), 1_000_009, 1_000_009).await;
+        assert!(
+            again.rtt_micros.is_some_and(|rtt| rtt < 1_000_000),
+            "{again:?}"
+        );
+        assert!(again.retransmits.is_some() && again.id == here.id);
+        drop(stream);
+        for socket in [server_socket(&world), agent_socket(&world)] {
+            until("the tunnel leaves the table", || {
+                tunnels(&socket).is_empty()
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_tunnels_and_links_are_told_too() {
+    let (world, _agent) = watched(&[]).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    // An agent that offers nothing of ours has no lane.
+    let go = Connection::agent(&world).await;
+    let _link = go.link("agent-2", "").await;
+    world.links(2).await;
+    let now = status(&server_socket(&world));
+    let kinds: Vec<(&str, &str)> = now
+        .links
+        .iter()
+        .map(|link| (link.peer.as_str(), link.dialect.as_str()))
+        .collect();
+    assert_eq!(kinds, [("agent-1", "adit"), ("agent-2", "go")]);
+    drop((_link, go));
+    world.links(1).await;
+    warm(&world).await;
+    let mut tunnel = world.tunnel(&target).await;
+    echo(&mut tunnel, b"seven..").await;
+    let told = settled(&server_socket(&world), 7, 7).await;
+    assert_eq!(told.client.as_deref(), Some("grpc"));
+    tunnel.close().await.expect("a clean close");
+    until("the tunnel leaves the table", || {
+        tunnels(&server_socket(&world)).is_empty()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_on_the_link_are_told_by_both_ends() {
+    let world = World::start(&["--lanes-per-link=0", "--admin-socket={certs}/admin.sock"]).await;
+    let socket = format!("--admin-socket={}", agent_socket(&world).display());
+    let _agent = world.agent("agent-1", &[&socket]).await;
+    world.links(1).await;
+    let (port, _target) = targets::echo().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, &targets::pattern(0, 300_000)).await;
+    for socket in [server_socket(&world), agent_socket(&world)] {
+        let told = settled(&socket, 300_000, 300_000).await;
+        assert_eq!((told.path.as_str(), told.rtt_micros), ("link", None));
+        assert_eq!(
+            (told.engine.as_str(), told.driver.as_str()),
+            ("copy", "task")
+        );
+        let now = status(&socket);
+        assert_eq!((now.tunnels.open, now.tunnels.link), (1, 1));
+        assert_eq!(only_link(&now).tunnels, 1);
+        assert_eq!(only_link(&now).lanes, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn state_is_that_of_the_metrics() {
+    let (world, agent) = watched(&[]).await;
+    warm(&world).await;
+    let here = status(&server_socket(&world));
+    assert_eq!((here.role, here.readiness.ready), (Role::Server, true));
+    let link = only_link(&here).clone();
+    assert_eq!(
+        (link.peer.as_str(), link.condition.as_str()),
+        ("agent-1", "serving")
+    );
+    assert!(link.address.starts_with("127.0.0.1:"), "{link:?}");
+    assert!(link.principal.is_some_and(|name| name.contains("agent")));
+    until("lanes as the metrics have them", || {
+        let now = status(&server_socket(&world));
+        now.lanes.idle as f64 == value(&world, IDLE) && now.lanes.busy == 0
+    })
+    .await;
+    assert!(here.descriptors.in_use > 0 && here.memory.budget_bytes >= 64 << 20);
+    let there = status(&agent_socket(&world));
+    assert_eq!((there.role, there.id.as_str()), (Role::Agent, "agent-1"));
+    assert!(there.readiness.ready);
+    let lanes = only_link(&there).lanes.expect("lanes");
+    assert!(
+        lanes.wanted >= Some(4) && lanes.limit >= lanes.idle,
+        "{lanes:?}"
+    );
+    assert_eq!(only_link(&there).peer, here.id);
+
+    agent.drain();
+    until("the link is told to drain", || {
+        only_link(&status(&server_socket(&world))).condition == "draining"
+    })
+    .await;
+    assert_eq!(
+        only_link(&status(&agent_socket(&world))).condition,
+        "draining"
+    );
+    agent.stop().await;
+    until("no link is left", || {
+        status(&server_socket(&world)).links.is_empty()
+    })
+    .await;
+    let lonely = status(&server_socket(&world)).readiness;
+    assert_eq!(
+        lonely.reason.as_deref(),
+        Some("no connection to any proxy agent")
+    );
+}
+
+/// Nothing that opens a door is in any answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_answer_has_a_secret() {
+    let (world, _agent) = watched(&[]).await;
+    warm(&world).await;
+    for question in ["/v1/status", "/v1/tunnels"] {
+        let text = Socket::new(&server_socket(&world)).text(question).unwrap();
+        for word in ["secret", "PRIVATE", "token", "Bearer"] {
+            assert!(!text.contains(word), "{word} in {text}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_socket_is_its_users_alone_and_goes_with_the_server() {
+    let mut world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
+    let socket = server_socket(&world);
+    let file = std::fs::metadata(&socket).expect("the socket");
+    assert!(file.file_type().is_socket());
+    assert_eq!(file.mode() & 0o7777, 0o600);
+    // A socket left behind by a crash is in nobody's way.
+    drop(world);
+    world = World::start(&[]).await;
+    let stale = world.files.dir().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&stale).expect("a socket"));
+    let flag = format!("--admin-socket={}", stale.display());
+    let agent = world.agent("agent-1", &[&flag]).await;
+    assert_eq!(status(&stale).role, Role::Agent);
+    agent.stop().await;
+    until("the socket goes", || !stale.exists()).await;
+}
+
+/// What `adit` says when it is run by somebody else.
+fn as_nobody(program: &Path, args: &[&str]) -> std::io::Result<Output> {
+    let mut command = Command::new(program);
+    command.args(args).uid(NOBODY).gid(NOBODY);
+    // A child that another test starts at this moment may have the copy open until it runs its own program.
+    until_blocking("the copy of the binary", PATIENCE, || {
+        match command.output() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+            ran => Some(ran),
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI runs as root");
+        eprintln!("SKIPPED: another user can be tried by root only");
+        return;
+    }
+    // Where everybody may look for files, and find the binary.
+    let open = tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o755))
+        .tempdir()
+        .expect("a directory");
+    let socket = open.path().join("admin.sock");
+    let flag = format!("--admin-socket={}", socket.display());
+    let world = World::start(&[&flag]).await;
+    // Where it was built others may not look.
+    let program = open.path().join("adit");
+    std::fs::copy(env!("CARGO_BIN_EXE_adit"), &program).expect("a copy of the binary");
+    if !as_nobody(&program, &["--version"]).is_ok_and(|output| output.status.success()) {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "others can run the binary in CI"
+        );
+        eprintln!("SKIPPED: temporary files are where other users cannot run them");
+        return;
+    }
+    let path = socket.to_str().expect("text");
+    for mode in [0o600, 0o666] {
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(mode)).unwrap();
+        let refused = as_nobody(&program, &["status", "--admin-socket", path]).expect("it runs");
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("only the user that runs the process"),
+            "{mode:o}: {text}"
+        );
+        assert!(refused.stdout.is_empty());
+    }
+    assert_eq!(status(&socket).role, Role::Server);
+    // The mode alone refused the first of them; the second was counted.
+    let refused = "adit_accept_errors_total{listener=\"admin\"}";
+    world.server_metric(refused, 1.0).await;
+}
