@@ -135,6 +135,20 @@ fn top_without_a_terminal_says_what_to_add() {
     assert!(text(&refused.stderr).contains("rate, bytes, age"));
 }
 
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+    command
+        .arg("check")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("a child");
+    assert_eq!(text(&output.stderr), "");
+    assert!(matches!(output.status.code(), Some(0..=2)), "{output:?}");
+}
+
 /// Runs `adit top` on a terminal of its own and tells it to end, in one of two ways; what the terminal got.
 fn on_terminal(wrap: &str, server: &str, typed: Stdio) -> String {
     let program = env!("CARGO_BIN_EXE_adit");

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use self::report::Report;
 use super::status::model::{Capability, Verdict};
+use super::status::text::show;
 use crate::config::{CheckGiven, CheckOptions};
 
 /// A clock that says less was never set: no release of this program is as old, 2025-01-01.
@@ -58,9 +59,9 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     }
     let report = Report::new(lines);
     if options.json {
-        println!("{}", report.json()?);
+        show(&format!("{}\n", report.json()?))?;
     } else {
-        print!("{}", report.text());
+        show(&report.text())?;
     }
     Ok(report.exit_code())
 }

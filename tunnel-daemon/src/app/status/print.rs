@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{Capability, LinkStatus, Role, Status, Verdict};
-use super::text::{age, bytes, clean, clean_middle, wrapped};
+use super::text::{age, bytes, clean, clean_middle, show, wrapped};
 use crate::config::StatusOptions;
 
 /// Columns of a line.
@@ -21,9 +21,9 @@ const LINKS_SHOWN: usize = 40;
 pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::new(&options.socket);
     if options.json {
-        println!("{}", socket.text("/v1/status")?);
+        show(&format!("{}\n", socket.text("/v1/status")?))?;
     } else {
-        print!("{}", table(&socket.ask("/v1/status")?));
+        show(&table(&socket.ask("/v1/status")?))?;
     }
     Ok(ExitCode::SUCCESS)
 }

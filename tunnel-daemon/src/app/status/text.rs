@@ -1,6 +1,19 @@
 //! Numbers and names for people, and nothing that a terminal would obey.
 
+use std::io::{self, Write as _};
 use std::time::Duration;
+
+/// Prints to standard output. Whoever reads it may have seen enough, as `head` has: that is no error.
+///
+/// # Errors
+/// Standard output takes nothing for another reason.
+pub(in crate::app) fn show(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        shown => shown,
+    }
+}
 
 /// `text` without anything that moves a cursor or turns a line around: letters, digits and printable ASCII stay. At most
 /// `width` characters; what is cut ends in `~`.

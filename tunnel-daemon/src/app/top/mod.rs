@@ -10,6 +10,7 @@ use self::frame::{Picture, WIDTH_MIN};
 use self::model::Sampler;
 use super::status::Socket;
 use super::status::model::Tunnels;
+use super::status::text::show;
 use crate::config::TopOptions;
 
 /// Runs to the end: the one picture, or until somebody has seen enough.
@@ -31,7 +32,7 @@ pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
         text.push_str(line.trim_end());
         text.push('\n');
     }
-    print!("{text}");
+    show(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -107,6 +107,11 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
             })
             .await;
         }
+        // What was told is what the engines count at the end.
+        for direction in ["to_target", "to_client"] {
+            let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
+            world.server_metric(&series, 1_000_009.0).await;
+        }
     }
 }
 
