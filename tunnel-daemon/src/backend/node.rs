@@ -27,7 +27,7 @@ use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
     ClientDialect, Driver, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
-use crate::telemetry::{AccessLog, AditMetrics, GaugeGuard, TunnelRecord};
+use crate::telemetry::{AccessLog, AditMetrics, GaugeGuard, TunnelFacts, TunnelRecord, TunnelSide};
 
 /// Dials for agents in all without an answer.
 const DIALS_MAX: usize = 4096;
@@ -192,8 +192,17 @@ impl Asked {
             }
             Some(Ok(socket)) => match open.accept() {
                 None => record.refused(NodeRefusal::GivenUp),
-                Some(leg) => {
+                Some(mut leg) => {
                     record.opened();
+                    let table = self.door.settings.metrics.open_tunnels();
+                    let entry = table.enter(&TunnelFacts {
+                        side: TunnelSide::Target,
+                        peer: self.agent.as_str(),
+                        link: 0,
+                        destination: &request.address,
+                        path: Path::Lane,
+                    });
+                    leg.tell(entry.live());
                     relay(socket, leg, &request.address, record).await;
                 }
             },

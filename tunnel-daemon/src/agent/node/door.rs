@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use adit_core::ids::ServerId;
 use adit_core::lane::{OpenRequest, Origin, RefusalCode};
 use bytes::Bytes;
 use rand::seq::SliceRandom as _;
@@ -17,8 +18,8 @@ use crate::agent::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::agent::servers::ServerLanes;
 use crate::hub::{Leg, PumpEnd, pump, reset_on_close};
 use crate::net::descriptors::{Descriptors, Use};
-use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Label as _, NodeRefusal, TunnelEnd};
+use crate::telemetry::labels::{ClientDialect, Label as _, NodeRefusal, Path, TunnelEnd};
+use crate::telemetry::{AditMetrics, TunnelFacts, TunnelSide};
 
 /// How long a connection is held for want of a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
@@ -76,12 +77,20 @@ impl NodeDoor {
     pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, destination: &str) {
         let waiting = self.metrics.node_waiting();
         let opened = self.open(&socket, peer, destination).await;
-        let mut leg = match opened {
-            Ok(leg) => leg,
+        let (mut leg, server) = match opened {
+            Ok(opened) => opened,
             Err(why) => return self.refuse(&socket, peer, destination, why),
         };
         let open = self.metrics.node_tunnel();
         drop(waiting);
+        let entry = self.metrics.open_tunnels().enter(&TunnelFacts {
+            side: TunnelSide::Client(ClientDialect::Node),
+            peer: server.as_str(),
+            link: 0,
+            destination,
+            path: Path::Lane,
+        });
+        leg.tell(entry.live());
         let outcome = pump(&mut socket, &mut leg, Bytes::new()).await;
         let reason = match &outcome.end {
             PumpEnd::Tunnel(end) => {
@@ -98,7 +107,7 @@ impl NodeDoor {
         self.metrics
             .node_tunnel_closed(TunnelEnd::of_reason(reason), to_target, to_client);
         tracing::debug!(%peer, destination, to_target, to_client, reason, "node tunnel over");
-        drop(open);
+        drop((entry, open));
     }
 
     /// Resets a connection.
@@ -127,7 +136,7 @@ impl NodeDoor {
         socket: &TcpStream,
         peer: SocketAddr,
         destination: &str,
-    ) -> Result<Leg, NodeRefusal> {
+    ) -> Result<(Leg, ServerId), NodeRefusal> {
         let opening = self.opening.try_acquire();
         let _opening = opening.map_err(|_full| NodeRefusal::Limit)?;
         if !self.descriptors.has_room(Use::Tunnel) {
@@ -151,7 +160,7 @@ impl NodeDoor {
         }
     }
 
-    async fn open_somewhere(&self, request: &OpenRequest) -> Result<Leg, NodeRefusal> {
+    async fn open_somewhere(&self, request: &OpenRequest) -> Result<(Leg, ServerId), NodeRefusal> {
         let mut left = HELD_MAX;
         let mut failure = NodeRefusal::LaneLost;
         for attempt in 0..ATTEMPTS_MAX {
@@ -164,7 +173,7 @@ impl NodeDoor {
             let opening = tokio::time::timeout(ANSWERED_WITHIN, borrowed.open(request));
             match opening.await {
                 Err(_elapsed) => return Err(NodeRefusal::TimedOut),
-                Ok(Opened::Open(leg)) => return Ok(leg),
+                Ok(Opened::Open(leg)) => return Ok((leg, keeper.server().clone())),
                 // Crossed by a tunnel of the server's, which has the lane now.
                 Ok(Opened::Refused(RefusalCode::Busy)) | Ok(Opened::Lost) => {
                     failure = NodeRefusal::LaneLost;

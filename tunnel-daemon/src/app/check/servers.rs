@@ -7,13 +7,13 @@ use tokio::io::AsyncReadExt as _;
 
 use super::{missing, ok};
 use crate::agent::reach::{Reach, Reached};
-use crate::net::resolve::SystemResolver;
 use crate::app::status::model::Capability;
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
 use crate::net::reload::Reloadable;
+use crate::net::resolve::SystemResolver;
 use crate::net::tls::{Alpn, ClientTls};
 
 const NAME: &str = "server";
