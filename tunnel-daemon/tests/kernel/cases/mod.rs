@@ -1,0 +1,3 @@
+//! One file for each part of the kernel side.
+
+mod load;

@@ -1,0 +1,3 @@
+//! What the cases share.
+
+pub(crate) mod privilege;
