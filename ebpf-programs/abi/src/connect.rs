@@ -2,7 +2,7 @@
 
 use crate::counters::CallOutcome;
 use crate::endpoint::{AF_INET, Endpoint};
-use crate::tables::{ACTION_REDIRECT, FLAG_DENY, Listener, Origin, Rule, RuleKey};
+use crate::tables::{ACTION_JOIN, ACTION_REDIRECT, FLAG_DENY, Listener, Origin, Rule, RuleKey};
 
 /// A call, as far as its context says.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +15,10 @@ pub struct Call {
 
 /// What the decision asks the kernel. In a program these are map lookups and helpers; in tests, tables.
 pub trait Surroundings {
-    /// Whether the socket must never be redirected.
+    /// Whether the socket, or all of the calling process, must never be redirected.
     fn is_exempt(&self) -> bool;
+    /// The calling process is part of the tunnel from now on.
+    fn join(&self);
     /// The longest match of the table.
     fn rule(&self, key: &RuleKey) -> Option<Rule>;
     /// The listener of this number in the caller's network namespace.
@@ -63,6 +65,9 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     let Some(rule) = best_rule(&call.destination, around) else {
         return Decision::Leave(CallOutcome::NoRule);
     };
+    if rule.action == ACTION_JOIN {
+        around.join();
+    }
     if rule.action != ACTION_REDIRECT {
         return Decision::Leave(CallOutcome::Excluded);
     }

@@ -10,7 +10,7 @@ pub enum CallOutcome {
     NoRule = 1,
     /// An exclusion names it.
     Excluded = 2,
-    /// The socket is one of the tunnel's own, or is bound to a device.
+    /// The socket or its process is part of the tunnel, or the socket is bound to a device.
     Exempt = 3,
     /// No listener in the caller's network namespace for this family.
     NoListener = 4,

@@ -19,13 +19,15 @@ pub use endpoint::{AF_INET, AF_INET6, ENDPOINT_BYTES, Endpoint};
 pub use established::{Established, established};
 pub use peername::shown_peer;
 pub use tables::{
-    ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival, ArrivalKey,
-    FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, ORIGIN_BYTES, Origin,
-    RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
+    ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival,
+    ArrivalKey, FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, ORIGIN_BYTES,
+    Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
 };
 
 /// Sockets that are never redirected, by socket cookie.
 pub const EXEMPT_MAX: u32 = 65_536;
+/// Processes that are part of the tunnel, by process id of the first namespace; the least recently used goes first.
+pub const PROCESSES_MAX: u32 = 4_096;
 /// Rules and exclusions, over all listeners.
 pub const RULES_MAX: u32 = 8_192;
 /// Listeners, over all network namespaces.

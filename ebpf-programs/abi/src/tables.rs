@@ -25,6 +25,10 @@ pub const ACTION_LEAVE: u32 = 0;
 /// Calls to these destinations go to a listener.
 pub const ACTION_REDIRECT: u32 = 1;
 
+/// Calls to these destinations stay as they are, and whoever makes one is part of the tunnel: nothing this process calls is
+/// redirected from then on.
+pub const ACTION_JOIN: u32 = 2;
+
 /// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
 pub const FLAG_DENY: u32 = 1;
 
@@ -80,7 +84,7 @@ pub struct Rule {
     /// Length of the address prefix, without [`SCOPE_BITS`]: the longer of two matches wins, and a rule with a port
     /// wins over one of the same length without.
     pub prefix_bits: u32,
-    /// [`ACTION_LEAVE`] or [`ACTION_REDIRECT`]; anything else is taken as leave.
+    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; anything else is taken as leave.
     pub action: u32,
     /// Which listener, where one exists in the caller's network namespace.
     pub listener: u32,
@@ -208,6 +212,12 @@ pub struct Arrival {
 const _: () = assert!(size_of::<Arrival>() == ARRIVAL_BYTES && align_of::<Arrival>() == 8);
 
 impl Arrival {
+    /// Whether it may still be used: after [`crate::ARRIVAL_AGE_MAX_NS`] nobody knows where the connection wanted to go.
+    #[must_use]
+    pub const fn is_fresh(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.established_ns) <= crate::ARRIVAL_AGE_MAX_NS
+    }
+
     /// From what the map holds.
     #[must_use]
     pub fn from_bytes(bytes: [u8; ARRIVAL_BYTES]) -> Self {
@@ -261,6 +271,13 @@ mod tests {
         let numbers = (arrival.listener, arrival.established_ns, arrival.cookie);
         #[cfg(target_endian = "little")]
         assert_eq!(numbers, (7, 8, 9));
+    }
+
+    #[test]
+    fn an_arrival_is_of_use_for_ten_seconds() {
+        let arrival = Arrival::from_bytes([0; ARRIVAL_BYTES]);
+        assert!(arrival.is_fresh(10_000_000_000));
+        assert!(!arrival.is_fresh(10_000_000_001));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
 //! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 8,192,
-//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_ORIGINS 65,536.
+//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536.
 //! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
 //! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
 
@@ -20,7 +20,10 @@ use aya_ebpf::programs::SockAddrContext;
 use crate::context::{
     called4, called6, field, netns_cookie, set_called4, set_called6, socket_cookie,
 };
-use crate::tables::{REDIRECT_EXEMPT, REDIRECT_LISTENERS, REDIRECT_ORIGINS, REDIRECT_RULES, count};
+use crate::tables::{
+    REDIRECT_EXEMPT, REDIRECT_LISTENERS, REDIRECT_ORIGINS, REDIRECT_PROCESSES, REDIRECT_RULES,
+    count,
+};
 
 const SOCK_STREAM: u32 = 1;
 const IPPROTO_TCP: u32 = 6;
@@ -89,8 +92,21 @@ struct Caller<'a> {
 impl Surroundings for Caller<'_> {
     #[inline(always)]
     fn is_exempt(&self) -> bool {
+        // A socket that is bound to a device may not reach loopback.
+        let own = field!(self.context.sock_addr, __bindgen_anon_1.sk);
+        if !own.is_null() && field!(own, bound_dev_if) != 0 {
+            return true;
+        }
         // SAFETY: the value is not looked at.
-        unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some()
+        let socket = unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some();
+        // SAFETY: the value is not looked at.
+        socket || unsafe { REDIRECT_PROCESSES.get(&self.context.tgid()) }.is_some()
+    }
+
+    #[inline(always)]
+    fn join(&self) {
+        // An LRU map takes every entry.
+        let _joined = REDIRECT_PROCESSES.insert(&self.context.tgid(), &1, 0);
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use adit_ebpf_abi::{
     ARRIVALS_MAX, Arrival, ArrivalKey, CALL_OUTCOMES, CallOutcome, EXEMPT_MAX, LISTENERS_MAX,
-    Listener, ListenerKey, ORIGINS_MAX, Origin, RULES_MAX, Rule, RuleKey,
+    Listener, ListenerKey, ORIGINS_MAX, Origin, PROCESSES_MAX, RULES_MAX, Rule, RuleKey,
 };
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray};
@@ -19,6 +19,10 @@ pub static REDIRECT_LISTENERS: HashMap<ListenerKey, Listener> =
 /// Socket cookies of the tunnel's own sockets.
 #[map]
 pub static REDIRECT_EXEMPT: LruHashMap<u64, u8> = LruHashMap::with_max_entries(EXEMPT_MAX, 0);
+
+/// Process ids of processes that are part of the tunnel.
+#[map]
+pub static REDIRECT_PROCESSES: LruHashMap<u32, u8> = LruHashMap::with_max_entries(PROCESSES_MAX, 0);
 
 /// Destinations of redirected sockets, by socket cookie.
 #[map]

@@ -7,6 +7,7 @@ mod descriptors;
 mod listeners;
 mod memory;
 pub mod probes;
+mod redirect;
 mod relay;
 pub mod run;
 pub mod server;

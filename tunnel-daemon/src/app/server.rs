@@ -15,6 +15,7 @@ use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
 use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use crate::backend::{Backend, BackendSettings, LinkSettings};
@@ -42,6 +43,8 @@ pub struct RunningServer {
     pub agents: SocketAddr,
     /// Where TCP clients connect, in the order of the plan.
     pub frontends: Vec<SocketAddr>,
+    /// Where the packet filter's rules lead to.
+    pub transparent: Option<SocketAddr>,
     /// Where probes and scrapes go.
     pub health: Option<SocketAddr>,
     /// Where the admin port is.
@@ -51,6 +54,7 @@ pub struct RunningServer {
     hub: Arc<Hub>,
     lane_watch: Arc<LaneWatch>,
     relay: Option<Arc<PipeRelay>>,
+    captured: Captured,
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
@@ -170,8 +174,6 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics.clone(),
         tasks.links.clone(),
     );
-    let agents = listening.agents(backend, &tasks.links)?;
-
     let access = AccessLog::new(
         EVENTS_PER_SECOND,
         EVENTS_BURST,
@@ -183,6 +185,9 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
     };
+    // Before agents can connect: those among the captured processes are known by that.
+    let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
+    let agents = listening.agents(backend, &tasks.links)?;
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
         frontends.extend(listening.frontend(frontend, &hub, &context, &tasks.clients)?);
@@ -200,17 +205,22 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine))?;
+    let detail = relay::detail(&engine) + captured.detail();
+    let probes = Probes::start(plan, &metrics, asker, detail)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
+    let own = [health, admin, transparent].into_iter().flatten();
+    captured.spare(&[agents], own.chain(frontends.iter().copied()))?;
     Ok(RunningServer {
         agents,
         frontends,
+        transparent,
         health,
         admin,
         metrics,
         hub,
         lane_watch,
         relay,
+        captured,
         tasks,
         stop,
         stopping,
@@ -377,10 +387,18 @@ impl RunningServer {
         links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
+    /// Where the redirect sends captured connections; empty without one.
+    #[must_use]
+    pub fn redirect_listeners(&self) -> &[SocketAddr] {
+        self.captured.listeners()
+    }
+
     /// Stops in the order that hurts least: not ready, no new connections and dials, tunnels may finish for
     /// `grace` (`None`: without limit), the rest is told and cut.
     pub async fn stop(self, grace: Option<Duration>) {
         self.stopping.store(true, Relaxed);
+        // New connections go their own way, before anything here refuses them.
+        self.captured.detach();
         self.hub.refuse_dials();
         self.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);

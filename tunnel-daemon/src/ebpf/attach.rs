@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use aya::Ebpf;
-use aya::programs::links::FdLink;
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SockOps};
 
 use super::caps::deepest;
@@ -31,6 +31,8 @@ pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
 #[derive(Debug, Default)]
 pub struct Attached {
     links: Vec<(&'static str, FdLink)>,
+    /// These stay attached when dropped.
+    pinned: Vec<PinnedLink>,
 }
 
 impl Attached {
@@ -92,10 +94,33 @@ impl Attached {
         Ok(())
     }
 
+    /// Pins these programs below a folder of bpffs: they stay attached when the process ends, until their files are removed.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn pin(&mut self, names: &[&str], folder: &Path) -> Result<(), KernelError> {
+        let links = std::mem::take(&mut self.links);
+        for (name, link) in links {
+            if !names.contains(&name) {
+                self.links.push((name, link));
+                continue;
+            }
+            let pinned = link
+                .pin(folder.join(name))
+                .map_err(|error| KernelError::Program {
+                    action: "pin",
+                    program: name,
+                    cause: deepest(&error),
+                })?;
+            self.pinned.push(pinned);
+        }
+        Ok(())
+    }
+
     /// How many are attached.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.links.len()
+        self.links.len() + self.pinned.len()
     }
 }
 

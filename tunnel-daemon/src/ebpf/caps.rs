@@ -161,15 +161,16 @@ fn ring_buffer() -> Capability {
 pub fn cgroup2_mount() -> Result<PathBuf, String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
-    cgroup2_of(&mounts).ok_or_else(|| {
+    mount_of(&mounts, "cgroup2").ok_or_else(|| {
         "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned()
     })
 }
 
-fn cgroup2_of(mounts: &str) -> Option<PathBuf> {
+/// The first mount point of a kind of file system.
+pub(super) fn mount_of(mounts: &str, kind: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (head, tail) = line.split_once(" - ")?;
-        if tail.split(' ').next()? != "cgroup2" {
+        if tail.split(' ').next()? != kind {
             return None;
         }
         // Fields: id, parent, device, root, mount point.
@@ -196,11 +197,11 @@ mod tests {
              32 31 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw\n\
              33 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
         assert_eq!(
-            cgroup2_of(mounts),
+            mount_of(mounts, "cgroup2"),
             Some(PathBuf::from("/sys/fs/cgroup/unified"))
         );
         assert_eq!(
-            cgroup2_of("33 31 0:28 / /x rw - cgroup cgroup rw,cpu\n"),
+            mount_of("33 31 0:28 / /x rw - cgroup cgroup rw,cpu\n", "cgroup2"),
             None
         );
     }

@@ -126,8 +126,7 @@ impl RedirectMaps {
             Ok(()) | Err(MapError::KeyNotFound) => (),
             Err(error) => return Err(refused(ARRIVALS)(error)),
         }
-        let age = now_ns.saturating_sub(found.established_ns);
-        Ok((age <= adit_ebpf_abi::ARRIVAL_AGE_MAX_NS).then_some(found))
+        Ok(found.is_fresh(now_ns).then_some(found))
     }
 
     /// Connections that nobody accepted yet.

@@ -7,4 +7,5 @@ pub mod caps;
 pub mod maps;
 pub mod netns;
 pub mod object;
+pub mod pins;
 pub mod redirect;

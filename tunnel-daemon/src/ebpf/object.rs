@@ -40,6 +40,14 @@ pub enum KernelError {
         /// What the kernel said.
         cause: String,
     },
+    /// Programs cannot be made to outlive the process.
+    #[error("cannot pin the programs of the cgroup {path}: {cause}")]
+    Pin {
+        /// As given.
+        path: String,
+        /// What the kernel said, or what is missing.
+        cause: String,
+    },
     /// Something of the object is not there: it was built from other sources.
     #[error("the eBPF object has no {0}: build it again with `cargo xtask ebpf`")]
     NotInObject(&'static str),

@@ -7,22 +7,30 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use adit_ebpf_abi::{
-    ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint, FLAG_DENY,
-    Listener, ListenerKey, Rule, RuleKey,
+    ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
+    FLAG_DENY, Listener, ListenerKey, Rule, RuleKey,
 };
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::attach::{Attached, open_cgroup};
 use super::maps::RedirectMaps;
-use super::netns;
 use super::object::{KernelError, load};
+use super::{netns, pins};
+
+/// Names of other programs in one log line.
+const NEIGHBOURS_MAX: usize = 16;
+/// How the kernel numbers programs of these hooks.
+const SOCK_ADDR: u32 = 18;
 
 /// What becomes of calls to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// They go where they go.
     Leave,
+    /// They go where they go, and the process that makes one is part of the tunnel: none of its calls are redirected from
+    /// then on.
+    Join,
     /// They go to this listener; without one, where they go.
     Redirect(u32),
     /// They go to this listener; without one they fail.
@@ -48,6 +56,7 @@ impl RedirectRule {
         let key = RuleKey::of(&endpoint(SocketAddr::new(ip, self.port.unwrap_or(0))));
         let (action, listener, flags) = match self.action {
             Action::Leave => (ACTION_LEAVE, 0, 0),
+            Action::Join => (ACTION_JOIN, 0, 0),
             Action::Redirect(listener) => (ACTION_REDIRECT, listener, 0),
             Action::RedirectOrDeny(listener) => (ACTION_REDIRECT, listener, FLAG_DENY),
         };
@@ -97,7 +106,7 @@ pub fn address(endpoint: &Endpoint) -> SocketAddr {
 /// Programs on a cgroup and their maps. Dropping it takes all of it out of the kernel.
 pub struct Redirect {
     maps: Mutex<RedirectMaps>,
-    attached: Attached,
+    attached: Mutex<Attached>,
     /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
     _object: Mutex<aya::Ebpf>,
 }
@@ -121,9 +130,27 @@ impl Redirect {
         attached.sock_addr(&mut ebpf, "adit_connect6", &cgroup)?;
         Ok(Self {
             maps: Mutex::new(maps),
-            attached,
+            attached: Mutex::new(attached),
             _object: Mutex::new(ebpf),
         })
+    }
+
+    /// Keeps the programs that redirect attached when this process ends, however it ends: with rules that deny, what they name
+    /// is out of reach then. What an earlier process had left there is let go first.
+    ///
+    /// # Errors
+    /// There is no bpffs, or the kernel refused.
+    pub fn pin(&self, cgroup: &Path) -> Result<(), KernelError> {
+        let failed = |cause: String| KernelError::Pin {
+            path: cgroup.display().to_string(),
+            cause,
+        };
+        let folder = pins::folder(cgroup).map_err(failed)?;
+        pins::emptied(&folder).map_err(|error| failed(error.to_string()))?;
+        self.attached
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pin(&["adit_connect4", "adit_connect6"], &folder)
     }
 
     fn maps(&self) -> std::sync::MutexGuard<'_, RedirectMaps> {
@@ -134,7 +161,16 @@ impl Redirect {
     /// Programs attached.
     #[must_use]
     pub fn programs(&self) -> usize {
-        self.attached.count()
+        self.attached
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .count()
+    }
+
+    /// Takes the programs off the cgroup: from now on calls go where they go.
+    pub fn detach(&self) {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        *attached = Attached::default();
     }
 
     /// Notes the listener `number`: callers in the network namespace of `socket` are sent to these addresses, by the
@@ -206,6 +242,12 @@ impl Redirect {
         Ok(found.map(|arrival| address(&arrival.destination)))
     }
 
+    /// Redirected connections that nobody has accepted yet.
+    #[must_use]
+    pub fn arrivals_waiting(&self) -> usize {
+        self.maps().arrivals_waiting()
+    }
+
     /// Calls so far, with the names of what became of them.
     ///
     /// # Errors
@@ -218,6 +260,32 @@ impl Redirect {
             .map(|((_, name), sum)| (*name, sum))
             .collect())
     }
+}
+
+/// Lets go of what an earlier process pinned for a cgroup, if anything.
+///
+/// # Errors
+/// The file system refused.
+pub fn unpin(cgroup: &Path) -> io::Result<()> {
+    match pins::folder(cgroup) {
+        Ok(folder) => pins::cleared(&folder),
+        // No such file system, no pins.
+        Err(_nowhere) => Ok(()),
+    }
+}
+
+/// Names of other programs at the same kind of hook, such as those of a load balancer in place of kube-proxy. What they
+/// rewrite before us is what our rules see, and what they rewrite behind us is theirs. Empty without CAP_SYS_ADMIN, which
+/// listing takes.
+#[must_use]
+pub fn neighbours() -> Vec<String> {
+    aya::programs::loaded_programs()
+        .filter_map(Result::ok)
+        .filter(|program| program.program_type() as u32 == SOCK_ADDR)
+        .filter_map(|program| program.name_as_str().map(str::to_owned))
+        .filter(|name| !name.starts_with("adit_"))
+        .take(NEIGHBOURS_MAX)
+        .collect()
 }
 
 /// The clock programs read.

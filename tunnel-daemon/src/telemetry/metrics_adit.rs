@@ -14,6 +14,7 @@ use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
     Listener, Path, PeerKind, ReloadResult, TunnelEnd,
 };
+use super::metrics_redirect::RedirectMetrics;
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -51,6 +52,7 @@ struct Inner {
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
     access_events_suppressed: IntCounter,
+    redirect: RedirectMetrics,
 }
 
 impl AditMetrics {
@@ -166,6 +168,7 @@ impl AditMetrics {
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
+            redirect: RedirectMetrics::register(&families),
         }))
     }
 
@@ -320,6 +323,12 @@ impl AditMetrics {
     /// An agent's call was refused.
     pub fn agent_refused(&self, reason: AgentRefusal) {
         self.0.agents_refused.of(reason).inc();
+    }
+
+    /// Series of the transparent frontend.
+    #[must_use]
+    pub fn redirect(&self) -> &RedirectMetrics {
+        &self.0.redirect
     }
 
     /// Counter for [`super::AccessLog::new`].

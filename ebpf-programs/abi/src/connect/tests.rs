@@ -6,14 +6,14 @@ use core::cell::RefCell;
 use std::vec::Vec;
 
 use super::*;
-use crate::tables::{ACTION_LEAVE, SCOPE_BITS};
+use crate::tables::{ACTION_JOIN, ACTION_LEAVE, SCOPE_BITS};
 
 const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
 const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
 
 /// The kernel as tables.
 struct Tables {
-    exempt: bool,
+    exempt: core::cell::Cell<bool>,
     rules: Vec<(u32, [u8; 20], Rule)>,
     listener: Option<Listener>,
     listens: bool,
@@ -23,7 +23,11 @@ struct Tables {
 
 impl Surroundings for Tables {
     fn is_exempt(&self) -> bool {
-        self.exempt
+        self.exempt.get()
+    }
+
+    fn join(&self) {
+        self.exempt.set(true);
     }
 
     fn rule(&self, key: &RuleKey) -> Option<Rule> {
@@ -69,7 +73,7 @@ fn rule(prefix: Endpoint, bits: u32, action: u32, flags: u32) -> (u32, [u8; 20],
 
 fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
     Tables {
-        exempt: false,
+        exempt: core::cell::Cell::new(false),
         rules,
         listener: Some(Listener { v4: VIA4, v6: VIA6 }),
         listens: true,
@@ -109,7 +113,7 @@ fn a_call_to_a_ruled_destination_goes_to_the_listener_and_is_remembered() {
 fn whatever_is_missing_leaves_the_call_alone() {
     type Spoil = fn(&mut Tables);
     let rows: [(Spoil, CallOutcome); 6] = [
-        (|around| around.exempt = true, CallOutcome::Exempt),
+        (|around| around.exempt.set(true), CallOutcome::Exempt),
         (|around| around.rules.clear(), CallOutcome::NoRule),
         (|around| around.listener = None, CallOutcome::NoListener),
         (
@@ -158,7 +162,7 @@ fn a_rule_that_denies_denies_only_what_it_would_have_redirected() {
         Decision::Leave(CallOutcome::NoRule)
     );
     // Its own sockets go on, or the tunnel could never come back.
-    gone.exempt = true;
+    gone.exempt.set(true);
     assert_eq!(
         decide(&call(INSIDE), &gone),
         Decision::Leave(CallOutcome::Exempt)
@@ -258,4 +262,23 @@ fn a_call_to_the_listener_itself_is_not_redirected_to_it() {
         Decision::Leave(CallOutcome::Excluded)
     );
     assert!(all.stored.borrow().is_empty());
+}
+
+#[test]
+fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
+    let server = Endpoint::v4([10, 0, 0, 1], 8091);
+    let around = tables(std::vec![
+        rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
+        rule(server, 32, ACTION_JOIN, 0),
+    ]);
+    assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
+    assert_eq!(
+        decide(&call(server), &around),
+        Decision::Leave(CallOutcome::Excluded)
+    );
+    // What it dials for others never comes back to us.
+    assert_eq!(
+        decide(&call(INSIDE), &around),
+        Decision::Leave(CallOutcome::Exempt)
+    );
 }

@@ -7,6 +7,7 @@ mod agent;
 mod data_path;
 mod parts;
 mod server;
+mod transparent;
 
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
@@ -17,3 +18,4 @@ pub use parts::{
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };
+pub use transparent::{OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};
