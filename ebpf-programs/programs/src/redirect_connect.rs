@@ -6,6 +6,8 @@
 //! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
 //! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
 
+use core::mem::MaybeUninit;
+
 use adit_ebpf_abi::{
     AF_INET, Call, Decision, Endpoint, Listener, ListenerKey, Origin, Rule, RuleKey, SCOPE_BITS,
     Surroundings, decide,
@@ -32,6 +34,8 @@ const TCP_LISTEN: u32 = 10;
 /// Bytes of the two forms of a socket tuple.
 const TUPLE4_BYTES: u32 = 12;
 const TUPLE6_BYTES: u32 = 36;
+/// Words of the longer one.
+const TUPLE_WORDS: usize = 9;
 /// What these programs return: go on, or fail with EPERM.
 const PROCEED: i32 = 1;
 const FAIL: i32 = 0;
@@ -110,10 +114,8 @@ impl Surroundings for Caller<'_> {
     }
 
     #[inline(always)]
-    fn rule(&self, key: &RuleKey) -> Option<Rule> {
-        REDIRECT_RULES
-            .get(&Key::new(SCOPE_BITS + 128, *key))
-            .copied()
+    fn rule(&self, key: &RuleKey) -> Option<&Rule> {
+        REDIRECT_RULES.get(&Key::new(SCOPE_BITS + 128, *key))
     }
 
     #[inline(always)]
@@ -129,22 +131,13 @@ impl Surroundings for Caller<'_> {
 
     #[inline(always)]
     fn listens(&self, at: &Endpoint) -> bool {
-        // SAFETY: a tuple is plain numbers, and zero is one.
-        let mut tuple: bpf_sock_tuple = unsafe { core::mem::zeroed() };
-        let bytes = if at.family == AF_INET {
-            tuple.__bindgen_anon_1.ipv4.daddr = at.word();
-            tuple.__bindgen_anon_1.ipv4.dport = at.port.to_be();
-            TUPLE4_BYTES
-        } else {
-            tuple.__bindgen_anon_1.ipv6.daddr = at.words();
-            tuple.__bindgen_anon_1.ipv6.dport = at.port.to_be();
-            TUPLE6_BYTES
-        };
+        let mut tuple = MaybeUninit::<[u32; TUPLE_WORDS]>::uninit();
+        let bytes = write_tuple(tuple.as_mut_ptr().cast(), at);
         // SAFETY: the context and the tuple live through the call; a socket that comes back is released below.
         let socket = unsafe {
             bpf_sk_lookup_tcp(
                 self.context.as_ptr(),
-                &raw mut tuple,
+                tuple.as_mut_ptr().cast::<bpf_sock_tuple>(),
                 bytes,
                 BPF_F_CURRENT_NETNS as i64 as u64,
                 0,
@@ -163,4 +156,32 @@ impl Surroundings for Caller<'_> {
     fn remember(&self, origin: &Origin) -> bool {
         REDIRECT_ORIGINS.insert(&self.cookie, origin, 0).is_ok()
     }
+}
+
+/// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the
+/// verifier refuses the loop that a compiler makes of zeroing a whole.
+#[inline(always)]
+fn write_tuple(tuple: *mut u32, at: &Endpoint) -> u32 {
+    // Ports in the order of the wire: the source's, which is any, then the destination's.
+    let ports = u32::from(at.port.to_be()) << 16;
+    // SAFETY: the words written are those of the array behind the pointer, nine at most.
+    unsafe {
+        if at.family == AF_INET {
+            tuple.write_volatile(0);
+            tuple.add(1).write_volatile(at.word());
+            tuple.add(2).write_volatile(ports);
+            return TUPLE4_BYTES;
+        }
+        let [a, b, c, d] = at.words();
+        tuple.write_volatile(0);
+        tuple.add(1).write_volatile(0);
+        tuple.add(2).write_volatile(0);
+        tuple.add(3).write_volatile(0);
+        tuple.add(4).write_volatile(a);
+        tuple.add(5).write_volatile(b);
+        tuple.add(6).write_volatile(c);
+        tuple.add(7).write_volatile(d);
+        tuple.add(8).write_volatile(ports);
+    }
+    TUPLE6_BYTES
 }

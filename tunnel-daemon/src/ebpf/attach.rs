@@ -127,13 +127,13 @@ impl Attached {
 fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
     move |error| {
         let cause = match &error {
-            // The verifier's words; the last line says what it minds.
+            // The verifier's words; the last line before its statistics says what it minds.
             ProgramError::LoadError {
                 io_error,
                 verifier_log,
             } => {
                 let log = verifier_log.to_string();
-                let last = log.lines().rev().find(|line| !line.trim().is_empty());
+                let last = log.lines().rev().find(|line| !is_statistics(line));
                 format!("{io_error}: {}", last.unwrap_or_default())
             }
             other => deepest(other),
@@ -143,5 +143,24 @@ fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramErr
             program,
             cause,
         }
+    }
+}
+
+fn is_statistics(line: &str) -> bool {
+    line.trim().is_empty()
+        || ["processed ", "verification time ", "stack depth "]
+            .iter()
+            .any(|start| line.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_are_no_reason() {
+        let log = "369: (73) *(u8 *)(r5 +0) = r2\nR5 pointer arithmetic prohibited\nverification time 3 usec\nstack depth 176\nprocessed 254 insns\n\n";
+        let last = log.lines().rev().find(|line| !is_statistics(line));
+        assert_eq!(last, Some("R5 pointer arithmetic prohibited"));
     }
 }

@@ -30,7 +30,7 @@ impl Surroundings for Tables {
         self.exempt.set(true);
     }
 
-    fn rule(&self, key: &RuleKey) -> Option<Rule> {
+    fn rule(&self, key: &RuleKey) -> Option<&Rule> {
         let key = key.to_bytes();
         let matches = |bits: u32, prefix: &[u8; 20]| {
             (0..bits).all(|bit| {
@@ -44,7 +44,7 @@ impl Surroundings for Tables {
             .filter(|(bits, prefix, _)| matches(*bits, prefix))
             .collect();
         found.sort_by_key(|(bits, ..)| *bits);
-        found.last().map(|(.., rule)| *rule)
+        found.last().map(|(.., rule)| rule)
     }
 
     fn listener(&self, number: u32) -> Option<Listener> {

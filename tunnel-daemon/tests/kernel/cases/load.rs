@@ -3,8 +3,12 @@
 use std::path::PathBuf;
 
 use adit::ebpf::object::{OBJECT, load};
+use adit::ebpf::redirect::Redirect;
 use aya::programs::{Program, ProgramError};
 
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+use crate::support::cgroup::Cgroup;
 use crate::support::privilege::ready;
 
 /// Names a freshly built object; `cargo xtask test` sets it where the eBPF toolchain is.
@@ -29,6 +33,28 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     if ready("loading a freshly built object") {
         load_all(&std::fs::read(&path).unwrap());
     }
+}
+
+#[test]
+fn the_least_privileges_are_enough_to_load_and_attach() {
+    if !ready("the least privileges") {
+        return;
+    }
+    let cgroup = Cgroup::new();
+    let path = cgroup.path().to_owned();
+    // Capabilities are a thread's own, and this one ends with them. The verifier is stricter without CAP_PERFMON.
+    let programs = std::thread::spawn(move || {
+        let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets {
+            effective: least,
+            permitted: least,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, sets).unwrap();
+        let redirect = Redirect::attach(OBJECT, &path).unwrap();
+        redirect.programs()
+    });
+    assert_eq!(programs.join().unwrap(), 5);
 }
 
 fn load_all(object: &[u8]) {
