@@ -9,7 +9,7 @@ use aya::programs::{Program, ProgramError};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::cgroup::Cgroup;
-use crate::support::privilege::ready;
+use crate::support::privilege::{ready, say};
 
 /// Names a freshly built object; `cargo xtask test` sets it where the eBPF toolchain is.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
@@ -25,9 +25,9 @@ fn every_program_of_the_committed_object_passes_the_verifier() {
 fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     let Some(path) = std::env::var_os(FRESH).map(PathBuf::from) else {
         // Never a failure: the toolchain is not part of what a build needs.
-        eprintln!(
-            "SKIPPED loading a freshly built object: {FRESH} names none; `cargo xtask test` does where the eBPF toolchain is"
-        );
+        let why =
+            format!("{FRESH} names none; `cargo xtask test` does where the eBPF toolchain is");
+        say("loading a freshly built object", &why);
         return;
     };
     if ready("loading a freshly built object") {

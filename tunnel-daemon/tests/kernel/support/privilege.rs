@@ -1,5 +1,7 @@
 //! Whether this host lets the tests do what they do.
 
+use std::io::Write as _;
+
 use adit::ebpf::caps::HostCaps;
 
 /// Says why a test cannot run here, loudly; as root in CI that fails, because nothing would tell that it never runs.
@@ -24,6 +26,11 @@ pub(crate) fn ready(test: &str) -> bool {
     false
 }
 
+/// Past the harness, which keeps what tests print.
+pub(crate) fn say(test: &str, why: &str) {
+    writeln!(std::io::stderr(), "SKIPPED {test}: {why}").ok();
+}
+
 /// Prints that a test does not run here.
 ///
 /// # Panics
@@ -33,5 +40,5 @@ pub(crate) fn skip(test: &str, why: &str) {
         .is_some_and(|value| !value.is_empty() && value != "false" && value != "0");
     let root = rustix::process::geteuid().is_root();
     assert!(!(ci && root), "{test} must run in CI, but: {why}");
-    eprintln!("SKIPPED {test}: {why}");
+    say(test, why);
 }
