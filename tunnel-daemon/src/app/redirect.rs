@@ -71,18 +71,16 @@ impl Captured {
 
     /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls one of `join` is part
     /// of the tunnel.
-    pub(super) fn spare(
-        &self,
-        join: &[SocketAddr],
-        leave: impl IntoIterator<Item = SocketAddr>,
-    ) -> anyhow::Result<()> {
+    pub(super) fn spare(&self, join: &[SocketAddr], leave: impl IntoIterator<Item = SocketAddr>) {
         let Some(redirect) = &self.redirect else {
-            return Ok(());
+            return;
         };
         let here = local_addresses();
         let mut rules = own_rules(join.iter().copied(), Action::Join, &here);
         rules.extend(own_rules(leave, Action::Leave, &here));
-        Ok(redirect.set_rules(&rules)?)
+        if let Err(error) = redirect.set_rules(&rules) {
+            tracing::warn!(%error, "calls of captured processes to our own listeners may be redirected");
+        }
     }
 
     /// Calls go where they go from now on; connections that are open go on.

@@ -209,7 +209,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let probes = Probes::start(plan, &metrics, asker, detail)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let own = [health, admin, transparent].into_iter().flatten();
-    captured.spare(&[agents], own.chain(frontends.iter().copied()))?;
+    captured.spare(&[agents], own.chain(frontends.iter().copied()));
     Ok(RunningServer {
         agents,
         frontends,
