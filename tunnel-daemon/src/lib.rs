@@ -1,12 +1,13 @@
 //! Adit: a Konnectivity data plane. Server, agent and demo behind one binary.
 //!
-//! Modules use only rows before their own: core, {config, telemetry}, {net}, lane, hub, {frontend, backend, agent}, app.
+//! Modules use only rows before their own: core, {config, telemetry}, {net, ebpf}, lane, hub, {frontend, backend, agent}, app.
 #![deny(unsafe_code)]
 
 pub mod agent;
 pub mod app;
 pub mod backend;
 pub mod config;
+pub mod ebpf;
 pub mod frontend;
 pub mod hub;
 pub mod lane;

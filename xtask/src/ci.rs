@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, loom, miri, perf, test, tidy};
+use crate::{codegen, ebpf, fuzz, loom, miri, perf, test, tidy};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -30,10 +30,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let mut steps = Steps::new();
     let cargo = |args: &[&str], limit: Duration| run_command(&mut workspace.cargo(args), limit);
 
-    steps.run("fmt", || cargo(&["fmt", "--all", "--check"], BUILD));
+    steps.run("fmt", || {
+        cargo(&["fmt", "--all", "--check"], BUILD)?;
+        // A workspace of its own.
+        let manifest = "ebpf-programs/programs/Cargo.toml";
+        cargo(&["fmt", "--manifest-path", manifest, "--check"], BUILD)
+    });
     steps.run("tidy", || tidy::run(workspace));
     steps.run("codegen --check", || {
         codegen::run(workspace, &codegen::Args { check: true })
+    });
+    steps.run("ebpf --check", || {
+        ebpf::run(workspace, &ebpf::Args::only_check())
     });
     steps.run("clippy", || {
         cargo(

@@ -4,6 +4,7 @@
 
 mod ci;
 mod codegen;
+mod ebpf;
 mod fuzz;
 mod loom;
 mod miri;
@@ -42,6 +43,8 @@ enum Command {
     Tidy,
     /// Generate the protobuf messages and the client glue from the .proto file.
     Codegen(codegen::Args),
+    /// Build the eBPF object that the daemon embeds (needs a nightly toolchain with rust-src, and bpf-linker).
+    Ebpf(ebpf::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
     Fuzz(fuzz::Args),
     /// Try out the interleavings of the relay's hand-over.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&workspace, &args),
         Command::Tidy => tidy::run(&workspace),
         Command::Codegen(args) => codegen::run(&workspace, &args),
+        Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Loom => loom::run(&workspace),
         Command::Miri => miri::run(&workspace),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use crate::ebpf;
 use crate::steps::{self, Steps};
 use crate::workspace::Workspace;
 
@@ -48,9 +49,22 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         });
     } else {
         steps.run("tests", || cargo_test(workspace, &["--tests"], args));
+        match ebpf::availability() {
+            Ok(_toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace)),
+            Err(why) => steps.skip("ebpf rebuild", &why),
+        }
         steps.run("doc tests", || cargo_test(workspace, &["--doc"], args));
     }
     steps.finish()
+}
+
+/// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
+/// objects.
+fn rebuilt(workspace: &Workspace) -> anyhow::Result<()> {
+    let object = ebpf::build(workspace)?;
+    let mut command = workspace.cargo(&["test", "--quiet", "--workspace", "--test", "kernel"]);
+    command.args(["freshly_built", "--", "--nocapture"]);
+    steps::run_command(command.env("ADIT_EBPF_OBJECT", object), LIMIT)
 }
 
 /// Runs `cargo test` and passes its output on, without the lines of tests that passed.

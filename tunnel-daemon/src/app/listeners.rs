@@ -229,7 +229,7 @@ impl Listening<'_> {
         Ok(tls)
     }
 
-    fn spawn<H, F>(
+    pub(super) fn spawn<H, F>(
         &self,
         listener: Listener,
         tls: Option<Arc<ReloadableServerTls>>,

@@ -9,6 +9,7 @@ mod listeners;
 mod memory;
 mod node;
 pub mod probes;
+mod redirect;
 mod relay;
 pub mod run;
 pub mod server;

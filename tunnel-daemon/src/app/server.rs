@@ -16,6 +16,7 @@ use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
 use super::node::{self, NodeParts};
 use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use super::status::{self, ServerSource};
@@ -45,6 +46,8 @@ pub struct RunningServer {
     pub agents: SocketAddr,
     /// Where TCP clients connect, in the order of the plan.
     pub frontends: Vec<SocketAddr>,
+    /// Where the packet filter's rules lead to.
+    pub transparent: Option<SocketAddr>,
     /// Where probes and scrapes go.
     pub health: Option<SocketAddr>,
     /// Where the admin port is.
@@ -54,6 +57,7 @@ pub struct RunningServer {
     hub: Arc<Hub>,
     lane_watch: Arc<LaneWatch>,
     relay: Option<Arc<PipeRelay>>,
+    captured: Captured,
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
@@ -192,14 +196,15 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics.clone(),
         tasks.links.clone(),
     );
-    let agents = listening.agents(backend, &tasks.links)?;
-
     let context = FrontendContext {
         metrics: metrics.clone(),
         access,
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
     };
+    // Before agents can connect: those among the captured processes are known by that.
+    let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
+    let agents = listening.agents(backend, &tasks.links)?;
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
         frontends.extend(listening.frontend(frontend, &hub, &context, &tasks.clients)?);
@@ -218,7 +223,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let detail = relay::detail(&engine);
+    let detail = relay::detail(&engine) + captured.detail();
     let source = ServerSource {
         common: status::Common {
             id: plan.server_id.as_str().to_owned(),
@@ -243,17 +248,21 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         source,
     )?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
-    let listeners = frontends.iter().copied().chain([agents]);
-    own.set(listeners.chain(health).chain(admin).collect());
+    let others = [health, admin, transparent].into_iter().flatten();
+    let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
+    own.set(others.iter().copied().chain([agents]).collect());
+    captured.spare(&[agents], others.into_iter());
     Ok(RunningServer {
         agents,
         frontends,
+        transparent,
         health,
         admin,
         metrics,
         hub,
         lane_watch,
         relay,
+        captured,
         tasks,
         stop,
         stopping,
@@ -428,10 +437,18 @@ impl RunningServer {
         links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
+    /// Where the redirect sends captured connections; empty without one.
+    #[must_use]
+    pub fn redirect_listeners(&self) -> &[SocketAddr] {
+        self.captured.listeners()
+    }
+
     /// Stops in the order that hurts least: not ready, no new connections and dials, tunnels may finish for
     /// `grace` (`None`: without limit), the rest is told and cut.
     pub async fn stop(self, grace: Option<Duration>) {
         self.stopping.store(true, Relaxed);
+        // New connections go their own way, before anything here refuses them.
+        self.captured.detach();
         self.hub.refuse_dials();
         self.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);

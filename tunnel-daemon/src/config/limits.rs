@@ -123,6 +123,8 @@ pub const UNIX_SOCKET_UMASK: u32 = 0o007;
 pub const UNIX_SOCKET_MODE: u32 = 0o770;
 /// Longest unix socket path, bytes: sun_path is 108 with its terminating zero.
 pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Values of --redirect and --redirect-exclude together; the table in the kernel also holds what is always left alone.
+pub const REDIRECT_RULES_MAX: usize = 4096;
 /// Listeners a server may be given as frontends.
 pub const FRONTENDS_MAX: usize = 64;
 /// Listeners an agent may be given with `--target`.

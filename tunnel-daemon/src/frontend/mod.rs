@@ -3,3 +3,4 @@
 pub mod events;
 pub mod grpc;
 pub mod http_connect;
+pub mod transparent;

@@ -432,6 +432,30 @@ pub fn go_code(code: tonic::Code) -> &'static str {
     }
 }
 
+label! {
+    /// What the redirect by eBPF is.
+    RedirectState {
+        /// Not asked for.
+        Off = "off",
+        /// Programs are attached.
+        Active = "active",
+        /// Asked for, and something is missing.
+        Missing = "missing",
+    }
+}
+
+label! {
+    /// Why a connection to a transparent listener was closed.
+    RedirectRefusal {
+        /// Nothing tells where it wanted to go, or it waited too long.
+        UnknownOrigin = "unknown_origin",
+        /// It wanted to go to the listener itself.
+        OwnAddress = "own_address",
+        /// The kernel refused to tell.
+        Kernel = "kernel",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
     Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
+use super::metrics_redirect::RedirectMetrics;
 use super::tunnels::OpenTunnels;
 
 /// Handles of our own families. Cheap to clone; clones share the series.
@@ -60,6 +61,7 @@ struct Inner {
     agents_refused: Counters<AgentRefusal>,
     access_events_suppressed: IntCounter,
     open_tunnels: Arc<OpenTunnels>,
+    redirect: RedirectMetrics,
 }
 
 impl AditMetrics {
@@ -201,6 +203,7 @@ impl AditMetrics {
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::default(),
+            redirect: RedirectMetrics::register(&families),
         }))
     }
 
@@ -395,6 +398,12 @@ impl AditMetrics {
     /// An agent's call was refused.
     pub fn agent_refused(&self, reason: AgentRefusal) {
         self.0.agents_refused.of(reason).inc();
+    }
+
+    /// Series of the transparent frontend.
+    #[must_use]
+    pub fn redirect(&self) -> &RedirectMetrics {
+        &self.0.redirect
     }
 
     /// Counter for [`super::AccessLog::new`].

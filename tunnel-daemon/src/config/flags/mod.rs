@@ -3,6 +3,7 @@
 //! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
 mod agent;
+mod redirect;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
+use super::redirect::TransparentFlags;
 use super::values::{
     DataPathFlags, FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes,
     channel_size, duration, frontend, port_setting,
@@ -81,6 +82,9 @@ pub(super) struct ServerFlags {
     /// Refuse longer request heads of http-connect clients, with status 431
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = bytes, help_heading = "Frontends")]
     connect_head_size: u64,
+
+    #[command(flatten)]
+    transparent: TransparentFlags,
 
     /// Certificate of the agent listener
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
@@ -238,6 +242,7 @@ impl ServerFlags {
             server_id: ServerId::new(&server_id),
             server_count: self.server_count,
             frontends: self.frontends(warnings)?,
+            transparent: self.transparent.plan(),
             frontend_keepalive: KeepAlive::every(self.frontend_keepalive_time),
             connect: ConnectPlan {
                 head_timeout: self.connect_head_timeout,

@@ -16,7 +16,7 @@ use crate::config::limits;
 use crate::config::plan::{
     AgentListenerPlan, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain, FrontendListen,
     FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan,
-    TlsFiles,
+    TlsFiles, TransparentPlan,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -47,6 +47,7 @@ pub(super) fn map(
             &options.admin_bind_address,
             options.admin_port,
         )?),
+        transparent: TransparentPlan::default(),
         profiling: Profiling {
             enabled: options.enable_profiling,
             contention: options.enable_contention_profiling,

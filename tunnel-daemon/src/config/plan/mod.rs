@@ -8,6 +8,7 @@ mod data_path;
 mod node;
 mod parts;
 mod server;
+mod transparent;
 
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
@@ -19,3 +20,4 @@ pub use parts::{
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };
+pub use transparent::{OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};

@@ -13,6 +13,7 @@ use super::node::DestinationsPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
+use super::transparent::TransparentPlan;
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
@@ -103,12 +104,14 @@ pub struct ServerSettings {
     pub server_id: ServerId,
     /// Returned to agents as `servercount`; any number, as upstream.
     pub server_count: i64,
-    /// At least one.
+    /// At least one, unless clients come in transparently.
     pub frontends: Vec<FrontendPlan>,
     /// HTTP/2 keepalive of gRPC frontends.
     pub frontend_keepalive: KeepAlive,
     /// Request heads of HTTP-CONNECT frontends.
     pub connect: ConnectPlan,
+    /// Clients that know nothing of a proxy.
+    pub transparent: TransparentPlan,
     /// For agents.
     pub agents: AgentListenerPlan,
     /// Of both TLS listeners.
@@ -180,7 +183,8 @@ impl ServerSettings {
     }
 
     fn check_frontends(&self) -> Result<(), ConfigError> {
-        if self.frontends.is_empty() {
+        self.transparent.check()?;
+        if self.frontends.is_empty() && !self.transparent.is_used() {
             return Err(ConfigError::new(
                 "no frontend: give at least one, such as --frontend grpc=unix:/run/adit/kas.sock",
             ));
@@ -291,6 +295,7 @@ impl ServerSettings {
             });
         let all = frontends
             .chain([&self.agents.bind])
+            .chain(&self.transparent.bind)
             .chain(&self.health)
             .chain(&self.admin);
         super::parts::check_distinct(all)

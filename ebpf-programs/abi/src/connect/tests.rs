@@ -1,0 +1,284 @@
+//! One row for each thing that may be there or not.
+
+extern crate std;
+
+use core::cell::RefCell;
+use std::vec::Vec;
+
+use super::*;
+use crate::tables::{ACTION_JOIN, ACTION_LEAVE, SCOPE_BITS};
+
+const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
+const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
+
+/// The kernel as tables.
+struct Tables {
+    exempt: core::cell::Cell<bool>,
+    rules: Vec<(u32, [u8; 20], Rule)>,
+    listener: Option<Listener>,
+    listens: bool,
+    room: bool,
+    stored: RefCell<Vec<Origin>>,
+}
+
+impl Surroundings for Tables {
+    fn is_exempt(&self) -> bool {
+        self.exempt.get()
+    }
+
+    fn join(&self) {
+        self.exempt.set(true);
+    }
+
+    fn rule(&self, key: &RuleKey) -> Option<&Rule> {
+        let key = key.to_bytes();
+        let matches = |bits: u32, prefix: &[u8; 20]| {
+            (0..bits).all(|bit| {
+                let (at, mask) = ((bit / 8) as usize, 0x80_u8 >> (bit % 8));
+                (key[at] ^ prefix[at]) & mask == 0
+            })
+        };
+        let mut found: Vec<_> = self
+            .rules
+            .iter()
+            .filter(|(bits, prefix, _)| matches(*bits, prefix))
+            .collect();
+        found.sort_by_key(|(bits, ..)| *bits);
+        found.last().map(|(.., rule)| rule)
+    }
+
+    fn listener(&self, number: u32) -> Option<Listener> {
+        self.listener.filter(|_| number == 1)
+    }
+
+    fn listens(&self, _at: &Endpoint) -> bool {
+        self.listens
+    }
+
+    fn remember(&self, origin: &Origin) -> bool {
+        self.stored.borrow_mut().push(*origin);
+        self.room
+    }
+}
+
+fn rule(prefix: Endpoint, bits: u32, action: u32, flags: u32) -> (u32, [u8; 20], Rule) {
+    let rule = Rule {
+        prefix_bits: bits,
+        action,
+        listener: 1,
+        flags,
+    };
+    (SCOPE_BITS + bits, RuleKey::of(&prefix).to_bytes(), rule)
+}
+
+fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
+    Tables {
+        exempt: core::cell::Cell::new(false),
+        rules,
+        listener: Some(Listener { v4: VIA4, v6: VIA6 }),
+        listens: true,
+        room: true,
+        stored: RefCell::default(),
+    }
+}
+
+fn ten() -> Tables {
+    tables(std::vec![rule(
+        Endpoint::v4([10, 0, 0, 0], 0),
+        8,
+        ACTION_REDIRECT,
+        0
+    )])
+}
+
+fn call(destination: Endpoint) -> Call {
+    Call {
+        is_tcp: true,
+        destination,
+    }
+}
+
+const INSIDE: Endpoint = Endpoint::v4([10, 1, 2, 3], 9090);
+
+#[test]
+fn a_call_to_a_ruled_destination_goes_to_the_listener_and_is_remembered() {
+    let around = ten();
+    assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
+    let stored = around.stored.borrow();
+    assert_eq!(stored.len(), 1);
+    assert_eq!((stored[0].destination, stored[0].via), (INSIDE, VIA4));
+}
+
+#[test]
+fn whatever_is_missing_leaves_the_call_alone() {
+    type Spoil = fn(&mut Tables);
+    let rows: [(Spoil, CallOutcome); 6] = [
+        (|around| around.exempt.set(true), CallOutcome::Exempt),
+        (|around| around.rules.clear(), CallOutcome::NoRule),
+        (|around| around.listener = None, CallOutcome::NoListener),
+        (
+            |around| {
+                around.listener = Some(Listener {
+                    v4: Endpoint::NONE,
+                    v6: VIA6,
+                });
+            },
+            CallOutcome::NoListener,
+        ),
+        (|around| around.listens = false, CallOutcome::ListenerGone),
+        (|around| around.room = false, CallOutcome::NotStored),
+    ];
+    for (spoil, why) in rows {
+        let mut around = ten();
+        spoil(&mut around);
+        assert_eq!(decide(&call(INSIDE), &around), Decision::Leave(why));
+    }
+    let udp = Call {
+        is_tcp: false,
+        destination: INSIDE,
+    };
+    assert_eq!(decide(&udp, &ten()), Decision::Leave(CallOutcome::NotTcp));
+}
+
+#[test]
+fn a_rule_that_denies_denies_only_what_it_would_have_redirected() {
+    let closed = || {
+        tables(std::vec![rule(
+            Endpoint::v4([10, 0, 0, 0], 0),
+            8,
+            ACTION_REDIRECT,
+            FLAG_DENY
+        )])
+    };
+    let mut gone = closed();
+    gone.listens = false;
+    assert_eq!(decide(&call(INSIDE), &gone), Decision::Deny);
+    let mut unknown = closed();
+    unknown.listener = None;
+    assert_eq!(decide(&call(INSIDE), &unknown), Decision::Deny);
+    let elsewhere = call(Endpoint::v4([11, 0, 0, 1], 80));
+    assert_eq!(
+        decide(&elsewhere, &gone),
+        Decision::Leave(CallOutcome::NoRule)
+    );
+    // Its own sockets go on, or the tunnel could never come back.
+    gone.exempt.set(true);
+    assert_eq!(
+        decide(&call(INSIDE), &gone),
+        Decision::Leave(CallOutcome::Exempt)
+    );
+    assert_eq!(decide(&call(INSIDE), &closed()), Decision::Redirect(VIA4));
+}
+
+#[test]
+fn the_longest_prefix_wins_and_then_the_port() {
+    let ten = Endpoint::v4([10, 0, 0, 0], 0);
+    let inner = Endpoint::v4([10, 1, 0, 0], 0);
+    let redirect = Decision::Redirect(VIA4);
+    let excluded = Decision::Leave(CallOutcome::Excluded);
+    let with_port = |endpoint: Endpoint| Endpoint {
+        port: 9090,
+        ..endpoint
+    };
+    for (rules, expected) in [
+        // An exclusion inside a rule, and a rule inside an exclusion.
+        (
+            std::vec![
+                rule(ten, 8, ACTION_REDIRECT, 0),
+                rule(inner, 16, ACTION_LEAVE, 0)
+            ],
+            excluded,
+        ),
+        (
+            std::vec![
+                rule(ten, 8, ACTION_LEAVE, 0),
+                rule(inner, 16, ACTION_REDIRECT, 0)
+            ],
+            redirect,
+        ),
+        // The longer one wins, also when the shorter one names the port.
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_REDIRECT, 0),
+                rule(inner, 16, ACTION_LEAVE, 0)
+            ],
+            excluded,
+        ),
+        (
+            std::vec![
+                rule(with_port(inner), 16, ACTION_REDIRECT, 0),
+                rule(ten, 8, ACTION_LEAVE, 0)
+            ],
+            redirect,
+        ),
+        // Of two that are as long, the one with the port.
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_REDIRECT, 0),
+                rule(ten, 8, ACTION_LEAVE, 0)
+            ],
+            redirect,
+        ),
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_LEAVE, 0),
+                rule(ten, 8, ACTION_REDIRECT, 0)
+            ],
+            excluded,
+        ),
+    ] {
+        assert_eq!(decide(&call(INSIDE), &tables(rules)), expected);
+    }
+}
+
+#[test]
+fn a_rule_for_all_of_one_family_says_nothing_about_the_other() {
+    let all6 = tables(std::vec![rule(
+        Endpoint::v6([0; 16], 0),
+        0,
+        ACTION_REDIRECT,
+        0
+    )]);
+    assert_eq!(
+        decide(&call(INSIDE), &all6),
+        Decision::Leave(CallOutcome::NoRule)
+    );
+    assert_eq!(
+        decide(&call(Endpoint::v6([0x20; 16], 80)), &all6),
+        Decision::Redirect(VIA6)
+    );
+}
+
+#[test]
+fn a_call_to_the_listener_itself_is_not_redirected_to_it() {
+    let all = tables(std::vec![rule(
+        Endpoint::v4([0; 4], 0),
+        0,
+        ACTION_REDIRECT,
+        0
+    )]);
+    assert_eq!(
+        decide(&call(VIA4), &all),
+        Decision::Leave(CallOutcome::Excluded)
+    );
+    assert!(all.stored.borrow().is_empty());
+}
+
+#[test]
+fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
+    let server = Endpoint::v4([10, 0, 0, 1], 8091);
+    let around = tables(std::vec![
+        rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
+        rule(server, 32, ACTION_JOIN, 0),
+    ]);
+    assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
+    assert_eq!(
+        decide(&call(server), &around),
+        Decision::Leave(CallOutcome::Excluded)
+    );
+    // What it dials for others never comes back to us.
+    assert_eq!(
+        decide(&call(INSIDE), &around),
+        Decision::Leave(CallOutcome::Exempt)
+    );
+}

@@ -1,0 +1,81 @@
+//! What to note when a redirected connection is established.
+
+use crate::endpoint::Endpoint;
+use crate::tables::{Arrival, ArrivalKey, Origin};
+
+/// A client's connection at the moment it is established.
+#[derive(Clone, Copy, Debug)]
+pub struct Established {
+    /// The client's network namespace.
+    pub netns_cookie: u64,
+    /// The client's end.
+    pub local: Endpoint,
+    /// The end it is connected to.
+    pub remote: Endpoint,
+    /// Now, on the monotonic clock.
+    pub now_ns: u64,
+    /// The client's socket.
+    pub cookie: u64,
+}
+
+/// What the listener will ask for; `None` when the connection does not lead to where we sent it, because another
+/// program sent it elsewhere behind us.
+#[inline(always)]
+#[must_use]
+pub fn established(connection: &Established, origin: &Origin) -> Option<(ArrivalKey, Arrival)> {
+    if origin.via != connection.remote {
+        return None;
+    }
+    let key = ArrivalKey {
+        netns_cookie: connection.netns_cookie,
+        client: connection.local,
+        reserved: 0,
+    };
+    let arrival = Arrival {
+        destination: origin.destination,
+        listener: origin.listener,
+        established_ns: connection.now_ns,
+        cookie: connection.cookie,
+    };
+    Some((key, arrival))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VIA: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
+    const ORIGIN: Origin = Origin {
+        destination: Endpoint::v4([10, 0, 0, 1], 443),
+        via: VIA,
+        listener: 3,
+        reserved: 0,
+    };
+
+    fn connection(remote: Endpoint) -> Established {
+        Established {
+            netns_cookie: 5,
+            local: Endpoint::v4([127, 0, 0, 1], 50_000),
+            remote,
+            now_ns: 6,
+            cookie: 7,
+        }
+    }
+
+    #[test]
+    fn the_listener_finds_the_destination_by_the_address_it_accepts() {
+        let (key, arrival) = established(&connection(VIA), &ORIGIN).unwrap();
+        assert_eq!((key.netns_cookie, key.client.port), (5, 50_000));
+        assert_eq!(arrival.destination, ORIGIN.destination);
+        assert_eq!(
+            (arrival.listener, arrival.established_ns, arrival.cookie),
+            (3, 6, 7)
+        );
+    }
+
+    #[test]
+    fn a_connection_that_another_program_led_elsewhere_leaves_nothing() {
+        let elsewhere = Endpoint { port: 1, ..VIA };
+        assert_eq!(established(&connection(elsewhere), &ORIGIN), None);
+    }
+}

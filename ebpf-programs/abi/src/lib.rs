@@ -1,0 +1,40 @@
+//! What the eBPF programs and the daemon agree on: keys and values of maps, and what to do with a call.
+//!
+//! No kernel, no I/O, no unsafe code: the programs look things up and write addresses, this crate says which. So each
+//! decision is tested on the machine that builds it, though nothing can run these programs in a test harness of the kernel.
+//! Sizes are asserted here, once, for both sides.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod connect;
+mod counters;
+mod endpoint;
+mod established;
+mod peername;
+mod tables;
+
+pub use connect::{Call, Decision, Surroundings, decide};
+pub use counters::{CALL_OUTCOMES, CallOutcome};
+pub use endpoint::{AF_INET, AF_INET6, ENDPOINT_BYTES, Endpoint};
+pub use established::{Established, established};
+pub use peername::shown_peer;
+pub use tables::{
+    ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival,
+    ArrivalKey, FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, ORIGIN_BYTES,
+    Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
+};
+
+/// Sockets that are never redirected, by socket cookie.
+pub const EXEMPT_MAX: u32 = 65_536;
+/// Processes that are part of the tunnel, by process id of the first namespace; the least recently used goes first.
+pub const PROCESSES_MAX: u32 = 4_096;
+/// Rules and exclusions, over all listeners.
+pub const RULES_MAX: u32 = 8_192;
+/// Listeners, over all network namespaces.
+pub const LISTENERS_MAX: u32 = 1_024;
+/// Redirected sockets whose destination is remembered, by socket cookie; the least recently used goes first.
+pub const ORIGINS_MAX: u32 = 65_536;
+/// Redirected connections that nobody has accepted yet; the least recently used goes first.
+pub const ARRIVALS_MAX: u32 = 16_384;
+/// How long a redirected connection may wait to be accepted, in nanoseconds. After it nobody knows where it wanted to go.
+pub const ARRIVAL_AGE_MAX_NS: u64 = 10_000_000_000;

@@ -1,0 +1,31 @@
+//! What `getpeername` shows of a redirected connection.
+
+use crate::endpoint::Endpoint;
+use crate::tables::Origin;
+
+/// The destination the program had asked for, in place of our listener; `None` leaves the answer as it is: what is
+/// shown is not what we made of it.
+#[inline(always)]
+#[must_use]
+pub fn shown_peer(shown: &Endpoint, origin: &Origin) -> Option<Endpoint> {
+    (*shown == origin.via).then_some(origin.destination)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_listener_is_hidden() {
+        let via = Endpoint::v4([127, 0, 0, 1], 1);
+        let destination = Endpoint::v4([10, 0, 0, 1], 443);
+        let origin = Origin {
+            destination,
+            via,
+            listener: 0,
+            reserved: 0,
+        };
+        assert_eq!(shown_peer(&via, &origin), Some(destination));
+        assert_eq!(shown_peer(&Endpoint { port: 2, ..via }, &origin), None);
+    }
+}

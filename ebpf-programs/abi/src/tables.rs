@@ -1,0 +1,318 @@
+//! Keys and values of the maps of the redirect.
+
+use crate::endpoint::{ENDPOINT_BYTES, Endpoint};
+
+/// Bytes of a [`RuleKey`].
+pub const RULE_KEY_BYTES: usize = 20;
+/// Bytes of a [`Rule`].
+pub const RULE_BYTES: usize = 16;
+/// Bytes of a [`ListenerKey`].
+pub const LISTENER_KEY_BYTES: usize = 16;
+/// Bytes of a [`Listener`].
+pub const LISTENER_BYTES: usize = 40;
+/// Bytes of an [`Origin`].
+pub const ORIGIN_BYTES: usize = 48;
+/// Bytes of an [`ArrivalKey`].
+pub const ARRIVAL_KEY_BYTES: usize = 32;
+/// Bytes of an [`Arrival`].
+pub const ARRIVAL_BYTES: usize = 40;
+
+/// Bits of a [`RuleKey`] in front of the address: family and port, which always match whole.
+pub const SCOPE_BITS: u32 = 32;
+
+/// Calls to these destinations stay as they are.
+pub const ACTION_LEAVE: u32 = 0;
+/// Calls to these destinations go to a listener.
+pub const ACTION_REDIRECT: u32 = 1;
+
+/// Calls to these destinations stay as they are, and whoever makes one is part of the tunnel: nothing this process calls is
+/// redirected from then on.
+pub const ACTION_JOIN: u32 = 2;
+
+/// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
+pub const FLAG_DENY: u32 = 1;
+
+/// Destination of a call as the longest-prefix table compares it: family, port, address. Port 0 stands for rules
+/// that name none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleKey {
+    family: [u8; 2],
+    port: [u8; 2],
+    ip: [u8; 16],
+}
+
+const _: () = assert!(size_of::<RuleKey>() == RULE_KEY_BYTES && align_of::<RuleKey>() == 1);
+
+impl RuleKey {
+    /// The key of rules that name this port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(destination: &Endpoint) -> Self {
+        Self {
+            family: destination.family.to_be_bytes(),
+            port: destination.port.to_be_bytes(),
+            ip: destination.ip,
+        }
+    }
+
+    /// The key of rules that name no port.
+    #[inline(always)]
+    #[must_use]
+    pub const fn any_port(self) -> Self {
+        Self {
+            port: [0, 0],
+            ..self
+        }
+    }
+
+    /// As the map holds it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; RULE_KEY_BYTES] {
+        let mut bytes = [0; RULE_KEY_BYTES];
+        bytes[..2].copy_from_slice(&self.family);
+        bytes[2..4].copy_from_slice(&self.port);
+        bytes[4..].copy_from_slice(&self.ip);
+        bytes
+    }
+}
+
+/// What to do with calls to some destinations.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Length of the address prefix, without [`SCOPE_BITS`]: the longer of two matches wins, and a rule with a port
+    /// wins over one of the same length without.
+    pub prefix_bits: u32,
+    /// [`ACTION_LEAVE`], [`ACTION_REDIRECT`] or [`ACTION_JOIN`]; anything else is taken as leave.
+    pub action: u32,
+    /// Which listener, where one exists in the caller's network namespace.
+    pub listener: u32,
+    /// [`FLAG_DENY`].
+    pub flags: u32,
+}
+
+const _: () = assert!(size_of::<Rule>() == RULE_BYTES && align_of::<Rule>() == 4);
+
+impl Rule {
+    /// As the map holds it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; RULE_BYTES] {
+        words([self.prefix_bits, self.action, self.listener, self.flags])
+    }
+}
+
+/// A listener in one network namespace.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenerKey {
+    /// `SO_NETNS_COOKIE`.
+    pub netns_cookie: u64,
+    /// As rules name it.
+    pub listener: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () =
+    assert!(size_of::<ListenerKey>() == LISTENER_KEY_BYTES && align_of::<ListenerKey>() == 8);
+
+impl ListenerKey {
+    /// As the map holds it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; LISTENER_KEY_BYTES] {
+        let mut bytes = [0; LISTENER_KEY_BYTES];
+        bytes[..8].copy_from_slice(&self.netns_cookie.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.listener.to_ne_bytes());
+        bytes[12..].copy_from_slice(&self.reserved.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Where a listener listens; either may be [`Endpoint::NONE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// For IPv4 destinations.
+    pub v4: Endpoint,
+    /// For IPv6 destinations.
+    pub v6: Endpoint,
+}
+
+const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 2);
+
+impl Listener {
+    /// As the map holds it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; LISTENER_BYTES] {
+        let mut bytes = [0; LISTENER_BYTES];
+        bytes[..ENDPOINT_BYTES].copy_from_slice(&self.v4.to_bytes());
+        bytes[ENDPOINT_BYTES..].copy_from_slice(&self.v6.to_bytes());
+        bytes
+    }
+}
+
+/// Where a redirected socket wanted to go; lives as long as the socket's connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// As the program called it, or as another program had rewritten it before us.
+    pub destination: Endpoint,
+    /// Where we sent it.
+    pub via: Endpoint,
+    /// As rules name it.
+    pub listener: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Origin>() == ORIGIN_BYTES && align_of::<Origin>() == 4);
+
+/// A redirected connection as its listener sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivalKey {
+    /// `SO_NETNS_COOKIE` of the client, which is the listener's.
+    pub netns_cookie: u64,
+    /// The peer that `accept` shows.
+    pub client: Endpoint,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () =
+    assert!(size_of::<ArrivalKey>() == ARRIVAL_KEY_BYTES && align_of::<ArrivalKey>() == 8);
+
+impl ArrivalKey {
+    /// As the map holds it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; ARRIVAL_KEY_BYTES] {
+        let mut bytes = [0; ARRIVAL_KEY_BYTES];
+        bytes[..8].copy_from_slice(&self.netns_cookie.to_ne_bytes());
+        bytes[8..28].copy_from_slice(&self.client.to_bytes());
+        bytes[28..].copy_from_slice(&self.reserved.to_ne_bytes());
+        bytes
+    }
+}
+
+/// What the listener asks for when it accepted a connection.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Where the client wanted to go.
+    pub destination: Endpoint,
+    /// As rules name it.
+    pub listener: u32,
+    /// When the connection was established, on the monotonic clock.
+    pub established_ns: u64,
+    /// The client's socket.
+    pub cookie: u64,
+}
+
+const _: () = assert!(size_of::<Arrival>() == ARRIVAL_BYTES && align_of::<Arrival>() == 8);
+
+impl Arrival {
+    /// Whether it may still be used: after [`crate::ARRIVAL_AGE_MAX_NS`] nobody knows where the connection wanted to go.
+    #[must_use]
+    pub const fn is_fresh(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.established_ns) <= crate::ARRIVAL_AGE_MAX_NS
+    }
+
+    /// From what the map holds.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; ARRIVAL_BYTES]) -> Self {
+        let mut destination = [0; ENDPOINT_BYTES];
+        destination.copy_from_slice(&bytes[..ENDPOINT_BYTES]);
+        let mut listener = [0; 4];
+        listener.copy_from_slice(&bytes[20..24]);
+        let mut established_ns = [0; 8];
+        established_ns.copy_from_slice(&bytes[24..32]);
+        let mut cookie = [0; 8];
+        cookie.copy_from_slice(&bytes[32..]);
+        Self {
+            destination: Endpoint::from_bytes(destination),
+            listener: u32::from_ne_bytes(listener),
+            established_ns: u64::from_ne_bytes(established_ns),
+            cookie: u64::from_ne_bytes(cookie),
+        }
+    }
+}
+
+fn words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_key_compares_family_and_port_first_in_network_order() {
+        let bytes = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234)).to_bytes();
+        assert_eq!(bytes[..8], [0, 2, 0x12, 0x34, 10, 0, 0, 1]);
+        let any = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234)).any_port();
+        assert_eq!(any.to_bytes()[..4], [0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn an_arrival_is_read_where_the_program_writes_it() {
+        // Offsets of the C layout.
+        let mut bytes = [0; ARRIVAL_BYTES];
+        bytes[..20].copy_from_slice(&Endpoint::v4([1, 2, 3, 4], 80).to_bytes());
+        bytes[core::mem::offset_of!(Arrival, listener)] = 7;
+        bytes[core::mem::offset_of!(Arrival, established_ns)] = 8;
+        bytes[core::mem::offset_of!(Arrival, cookie)] = 9;
+        let arrival = Arrival::from_bytes(bytes);
+        assert_eq!(arrival.destination, Endpoint::v4([1, 2, 3, 4], 80));
+        let numbers = (arrival.listener, arrival.established_ns, arrival.cookie);
+        #[cfg(target_endian = "little")]
+        assert_eq!(numbers, (7, 8, 9));
+    }
+
+    #[test]
+    fn an_arrival_is_of_use_for_ten_seconds() {
+        let arrival = Arrival::from_bytes([0; ARRIVAL_BYTES]);
+        assert!(arrival.is_fresh(10_000_000_000));
+        assert!(!arrival.is_fresh(10_000_000_001));
+    }
+
+    #[test]
+    fn keys_and_values_are_written_in_the_order_of_their_fields() {
+        let key = ListenerKey {
+            netns_cookie: u64::MAX,
+            listener: 0,
+            reserved: 0,
+        };
+        assert_eq!(
+            key.to_bytes()[..9],
+            [255, 255, 255, 255, 255, 255, 255, 255, 0]
+        );
+        let client = Endpoint::v4([9, 9, 9, 9], 9);
+        let arrival = ArrivalKey {
+            netns_cookie: 0,
+            client,
+            reserved: 0,
+        };
+        assert_eq!(arrival.to_bytes()[8..28], client.to_bytes());
+        let listener = Listener {
+            v4: client,
+            v6: Endpoint::NONE,
+        };
+        assert_eq!(listener.to_bytes()[..20], client.to_bytes());
+        let rule = Rule {
+            prefix_bits: 1,
+            action: 2,
+            listener: 3,
+            flags: 4,
+        };
+        let mut expected = [0; RULE_BYTES];
+        for (at, number) in [1_u32, 2, 3, 4].into_iter().enumerate() {
+            expected[at * 4..at * 4 + 4].copy_from_slice(&number.to_ne_bytes());
+        }
+        assert_eq!(rule.to_bytes(), expected);
+    }
+}

@@ -1,0 +1,187 @@
+//! Sends chosen TCP connections to a listener.
+//!
+//! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
+//! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 8,192,
+//! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536.
+//! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
+//! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
+
+use core::mem::MaybeUninit;
+
+use adit_ebpf_abi::{
+    AF_INET, Call, Decision, Endpoint, Listener, ListenerKey, Origin, Rule, RuleKey, SCOPE_BITS,
+    Surroundings, decide,
+};
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::{BPF_F_CURRENT_NETNS, bpf_sock_tuple};
+use aya_ebpf::helpers::generated::{bpf_sk_lookup_tcp, bpf_sk_release};
+use aya_ebpf::macros::cgroup_sock_addr;
+use aya_ebpf::maps::lpm_trie::Key;
+use aya_ebpf::programs::SockAddrContext;
+
+use crate::context::{
+    called4, called6, field, netns_cookie, set_called4, set_called6, socket_cookie,
+};
+use crate::tables::{
+    REDIRECT_EXEMPT, REDIRECT_LISTENERS, REDIRECT_ORIGINS, REDIRECT_PROCESSES, REDIRECT_RULES,
+    count,
+};
+
+const SOCK_STREAM: u32 = 1;
+const IPPROTO_TCP: u32 = 6;
+/// State of a socket that listens.
+const TCP_LISTEN: u32 = 10;
+/// Bytes of the two forms of a socket tuple.
+const TUPLE4_BYTES: u32 = 12;
+const TUPLE6_BYTES: u32 = 36;
+/// Words of the longer one.
+const TUPLE_WORDS: usize = 9;
+/// What these programs return: go on, or fail with EPERM.
+const PROCEED: i32 = 1;
+const FAIL: i32 = 0;
+
+#[cgroup_sock_addr(connect4)]
+pub fn adit_connect4(context: SockAddrContext) -> i32 {
+    let (decision, caller) = judge(&context, called4(&context));
+    count(decision.outcome());
+    match decision {
+        Decision::Leave(_) => PROCEED,
+        Decision::Deny => FAIL,
+        Decision::Redirect(via) => {
+            set_called4(&caller, &via);
+            PROCEED
+        }
+    }
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn adit_connect6(context: SockAddrContext) -> i32 {
+    let (decision, caller) = judge(&context, called6(&context));
+    count(decision.outcome());
+    match decision {
+        Decision::Leave(_) => PROCEED,
+        Decision::Deny => FAIL,
+        Decision::Redirect(via) => {
+            set_called6(&caller, &via);
+            PROCEED
+        }
+    }
+}
+
+#[inline(always)]
+fn judge(context: &SockAddrContext, destination: Endpoint) -> (Decision, SockAddrContext) {
+    let caller = Caller {
+        context,
+        cookie: socket_cookie(context),
+    };
+    // What an earlier call of this socket left: the socket may go elsewhere now.
+    let _none = REDIRECT_ORIGINS.remove(&caller.cookie);
+    let call = Call {
+        is_tcp: field!(context.sock_addr, type_) == SOCK_STREAM
+            && field!(context.sock_addr, protocol) == IPPROTO_TCP,
+        destination,
+    };
+    (
+        decide(&call, &caller),
+        SockAddrContext::new(context.sock_addr),
+    )
+}
+
+/// The calling socket and what the kernel and the maps say around it.
+struct Caller<'a> {
+    context: &'a SockAddrContext,
+    cookie: u64,
+}
+
+impl Surroundings for Caller<'_> {
+    #[inline(always)]
+    fn is_exempt(&self) -> bool {
+        // A socket that is bound to a device may not reach loopback.
+        let own = field!(self.context.sock_addr, __bindgen_anon_1.sk);
+        if !own.is_null() && field!(own, bound_dev_if) != 0 {
+            return true;
+        }
+        // SAFETY: the value is not looked at.
+        let socket = unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some();
+        // SAFETY: the value is not looked at.
+        socket || unsafe { REDIRECT_PROCESSES.get(&self.context.tgid()) }.is_some()
+    }
+
+    #[inline(always)]
+    fn join(&self) {
+        // An LRU map takes every entry.
+        let _joined = REDIRECT_PROCESSES.insert(&self.context.tgid(), &1, 0);
+    }
+
+    #[inline(always)]
+    fn rule(&self, key: &RuleKey) -> Option<&Rule> {
+        REDIRECT_RULES.get(&Key::new(SCOPE_BITS + 128, *key))
+    }
+
+    #[inline(always)]
+    fn listener(&self, number: u32) -> Option<Listener> {
+        let key = ListenerKey {
+            netns_cookie: netns_cookie(self.context),
+            listener: number,
+            reserved: 0,
+        };
+        // SAFETY: copied at once. The daemon replaces values whole.
+        unsafe { REDIRECT_LISTENERS.get(&key) }.copied()
+    }
+
+    #[inline(always)]
+    fn listens(&self, at: &Endpoint) -> bool {
+        let mut tuple = MaybeUninit::<[u32; TUPLE_WORDS]>::uninit();
+        let bytes = write_tuple(tuple.as_mut_ptr().cast(), at);
+        // SAFETY: the context and the tuple live through the call; a socket that comes back is released below.
+        let socket = unsafe {
+            bpf_sk_lookup_tcp(
+                self.context.as_ptr(),
+                tuple.as_mut_ptr().cast::<bpf_sock_tuple>(),
+                bytes,
+                BPF_F_CURRENT_NETNS as i64 as u64,
+                0,
+            )
+        };
+        if socket.is_null() {
+            return false;
+        }
+        let state = field!(socket, state);
+        // SAFETY: the socket came from the lookup and is not used after this.
+        unsafe { bpf_sk_release(socket.cast()) };
+        state == TCP_LISTEN
+    }
+
+    #[inline(always)]
+    fn remember(&self, origin: &Origin) -> bool {
+        REDIRECT_ORIGINS.insert(&self.cookie, origin, 0).is_ok()
+    }
+}
+
+/// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the
+/// verifier refuses the loop that a compiler makes of zeroing a whole.
+#[inline(always)]
+fn write_tuple(tuple: *mut u32, at: &Endpoint) -> u32 {
+    // Ports in the order of the wire: the source's, which is any, then the destination's.
+    let ports = u32::from(at.port.to_be()) << 16;
+    // SAFETY: the words written are those of the array behind the pointer, nine at most.
+    unsafe {
+        if at.family == AF_INET {
+            tuple.write_volatile(0);
+            tuple.add(1).write_volatile(at.word());
+            tuple.add(2).write_volatile(ports);
+            return TUPLE4_BYTES;
+        }
+        let [a, b, c, d] = at.words();
+        tuple.write_volatile(0);
+        tuple.add(1).write_volatile(0);
+        tuple.add(2).write_volatile(0);
+        tuple.add(3).write_volatile(0);
+        tuple.add(4).write_volatile(a);
+        tuple.add(5).write_volatile(b);
+        tuple.add(6).write_volatile(c);
+        tuple.add(7).write_volatile(d);
+        tuple.add(8).write_volatile(ports);
+    }
+    TUPLE6_BYTES
+}

@@ -1,0 +1,377 @@
+//! The transparent frontend put together: listeners, programs in the kernel, rules, state in log and metrics.
+//!
+//! Nothing that is missing here keeps the server from starting.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use ipnet::IpNet;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use super::listeners::{Listening, listen_addr, socket_addr};
+use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget};
+use crate::ebpf::caps::HostCaps;
+use crate::ebpf::object::OBJECT;
+use crate::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours, unpin};
+use crate::frontend::events::FrontendContext;
+use crate::frontend::transparent;
+use crate::hub::Hub;
+use crate::net::interfaces::local_addresses;
+use crate::net::listen::{ListenAddr, Listener};
+use crate::net::origin::{OriginError, OriginSource, PacketFilterOrigin, accept_any_address};
+use crate::net::stream::ByteStream;
+use crate::net::tasks::Tasks;
+use crate::telemetry::AditMetrics;
+use crate::telemetry::labels::{Listener as ListenerLabel, RedirectState};
+
+/// The number of the server's one listener among rules.
+const LISTENER: u32 = 0;
+/// How often counts of the kernel are read, and the cgroup looked after.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
+const ALWAYS_LEFT: [&str; 6] = [
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "0.0.0.0/32",
+    "::1/128",
+    "fe80::/10",
+    "::/128",
+];
+
+/// The redirect of a server, if it has one.
+pub(super) struct Captured {
+    redirect: Option<Arc<Redirect>>,
+    listeners: Vec<SocketAddr>,
+    detail: String,
+}
+
+impl Captured {
+    /// None was asked for.
+    pub(super) fn none() -> Self {
+        Self {
+            redirect: None,
+            listeners: Vec::new(),
+            detail: String::new(),
+        }
+    }
+
+    /// Where captured connections go.
+    pub(super) fn listeners(&self) -> &[SocketAddr] {
+        &self.listeners
+    }
+
+    /// A line for `/readyz?verbose`, if there is anything to say.
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls one of `join` is part
+    /// of the tunnel.
+    pub(super) fn spare(&self, join: &[SocketAddr], leave: impl IntoIterator<Item = SocketAddr>) {
+        let Some(redirect) = &self.redirect else {
+            return;
+        };
+        let here = local_addresses();
+        let mut rules = own_rules(join.iter().copied(), Action::Join, &here);
+        rules.extend(own_rules(leave, Action::Leave, &here));
+        if let Err(error) = redirect.set_rules(&rules) {
+            tracing::warn!(%error, "calls of captured processes to our own listeners may be redirected");
+        }
+    }
+
+    /// Calls go where they go from now on; connections that are open go on.
+    pub(super) fn detach(&self) {
+        if let Some(redirect) = &self.redirect {
+            redirect.detach();
+        }
+    }
+}
+
+/// One rule for each address a listener has.
+fn own_rules(
+    listeners: impl IntoIterator<Item = SocketAddr>,
+    action: Action,
+    here: &[IpAddr],
+) -> Vec<RedirectRule> {
+    let rule = |ip: IpAddr, port| RedirectRule {
+        network: IpNet::from(ip.to_canonical()),
+        port: Some(port),
+        action,
+    };
+    let mut rules = Vec::new();
+    for listener in listeners {
+        if listener.ip().is_unspecified() {
+            rules.extend(here.iter().map(|ip| rule(*ip, listener.port())));
+        } else {
+            rules.push(rule(listener.ip(), listener.port()));
+        }
+    }
+    rules
+}
+
+/// Asks the maps of the redirect.
+struct RedirectOrigin(Arc<Redirect>);
+
+impl OriginSource for RedirectOrigin {
+    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        self.0.origin(socket, peer)?.ok_or(OriginError::Unknown)
+    }
+}
+
+impl Listening<'_> {
+    /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
+    ///
+    /// # Errors
+    /// That listener's address. Whatever the redirect by eBPF lacks is a line in the log.
+    pub(super) fn transparent(
+        &self,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
+        let plan = &self.plan.transparent;
+        let mut bound = None;
+        if let Some(bind) = &plan.bind {
+            let listener = Listener::bind(&listen_addr(bind)?).context("transparent frontend")?;
+            let at = listener
+                .tcp_addr()
+                .context("the transparent listener has no address")?;
+            if let Listener::Tcp(socket) = &listener
+                && let Err(error) = accept_any_address(socket, at.is_ipv6())
+            {
+                tracing::info!(%error, "TPROXY rules cannot lead to the transparent listener, which needs CAP_NET_ADMIN; REDIRECT rules can");
+            }
+            tracing::info!(address = %at, "transparent frontend");
+            bound = Some(at);
+            self.serve_transparent(
+                listener,
+                Arc::new(PacketFilterOrigin { listener: at }),
+                hub,
+                context,
+                clients,
+            );
+        }
+        let Some(redirect) = &plan.redirect else {
+            return Ok((Captured::none(), bound));
+        };
+        let metrics = self.metrics.redirect();
+        match self.capture(redirect, hub, context, clients) {
+            Ok((programs, listeners, rules)) => {
+                metrics.set_state(RedirectState::Active);
+                metrics.set_rules(rules);
+                let cgroup = redirect.cgroup.display().to_string();
+                let others = neighbours();
+                if !others.is_empty() {
+                    tracing::info!(
+                        ?others,
+                        "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
+                    );
+                }
+                tracing::info!(cgroup, rules, programs = programs.programs(), "redirect");
+                let detail = format!("[+]redirect active: {rules} rules on {cgroup}\n");
+                let looked_after = look_after(
+                    Arc::clone(&programs),
+                    redirect.cgroup.clone(),
+                    self.metrics.clone(),
+                    self.stop.clone(),
+                );
+                self.services.spawn_always("redirect", looked_after);
+                let captured = Captured {
+                    redirect: Some(programs),
+                    listeners,
+                    detail,
+                };
+                Ok((captured, bound))
+            }
+            Err(error) => {
+                metrics.set_state(RedirectState::Missing);
+                let missing = missing(&HostCaps::probe());
+                let why = format!("{error:#}");
+                tracing::warn!(
+                    why,
+                    host = missing,
+                    "nothing is redirected: connections go where they go"
+                );
+                let detail = format!("[-]redirect missing: {}\n", why.replace('\n', " "));
+                let captured = Captured {
+                    detail,
+                    ..Captured::none()
+                };
+                Ok((captured, bound))
+            }
+        }
+    }
+
+    /// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.
+    fn capture(
+        &self,
+        plan: &RedirectPlan,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>, usize)> {
+        let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
+        let v4 = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
+            .context("the redirect's listener")?;
+        // Hosts may be without IPv6; calls over it are left alone then.
+        let v6 = Listener::bind(&ListenAddr::Tcp((Ipv6Addr::LOCALHOST, 0).into())).ok();
+        let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
+        if let Listener::Tcp(socket) = &v4 {
+            redirect.set_listener(LISTENER, socket, v4.tcp_addr(), v6_at)?;
+        }
+        let listeners = [v4.tcp_addr(), v6_at].into_iter().flatten().collect();
+        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
+        for listener in [Some(v4), v6].into_iter().flatten() {
+            let origins = Arc::clone(&origins);
+            self.serve_transparent(listener, origins, hub, context, clients);
+        }
+        let mut rules = rules(plan)?;
+        // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen.
+        let agents = &self.plan.agents.bind;
+        if agents.port != 0 {
+            rules.extend(own_rules(
+                [socket_addr(agents)?],
+                Action::Join,
+                &local_addresses(),
+            ));
+        }
+        redirect.set_rules(&rules)?;
+        // Now that ours are in force, those of a predecessor may go.
+        match plan.on_failure {
+            OnFailure::Open => unpin(&plan.cgroup)?,
+            OnFailure::Closed => redirect.pin(&plan.cgroup)?,
+        }
+        Ok((redirect, listeners, rules.len()))
+    }
+
+    fn serve_transparent(
+        &self,
+        listener: Listener,
+        origins: Arc<impl OriginSource>,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) {
+        let (hub, context) = (Arc::clone(hub), context.clone());
+        let serve = move |stream: ByteStream| {
+            let (hub, context) = (Arc::clone(&hub), context.clone());
+            let origins = Arc::clone(&origins);
+            async move { transparent::serve(stream, &hub, &context, &*origins).await }
+        };
+        self.spawn(listener, None, clients, ListenerLabel::Frontend, serve);
+    }
+}
+
+/// What is always left alone first, so that the plan's own words about the same network win.
+fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
+    let mut rules = Vec::new();
+    for network in ALWAYS_LEFT {
+        rules.push(RedirectRule {
+            network: network.parse()?,
+            port: None,
+            action: Action::Leave,
+        });
+    }
+    let rule = |target: &RedirectTarget, action| RedirectRule {
+        network: target.network,
+        port: target.port,
+        action,
+    };
+    let action = match plan.on_failure {
+        OnFailure::Open => Action::Redirect(LISTENER),
+        OnFailure::Closed => Action::RedirectOrDeny(LISTENER),
+    };
+    rules.extend(plan.targets.iter().map(|target| rule(target, action)));
+    rules.extend(
+        plan.excluded
+            .iter()
+            .map(|target| rule(target, Action::Leave)),
+    );
+    Ok(rules)
+}
+
+/// Everything this host lacks, in one line.
+fn missing(caps: &HostCaps) -> String {
+    let missing: Vec<String> = caps
+        .rows()
+        .into_iter()
+        .filter(|(_, capability)| !capability.is_ready())
+        .map(|(name, capability)| format!("{name}: {}", capability.reason()))
+        .collect();
+    if missing.is_empty() {
+        return "lacks nothing that is known to be needed".to_owned();
+    }
+    missing.join("; ")
+}
+
+/// Brings the kernel's counts to the metrics, and says when the cgroup is gone: its programs went with it.
+async fn look_after(
+    redirect: Arc<Redirect>,
+    cgroup: std::path::PathBuf,
+    metrics: AditMetrics,
+    stop: CancellationToken,
+) {
+    let mut there = true;
+    loop {
+        if let Ok(calls) = redirect.calls() {
+            for (outcome, count) in calls {
+                metrics.redirect().set_calls(outcome, count);
+            }
+        }
+        if there && !is_there(&cgroup) {
+            there = false;
+            metrics.redirect().set_state(RedirectState::Missing);
+            tracing::warn!(cgroup = %cgroup.display(), "the captured cgroup was removed: nothing is redirected until a restart");
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => (),
+        }
+    }
+}
+
+fn is_there(cgroup: &Path) -> bool {
+    cgroup.join("cgroup.procs").exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_is_spared_on_each() {
+        let here: [IpAddr; 2] = [[127, 0, 0, 1].into(), [192, 0, 2, 7].into()];
+        let any: SocketAddr = "[::]:8091".parse().unwrap();
+        let rules = own_rules([any], Action::Join, &here);
+        let networks: Vec<String> = rules.iter().map(|rule| rule.network.to_string()).collect();
+        assert_eq!(networks, ["127.0.0.1/32", "192.0.2.7/32"]);
+        let one: SocketAddr = "192.0.2.9:8131".parse().unwrap();
+        let rules = own_rules([one], Action::Leave, &here);
+        assert_eq!(rules.len(), 1);
+        assert_eq!(
+            (rules[0].port, rules[0].action),
+            (Some(8131), Action::Leave)
+        );
+    }
+
+    #[test]
+    fn loopback_is_left_alone_even_by_a_rule_for_everything() {
+        let plan = RedirectPlan {
+            targets: vec![RedirectTarget {
+                network: "0.0.0.0/0".parse().unwrap(),
+                port: None,
+            }],
+            excluded: Vec::new(),
+            cgroup: "/".into(),
+            on_failure: OnFailure::Open,
+        };
+        let rules = rules(&plan).unwrap();
+        let loopback: IpNet = "127.0.0.0/8".parse().unwrap();
+        let found = rules.iter().find(|rule| rule.network == loopback);
+        assert_eq!(found.map(|rule| rule.action), Some(Action::Leave));
+    }
+}

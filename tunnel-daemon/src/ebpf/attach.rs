@@ -1,0 +1,166 @@
+//! Programs on a cgroup, for as long as we hold the descriptors of the links: a process that dies takes them along.
+
+use std::fs::File;
+use std::path::Path;
+
+use aya::Ebpf;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SockOps};
+
+use super::caps::deepest;
+use super::object::KernelError;
+
+/// Opens a cgroup to attach to.
+///
+/// # Errors
+/// It is not there, or no cgroup of version 2.
+pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
+    let refused = |cause: String| KernelError::Cgroup {
+        path: path.display().to_string(),
+        cause,
+    };
+    let folder = File::open(path).map_err(|error| refused(error.to_string()))?;
+    // Every folder of cgroup2 has it.
+    if !path.join("cgroup.procs").exists() || !path.join("cgroup.controllers").exists() {
+        return Err(refused("it is no cgroup of version 2".to_owned()));
+    }
+    Ok(folder)
+}
+
+/// Programs that are attached; dropping it detaches them. The kernel does the same when the process ends.
+#[derive(Debug, Default)]
+pub struct Attached {
+    links: Vec<(&'static str, FdLink)>,
+    /// These stay attached when dropped.
+    pinned: Vec<PinnedLink>,
+}
+
+impl Attached {
+    /// Loads a cgroup socket address program and attaches it.
+    ///
+    /// # Errors
+    /// What the kernel said, with the program's name.
+    pub fn sock_addr(
+        &mut self,
+        ebpf: &mut Ebpf,
+        name: &'static str,
+        cgroup: &File,
+    ) -> Result<(), KernelError> {
+        let program: &mut CgroupSockAddr = ebpf
+            .program_mut(name)
+            .ok_or(KernelError::NotInObject(name))?
+            .try_into()
+            .map_err(|_other: ProgramError| KernelError::NotInObject(name))?;
+        program.load().map_err(failed("load", name))?;
+        let id = program
+            .attach(cgroup, CgroupAttachMode::Single)
+            .map_err(failed("attach", name))?;
+        let link = program.take_link(id).map_err(failed("attach", name))?;
+        let link = FdLink::try_from(link).map_err(|error| KernelError::Program {
+            action: "attach",
+            program: name,
+            cause: error.to_string(),
+        })?;
+        self.links.push((name, link));
+        Ok(())
+    }
+
+    /// Loads a socket operations program and attaches it.
+    ///
+    /// # Errors
+    /// What the kernel said, with the program's name.
+    pub fn sock_ops(
+        &mut self,
+        ebpf: &mut Ebpf,
+        name: &'static str,
+        cgroup: &File,
+    ) -> Result<(), KernelError> {
+        let program: &mut SockOps = ebpf
+            .program_mut(name)
+            .ok_or(KernelError::NotInObject(name))?
+            .try_into()
+            .map_err(|_other: ProgramError| KernelError::NotInObject(name))?;
+        program.load().map_err(failed("load", name))?;
+        let id = program
+            .attach(cgroup, CgroupAttachMode::Single)
+            .map_err(failed("attach", name))?;
+        let link = program.take_link(id).map_err(failed("attach", name))?;
+        let link = FdLink::try_from(link).map_err(|error| KernelError::Program {
+            action: "attach",
+            program: name,
+            cause: error.to_string(),
+        })?;
+        self.links.push((name, link));
+        Ok(())
+    }
+
+    /// Pins these programs below a folder of bpffs: they stay attached when the process ends, until their files are removed.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn pin(&mut self, names: &[&str], folder: &Path) -> Result<(), KernelError> {
+        let links = std::mem::take(&mut self.links);
+        for (name, link) in links {
+            if !names.contains(&name) {
+                self.links.push((name, link));
+                continue;
+            }
+            let pinned = link
+                .pin(folder.join(name))
+                .map_err(|error| KernelError::Program {
+                    action: "pin",
+                    program: name,
+                    cause: deepest(&error),
+                })?;
+            self.pinned.push(pinned);
+        }
+        Ok(())
+    }
+
+    /// How many are attached.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.links.len() + self.pinned.len()
+    }
+}
+
+fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
+    move |error| {
+        let cause = match &error {
+            // The verifier's words; the last line before its statistics says what it minds.
+            ProgramError::LoadError {
+                io_error,
+                verifier_log,
+            } => {
+                let log = verifier_log.to_string();
+                let last = log.lines().rev().find(|line| !is_statistics(line));
+                format!("{io_error}: {}", last.unwrap_or_default())
+            }
+            other => deepest(other),
+        };
+        KernelError::Program {
+            action,
+            program,
+            cause,
+        }
+    }
+}
+
+fn is_statistics(line: &str) -> bool {
+    line.trim().is_empty()
+        || ["processed ", "verification time ", "stack depth "]
+            .iter()
+            .any(|start| line.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_are_no_reason() {
+        let log = "369: (73) *(u8 *)(r5 +0) = r2\nR5 pointer arithmetic prohibited\nverification time 3 usec\nstack depth 176\nprocessed 254 insns\n\n";
+        let last = log.lines().rev().find(|line| !is_statistics(line));
+        assert_eq!(last, Some("R5 pointer arithmetic prohibited"));
+    }
+}

@@ -1,0 +1,233 @@
+//! What this host allows of eBPF, or why not, each with a reason in words.
+//!
+//! Probes try things out where they can: version numbers do not tell what a seccomp profile, a sysctl or a distribution
+//! took away. Nothing is left behind.
+
+use std::fs;
+use std::path::PathBuf;
+
+use aya::maps::MapType;
+use aya::programs::ProgramType;
+use aya::sys::{is_map_supported, is_program_supported};
+
+/// Bits of the effective capability set.
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_BPF: u32 = 39;
+
+/// One thing a host has or lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// There, and how.
+    Ready(String),
+    /// Not there, why, and what to do about it.
+    Missing(String),
+}
+
+impl Capability {
+    /// Whether it is there.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready(_))
+    }
+
+    /// How, or why not.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Ready(how) => how,
+            Self::Missing(why) => why,
+        }
+    }
+}
+
+/// What this host allows.
+#[derive(Clone, Debug)]
+pub struct HostCaps {
+    /// CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+    pub capabilities: Capability,
+    /// Whether bpf(2) loads a program of the kinds that are needed.
+    pub bpf: Capability,
+    /// Type information of the running kernel. Not needed by the redirect.
+    pub btf: Capability,
+    /// Where cgroup2 is mounted.
+    pub cgroup2: Capability,
+    /// Ring buffers, which events come through. Not needed by the redirect.
+    pub ring_buffer: Capability,
+}
+
+impl HostCaps {
+    /// Asks the running kernel. Takes milliseconds; makes a few system calls and keeps nothing.
+    #[must_use]
+    pub fn probe() -> Self {
+        Self {
+            capabilities: capabilities(
+                &fs::read_to_string("/proc/self/status").unwrap_or_default(),
+            ),
+            bpf: bpf(),
+            btf: btf(),
+            cgroup2: match cgroup2_mount() {
+                Ok(mount) => Capability::Ready(mount.display().to_string()),
+                Err(why) => Capability::Missing(why),
+            },
+            ring_buffer: ring_buffer(),
+        }
+    }
+
+    /// All of it, by the names reports use.
+    #[must_use]
+    pub fn rows(&self) -> [(&'static str, &Capability); 5] {
+        [
+            ("capabilities", &self.capabilities),
+            ("bpf", &self.bpf),
+            ("btf", &self.btf),
+            ("cgroup2", &self.cgroup2),
+            ("ring-buffer", &self.ring_buffer),
+        ]
+    }
+}
+
+fn capabilities(status: &str) -> Capability {
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    let Some(set) = effective else {
+        return Capability::Missing(
+            "/proc/self/status names no capabilities: mount /proc".to_owned(),
+        );
+    };
+    let has = |bit: u32| set & (1 << bit) != 0;
+    if has(CAP_SYS_ADMIN) && has(CAP_NET_ADMIN) {
+        return Capability::Ready("CAP_SYS_ADMIN, CAP_NET_ADMIN".to_owned());
+    }
+    let missing: Vec<&str> = [(CAP_BPF, "CAP_BPF"), (CAP_NET_ADMIN, "CAP_NET_ADMIN")]
+        .into_iter()
+        .filter(|(bit, _)| !has(*bit))
+        .map(|(_, name)| name)
+        .collect();
+    if missing.is_empty() {
+        return Capability::Ready("CAP_BPF, CAP_NET_ADMIN".to_owned());
+    }
+    let missing = missing.join(" and ");
+    Capability::Missing(format!("{missing} missing: run with it"))
+}
+
+fn bpf() -> Capability {
+    for (kind, name) in [
+        (ProgramType::CgroupSockAddr, "cgroup socket address"),
+        (ProgramType::SockOps, "socket operations"),
+    ] {
+        match is_program_supported(kind) {
+            Ok(true) => (),
+            Ok(false) => {
+                return Capability::Missing(format!(
+                    "this kernel has no {name} programs: it was built without CONFIG_CGROUP_BPF"
+                ));
+            }
+            Err(error) => {
+                let cause = deepest(&error);
+                return Capability::Missing(format!(
+                    "bpf(2) refused ({cause}): it needs CAP_BPF, and a seccomp profile that allows it"
+                ));
+            }
+        }
+    }
+    Capability::Ready("programs load".to_owned())
+}
+
+fn btf() -> Capability {
+    let path = "/sys/kernel/btf/vmlinux";
+    match fs::metadata(path) {
+        Ok(_) => Capability::Ready(path.to_owned()),
+        Err(error) => Capability::Missing(format!(
+            "{path}: {error}; the kernel was built without CONFIG_DEBUG_INFO_BTF, or /sys is not mounted"
+        )),
+    }
+}
+
+fn ring_buffer() -> Capability {
+    match is_map_supported(MapType::RingBuf) {
+        Ok(true) => Capability::Ready("supported".to_owned()),
+        Ok(false) => Capability::Missing("the kernel is older than 5.8".to_owned()),
+        Err(error) => Capability::Missing(format!("bpf(2) refused ({})", deepest(&error))),
+    }
+}
+
+/// Where cgroup2 is mounted; on hosts with both versions that is beside the old one.
+///
+/// # Errors
+/// It is mounted nowhere; the text says what to do.
+pub fn cgroup2_mount() -> Result<PathBuf, String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
+    mount_of(&mounts, "cgroup2").ok_or_else(|| {
+        "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned()
+    })
+}
+
+/// The first mount point of a kind of file system.
+pub(super) fn mount_of(mounts: &str, kind: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (head, tail) = line.split_once(" - ")?;
+        if tail.split(' ').next()? != kind {
+            return None;
+        }
+        // Fields: id, parent, device, root, mount point.
+        head.split(' ').nth(4).map(PathBuf::from)
+    })
+}
+
+/// The innermost cause, which is what the kernel said.
+pub(super) fn deepest(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hybrid_mount_is_found_beside_the_old_hierarchies() {
+        let mounts = "31 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
+             32 31 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw\n\
+             33 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        assert_eq!(
+            mount_of(mounts, "cgroup2"),
+            Some(PathBuf::from("/sys/fs/cgroup/unified"))
+        );
+        assert_eq!(
+            mount_of("33 31 0:28 / /x rw - cgroup cgroup rw,cpu\n", "cgroup2"),
+            None
+        );
+    }
+
+    #[test]
+    fn each_missing_capability_is_named() {
+        let with = |set: u64| capabilities(&format!("Name:\tx\nCapEff:\t{set:016x}\n"));
+        assert!(with(1 << CAP_BPF | 1 << CAP_NET_ADMIN).is_ready());
+        assert!(with(1 << CAP_SYS_ADMIN | 1 << CAP_NET_ADMIN).is_ready());
+        let none = with(0);
+        assert!(
+            none.reason().contains("CAP_BPF and CAP_NET_ADMIN"),
+            "{none:?}"
+        );
+        let one = with(1 << CAP_BPF);
+        assert!(
+            !one.is_ready() && !one.reason().contains("CAP_BPF"),
+            "{one:?}"
+        );
+        assert!(!capabilities("").is_ready());
+    }
+
+    #[test]
+    fn every_row_of_a_probe_says_something() {
+        for (name, capability) in HostCaps::probe().rows() {
+            assert!(!capability.reason().is_empty(), "{name}");
+        }
+    }
+}

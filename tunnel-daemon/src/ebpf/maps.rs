@@ -1,0 +1,153 @@
+//! Maps of the object by what they hold. Keys and values are the bytes that the shared types lay out.
+
+use aya::Ebpf;
+use aya::maps::lpm_trie::Key;
+use aya::maps::{HashMap, LpmTrie, MapData, MapError, PerCpuArray};
+
+use adit_ebpf_abi::{
+    ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival, ArrivalKey, CALL_OUTCOMES, LISTENER_BYTES,
+    LISTENER_KEY_BYTES, Listener, ListenerKey, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey,
+    SCOPE_BITS,
+};
+
+use super::object::KernelError;
+
+const RULES: &str = "REDIRECT_RULES";
+const LISTENERS: &str = "REDIRECT_LISTENERS";
+const EXEMPT: &str = "REDIRECT_EXEMPT";
+const ARRIVALS: &str = "REDIRECT_ARRIVALS";
+const CALLS: &str = "REDIRECT_CALLS";
+
+fn refused(map: &'static str) -> impl FnOnce(MapError) -> KernelError {
+    move |error| KernelError::Map {
+        map,
+        cause: super::caps::deepest(&error),
+    }
+}
+
+macro_rules! take {
+    ($ebpf:expr, $name:ident, $kind:ident) => {
+        $kind::try_from(
+            $ebpf
+                .take_map($name)
+                .ok_or(KernelError::NotInObject($name))?,
+        )
+        .map_err(refused($name))?
+    };
+}
+
+/// The maps of the redirect, once taken out of a loaded object. Programs keep their own references.
+pub struct RedirectMaps {
+    rules: LpmTrie<MapData, [u8; RULE_KEY_BYTES], [u8; RULE_BYTES]>,
+    listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
+    exempt: HashMap<MapData, u64, u8>,
+    arrivals: HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>,
+    calls: PerCpuArray<MapData, u64>,
+}
+
+impl RedirectMaps {
+    /// Takes them.
+    ///
+    /// # Errors
+    /// The object is not ours.
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
+        Ok(Self {
+            rules: take!(ebpf, RULES, LpmTrie),
+            listeners: take!(ebpf, LISTENERS, HashMap),
+            exempt: take!(ebpf, EXEMPT, HashMap),
+            arrivals: take!(ebpf, ARRIVALS, HashMap),
+            calls: take!(ebpf, CALLS, PerCpuArray),
+        })
+    }
+
+    /// Adds or replaces the rule for a prefix of [`Rule::prefix_bits`] of `key`.
+    ///
+    /// # Errors
+    /// The map is full.
+    pub fn set_rule(&mut self, key: RuleKey, rule: Rule) -> Result<(), KernelError> {
+        let prefix = Key::new(SCOPE_BITS + rule.prefix_bits, key.to_bytes());
+        self.rules
+            .insert(&prefix, rule.to_bytes(), 0)
+            .map_err(refused(RULES))
+    }
+
+    /// Removes a rule; one that is not there is fine.
+    ///
+    /// # Errors
+    /// The kernel refused for another reason.
+    pub fn remove_rule(&mut self, key: RuleKey, prefix_bits: u32) -> Result<(), KernelError> {
+        let prefix = Key::new(SCOPE_BITS + prefix_bits, key.to_bytes());
+        match self.rules.remove(&prefix) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(error) => Err(refused(RULES)(error)),
+        }
+    }
+
+    /// Notes where a listener listens.
+    ///
+    /// # Errors
+    /// The map is full.
+    pub fn set_listener(
+        &mut self,
+        key: ListenerKey,
+        listener: Listener,
+    ) -> Result<(), KernelError> {
+        self.listeners
+            .insert(key.to_bytes(), listener.to_bytes(), 0)
+            .map_err(refused(LISTENERS))
+    }
+
+    /// Never redirects the socket with this cookie.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn exempt(&mut self, socket_cookie: u64) -> Result<(), KernelError> {
+        self.exempt
+            .insert(socket_cookie, 1, 0)
+            .map_err(refused(EXEMPT))
+    }
+
+    /// Takes note of a connection and gives it; `None` if the programs left none, or left it too long ago.
+    ///
+    /// # Errors
+    /// The kernel refused for another reason.
+    pub fn take_arrival(
+        &mut self,
+        key: ArrivalKey,
+        now_ns: u64,
+    ) -> Result<Option<Arrival>, KernelError> {
+        let key = key.to_bytes();
+        let found = match self.arrivals.get(&key, 0) {
+            Ok(bytes) => Arrival::from_bytes(bytes),
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(error) => return Err(refused(ARRIVALS)(error)),
+        };
+        match self.arrivals.remove(&key) {
+            Ok(()) | Err(MapError::KeyNotFound) => (),
+            Err(error) => return Err(refused(ARRIVALS)(error)),
+        }
+        Ok(found.is_fresh(now_ns).then_some(found))
+    }
+
+    /// Connections that nobody accepted yet.
+    #[must_use]
+    pub fn arrivals_waiting(&self) -> usize {
+        self.arrivals.keys().filter(Result::is_ok).count()
+    }
+
+    /// Calls so far, by outcome in the order of [`CALL_OUTCOMES`].
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn calls(&self) -> Result<[u64; CALL_OUTCOMES.len()], KernelError> {
+        let mut sums = [0; CALL_OUTCOMES.len()];
+        for (sum, (outcome, _)) in sums.iter_mut().zip(CALL_OUTCOMES) {
+            let values = self
+                .calls
+                .get(&(outcome as u32), 0)
+                .map_err(refused(CALLS))?;
+            *sum = values.iter().sum();
+        }
+        Ok(sums)
+    }
+}

@@ -1,0 +1,11 @@
+//! The kernel side: what this host allows, the embedded object, attachments that end with the process, typed maps.
+//!
+//! Knows no tunnel and no protocol. Nothing here may keep the daemon from starting: whatever is missing is a reason in words.
+
+pub mod attach;
+pub mod caps;
+pub mod maps;
+pub mod netns;
+pub mod object;
+pub mod pins;
+pub mod redirect;

@@ -1,0 +1,326 @@
+//! The redirect as one thing: programs on a cgroup, rules, listeners, exempt sockets, and where a connection wanted to go.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use adit_ebpf_abi::{
+    ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
+    FLAG_DENY, Listener, ListenerKey, Rule, RuleKey,
+};
+use ipnet::IpNet;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::attach::{Attached, open_cgroup};
+use super::maps::RedirectMaps;
+use super::object::{KernelError, load};
+use super::{netns, pins};
+
+/// Names of other programs in one log line.
+const NEIGHBOURS_MAX: usize = 16;
+/// How the kernel numbers programs of these hooks.
+const SOCK_ADDR: u32 = 18;
+
+/// What becomes of calls to a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// They go where they go.
+    Leave,
+    /// They go where they go, and the process that makes one is part of the tunnel: none of its calls are redirected from
+    /// then on.
+    Join,
+    /// They go to this listener; without one, where they go.
+    Redirect(u32),
+    /// They go to this listener; without one they fail.
+    RedirectOrDeny(u32),
+}
+
+/// Calls to a network, on one port or on all, and what becomes of them. The longest prefix wins; of two that are as long,
+/// the one with the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedirectRule {
+    /// Networks that hold only IPv4-mapped addresses are IPv4 networks.
+    pub network: IpNet,
+    /// `None`: all.
+    pub port: Option<u16>,
+    /// What to do.
+    pub action: Action,
+}
+
+impl RedirectRule {
+    /// As the map holds it.
+    fn entry(&self) -> (RuleKey, Rule) {
+        let (ip, prefix_bits) = plain(self.network);
+        let key = RuleKey::of(&endpoint(SocketAddr::new(ip, self.port.unwrap_or(0))));
+        let (action, listener, flags) = match self.action {
+            Action::Leave => (ACTION_LEAVE, 0, 0),
+            Action::Join => (ACTION_JOIN, 0, 0),
+            Action::Redirect(listener) => (ACTION_REDIRECT, listener, 0),
+            Action::RedirectOrDeny(listener) => (ACTION_REDIRECT, listener, FLAG_DENY),
+        };
+        let rule = Rule {
+            prefix_bits,
+            action,
+            listener,
+            flags,
+        };
+        (key, rule)
+    }
+}
+
+/// First address and prefix length, as IPv4 where all of it is mapped.
+fn plain(network: IpNet) -> (IpAddr, u32) {
+    let (ip, bits) = (network.network(), u32::from(network.prefix_len()));
+    match ip {
+        IpAddr::V6(v6) if bits >= 96 => match v6.to_ipv4_mapped() {
+            Some(v4) => (v4.into(), bits - 96),
+            None => (ip, bits),
+        },
+        _ => (ip, bits),
+    }
+}
+
+/// An address as maps hold it.
+#[must_use]
+pub fn endpoint(address: SocketAddr) -> Endpoint {
+    match address.ip().to_canonical() {
+        IpAddr::V4(v4) => Endpoint::v4(v4.octets(), address.port()),
+        IpAddr::V6(v6) => Endpoint::v6(v6.octets(), address.port()),
+    }
+}
+
+/// An address from what a map holds.
+#[must_use]
+pub fn address(endpoint: &Endpoint) -> SocketAddr {
+    let ip: IpAddr = if endpoint.family == AF_INET {
+        let [a, b, c, d, ..] = endpoint.ip;
+        [a, b, c, d].into()
+    } else {
+        endpoint.ip.into()
+    };
+    SocketAddr::new(ip, endpoint.port)
+}
+
+/// Programs on a cgroup and their maps. Dropping it takes all of it out of the kernel.
+pub struct Redirect {
+    maps: Mutex<RedirectMaps>,
+    attached: Mutex<Attached>,
+    /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
+    _object: Mutex<aya::Ebpf>,
+}
+
+impl Redirect {
+    /// Loads the programs of `object` and attaches them to a cgroup. Nothing is redirected before there are a listener and a
+    /// rule.
+    ///
+    /// # Errors
+    /// What is missing, and what to do about it.
+    pub fn attach(object: &[u8], cgroup: &Path) -> Result<Self, KernelError> {
+        let cgroup = open_cgroup(cgroup)?;
+        let mut ebpf = load(object)?;
+        let maps = RedirectMaps::take(&mut ebpf)?;
+        let mut attached = Attached::default();
+        // What tells and hides first: a call that is redirected finds both there.
+        attached.sock_ops(&mut ebpf, "adit_redirect_ops", &cgroup)?;
+        attached.sock_addr(&mut ebpf, "adit_getpeername4", &cgroup)?;
+        attached.sock_addr(&mut ebpf, "adit_getpeername6", &cgroup)?;
+        attached.sock_addr(&mut ebpf, "adit_connect4", &cgroup)?;
+        attached.sock_addr(&mut ebpf, "adit_connect6", &cgroup)?;
+        Ok(Self {
+            maps: Mutex::new(maps),
+            attached: Mutex::new(attached),
+            _object: Mutex::new(ebpf),
+        })
+    }
+
+    /// Keeps the programs that redirect attached when this process ends, however it ends: with rules that deny, what they name
+    /// is out of reach then. What an earlier process had left there is let go first.
+    ///
+    /// # Errors
+    /// There is no bpffs, or the kernel refused.
+    pub fn pin(&self, cgroup: &Path) -> Result<(), KernelError> {
+        let failed = |cause: String| KernelError::Pin {
+            path: cgroup.display().to_string(),
+            cause,
+        };
+        let folder = pins::folder(cgroup).map_err(failed)?;
+        pins::emptied(&folder).map_err(|error| failed(error.to_string()))?;
+        self.attached
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pin(&["adit_connect4", "adit_connect6"], &folder)
+    }
+
+    fn maps(&self) -> std::sync::MutexGuard<'_, RedirectMaps> {
+        // A panic between two system calls leaves nothing half done in it.
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Programs attached.
+    #[must_use]
+    pub fn programs(&self) -> usize {
+        self.attached
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .count()
+    }
+
+    /// Takes the programs off the cgroup: from now on calls go where they go.
+    pub fn detach(&self) {
+        let mut attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        *attached = Attached::default();
+    }
+
+    /// Notes the listener `number`: callers in the network namespace of `socket` are sent to these addresses, by the
+    /// family of their destination.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn set_listener(
+        &self,
+        number: u32,
+        socket: &impl AsFd,
+        v4: Option<SocketAddr>,
+        v6: Option<SocketAddr>,
+    ) -> Result<(), KernelError> {
+        let key = ListenerKey {
+            netns_cookie: netns::cookie(socket).map_err(KernelError::Namespace)?,
+            listener: number,
+            reserved: 0,
+        };
+        let of = |address: Option<SocketAddr>| address.map_or(Endpoint::NONE, endpoint);
+        let listener = Listener {
+            v4: of(v4),
+            v6: of(v6),
+        };
+        self.maps().set_listener(key, listener)
+    }
+
+    /// Adds or replaces rules.
+    ///
+    /// # Errors
+    /// There is no room for more.
+    pub fn set_rules(&self, rules: &[RedirectRule]) -> Result<(), KernelError> {
+        let mut maps = self.maps();
+        for rule in rules {
+            let (key, value) = rule.entry();
+            maps.set_rule(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Never redirects this socket. Before it connects.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn exempt(&self, socket: &impl AsFd) -> Result<(), KernelError> {
+        let cookie = rustix::net::sockopt::socket_cookie(socket)
+            .map_err(|error| KernelError::Namespace(error.into()))?;
+        self.maps().exempt(cookie)
+    }
+
+    /// Where the connection that `accept` showed as coming from `client` wanted to go. Once: the answer is forgotten.
+    ///
+    /// # Errors
+    /// The kernel refused; never because nothing is known, which is `None`.
+    pub fn origin(
+        &self,
+        accepted: &impl AsFd,
+        client: SocketAddr,
+    ) -> io::Result<Option<SocketAddr>> {
+        let key = ArrivalKey {
+            netns_cookie: netns::cookie(accepted)?,
+            client: endpoint(client),
+            reserved: 0,
+        };
+        let found = self
+            .maps()
+            .take_arrival(key, monotonic_ns())
+            .map_err(io::Error::other)?;
+        Ok(found.map(|arrival| address(&arrival.destination)))
+    }
+
+    /// Redirected connections that nobody has accepted yet.
+    #[must_use]
+    pub fn arrivals_waiting(&self) -> usize {
+        self.maps().arrivals_waiting()
+    }
+
+    /// Calls so far, with the names of what became of them.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn calls(&self) -> Result<Vec<(&'static str, u64)>, KernelError> {
+        let sums = self.maps().calls()?;
+        Ok(CALL_OUTCOMES
+            .iter()
+            .zip(sums)
+            .map(|((_, name), sum)| (*name, sum))
+            .collect())
+    }
+}
+
+/// Lets go of what an earlier process pinned for a cgroup, if anything.
+///
+/// # Errors
+/// The file system refused.
+pub fn unpin(cgroup: &Path) -> io::Result<()> {
+    match pins::folder(cgroup) {
+        Ok(folder) => pins::cleared(&folder),
+        // No such file system, no pins.
+        Err(_nowhere) => Ok(()),
+    }
+}
+
+/// Names of other programs at the same kind of hook, such as those of a load balancer in place of kube-proxy. What they
+/// rewrite before us is what our rules see, and what they rewrite behind us is theirs. Empty without CAP_SYS_ADMIN, which
+/// listing takes.
+#[must_use]
+pub fn neighbours() -> Vec<String> {
+    aya::programs::loaded_programs()
+        .filter_map(Result::ok)
+        .filter(|program| program.program_type() as u32 == SOCK_ADDR)
+        .filter_map(|program| program.name_as_str().map(str::to_owned))
+        .filter(|name| !name.starts_with("adit_"))
+        .take(NEIGHBOURS_MAX)
+        .collect()
+}
+
+/// The clock programs read.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanoseconds = u64::try_from(now.tv_nsec).unwrap_or(0);
+    seconds * 1_000_000_000 + nanoseconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_networks_are_ipv4_networks() {
+        let rule = |network: &str| RedirectRule {
+            network: network.parse().unwrap(),
+            port: Some(443),
+            action: Action::Redirect(1),
+        };
+        assert_eq!(
+            rule("::ffff:10.0.0.0/104").entry(),
+            rule("10.0.0.0/8").entry()
+        );
+        // Wider than all of IPv4: IPv6, and none of IPv4.
+        assert_eq!(rule("::/0").entry().1.prefix_bits, 0);
+        assert_ne!(rule("::/0").entry().0, rule("0.0.0.0/0").entry().0);
+    }
+
+    #[test]
+    fn addresses_come_back() {
+        for text in ["10.1.2.3:443", "[2001:db8::1]:65535"] {
+            let socket: SocketAddr = text.parse().unwrap();
+            assert_eq!(address(&endpoint(socket)), socket);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Where a connection wanted to go before something sent it to us.
+
+use std::io;
+use std::net::SocketAddr;
+
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+/// Why a connection is not served: what we are asked to dial is not known, or is ourselves.
+#[derive(Debug, thiserror::Error)]
+pub enum OriginError {
+    /// Nobody left a note, or it is too old. A direct connection looks like that.
+    #[error("nothing tells where this connection wanted to go")]
+    Unknown,
+    /// The connection was made to our listener itself.
+    #[error("it wanted to go to our own address {0}")]
+    OwnAddress(SocketAddr),
+    /// The kernel refused to answer.
+    #[error("the kernel does not tell where it wanted to go: {0}")]
+    Kernel(#[from] io::Error),
+}
+
+/// Knows where accepted connections wanted to go.
+pub trait OriginSource: Send + Sync + 'static {
+    /// The destination `peer` had asked for. Once for each connection, right after it was accepted.
+    ///
+    /// # Errors
+    /// It is not known, or nothing to be dialled.
+    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError>;
+}
+
+/// Asks the socket: a REDIRECT rule leaves the destination with the connection tracker, a TPROXY rule in the socket itself.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketFilterOrigin {
+    /// Where our listener is.
+    pub listener: SocketAddr,
+}
+
+impl OriginSource for PacketFilterOrigin {
+    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        let option = SockRef::from(socket);
+        let answer = if peer.is_ipv4() {
+            option.original_dst_v4()
+        } else {
+            option.original_dst_v6()
+        };
+        let tracked = match answer {
+            Ok(address) => address.as_socket(),
+            // Not tracked, or the machine has no tracker: then nobody rewrote it, either.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOENT | libc::ENOPROTOOPT | libc::EOPNOTSUPP)
+                ) =>
+            {
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let destination = match tracked {
+            Some(address) => address,
+            None => socket.local_addr()?,
+        };
+        let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+        if self.is_own(destination) {
+            return Err(OriginError::OwnAddress(destination));
+        }
+        Ok(destination)
+    }
+}
+
+impl PacketFilterOrigin {
+    /// Whether dialling it would come back to our listener. One on all addresses has its port on each of them, so that port
+    /// is out of reach then.
+    fn is_own(&self, destination: SocketAddr) -> bool {
+        let ip = self.listener.ip();
+        destination.port() == self.listener.port()
+            && (ip.is_unspecified() || ip.to_canonical() == destination.ip())
+    }
+}
+
+/// Lets a listener take connections to any address, which TPROXY rules need. It takes CAP_NET_ADMIN.
+///
+/// # Errors
+/// The privilege is missing.
+pub fn accept_any_address(listener: &impl std::os::fd::AsFd, v6: bool) -> io::Result<()> {
+    let socket = SockRef::from(listener);
+    if v6 {
+        socket.set_ip_transparent_v6(true)
+    } else {
+        socket.set_ip_transparent_v4(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_direct_connection_to_the_listener_is_refused() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let _client = TcpStream::connect(at).await.unwrap();
+        let (socket, peer) = listener.accept().await.unwrap();
+        let source = PacketFilterOrigin { listener: at };
+        let refused = source.origin(&socket, peer);
+        assert!(matches!(refused, Err(OriginError::OwnAddress(own)) if own == at));
+    }
+
+    #[test]
+    fn a_listener_on_all_addresses_owns_its_port_on_each() {
+        let any = PacketFilterOrigin {
+            listener: "[::]:15001".parse().unwrap(),
+        };
+        assert!(any.is_own("192.0.2.1:15001".parse().unwrap()));
+        assert!(!any.is_own("192.0.2.1:443".parse().unwrap()));
+        let one = PacketFilterOrigin {
+            listener: "192.0.2.7:15001".parse().unwrap(),
+        };
+        assert!(!one.is_own("192.0.2.1:15001".parse().unwrap()));
+    }
+}

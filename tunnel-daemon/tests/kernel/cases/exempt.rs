@@ -1,0 +1,70 @@
+//! Own sockets are never redirected.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use adit::ebpf::object::OBJECT;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use socket2::{Domain, Socket, Type};
+
+use crate::support::cgroup::Cgroup;
+use crate::support::client::over;
+use crate::support::privilege::ready;
+use crate::support::role::{Role, tell};
+use crate::support::target::target;
+
+#[test]
+fn a_socket_that_is_exempt_goes_direct_and_its_neighbour_does_not() {
+    if !ready("exempt sockets") {
+        return;
+    }
+    let (cgroup, target) = (Cgroup::new(), target("127.8.0.1"));
+    let arguments = format!("{} {target}", cgroup.path().display());
+    let mut role = Role::start("exempt", Some(cgroup.path()), &arguments);
+    assert_eq!(role.hear(), "exempt: direct");
+    assert_eq!(role.hear(), "bound: direct");
+    assert_eq!(role.hear(), "other: redirected");
+    drop(role);
+}
+
+/// A process that captures itself.
+pub(crate) fn play(arguments: &str) {
+    let (cgroup, target) = arguments.split_once(' ').unwrap();
+    let target: SocketAddr = target.parse().unwrap();
+    let redirect = Redirect::attach(OBJECT, Path::new(cgroup)).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    redirect.set_listener(0, &listener, Some(at), None).unwrap();
+    let rule = RedirectRule {
+        network: target.ip().into(),
+        port: None,
+        action: Action::Redirect(0),
+    };
+    redirect.set_rules(&[rule]).unwrap();
+    let own = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    redirect.exempt(&own).unwrap();
+    let seen = over(own, target).unwrap();
+    tell(if seen.is_direct() {
+        "exempt: direct"
+    } else {
+        "exempt: redirected"
+    });
+    // Loopback would be out of reach of one that is bound to another device.
+    let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    bound.bind_device(Some(b"lo")).unwrap();
+    let seen = over(bound, target).unwrap();
+    tell(if seen.is_direct() {
+        "bound: direct"
+    } else {
+        "bound: redirected"
+    });
+    let other = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    other.connect(&target.into()).unwrap();
+    let (socket, peer) = listener.accept().unwrap();
+    let origin = redirect.origin(&socket, peer).unwrap();
+    tell(if origin == Some(target) {
+        "other: redirected"
+    } else {
+        "other: direct"
+    });
+}

@@ -1,0 +1,80 @@
+//! The objects load: the committed one, and one that was just built.
+
+use std::path::PathBuf;
+
+use adit::ebpf::object::{OBJECT, load};
+use adit::ebpf::redirect::Redirect;
+use aya::programs::{Program, ProgramError};
+
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+use crate::support::cgroup::Cgroup;
+use crate::support::privilege::{ready, say};
+
+/// Names a freshly built object; `cargo xtask test` sets it where the eBPF toolchain is.
+const FRESH: &str = "ADIT_EBPF_OBJECT";
+
+#[test]
+fn every_program_of_the_committed_object_passes_the_verifier() {
+    if ready("loading the committed object") {
+        load_all(OBJECT);
+    }
+}
+
+#[test]
+fn every_program_of_a_freshly_built_object_passes_the_verifier() {
+    let Some(path) = std::env::var_os(FRESH).map(PathBuf::from) else {
+        // Never a failure: the toolchain is not part of what a build needs.
+        let why =
+            format!("{FRESH} names none; `cargo xtask test` does where the eBPF toolchain is");
+        say("loading a freshly built object", &why);
+        return;
+    };
+    if ready("loading a freshly built object") {
+        load_all(&std::fs::read(&path).unwrap());
+    }
+}
+
+#[test]
+fn the_least_privileges_are_enough_to_load_and_attach() {
+    if !ready("the least privileges") {
+        return;
+    }
+    let cgroup = Cgroup::new();
+    let path = cgroup.path().to_owned();
+    // Capabilities are a thread's own, and this one ends with them. The verifier is stricter without CAP_PERFMON.
+    let programs = std::thread::spawn(move || {
+        let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets {
+            effective: least,
+            permitted: least,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, sets).unwrap();
+        let redirect = Redirect::attach(OBJECT, &path).unwrap();
+        redirect.programs()
+    });
+    assert_eq!(programs.join().unwrap(), 5);
+}
+
+fn load_all(object: &[u8]) {
+    let mut ebpf = load(object).unwrap();
+    let mut loaded = 0;
+    for (name, program) in ebpf.programs_mut() {
+        let outcome = match program {
+            Program::CgroupSockAddr(program) => program.load(),
+            Program::SockOps(program) => program.load(),
+            other => panic!("{name}: nothing here loads {:?}", other.prog_type()),
+        };
+        if let Err(ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        }) = &outcome
+        {
+            panic!("{name}: {io_error}\n{verifier_log}");
+        }
+        outcome.unwrap();
+        loaded += 1;
+    }
+    assert!(loaded >= 5, "only {loaded} programs");
+}

@@ -1,0 +1,312 @@
+//! The redirect with a server, an agent and a plain client: processes of their own, in cgroups of their own.
+//!
+//! Addresses of 198.51.100.0/24 and 2001:db8::/32 lead nowhere. The agent alone reaches some: a redirect of its own, which the
+//! test attaches to the agent's cgroup, sends them to a target on loopback. So a client that gets there came through the tunnel.
+
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use adit::ebpf::object::OBJECT;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+
+use crate::support::bpffs::Bpffs;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::privilege::{ready, say, skip};
+use crate::support::role::Role;
+use crate::support::target::target;
+use crate::support::world::{ServerProcess, World};
+
+/// Server, agent, and the cgroups of agent and client.
+struct Scene {
+    server: ServerProcess,
+    _agent: Role,
+    _behind: Redirect,
+    _world: World,
+    // Last: processes leave before cgroups go.
+    _agents: Cgroup,
+    clients: Cgroup,
+}
+
+/// What lies behind the agent.
+fn behind(agents: &Path, v4: SocketAddr, v6: Option<SocketAddr>) -> Redirect {
+    let redirect = Redirect::attach(OBJECT, agents).unwrap();
+    let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    redirect.set_listener(0, &here, Some(v4), v6).unwrap();
+    let rules = ["198.51.100.0/24", "2001:db8::/32"].map(|network| RedirectRule {
+        network: network.parse().unwrap(),
+        port: None,
+        action: Action::Redirect(0),
+    });
+    redirect.set_rules(&rules).unwrap();
+    redirect
+}
+
+fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> Scene {
+    let (agents, clients) = (Cgroup::new(), Cgroup::new());
+    let world = World::new();
+    let behind = behind(agents.path(), v4, v6);
+    let mut all: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+    all.push(format!("--redirect-cgroup={}", clients.path().display()));
+    let server = world.server(None, &all);
+    let agent = world.agent(&server, Some(agents.path()));
+    Scene {
+        server,
+        _agent: agent,
+        _behind: behind,
+        _world: world,
+        _agents: agents,
+        clients,
+    }
+}
+
+#[test]
+fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_for() {
+    if !ready("the redirect") {
+        return;
+    }
+    let scene = scene(target("127.0.0.1"), None, &["--redirect=198.51.100.0/24"]);
+    let mut client = Client::start(Some(scene.clients.path()));
+    let asked: SocketAddr = "198.51.100.7:9090".parse().unwrap();
+    let seen = client.call(asked).unwrap();
+    assert_eq!(seen.peer, asked);
+    assert!(!seen.is_direct(), "{seen:?}");
+    // A socket of the other family that names the same address.
+    let seen = client.call_mapped(asked).unwrap();
+    assert_eq!(seen.peer, "[::ffff:198.51.100.7]:9090".parse().unwrap());
+    scene
+        .server
+        .metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 2.0);
+    assert_eq!(
+        scene.server.metric("adit_redirect_state{state=\"active\"}"),
+        1.0
+    );
+    assert!(
+        scene.server.readyz().contains("[+]redirect active"),
+        "{}",
+        scene.server.readyz()
+    );
+}
+
+#[test]
+fn ipv6_destinations_are_reached_the_same_way() {
+    if !ready("the redirect of IPv6") {
+        return;
+    }
+    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
+        return say("the redirect of IPv6", &format!("no IPv6 here: {error}"));
+    }
+    let v6 = target("::1");
+    let scene = scene(
+        target("127.0.0.1"),
+        Some(v6),
+        &["--redirect=[2001:db8::/32]:443"],
+    );
+    let mut client = Client::start(Some(scene.clients.path()));
+    let asked: SocketAddr = "[2001:db8::7]:443".parse().unwrap();
+    let seen = client.call(asked).unwrap();
+    assert_eq!(seen.peer, asked);
+    assert!(!seen.is_direct(), "{seen:?}");
+    // Another port has no rule.
+    assert!(client.call("[2001:db8::7]:80".parse().unwrap()).is_err());
+}
+
+#[test]
+fn exclusions_other_ports_and_other_cgroups_are_left_alone() {
+    if !ready("exclusions") {
+        return;
+    }
+    let (inside, excluded) = (target("127.1.0.1"), target("127.1.2.1"));
+    let captured = format!("--redirect=127.1.0.0/16:{}", inside.port());
+    let other = format!("--redirect=127.1.2.0/24:{}", excluded.port());
+    let exclude = format!("--redirect-exclude=127.1.2.1:{}", excluded.port());
+    let scene = scene(target("127.0.0.1"), None, &[&captured, &other, &exclude]);
+    let mut client = Client::start(Some(scene.clients.path()));
+    assert!(!client.call(inside).unwrap().is_direct());
+    assert!(client.call(excluded).unwrap().is_direct());
+    let other_port = target("127.1.0.2");
+    assert!(client.call(other_port).unwrap().is_direct());
+    let mut outside = Client::start(None);
+    assert!(outside.call(inside).unwrap().is_direct());
+}
+
+#[test]
+fn a_direct_connection_to_the_listener_is_closed_and_counted() {
+    if !ready("direct connections") {
+        return;
+    }
+    let scene = scene(target("127.0.0.1"), None, &["--redirect=198.51.100.0/24"]);
+    let refused = "adit_redirect_refused_total{reason=\"unknown_origin\"}";
+    assert_eq!(scene.server.metric(refused), 0.0);
+    let mut stream = TcpStream::connect(scene.server.listeners[0]).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    let outcome = stream.read(&mut [0; 1]);
+    assert!(
+        matches!(&outcome, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset),
+        "{outcome:?}"
+    );
+    // A captured process that calls it finds out no more.
+    let mut client = Client::start(Some(scene.clients.path()));
+    assert!(client.call(scene.server.listeners[0]).is_err());
+    scene.server.metric_is(refused, 2.0);
+}
+
+#[test]
+fn a_daemon_that_is_killed_lets_new_connections_go_direct_within_a_second() {
+    if !ready("kill -9") {
+        return;
+    }
+    let target = target("127.3.0.1");
+    let rule = format!("--redirect={target}");
+    let mut scene = scene(target, None, &[&rule]);
+    let mut client = Client::start(Some(scene.clients.path()));
+    assert!(!client.call(target).unwrap().is_direct());
+    scene.server.role.kill();
+    let killed = Instant::now();
+    while !client.call(target).is_ok_and(|seen| seen.is_direct()) {
+        assert!(killed.elapsed() < Duration::from_secs(1), "still captured");
+    }
+    assert!(
+        killed.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        killed.elapsed()
+    );
+}
+
+#[test]
+fn an_agent_among_the_captured_processes_makes_no_loop() {
+    if !ready("loops") {
+        return;
+    }
+    let target = target("127.4.0.1");
+    let clients = Cgroup::new();
+    let world = World::new();
+    let flags = [
+        // What the agent dials, and all of loopback: its own way to the server lies in it.
+        format!("--redirect={target}"),
+        "--redirect=127.0.0.0/8".to_owned(),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    // Server and agent are captured themselves.
+    let server = world.server(Some(clients.path()), &flags);
+    let agent = world.agent(&server, Some(clients.path()));
+    let mut client = Client::start(Some(clients.path()));
+    for _ in 0..5 {
+        assert!(!client.call(target).unwrap().is_direct());
+    }
+    // One tunnel for each call: none came back through the redirect.
+    server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 5.0);
+    let opened: f64 = ["lane", "link", "raw-lane"]
+        .iter()
+        .map(|path| server.metric(&format!("adit_tunnels_opened_total{{path=\"{path}\"}}")))
+        .sum();
+    assert_eq!(opened, 5.0);
+    drop((agent, server, client));
+}
+
+#[test]
+fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
+    if !ready("closing on failure") {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("closing on failure", &why),
+    };
+    let target = target("127.12.0.1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = |mode: &str| {
+        [
+            format!("--redirect={target}"),
+            format!("--redirect-on-failure={mode}"),
+            format!("--redirect-cgroup={}", clients.path().display()),
+        ]
+    };
+    let mut client = Client::start(Some(clients.path()));
+    for _ in 0..2 {
+        let mut server = world.server(None, &flags("closed"));
+        let agent = world.agent(&server, None);
+        assert!(!client.call(target).unwrap().is_direct());
+        server.role.kill();
+        drop(agent);
+        for _ in 0..3 {
+            let error = client.call(target).unwrap_err();
+            assert!(error.contains("not permitted"), "{error}");
+        }
+        // Other processes are no concern of it.
+        assert!(Client::start(None).call(target).unwrap().is_direct());
+    }
+    let mut server = world.server(None, &flags("open"));
+    let agent = world.agent(&server, None);
+    assert!(!client.call(target).unwrap().is_direct());
+    server.role.kill();
+    drop(agent);
+    let killed = Instant::now();
+    while !client.call(target).is_ok_and(|seen| seen.is_direct()) {
+        assert!(killed.elapsed() < Duration::from_secs(1), "still captured");
+    }
+}
+
+#[test]
+fn a_target_that_refuses_resets_the_client() {
+    if !ready("refusals") {
+        return;
+    }
+    let nobody = std::net::TcpListener::bind("127.10.0.1:0").unwrap();
+    let closed = nobody.local_addr().unwrap();
+    drop(nobody);
+    let rule = format!("--redirect={closed}");
+    let scene = scene(closed, None, &[&rule]);
+    let mut client = Client::start(Some(scene.clients.path()));
+    // Connected to the listener first: refused outright is what nobody listening looks like.
+    let error = client.call(closed).unwrap_err();
+    assert!(error.contains("reset"), "{error}");
+}
+
+#[test]
+fn between_plain_lanes_a_captured_connection_is_moved_by_the_relay() {
+    if !ready("captured connections on plain lanes") {
+        return;
+    }
+    let (clients, world) = (Cgroup::new(), World::new());
+    let target = target("127.11.0.1");
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        "--lane-security=plaintext".to_owned(),
+    ];
+    let server = world.server(None, &flags);
+    let _agent = world.agent_with(&server, None, &["--lane-security=plaintext"]);
+    let mut client = Client::start(Some(clients.path()));
+    let raw = "adit_tunnels_opened_total{path=\"raw-lane\"}";
+    // Lanes are bound a moment after the link.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while server.metric(raw) == 0.0 {
+        assert!(!client.call(target).unwrap().is_direct());
+        assert!(Instant::now() < deadline, "no tunnel without frames");
+    }
+    drop(client);
+}
+
+#[test]
+fn a_cgroup_that_is_missing_is_said_and_the_server_serves() {
+    // With or without privileges.
+    let world = World::new();
+    let flags = [
+        "--redirect=198.51.100.0/24".to_owned(),
+        "--redirect-cgroup=/nowhere/at/all".to_owned(),
+    ];
+    let server = world.server(None, &flags);
+    let _agent = world.agent(&server, None);
+    assert_eq!(server.metric("adit_redirect_state{state=\"missing\"}"), 1.0);
+    assert!(
+        server.readyz().contains("/nowhere/at/all"),
+        "{}",
+        server.readyz()
+    );
+    assert!(server.listeners.is_empty());
+}

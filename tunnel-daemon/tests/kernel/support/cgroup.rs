@@ -1,0 +1,46 @@
+//! A cgroup of a test's own, gone with it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use adit::ebpf::caps::cgroup2_mount;
+
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A cgroup below the mount. Drop processes in it first.
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    pub(crate) fn new() -> Self {
+        let mount = cgroup2_mount().expect("checked before");
+        let name = format!(
+            "adit-test-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Relaxed)
+        );
+        let path = mount.join(name);
+        fs::create_dir(&path).expect("root makes cgroups");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that was killed leaves it a moment later.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Moves the calling process; sockets it makes from now on are the cgroup's.
+pub(crate) fn enter(path: &Path) {
+    fs::write(path.join("cgroup.procs"), "0").expect("the cgroup takes processes");
+}

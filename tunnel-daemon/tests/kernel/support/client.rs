@@ -1,0 +1,125 @@
+//! A plain program: it connects, says what it sees, and knows of no proxy.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
+use super::role::{Role, tell, told};
+
+/// For a connection and each read; a call that goes nowhere ends as an error then.
+const LIMIT: Duration = Duration::from_secs(10);
+const WORD: &[u8] = b"through and back";
+
+/// What a client saw of one connection.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Its own end.
+    pub(crate) local: SocketAddr,
+    /// `getpeername`.
+    pub(crate) peer: SocketAddr,
+    /// Whom the target saw.
+    pub(crate) caller: SocketAddr,
+}
+
+impl Seen {
+    /// Nothing was between client and target.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.caller == SocketAddr::new(self.local.ip().to_canonical(), self.local.port())
+    }
+}
+
+/// A client process.
+pub(crate) struct Client(Role);
+
+impl Client {
+    pub(crate) fn start(cgroup: Option<&Path>) -> Self {
+        Self(Role::start("client", cgroup, ""))
+    }
+
+    /// In a network namespace of its own, in which nothing is up.
+    pub(crate) fn start_apart(cgroup: &Path) -> Self {
+        let mut command = Command::new("unshare");
+        command
+            .arg("--net")
+            .arg(std::env::current_exe().expect("this test"));
+        Self(Role::start_by(command, "client", Some(cgroup), ""))
+    }
+
+    /// Connects, says a word and hears it back.
+    pub(crate) fn call(&mut self, address: SocketAddr) -> Result<Seen, String> {
+        self.ask("call", address)
+    }
+
+    /// As [`Client::call`] to an IPv4 address, by a socket of IPv6.
+    pub(crate) fn call_mapped(&mut self, address: SocketAddr) -> Result<Seen, String> {
+        self.ask("mapped", address)
+    }
+
+    fn ask(&mut self, how: &str, address: SocketAddr) -> Result<Seen, String> {
+        self.0.say(&format!("{how} {address}"));
+        let answer = self.0.hear();
+        let words: Vec<&str> = answer.split(' ').collect();
+        match words[..] {
+            ["seen", local, peer, caller] => Ok(Seen {
+                local: local.parse().expect("an address"),
+                peer: peer.parse().expect("an address"),
+                caller: caller.parse().expect("an address"),
+            }),
+            _ => Err(answer),
+        }
+    }
+}
+
+/// The process.
+pub(super) fn play() {
+    while let Some(line) = told() {
+        let (how, address) = line.split_once(' ').expect("a verb and an address");
+        let address: SocketAddr = address.parse().expect("an address");
+        match call(how == "mapped", address) {
+            Ok(Seen {
+                local,
+                peer,
+                caller,
+            }) => tell(&format!("seen {local} {peer} {caller}")),
+            Err(error) => tell(&format!("failed: {error}")),
+        }
+    }
+}
+
+/// One connection.
+pub(crate) fn call(mapped: bool, address: SocketAddr) -> std::io::Result<Seen> {
+    let called = match address.ip() {
+        IpAddr::V4(v4) if mapped => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        _ => address,
+    };
+    let socket = Socket::new(Domain::for_address(called), Type::STREAM, None)?;
+    over(socket, called)
+}
+
+/// As [`call`], with a socket that is there already.
+pub(crate) fn over(socket: Socket, address: SocketAddr) -> std::io::Result<Seen> {
+    socket.connect_timeout(&address.into(), LIMIT)?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(LIMIT))?;
+    let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
+    let mut reader = BufReader::new(stream);
+    let mut greeting = String::new();
+    reader.read_line(&mut greeting)?;
+    let caller = greeting
+        .trim_end()
+        .parse()
+        .map_err(|_no_address| std::io::Error::other(format!("greeted with {greeting:?}")))?;
+    reader.get_mut().write_all(WORD)?;
+    let mut back = [0; WORD.len()];
+    reader.read_exact(&mut back)?;
+    assert_eq!(back, WORD);
+    Ok(Seen {
+        local,
+        peer,
+        caller,
+    })
+}

@@ -1,0 +1,44 @@
+//! Whether this host lets the tests do what they do.
+
+use std::io::Write as _;
+
+use adit::ebpf::caps::HostCaps;
+
+/// Says why a test cannot run here, loudly; as root in CI that fails, because nothing would tell that it never runs.
+///
+/// # Panics
+/// As root in CI.
+pub(crate) fn ready(test: &str) -> bool {
+    let caps = HostCaps::probe();
+    let missing: Vec<String> = [
+        ("capabilities", &caps.capabilities),
+        ("bpf", &caps.bpf),
+        ("cgroup2", &caps.cgroup2),
+    ]
+    .into_iter()
+    .filter(|(_, capability)| !capability.is_ready())
+    .map(|(name, capability)| format!("{name}: {}", capability.reason()))
+    .collect();
+    if missing.is_empty() {
+        return true;
+    }
+    skip(test, &missing.join("; "));
+    false
+}
+
+/// Past the harness, which keeps what tests print.
+pub(crate) fn say(test: &str, why: &str) {
+    writeln!(std::io::stderr(), "SKIPPED {test}: {why}").ok();
+}
+
+/// Prints that a test does not run here.
+///
+/// # Panics
+/// As root in CI.
+pub(crate) fn skip(test: &str, why: &str) {
+    let ci = std::env::var_os("CI")
+        .is_some_and(|value| !value.is_empty() && value != "false" && value != "0");
+    let root = rustix::process::geteuid().is_root();
+    assert!(!(ci && root), "{test} must run in CI, but: {why}");
+    say(test, why);
+}

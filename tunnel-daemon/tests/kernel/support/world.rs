@@ -1,0 +1,209 @@
+//! A server and an agent as processes of their own, and what they need.
+
+use std::ffi::OsString;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use adit::app::{agent, server};
+use adit::config::{Command, parse};
+use adit::net::selfsigned::ThrowawayFiles;
+use tempfile::TempDir;
+
+use super::role::{Role, tell, told};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Certificates and sockets.
+pub(crate) struct World {
+    files: ThrowawayFiles,
+    dir: TempDir,
+}
+
+/// A server's process.
+pub(crate) struct ServerProcess {
+    pub(crate) role: Role,
+    pub(crate) agents: SocketAddr,
+    pub(crate) health: SocketAddr,
+    /// Where captured connections go.
+    pub(crate) listeners: Vec<SocketAddr>,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self {
+            files: ThrowawayFiles::create(&["127.0.0.1".to_owned()]).expect("certificates"),
+            dir: TempDir::new().expect("a directory"),
+        }
+    }
+
+    pub(crate) fn server_args(&self, flags: &[String]) -> Vec<String> {
+        let mut args = vec![
+            "adit".to_owned(),
+            "server".to_owned(),
+            format!(
+                "--frontend=http-connect=unix:{}",
+                self.dir.path().join("c").display()
+            ),
+            format!("--cluster-cert={}", self.files.cert("server").display()),
+            format!("--cluster-key={}", self.files.key("server").display()),
+            format!("--cluster-ca-cert={}", self.files.ca_file().display()),
+            "--agent-bind-address=127.0.0.1".to_owned(),
+            "--agent-port=0".to_owned(),
+            "--health-bind-address=127.0.0.1".to_owned(),
+            "--health-port=0".to_owned(),
+            "--admin-port=off".to_owned(),
+        ];
+        args.extend_from_slice(flags);
+        args
+    }
+
+    pub(crate) fn agent_args(&self, agents: SocketAddr) -> Vec<String> {
+        vec![
+            "adit".to_owned(),
+            "agent".to_owned(),
+            format!("--proxy-server-host={agents}"),
+            format!("--ca-cert={}", self.files.ca_file().display()),
+            format!("--agent-cert={}", self.files.cert("agent").display()),
+            format!("--agent-key={}", self.files.key("agent").display()),
+            "--agent-id=kernel".to_owned(),
+            "--sync-interval=50ms".to_owned(),
+            "--health-server-port=off".to_owned(),
+            "--admin-server-port=off".to_owned(),
+        ]
+    }
+
+    /// A server with these flags, in a cgroup or not.
+    pub(crate) fn server(&self, cgroup: Option<&Path>, flags: &[String]) -> ServerProcess {
+        let mut role = Role::start("server", cgroup, &self.server_args(flags).join("\t"));
+        let told = role.hear();
+        let mut addresses = told
+            .split(' ')
+            .map(|text| text.parse().expect("an address"));
+        let (agents, health) = (addresses.next(), addresses.next());
+        ServerProcess {
+            role,
+            agents: agents.expect("told"),
+            health: health.expect("told"),
+            listeners: addresses.collect(),
+        }
+    }
+
+    /// An agent of that server, linked when this returns.
+    pub(crate) fn agent(&self, server: &ServerProcess, cgroup: Option<&Path>) -> Role {
+        self.agent_with(server, cgroup, &[])
+    }
+
+    /// As [`World::agent`], with more flags.
+    pub(crate) fn agent_with(
+        &self,
+        server: &ServerProcess,
+        cgroup: Option<&Path>,
+        flags: &[&str],
+    ) -> Role {
+        let mut args = self.agent_args(server.agents);
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let role = Role::start("agent", cgroup, &args.join("\t"));
+        server.until("the agent is linked", || {
+            let ready = get(server.health, "/readyz");
+            ready.starts_with("HTTP/1.1 200").then_some(())
+        });
+        role
+    }
+}
+
+impl ServerProcess {
+    /// A sample of its metrics; `series` with its labels.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
+        let text = get(self.health, "/metrics");
+        text.lines()
+            .filter_map(|line| line.rsplit_once(' '))
+            .find(|(name, _)| *name == series)
+            .and_then(|(_, value)| value.parse().ok())
+            .unwrap_or_else(|| panic!("no series {series}"))
+    }
+
+    /// Waits for a value of a series.
+    pub(crate) fn metric_is(&self, series: &str, value: f64) {
+        self.until(&format!("{series} = {value}"), || {
+            (self.metric(series) == value).then_some(())
+        });
+    }
+
+    fn until<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = condition() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "not in time: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn readyz(&self) -> String {
+        get(self.health, "/readyz?verbose")
+    }
+}
+
+/// What a port answers, head included.
+pub(crate) fn get(at: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(at).expect("the health port listens");
+    stream.set_read_timeout(Some(LIMIT)).expect("a timeout");
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    )
+    .expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("it answers");
+    text
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
+    match parse(args.into_iter().map(OsString::from), &|_name: &str| None) {
+        Ok(parsed) => parsed.command,
+        Err(error) => panic!("{}", error.rendered()),
+    }
+}
+
+/// The server's process: tells its addresses, lives until the test lets go.
+pub(super) fn play_server(arguments: &str) {
+    let Command::Server(plan) = command(arguments.split('\t').map(str::to_owned)) else {
+        panic!("no server");
+    };
+    let runtime = runtime();
+    let running = runtime
+        .block_on(server::start(&plan))
+        .expect("the server starts");
+    let health = running.health.expect("a health port");
+    let mut line = format!("{} {health}", running.agents);
+    for listener in running.redirect_listeners() {
+        line.push_str(&format!(" {listener}"));
+    }
+    tell(&line);
+    while told().is_some() {
+        runtime.block_on(async { tokio::task::yield_now().await });
+    }
+}
+
+/// The agent's.
+pub(super) fn play_agent(arguments: &str) {
+    let Command::Agent(plan) = command(arguments.split('\t').map(str::to_owned)) else {
+        panic!("no agent");
+    };
+    let runtime = runtime();
+    let _running = runtime
+        .block_on(agent::start(&plan))
+        .expect("the agent starts");
+    while told().is_some() {}
+}

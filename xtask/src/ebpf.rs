@@ -1,0 +1,318 @@
+//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds, or says whether the committed one is current.
+//!
+//! The object is committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
+//! the sources of the standard library, and bpf-linker.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::fuzz::nightly;
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+const PROGRAMS: &str = "ebpf-programs/programs";
+const LOCK: &str = "ebpf-programs/programs/Cargo.lock";
+const ABI: &str = "ebpf-programs/abi";
+const PINS: &str = "ebpf-programs/toolchain.toml";
+const OBJECT: &str = "ebpf-programs/prebuilt/adit-ebpf.o";
+const MANIFEST: &str = "ebpf-programs/prebuilt/manifest.toml";
+/// Little-endian, which all our machines are.
+const TARGET: &str = "bpfel-unknown-none";
+/// Longest time for a build from nothing.
+const BUILD: Duration = Duration::from_secs(10 * 60);
+/// Where cargo looks for the sources of the standard library when the toolchain has none of its own.
+const LIBRARY_VARIABLE: &str = "__CARGO_TESTS_ONLY_SRC_ROOT";
+
+/// Whether to write.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Build nothing; fail when sources, lock file, toolchain pins, object and manifest do not belong together.
+    #[arg(long, conflicts_with = "fresh")]
+    check: bool,
+    /// Build, print where the object is, and leave the committed one alone.
+    #[arg(long)]
+    fresh: bool,
+}
+
+impl Args {
+    /// As CI runs it.
+    pub(crate) fn only_check() -> Self {
+        Self {
+            check: true,
+            fresh: false,
+        }
+    }
+}
+
+/// What made an object of what.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    /// SHA-256 of the object.
+    object: String,
+    /// SHA-256 over the paths and contents of all sources.
+    sources: String,
+    /// SHA-256 of the lock file.
+    lock: String,
+    #[serde(flatten)]
+    toolchain: Toolchain,
+}
+
+/// Versions of what builds an object.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Toolchain {
+    rustc: String,
+    #[serde(rename = "bpf-linker")]
+    bpf_linker: String,
+}
+
+/// Rebuilds the object, or checks it.
+///
+/// # Errors
+/// When the toolchain is not there, the build fails, or `--check` finds a difference.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if args.check {
+        return check(workspace);
+    }
+    let toolchain = availability().map_err(anyhow::Error::msg)?;
+    let built = build(workspace)?;
+    if args.fresh {
+        println!("{}", built.display());
+        return Ok(());
+    }
+    let pinned = pins(workspace)?;
+    ensure!(
+        toolchain == pinned,
+        "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions, or change the pins in a commit of their own"
+    );
+    let object = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+    let folder = workspace.path("ebpf-programs/prebuilt");
+    std::fs::create_dir_all(folder).context("create the folder of the object")?;
+    std::fs::write(workspace.path(OBJECT), &object).with_context(|| format!("write {OBJECT}"))?;
+    let manifest = Manifest {
+        object: hex(&object),
+        sources: sources(workspace)?,
+        lock: hash_of(workspace, LOCK)?,
+        toolchain,
+    };
+    std::fs::write(workspace.path(MANIFEST), written(&manifest))
+        .with_context(|| format!("write {MANIFEST}"))?;
+    println!("{OBJECT}: {} bytes", object.len());
+    Ok(())
+}
+
+/// Fails when anything changed since the committed object was built.
+fn check(workspace: &Workspace) -> anyhow::Result<()> {
+    let text = workspace.text(MANIFEST)?.unwrap_or_default();
+    let manifest: Manifest = toml::from_str(&text).with_context(|| format!("read {MANIFEST}"))?;
+    let mut changed = Vec::new();
+    for (what, now, then) in [
+        ("the object", hash_of(workspace, OBJECT)?, &manifest.object),
+        ("the sources", sources(workspace)?, &manifest.sources),
+        ("the lock file", hash_of(workspace, LOCK)?, &manifest.lock),
+    ] {
+        if now != *then {
+            changed.push(what);
+        }
+    }
+    if manifest.toolchain != pins(workspace)? {
+        changed.push("the toolchain pins");
+    }
+    ensure!(
+        changed.is_empty(),
+        "{} changed since {OBJECT} was built: run `cargo xtask ebpf`",
+        changed.join(" and ")
+    );
+    Ok(())
+}
+
+/// The toolchain that would build an object here, or what is missing and how to get it.
+pub(crate) fn availability() -> Result<Toolchain, String> {
+    let rustc = answer(nightly().args(["rustc", "--version"])).ok_or_else(|| {
+        "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned()
+    })?;
+    let sysroot = answer(nightly().args(["rustc", "--print", "sysroot"])).unwrap_or_default();
+    let own = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock");
+    if !own.is_file() && std::env::var_os(LIBRARY_VARIABLE).is_none() {
+        return Err(format!(
+            "no sources of the standard library: `rustup component add rust-src --toolchain nightly`, or name those of \
+             your distribution's package in {LIBRARY_VARIABLE}"
+        ));
+    }
+    let linker = answer(Command::new("bpf-linker").arg("--version"))
+        .ok_or_else(|| "no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
+    let strip = |text: &str, name: &str| text.strip_prefix(name).unwrap_or(text).trim().to_owned();
+    Ok(Toolchain {
+        rustc: strip(&rustc, "rustc"),
+        bpf_linker: strip(&linker, "bpf-linker"),
+    })
+}
+
+/// Builds the programs and gives the path of the object.
+pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let target = workspace.path("target/ebpf");
+    let mut command = nightly();
+    command
+        .args(["cargo", "build", "--quiet", "--locked", "--release"])
+        .args(["-Z", "build-std=core", "--target", TARGET])
+        .arg("--target-dir")
+        .arg(&target)
+        .current_dir(workspace.path(PROGRAMS))
+        .env_remove("RUSTFLAGS")
+        // Paths of this machine stay out of the object; the architecture is asked for by the library and used by none of
+        // our programs.
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace));
+    run_command(&mut command, BUILD)?;
+    let built = target.join(TARGET).join("release/adit-ebpf");
+    ensure!(built.is_file(), "the build left no {}", built.display());
+    Ok(built)
+}
+
+fn flags(workspace: &Workspace) -> String {
+    let mut flags = vec![
+        "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        format!("--remap-path-prefix={}=.", workspace.root().display()),
+    ];
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home =
+        home.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
+    if let Some(home) = home {
+        flags.push(format!("--remap-path-prefix={}=cargo", home.display()));
+    }
+    if let Some(library) = std::env::var_os(LIBRARY_VARIABLE) {
+        flags.push(format!(
+            "--remap-path-prefix={}=library",
+            Path::new(&library).display()
+        ));
+    }
+    flags.join("\u{1f}")
+}
+
+fn pins(workspace: &Workspace) -> anyhow::Result<Toolchain> {
+    let text = workspace.text(PINS)?.unwrap_or_default();
+    toml::from_str(&text).with_context(|| format!("read {PINS}"))
+}
+
+/// One hash over everything that is compiled, of both packages.
+fn sources(workspace: &Workspace) -> anyhow::Result<String> {
+    let mut files = workspace.files(ABI)?;
+    files.extend(workspace.files(PROGRAMS)?);
+    files.retain(|file| file != LOCK);
+    if files.is_empty() {
+        bail!("no sources below {ABI} and {PROGRAMS}");
+    }
+    let mut hasher = Sha256::new();
+    for file in files {
+        let bytes = std::fs::read(workspace.path(&file)).with_context(|| format!("read {file}"))?;
+        hasher.update(file.as_bytes());
+        hasher.update([0]);
+        hasher.update(bytes.len().to_le_bytes());
+        hasher.update(&bytes);
+    }
+    Ok(text_of(&hasher.finalize()))
+}
+
+fn hash_of(workspace: &Workspace, file: &str) -> anyhow::Result<String> {
+    let bytes = std::fs::read(workspace.path(file)).with_context(|| format!("read {file}"))?;
+    Ok(hex(&bytes))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    text_of(&Sha256::digest(bytes))
+}
+
+fn text_of(hash: &[u8]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn written(manifest: &Manifest) -> String {
+    let Manifest {
+        object,
+        sources,
+        lock,
+        toolchain: Toolchain { rustc, bpf_linker },
+    } = manifest;
+    format!(
+        "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
+         rustc = \"{rustc}\"\nbpf-linker = \"{bpf_linker}\"\n"
+    )
+}
+
+/// The first line a program prints, if it runs and succeeds.
+fn answer(command: &mut Command) -> Option<String> {
+    let output = command
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILES: [(&str, &str); 5] = [
+        ("ebpf-programs/abi/src/lib.rs", "//! abi"),
+        ("ebpf-programs/programs/src/main.rs", "//! programs"),
+        (LOCK, "lock"),
+        (OBJECT, "object"),
+        (PINS, "rustc = \"1\"\nbpf-linker = \"2\"\n"),
+    ];
+
+    /// A tree whose manifest fits.
+    fn tree() -> (tempfile::TempDir, Workspace) {
+        let folder = tempfile::tempdir().unwrap();
+        let workspace = Workspace::at(folder.path());
+        for (file, text) in FILES {
+            let path = workspace.path(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let manifest = Manifest {
+            object: hash_of(&workspace, OBJECT).unwrap(),
+            sources: sources(&workspace).unwrap(),
+            lock: hash_of(&workspace, LOCK).unwrap(),
+            toolchain: pins(&workspace).unwrap(),
+        };
+        std::fs::write(workspace.path(MANIFEST), written(&manifest)).unwrap();
+        (folder, workspace)
+    }
+
+    #[test]
+    fn each_change_is_found_and_named() {
+        let (_folder, workspace) = tree();
+        check(&workspace).unwrap();
+        for (at, what) in [
+            "sources",
+            "sources",
+            "lock file",
+            "object",
+            "toolchain pins",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (_folder, workspace) = tree();
+            let (file, text) = FILES[at];
+            std::fs::write(workspace.path(file), text.replace('1', "3") + "\n#\n").unwrap();
+            let error = check(&workspace).unwrap_err().to_string();
+            assert!(error.contains(what), "{file}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_new_source_is_a_change() {
+        let (_folder, workspace) = tree();
+        std::fs::write(workspace.path("ebpf-programs/programs/src/new.rs"), "").unwrap();
+        let error = check(&workspace).unwrap_err().to_string();
+        assert!(error.contains("sources"), "{error}");
+    }
+}
