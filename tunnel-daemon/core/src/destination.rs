@@ -113,6 +113,20 @@ impl DestinationList {
         })
     }
 
+    /// Is there an entry that some address of `name` could fall under? Whoever dials for others need not look up names for
+    /// them that it would never dial.
+    #[must_use]
+    pub fn may_cover(&self, name: &str, port: u16) -> bool {
+        let could = |entry: &Entry| {
+            entry.takes_port(port)
+                && match &entry.place {
+                    Place::Net(_) => true,
+                    Place::Name(own) => absolute(name).eq_ignore_ascii_case(own),
+                }
+        };
+        self.scope == Scope::Open || self.entries.iter().any(could)
+    }
+
     /// May `addr` be connected to, reached by literal address or (`name`) by resolving that name?
     ///
     /// # Errors
@@ -121,7 +135,7 @@ impl DestinationList {
         let ip = canonical_ip(addr.ip());
         let denied = |why| {
             Err(Denied {
-                ip,
+                ip: Some(ip),
                 port: addr.port(),
                 name: name.map(str::to_owned),
                 why,
@@ -360,8 +374,8 @@ pub enum EntryFlaw {
 /// An address that this end may not dial.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denied {
-    /// The canonical address.
-    pub ip: IpAddr,
+    /// The canonical address; `None` for a name that was not looked up.
+    pub ip: Option<IpAddr>,
     /// The port asked for.
     pub port: u16,
     /// The name that was resolved to the address, if there was one.
@@ -377,21 +391,45 @@ pub enum Why {
     NotListed,
     /// It is in a range that an entry has to name.
     Guarded,
+    /// The dialling process itself listens there.
+    OwnListener,
+}
+
+impl Denied {
+    /// A name that is not looked up.
+    #[must_use]
+    pub fn name(name: &str, port: u16, why: Why) -> Self {
+        Self {
+            ip: None,
+            port,
+            name: Some(name.to_owned()),
+            why,
+        }
+    }
 }
 
 impl std::error::Error for Denied {}
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "destination {}", SocketAddr::new(self.ip, self.port))?;
-        if let Some(name) = &self.name {
-            write!(f, " (of {})", Excerpt(name))?;
+        let port = self.port;
+        match (self.ip, &self.name) {
+            (Some(ip), None) => write!(f, "destination {}", SocketAddr::new(ip, port))?,
+            (Some(ip), Some(name)) => {
+                let address = SocketAddr::new(ip, port);
+                write!(f, "destination {address} (of {})", Excerpt(name))?;
+            }
+            (None, name) => {
+                let name = name.as_deref().unwrap_or_default();
+                write!(f, "destination {}:{port}", Excerpt(name))?;
+            }
         }
         f.write_str(match self.why {
             Why::NotListed => " is not on the list of allowed destinations",
             Why::Guarded => {
                 " is a metadata, link-local or loopback address that no list entry names"
             }
+            Why::OwnListener => " is where this process itself listens",
         })
     }
 }

@@ -11,6 +11,7 @@ pub mod grant;
 pub mod http2;
 pub mod ids;
 pub mod lane;
+pub mod proxy_header;
 pub mod registry;
 pub mod session;
 pub mod target;

@@ -16,13 +16,20 @@ use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+mod loan;
+
+pub use loan::{Borrowed, Opened};
+
+use self::loan::Loans;
 use super::link::LinkContext;
-use super::targets::{dial_target, serve_target};
-use crate::hub::{LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, settle};
+use super::targets::dial_target;
+use crate::hub::{
+    LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, serve_target, settle, until_answered,
+};
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
 use crate::telemetry::labels::{Label as _, LaneEnd, LaneState};
 
@@ -53,10 +60,13 @@ struct Shared {
     idle: AtomicUsize,
     /// A lane was asked for a tunnel.
     proved: AtomicBool,
+    /// The server goes away: this end opens no tunnels there.
+    leaving: AtomicBool,
     /// Lanes lost right after they were bound.
     stillborn: AtomicUsize,
     changed: Notify,
     surplus: Notify,
+    loans: Loans,
     gone: CancellationToken,
 }
 
@@ -88,9 +98,11 @@ impl LaneKeeper {
             growth: Mutex::new(Growth::new(lanes_max, moment())),
             idle: AtomicUsize::new(0),
             proved: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             stillborn: AtomicUsize::new(0),
             changed: Notify::new(),
             surplus: Notify::new(),
+            loans: Loans::default(),
             gone: CancellationToken::new(),
         }))
     }
@@ -228,7 +240,19 @@ impl LaneKeeper {
         loop {
             lane.count_as(self.adit().lane(LaneState::Idle));
             let request = match self.wait(&mut lane).await {
-                Ok(request) => request,
+                Ok(Waited::Asked(request)) => request,
+                Ok(Waited::Lend(borrower)) => {
+                    self.0.proved.store(true, Relaxed);
+                    match borrower.send(Borrowed::new(lane, self.clone())) {
+                        Ok(()) => return self.0.changed.notify_one(),
+                        // It has given up in the meantime.
+                        Err(borrowed) => match borrowed.give_back() {
+                            Some(back) => lane = back,
+                            None => return,
+                        },
+                    }
+                    continue;
+                }
                 Err(end) => {
                     let lost = matches!(end, LaneEnd::Lost | LaneEnd::Violation);
                     if lost && !proven && since.elapsed() < PROVED_AFTER {
@@ -249,7 +273,7 @@ impl LaneKeeper {
             let answer = {
                 let dialing = dial_target(&self.0.context, &request.protocol, &request.address);
                 // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-                self.answer(&mut lane, Box::pin(dialing)).await
+                until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };
             match answer {
                 Ok(Some(Ok(socket))) if request.raw => {
@@ -269,15 +293,16 @@ impl LaneKeeper {
         }
     }
 
-    /// Waits for an OPEN.
-    async fn wait(&self, lane: &mut Lane) -> Result<OpenRequest, LaneEnd> {
+    /// Waits for an OPEN, or for somebody at this end who has a use for the lane.
+    async fn wait(&self, lane: &mut Lane) -> Result<Waited, LaneEnd> {
         let _idle = Counted::new(&self.0.idle);
         let stopping = self.0.context.tasks.stopping();
         loop {
+            let free = lane.state().can_open();
             tokio::select! {
                 biased;
                 event = lane.event() => match event {
-                    Ok(LaneEvent::Open(request)) => return Ok(request),
+                    Ok(LaneEvent::Open(request)) => return Ok(Waited::Asked(request)),
                     Ok(LaneEvent::Want(_)) => self.short(),
                     Ok(_) => (),
                     Err(failure) => return Err(if lane.state().is_draining() {
@@ -286,28 +311,10 @@ impl LaneKeeper {
                         self.note(&failure)
                     }),
                 },
+                borrower = self.0.loans.next(), if free => return Ok(Waited::Lend(borrower)),
                 () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
                 () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
                 () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
-            }
-        }
-    }
-
-    /// Waits for a dial's outcome; `None` when the server has given up.
-    async fn answer<T>(
-        &self,
-        lane: &mut Lane,
-        mut dialing: impl Future<Output = T> + Unpin,
-    ) -> Result<Option<T>, LaneFailure> {
-        loop {
-            tokio::select! {
-                biased;
-                event = lane.event() => match event? {
-                    LaneEvent::PeerReset { .. } => return Ok(None),
-                    LaneEvent::Want(_) => self.short(),
-                    _ => (),
-                },
-                outcome = &mut dialing => return Ok(Some(outcome)),
             }
         }
     }
@@ -323,7 +330,7 @@ impl LaneKeeper {
         }
         let open = context.metrics.open_endpoint_connection();
         let tunnel = async move {
-            serve_target(socket, leg, &address).await;
+            let _outcome = serve_target(socket, leg, &address).await;
             drop(open);
         };
         // Without room the leg is dropped, which ends the tunnel.
@@ -390,6 +397,14 @@ impl fmt::Debug for LaneKeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LaneKeeper").field(&self.0.server).finish()
     }
+}
+
+/// What an idle lane waited for.
+enum Waited {
+    /// The server has asked for a tunnel.
+    Asked(OpenRequest),
+    /// Somebody at this end would open one.
+    Lend(oneshot::Sender<Borrowed>),
 }
 
 /// One more in a count for as long as it lives.

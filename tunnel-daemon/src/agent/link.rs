@@ -16,14 +16,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::dial::Dialer;
 use super::lanes::LaneKeeper;
-use super::targets::{dial_target, serve_target};
+use super::targets::dial_target;
 use crate::hub::{
     Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
-    PipeRelay,
+    PipeRelay, serve_target,
 };
 use crate::lane::LaneRoom;
+use crate::net::dial::Dialer;
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
@@ -437,7 +437,7 @@ async fn dial_and_serve(
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
         let _open = context.metrics.open_endpoint_connection();
-        serve_target(socket, leg, &address).await;
+        let _outcome = serve_target(socket, leg, &address).await;
     }
 }
 

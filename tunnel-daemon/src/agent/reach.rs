@@ -9,12 +9,12 @@ use adit_core::text::Excerpt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::resolve::{Resolve, ResolveError, servers};
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::ForwardProxy;
 use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::reload::ReloadableClientTls;
+use crate::net::resolve::{Resolve, ResolveError, servers};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
 use crate::net::tls::{Alpn, TlsError, server_name};

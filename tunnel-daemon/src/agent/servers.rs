@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::lanes::{LaneKeeper, OpenError};
@@ -55,10 +55,57 @@ struct Shared {
     context: LinkContext,
     state: Mutex<SyncState>,
     links: Mutex<Vec<(u64, AgentLink)>>,
+    links_changed: watch::Sender<()>,
     connected: Arc<AtomicUsize>,
     changed: Notify,
     /// Turns to open a lane, of all links together.
     opening: Semaphore,
+}
+
+/// The lanes to all servers, for tunnels that this end opens. Clones name the same.
+#[derive(Clone)]
+pub struct ServerLanes(Arc<Shared>);
+
+/// What there is of them now.
+pub struct LanesNow {
+    /// Links, to servers with lanes and without.
+    pub links: usize,
+    /// Of those with lanes.
+    pub keepers: Vec<LaneKeeper>,
+}
+
+/// Waits for changes.
+pub struct Changes(watch::Receiver<()>);
+
+impl Changes {
+    /// Waits until links have come or gone since this was made, or since the last call.
+    pub async fn next(&mut self) {
+        if self.0.changed().await.is_err() {
+            // The search is over: whoever asks is about to be, too.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl ServerLanes {
+    /// Now.
+    #[must_use]
+    pub fn now(&self) -> LanesNow {
+        let links = locked(&self.0.links);
+        LanesNow {
+            links: links.len(),
+            keepers: links
+                .iter()
+                .filter_map(|(_, link)| link.lanes.clone())
+                .collect(),
+        }
+    }
+
+    /// From now on.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        Changes(self.0.links_changed.subscribe())
+    }
 }
 
 /// Why an attempt came to nothing.
@@ -87,6 +134,7 @@ impl Servers {
             context,
             state,
             links: Mutex::new(Vec::new()),
+            links_changed: watch::Sender::new(()),
             connected: Arc::new(AtomicUsize::new(0)),
             changed: Notify::new(),
             opening: Semaphore::new(LANES_OPENING_MAX),
@@ -95,6 +143,12 @@ impl Servers {
         let search = Arc::clone(&shared);
         tasks.spawn_always("server-search", async move { search.run().await });
         Self { shared }
+    }
+
+    /// The lanes to all servers.
+    #[must_use]
+    pub fn lanes(&self) -> ServerLanes {
+        ServerLanes(Arc::clone(&self.shared))
     }
 
     /// Servers held now, shared for readiness.
@@ -185,6 +239,7 @@ impl Shared {
         }
         links.push((serial, link));
         drop(links);
+        self.links_changed.send_replace(());
         let keeping = lanes.clone().map(|lanes| self.keep_lanes(at, lanes));
         let (shared, lost) = (Arc::clone(self), server.clone());
         let link = async move {
@@ -259,6 +314,7 @@ impl Shared {
     fn forget(&self, server: &ServerId, serial: u64) {
         // By identity: a slow end must not take its own successor away.
         locked(&self.links).retain(|(id, _)| *id != serial);
+        self.links_changed.send_replace(());
         locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
         self.publish();
         self.changed.notify_one();

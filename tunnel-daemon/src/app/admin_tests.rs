@@ -21,7 +21,7 @@ fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
     let service = HttpService::server_health(
         Arc::new(|| Readiness::Ready),
         metrics.scrape(),
-        String::new(),
+        Arc::new(String::new),
     );
     let listener = thread.serve("health", any_port(), service).unwrap();
     (thread, listener, metrics)

@@ -13,14 +13,13 @@ use tokio_util::sync::CancellationToken;
 use super::admin::{AdminLimits, AdminListener, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
-use super::probes::{HttpService, NO_SERVER, Readiness, readiness_channel};
+use super::node::NodeSide;
+use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel};
 use super::relay;
 use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
-use crate::agent::dial::Dialer;
 use crate::agent::link::LinkContext;
 use crate::agent::reach::Reach;
-use crate::agent::resolve::{Resolve, SystemResolver};
 use crate::agent::servers::{Servers, ServersSettings};
 use crate::agent::sync::SyncPolicy;
 use crate::config::limits;
@@ -29,7 +28,9 @@ use crate::config::tls_policy::TlsPolicy;
 use crate::hub::PipeRelay;
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
+use crate::net::dial::Dialer;
 use crate::net::reload::{self, Reload, Reloadable};
+use crate::net::resolve::{Resolve, SystemResolver};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
 use crate::telemetry::AgentMetrics;
@@ -37,14 +38,17 @@ use crate::telemetry::AgentMetrics;
 /// Targets, dials and connections at once: far above any descriptor limit.
 const TASKS_MAX: usize = 200_000;
 /// Search, watchers and the like.
-const SERVICE_TASKS_MAX: usize = 16;
+const SERVICE_TASKS_MAX: usize = 128;
 
 /// An agent that runs.
 pub struct RunningAgent {
     /// Where probes and scrapes go.
     pub health: Option<SocketAddr>,
+    /// Where connections to the control plane are taken, in the order of the plan.
+    pub target_listeners: Vec<SocketAddr>,
     /// Counters.
     pub metrics: AgentMetrics,
+    node: Arc<NodeSide>,
     servers: Servers,
     targets: Tasks,
     services: Tasks,
@@ -140,11 +144,19 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: plan.data_path.lane_security,
     };
+    let descriptors = Arc::clone(context.lane_room.descriptors());
     let servers = Servers::start(settings, context, &services);
-    let (health, admin) = probes(plan, &metrics, &servers, &services, relay::detail(&engine))?;
+    let listeners = &plan.target_listeners;
+    let node = NodeSide::start(listeners, &servers, metrics.adit(), &descriptors, &services)?;
+    let node = Arc::new(node);
+    let (engine, side) = (relay::detail(&engine), Arc::clone(&node));
+    let detail = Arc::new(move || format!("{engine}{}", side.detail()));
+    let (health, admin) = probes(plan, &metrics, &servers, &services, detail)?;
     Ok(RunningAgent {
         health,
+        target_listeners: node.addresses.clone(),
         metrics,
+        node,
         servers,
         targets,
         services,
@@ -161,7 +173,7 @@ fn probes(
     metrics: &AgentMetrics,
     servers: &Servers,
     services: &Tasks,
-    detail: String,
+    detail: Detail,
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
     let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
     let (asker, questions) = readiness_channel();
@@ -205,21 +217,28 @@ fn probes(
 impl RunningAgent {
     /// Announces that this agent goes away; tunnels and even new dials go on.
     pub fn drain(&self) {
+        self.node.close();
         self.servers.drain();
     }
 
-    /// Waits until no target connection is left, at most `grace`.
+    /// Waits until no target connection and none of this node's is left, at most `grace`.
     pub async fn idle(&self, grace: Duration) {
-        wait_until(grace, || self.metrics.open_endpoint_connections() == 0).await;
+        let adit = self.metrics.adit();
+        wait_until(grace, || {
+            self.metrics.open_endpoint_connections() == 0 && adit.node_connections() == 0
+        })
+        .await;
     }
 
     /// Cuts whatever is left.
     pub async fn stop(self) {
         self.stop.cancel();
+        self.node.close();
         if let Some(relay) = &self.relay {
             relay.shut_down();
         }
         let services = self.services.drain(Duration::ZERO).await;
+        let _cut = self.node.connections.drain(Duration::ZERO).await;
         let targets = self.targets.drain(limits::SHUTDOWN_FLUSH).await;
         tracing::info!(
             targets = targets.cut_off,

@@ -36,10 +36,10 @@ use crate::telemetry::labels::{Label as _, Listener as ListenerLabel, ReloadResu
 const HANDSHAKES_MAX: usize = 256;
 
 /// Errors of one listener, as counters.
-struct Counted {
-    metrics: AditMetrics,
-    listener: ListenerLabel,
-    descriptors: Arc<Descriptors>,
+pub(super) struct Counted {
+    pub(super) metrics: AditMetrics,
+    pub(super) listener: ListenerLabel,
+    pub(super) descriptors: Arc<Descriptors>,
 }
 
 impl AcceptEvents for Counted {
@@ -59,7 +59,7 @@ impl AcceptEvents for Counted {
     fn has_room(&self) -> bool {
         self.descriptors.has_room(match self.listener {
             ListenerLabel::Agent => Use::Agent,
-            ListenerLabel::Frontend | ListenerLabel::Admin => Use::Client,
+            ListenerLabel::Frontend | ListenerLabel::Admin | ListenerLabel::Node => Use::Client,
         })
     }
 

@@ -6,6 +6,7 @@ pub mod demo;
 mod descriptors;
 mod listeners;
 mod memory;
+mod node;
 pub mod probes;
 mod relay;
 pub mod run;

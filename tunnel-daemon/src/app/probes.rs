@@ -100,6 +100,9 @@ impl ReadinessProbe for ReadinessAsker {
     }
 }
 
+/// Lines that `/readyz?verbose` adds, as they are now. Called on the admin thread, so it must not wait.
+pub type Detail = Arc<dyn Fn() -> String + Send + Sync>;
+
 /// How readiness is told: upstream's two programs differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadinessStyle {
@@ -113,7 +116,7 @@ pub enum ReadinessStyle {
 enum Route {
     Alive,
     /// With the lines that `verbose` adds.
-    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>, Arc<str>),
+    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>, Detail),
     Metrics(Scrape),
     /// 301 to the same host, path and query on this port.
     OtherPort(u16),
@@ -129,7 +132,7 @@ pub struct HttpService {
 impl HttpService {
     /// The server's health port. `detail`: lines that `/readyz?verbose` adds.
     #[must_use]
-    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: String) -> Self {
+    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
         Self::default()
             .alive()
             .ready(ReadinessStyle::Server, &probe, detail)
@@ -144,7 +147,7 @@ impl HttpService {
 
     /// The agent's health port. `detail`: lines that `/readyz?verbose` adds.
     #[must_use]
-    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: String) -> Self {
+    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
         Self::default()
             .alive()
             .ready(ReadinessStyle::Agent, &probe, detail)
@@ -172,9 +175,9 @@ impl HttpService {
         self,
         style: ReadinessStyle,
         probe: &Arc<dyn ReadinessProbe>,
-        detail: String,
+        detail: Detail,
     ) -> Self {
-        let route = Route::Ready(style, Arc::clone(probe), detail.into());
+        let route = Route::Ready(style, Arc::clone(probe), detail);
         self.route("/readyz", route.clone()).route("/ready", route)
     }
 
@@ -218,8 +221,10 @@ impl HttpService {
         match route {
             Route::Alive => respond(StatusCode::OK, PLAIN, "ok"),
             Route::Ready(style, probe, detail) => {
-                let detail = Some(&**detail).filter(|_| wants_detail(request.uri().query()));
+                let wanted = wants_detail(request.uri().query());
                 let readiness = probe.check().await;
+                let lines = wanted.then(|| detail());
+                let detail = lines.as_deref();
                 match style {
                     ReadinessStyle::Server => server_readiness(readiness, detail),
                     ReadinessStyle::Agent => agent_readiness(readiness, detail),

@@ -53,7 +53,7 @@ async fn server_without_agents_is_alive_but_not_ready() {
     let service = HttpService::server_health(
         not_ready(NO_AGENT),
         ServerMetrics::new(&[]).scrape(),
-        DETAIL.to_owned(),
+        Arc::new(|| DETAIL.to_owned()),
     );
     assert_eq!(get(&service, "/healthz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/livez").await, answer(200, "ok"));
@@ -72,7 +72,7 @@ async fn server_with_agents_is_ready() {
     let service = HttpService::server_health(
         probe(Readiness::Ready),
         ServerMetrics::new(&[]).scrape(),
-        DETAIL.to_owned(),
+        Arc::new(|| DETAIL.to_owned()),
     );
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
     assert_eq!(get(&service, "/ready").await, answer(200, "ok"));
@@ -85,7 +85,7 @@ async fn agent_without_servers_lists_its_checks_with_503() {
     let service = HttpService::agent_health(
         not_ready(NO_SERVER),
         AgentMetrics::new().scrape(),
-        DETAIL.to_owned(),
+        Arc::new(|| DETAIL.to_owned()),
     );
     let lines = "[+]ping ok\n[-]server-connected failed: no servers connected\n";
     assert_eq!(get(&service, "/readyz").await, answer(503, lines));
@@ -98,7 +98,7 @@ async fn ready_agent_lists_its_checks_only_when_asked() {
     let service = HttpService::agent_health(
         probe(Readiness::Ready),
         AgentMetrics::new().scrape(),
-        DETAIL.to_owned(),
+        Arc::new(|| DETAIL.to_owned()),
     );
     let lines = format!("[+]ping ok\n[+]server-connected ok\n{DETAIL}check passed\n");
     assert_eq!(get(&service, "/readyz").await, answer(200, "ok"));
@@ -172,7 +172,7 @@ async fn unknown_paths_are_404_and_other_methods_405() {
     let service = HttpService::server_health(
         probe(Readiness::Ready),
         ServerMetrics::new(&[]).scrape(),
-        DETAIL.to_owned(),
+        Arc::new(|| DETAIL.to_owned()),
     );
     for path in ["/", "/healthz/", "/metricsx", "//healthz"] {
         assert_eq!(

@@ -14,7 +14,8 @@ use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
 use super::memory;
-use super::probes::{HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::node::{self, NodeParts};
+use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
 use super::relay;
 use super::run::wait_until;
 use crate::backend::{Backend, BackendSettings, LinkSettings};
@@ -24,6 +25,7 @@ use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
+use crate::net::own::OwnListeners;
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
@@ -145,7 +147,24 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
         );
     }
-    let settings = backend_settings(plan, &descriptors)?;
+    let access = Arc::new(AccessLog::new(
+        EVENTS_PER_SECOND,
+        EVENTS_BURST,
+        adit.access_events_suppressed(),
+    ));
+    let mut settings = backend_settings(plan, &descriptors)?;
+    let own = Arc::new(OwnListeners::default());
+    settings.node = node::door(
+        &plan.destinations,
+        &own,
+        NodeParts {
+            access: Arc::clone(&access),
+            metrics: adit.clone(),
+            tasks: tasks.clients.clone(),
+            descriptors: Arc::clone(&descriptors),
+            leaving: stop.clone(),
+        },
+    )?;
     let (engine, relay) = relay::start(
         &plan.agents.data_path,
         settings.lane_room.lanes_max(),
@@ -172,14 +191,9 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     );
     let agents = listening.agents(backend, &tasks.links)?;
 
-    let access = AccessLog::new(
-        EVENTS_PER_SECOND,
-        EVENTS_BURST,
-        adit.access_events_suppressed(),
-    );
     let context = FrontendContext {
         metrics: metrics.clone(),
-        access: Arc::new(access),
+        access,
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
     };
@@ -200,8 +214,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine))?;
+    let detail = relay::detail(&engine);
+    let probes = Probes::start(plan, &metrics, asker, Arc::new(move || detail.clone()))?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
+    let listeners = frontends.iter().copied().chain([agents]);
+    own.set(listeners.chain(health).chain(admin).collect());
     Ok(RunningServer {
         agents,
         frontends,
@@ -267,6 +284,7 @@ fn backend_settings(
         lane_security: plan.agents.data_path.lane_security,
         lane_room: Arc::new(lane_room),
         lane_watch: Arc::default(),
+        node: None,
     })
 }
 
@@ -324,7 +342,7 @@ impl Probes {
         plan: &ServerPlan,
         metrics: &ServerMetrics,
         asker: ReadinessAsker,
-        detail: String,
+        detail: Detail,
     ) -> anyhow::Result<Self> {
         let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
         let mut listeners = Vec::new();

@@ -2,7 +2,9 @@
 
 mod lanes;
 mod link;
+mod node;
 mod service;
 
 pub use link::LinkSettings;
+pub use node::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
 pub use service::{Backend, BackendSettings};

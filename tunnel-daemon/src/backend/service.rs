@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
+use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
 use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
@@ -58,6 +59,8 @@ pub struct BackendSettings {
     pub lane_room: Arc<LaneRoom>,
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
+    /// Opens tunnels for agents; absent: they may open none.
+    pub node: Option<Arc<NodeDoor>>,
 }
 
 /// Serves agent connections.
@@ -145,14 +148,18 @@ impl Backend {
     }
 
     /// Lanes for a link whose agent knows them and has shown who it is.
-    fn pool(&self, extensions: Extensions, holder: Option<&Arc<str>>) -> Option<Arc<LanePool>> {
+    fn pool(&self, hello: &AgentHello, holder: Option<&Arc<str>>) -> Option<Arc<LanePool>> {
+        let extensions = hello.extensions;
         let lanes_max = self.settings.lanes_per_link_max;
         if !extensions.link || !extensions.lanes || lanes_max == 0 {
             return None;
         }
         let link = &self.settings.link;
+        let holder = holder?;
+        let node = self.settings.node.as_ref();
+        let opens = node.map(|node| node.of_agent(&hello.agent, holder));
         Some(LanePool::new(PoolSettings {
-            principal: Arc::clone(holder?),
+            principal: Arc::clone(holder),
             lanes_max,
             dials_max: link.dials_max,
             silence_max: link.isolation.half_closed_timeout,
@@ -161,6 +168,7 @@ impl Backend {
             metrics: self.metrics.adit().clone(),
             watch: Arc::clone(&self.settings.lane_watch),
             budget: Arc::clone(&self.budget),
+            opens,
         }))
     }
 
@@ -257,19 +265,24 @@ impl Backend {
                 let text = format!("{error} to {shown}");
                 refused(AgentRefusal::NotGranted, Code::PermissionDenied, text)
             })?;
-        let pool = self.pool(hello.extensions, holder.as_ref());
+        let pool = self.pool(&hello, holder.as_ref());
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,
             principal: holder.clone(),
             credit: hello.extensions.link,
         };
-        self.hub
-            .enter(info, self.settings.links_per_agent_max, pool)
-            .map_err(|error| {
-                let text = error.to_string();
-                refused(AgentRefusal::LinksPerAgent, Code::ResourceExhausted, text)
-            })
+        let links_max = self.settings.links_per_agent_max;
+        let entered = self.hub.enter(info, links_max, pool).map_err(|error| {
+            let text = error.to_string();
+            refused(AgentRefusal::LinksPerAgent, Code::ResourceExhausted, text)
+        })?;
+        if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
+            // Without room there is none for the link, either.
+            let bells = Arc::clone(lanes).answer_bells();
+            let _full = self.tasks.spawn("lane-bells", bells);
+        }
+        Ok(entered)
     }
 }
 

@@ -125,6 +125,8 @@ pub const UNIX_SOCKET_MODE: u32 = 0o770;
 pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Listeners a server may be given as frontends.
 pub const FRONTENDS_MAX: usize = 64;
+/// Listeners an agent may be given with `--target`.
+pub const NODE_LISTENERS_MAX: usize = 64;
 /// Server addresses an agent may be given.
 pub const SERVER_ADDRESSES_MAX: usize = 64;
 /// Size at which klog truncates a log file when no flag says otherwise, MiB.

@@ -13,7 +13,7 @@ use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::telemetry::labels::{
-    ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, Path, Segment,
+    ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, OpenedBy, Path, Segment,
     ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
@@ -186,7 +186,7 @@ impl ClientTunnel {
 
     /// The tunnel is over.
     pub fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
-        let end = end_label(reason);
+        let end = TunnelEnd::of_reason(reason);
         let adit = self.context.metrics.adit();
         adit.tunnel_closed(end);
         adit.tunnel_bytes(Direction::ToTarget).inc_by(from_client);
@@ -218,6 +218,8 @@ impl ClientTunnel {
             engine: self.engine,
             driver: self.driver,
             path: self.path,
+            opened_by: OpenedBy::Client,
+            principal: None,
         });
     }
 }
@@ -229,27 +231,6 @@ impl Drop for ClientTunnel {
         } else if !self.over {
             self.abandoned();
         }
-    }
-}
-
-fn end_label(reason: &str) -> TunnelEnd {
-    match reason {
-        "peer_closed" | "closed" | "unconfirmed" | "client_closed" | "target_closed" => {
-            TunnelEnd::Clean
-        }
-        "client_gone" => TunnelEnd::ClientGone,
-        "peer_error" | "peer_reset" => TunnelEnd::TargetReset,
-        "link_lost" => TunnelEnd::LinkLost,
-        "lane_lost" => TunnelEnd::LaneLost,
-        "budget" => TunnelEnd::Budget,
-        "stalled" => TunnelEnd::Stalled,
-        "half_closed_idle" => TunnelEnd::HalfClosedIdle,
-        "credit_violation" => TunnelEnd::CreditViolation,
-        "oversize" => TunnelEnd::Oversize,
-        "client_protocol" => TunnelEnd::ProtocolError,
-        "linger_expired" => TunnelEnd::LingerExpired,
-        "shutdown" => TunnelEnd::Shutdown,
-        _ => TunnelEnd::Other,
     }
 }
 

@@ -3,9 +3,11 @@
 //! A link is one task that owns its session machine and its stream. A leg and its link share a conduit:
 //! two queues without locks. Frontends and targets see legs only.
 
+mod asked;
 mod clock;
 mod conduit;
 mod driver;
+mod endpoint;
 mod lane_way;
 mod leg;
 mod link_way;
@@ -18,13 +20,15 @@ mod settle;
 mod task;
 mod watch;
 
+pub use asked::until_answered;
 pub use clock::{Clock, moment};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
+pub use endpoint::{reset_on_close, serve_target};
 pub use lane_way::LaneHome;
 pub use leg::{Carrier, Incoming, Leg, LegWatch};
 pub use pipes::{PipeEnd, PipeOutcome, PipeRelay};
-pub use pool::{LanePool, PoolSettings};
+pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
 pub use pump::{PumpEnd, PumpOutcome, pump};
 pub use route::{
     DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,

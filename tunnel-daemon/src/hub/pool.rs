@@ -1,5 +1,6 @@
 //! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
 
+mod opens;
 mod spare;
 
 use std::fmt;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,9 @@ use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
 use crate::telemetry::rate::TokenBucket;
+
+use opens::Waiting;
+pub use opens::{AgentOpen, AgentOpens};
 
 /// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
@@ -59,6 +63,8 @@ pub struct PoolSettings {
     pub watch: Arc<LaneWatch>,
     /// Bytes held in the whole process.
     pub budget: Arc<ProcessBudget>,
+    /// Decides over tunnels that the agent opens; absent: it may open none.
+    pub opens: Option<Arc<dyn AgentOpens>>,
 }
 
 /// The lanes of one link.
@@ -68,12 +74,14 @@ pub struct LanePool {
     slots: Arc<Semaphore>,
     dials: Semaphore,
     idle: Mutex<Idle>,
+    /// Some idle lane's bell rang.
+    rang: Arc<Notify>,
     /// The link is gone: no lane comes back.
     gone: CancellationToken,
 }
 
 struct Idle {
-    lanes: Vec<Lane>,
+    lanes: Vec<Waiting>,
     pings: u64,
     /// Tunnels that may still become pipes at the moment.
     pipes: TokenBucket,
@@ -100,6 +108,7 @@ impl LanePool {
                 pings: 0,
                 pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now().into_std()),
             }),
+            rang: Arc::default(),
             gone: CancellationToken::new(),
             settings,
         })
@@ -148,7 +157,7 @@ impl LanePool {
     }
 
     /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
-    pub async fn sweep(&self) {
+    pub async fn sweep(self: &Arc<Self>) {
         let (number, mut left) = {
             let mut idle = self.lock();
             idle.pings += 1;
@@ -164,38 +173,42 @@ impl LanePool {
     }
 
     /// Looks after some of the `left` oldest lanes; returns how many it took.
-    fn look(&self, number: u64, left: usize) -> usize {
+    fn look(self: &Arc<Self>, number: u64, left: usize) -> usize {
         let mut idle = self.lock();
         let count = left.min(SWEEP_LANES).min(idle.lanes.len());
-        let lanes: Vec<Lane> = idle.lanes.drain(..count).collect();
+        let lanes: Vec<Waiting> = idle.lanes.drain(..count).collect();
         drop(idle);
-        let alive: Vec<Lane> = lanes
+        let alive: Vec<Waiting> = lanes
             .into_iter()
-            .filter_map(|lane| self.usable(lane))
-            .filter_map(|lane| self.asked(lane, number))
+            .filter_map(|waiting| self.usable(waiting))
+            .filter_map(|waiting| self.pinged(waiting, number))
             .collect();
         self.put_back(alive);
         count
     }
 
     /// The lane, asked for a sign of life, unless it owes one.
-    fn asked(&self, mut lane: Lane, number: u64) -> Option<Lane> {
-        if !lane.ping(number) {
+    fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
+        if !waiting.lane.ping(number) {
             self.settings.metrics.lane_closed(LaneEnd::Silent);
             return None;
         }
         // What the socket does not take now goes with the next frame.
-        let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
-        if let Poll::Ready(Err(error)) = flushed {
+        let cx = &mut Context::from_waker(Waker::noop());
+        if let Poll::Ready(Err(error)) = waiting.lane.poll_flush(cx) {
             self.lost(&error.into());
             return None;
         }
-        Some(lane)
+        Some(waiting)
     }
 
-    fn put_back(&self, lanes: Vec<Lane>) {
+    fn put_back(&self, lanes: Vec<Waiting>) {
         let mut idle = self.lock();
         if !self.gone.is_cancelled() {
+            if lanes.iter().any(Waiting::has_rung) {
+                // Whoever answers bells may have looked before they were here.
+                self.rang.notify_one();
+            }
             return idle.lanes.extend(lanes);
         }
         drop(idle);
@@ -230,6 +243,7 @@ impl LanePool {
             protocol: protocol.to_owned(),
             address: address.to_owned(),
             raw: pipe,
+            origin: None,
         };
         let asked = Instant::now();
         let attempt = opening.run(&request, u32::from(left < IDLE_MIN));
@@ -249,13 +263,13 @@ impl LanePool {
 
     /// An idle lane. `pipe`: it may become a pipe, if it is in clear text and others are left: it is not used again, and
     /// dials in quick succession are better off with lanes that are.
-    fn take(&self, pipe: bool) -> Option<Taken> {
+    fn take(self: &Arc<Self>, pipe: bool) -> Option<Taken> {
         loop {
             let mut idle = self.lock();
-            let lane = idle.lanes.pop()?;
+            let waiting = idle.lanes.pop()?;
             let left = idle.lanes.len();
             drop(idle);
-            let Some(mut lane) = self.usable(lane) else {
+            let Some(Waiting { mut lane, .. }) = self.usable(waiting) else {
                 continue;
             };
             let now = Instant::now().into_std();
@@ -267,23 +281,33 @@ impl LanePool {
     }
 
     /// The lane, if a tunnel may be opened on it.
-    fn usable(&self, mut lane: Lane) -> Option<Lane> {
+    fn usable(self: &Arc<Self>, mut waiting: Waiting) -> Option<Waiting> {
+        let waker = waiting.waker();
+        let cx = &mut Context::from_waker(&waker);
         loop {
-            match lane.try_event() {
-                Some(Ok(LaneEvent::Open(_))) => {
-                    let text = "this server opens no connections for agents";
-                    lane.end().refuse(RefusalCode::Denied, text);
-                }
-                Some(Ok(_)) => (),
-                Some(Err(failure)) => {
+            match waiting.lane.poll_event(cx) {
+                Poll::Ready(Ok(LaneEvent::Open(request))) => match &self.settings.opens {
+                    Some(opens) => {
+                        let opens = Arc::clone(opens);
+                        opens.asked(self.asked(waiting.lane, request));
+                        return None;
+                    }
+                    // In place: an agent may have sent many of them, each in time for the last one's answer.
+                    None => {
+                        let text = "this server opens no connections for agents";
+                        waiting.lane.end().refuse(RefusalCode::Denied, text);
+                    }
+                },
+                Poll::Ready(Ok(_)) => (),
+                Poll::Ready(Err(failure)) => {
                     self.lost(&failure);
                     return None;
                 }
-                None => break,
+                Poll::Pending => break,
             }
         }
-        if lane.state().can_open() {
-            return Some(lane);
+        if waiting.lane.state().can_open() {
+            return Some(waiting);
         }
         // The agent needs it no more.
         self.settings.metrics.lane_closed(LaneEnd::Drained);
@@ -291,12 +315,10 @@ impl LanePool {
     }
 
     /// Puts a lane that carries nothing where dials find it.
-    fn keep(&self, mut lane: Lane) {
-        lane.count_as(self.settings.metrics.lane(LaneState::Idle));
-        let Some(lane) = self.usable(lane) else {
-            return;
-        };
-        self.put_back(vec![lane]);
+    fn keep(self: &Arc<Self>, lane: Lane) {
+        if let Some(waiting) = self.usable(self.waiting(lane)) {
+            self.put_back(vec![waiting]);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Idle> {
@@ -442,10 +464,8 @@ impl Opening<'_> {
                 }
                 None => OnLane::NotSeen,
             },
-            Ok(Answer::Refused(RefusalCode::Failed | RefusalCode::Denied, text)) => {
-                OnLane::Failed(DialFailure::Target(text))
-            }
             Ok(Answer::Refused(RefusalCode::Busy, _) | Answer::NotSeen) => OnLane::NotSeen,
+            Ok(Answer::Refused(_, text)) => OnLane::Failed(DialFailure::Target(text)),
             Err(failure) => {
                 self.lane = None;
                 self.fail(&failure)

@@ -176,7 +176,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
         if let Poll::Ready(flushed) = self.pending.poll_flush(cx, self.socket) {
             flushed?;
         }
-        if (self.peer_fin || self.tunnel_end.is_some())
+        // What was cut off is not to look like an end: the owner of the socket says how it goes.
+        let in_order = self.tunnel_end.as_ref().is_some_and(TunnelEnd::is_in_order);
+        if (self.peer_fin || in_order)
             && !self.write_shut
             && let Poll::Ready(shut) = Pin::new(&mut *self.socket).poll_shutdown(cx)
         {

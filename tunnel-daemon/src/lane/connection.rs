@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::{tcp_state, unacknowledged_bytes};
@@ -322,17 +322,6 @@ impl Lane {
     /// The lane is over.
     pub async fn event(&mut self) -> Result<LaneEvent, LaneFailure> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
-    }
-
-    /// The next event that is there now. Whoever waits on this lane has to poll it again afterwards.
-    ///
-    /// # Errors
-    /// The lane is over.
-    pub fn try_event(&mut self) -> Option<Result<LaneEvent, LaneFailure>> {
-        match self.poll_event(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(event) => Some(event),
-            Poll::Pending => None,
-        }
     }
 
     /// Writes what waits. Ready when all of it has left.

@@ -1,4 +1,4 @@
-//! Sockets, TLS, listeners and bounded tasks.
+//! Sockets, TLS, listeners, name lookup, dialling and bounded tasks.
 
 pub mod accept;
 pub mod authority;
@@ -8,16 +8,19 @@ mod ca;
 mod cipher;
 pub mod clear;
 pub mod descriptors;
+pub mod dial;
 mod gather;
 pub mod grpc;
 pub mod handshake;
 mod identity;
 pub mod listen;
 pub mod outbox;
+pub mod own;
 mod pem;
 pub mod principal;
 pub mod records;
 pub mod reload;
+pub mod resolve;
 pub mod selfsigned;
 pub mod services;
 pub mod socket;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use prometheus::IntCounter;
 
-use super::labels::{ClientDialect, Driver, Engine, Label as _, Path, TunnelEnd};
+use super::labels::{ClientDialect, Driver, Engine, Label as _, OpenedBy, Path, TunnelEnd};
 use super::rate::TokenBucket;
 
 /// Target of access events, for filters.
@@ -44,6 +44,10 @@ pub struct TunnelRecord<'a> {
     pub driver: Driver,
     /// What they travelled on.
     pub path: Path,
+    /// Which end asked for it.
+    pub opened_by: OpenedBy,
+    /// Whom the certificate of an agent that asked for it names.
+    pub principal: Option<&'a str>,
 }
 
 /// Writes records as events, a bounded number a second. One per process, shared by reference.
@@ -118,6 +122,8 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         engine = record.engine.as_str(),
         driver = record.driver.as_str(),
         path = record.path.as_str(),
+        opened_by = record.opened_by.as_str(),
+        principal = record.principal.map(cut),
         suppressed = (suppressed > 0).then_some(suppressed),
         "tunnel ended"
     );
@@ -153,6 +159,8 @@ mod tests {
             engine: Engine::Copy,
             driver: Driver::Task,
             path: Path::Lane,
+            opened_by: OpenedBy::Client,
+            principal: None,
         }
     }
 
@@ -178,8 +186,11 @@ mod tests {
         assert_eq!(event["end"], "link_lost");
         assert_eq!(event["engine"], "copy");
         assert_eq!(event["driver"], "task");
+        assert_eq!(event["opened_by"], "client");
         assert!(
-            event.get("suppressed").is_none() && event.get("detail").is_none(),
+            ["suppressed", "detail", "principal"]
+                .iter()
+                .all(|absent| event.get(absent).is_none()),
             "{text}"
         );
     }

@@ -173,6 +173,31 @@ label! {
     }
 }
 
+impl TunnelEnd {
+    /// The end that the program's own words stand for.
+    #[must_use]
+    pub fn of_reason(reason: &str) -> Self {
+        match reason {
+            "peer_closed" | "closed" | "unconfirmed" | "client_closed" | "target_closed" => {
+                Self::Clean
+            }
+            "client_gone" => Self::ClientGone,
+            "peer_error" | "peer_reset" | "target_reset" => Self::TargetReset,
+            "link_lost" => Self::LinkLost,
+            "lane_lost" => Self::LaneLost,
+            "budget" => Self::Budget,
+            "stalled" => Self::Stalled,
+            "half_closed_idle" => Self::HalfClosedIdle,
+            "credit_violation" => Self::CreditViolation,
+            "oversize" => Self::Oversize,
+            "client_protocol" => Self::ProtocolError,
+            "linger_expired" => Self::LingerExpired,
+            "shutdown" => Self::Shutdown,
+            _ => Self::Other,
+        }
+    }
+}
+
 label! {
     /// What a tunnel's bytes travel on between server and agent.
     Path {
@@ -290,6 +315,8 @@ label! {
         Agent = "agent",
         /// Health and admin.
         Admin = "admin",
+        /// Where an agent takes connections to the control plane.
+        Node = "node",
     }
 }
 
@@ -306,6 +333,54 @@ label! {
         Socks5 = "socks5",
         /// Redirected connections with a recorded original destination.
         Transparent = "transparent",
+        /// A listener of an agent's: the agent opens the tunnel.
+        Node = "node",
+    }
+}
+
+label! {
+    /// Which end asked for a tunnel.
+    OpenedBy {
+        /// The server, for a client of one of its frontends.
+        Client = "client",
+        /// An agent, for whoever connected to one of its listeners.
+        Agent = "agent",
+    }
+}
+
+label! {
+    /// Why a tunnel that an agent was to open, or opened, is none.
+    NodeRefusal {
+        /// The server does not allow the destination.
+        NotAllowed = "not_allowed",
+        /// The destination's name has no address.
+        NotFound = "not_found",
+        /// The destination refused the connection.
+        Refused = "refused",
+        /// There is no way to the destination.
+        Unreachable = "unreachable",
+        /// The destination, or the server, did not answer in time.
+        TimedOut = "timed_out",
+        /// The destination failed in another way.
+        Failed = "failed",
+        /// As many connections, dials or tunnels as there may be, or asked for too often.
+        Limit = "limit",
+        /// File descriptors run low.
+        Descriptors = "descriptors",
+        /// The server goes away.
+        Leaving = "leaving",
+        /// Agent: no server is connected.
+        NoServer = "no_server",
+        /// Agent: no connected server takes lanes.
+        NoLanes = "no_lanes",
+        /// Agent: no lane was free in time.
+        NoLane = "no_lane",
+        /// Agent: lanes were lost before the answer, again and again.
+        LaneLost = "lane_lost",
+        /// Agent: it is not known where the connection was to go.
+        NoDestination = "no_destination",
+        /// Whoever had asked for it gave up before the answer.
+        GivenUp = "given_up",
     }
 }
 

@@ -12,7 +12,7 @@ use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
-    Listener, Path, PeerKind, ReloadResult, TunnelEnd,
+    Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
 
 /// Handles of our own families. Cheap to clone; clones share the series.
@@ -44,6 +44,13 @@ struct Inner {
     relay_bytes: Counters<Engine>,
     relay_panics: IntCounter,
     relay_pipes_exhausted: IntCounter,
+    node_tunnels: IntGauge,
+    node_waiting: IntGauge,
+    node_opened: IntCounter,
+    node_closed: Counters<TunnelEnd>,
+    node_bytes: Counters<Direction>,
+    node_refusals: Counters<NodeRefusal>,
+    node_retries: IntCounter,
     accept_errors: Counters<Listener>,
     accept_pauses: Counters<Listener>,
     control_overflows: IntCounter,
@@ -142,6 +149,31 @@ impl AditMetrics {
             relay_pipes_exhausted: families.counter(
                 "relay_pipes_exhausted_total",
                 "Times bytes were copied instead of spliced, for want of a pipe",
+            ),
+            node_tunnels: families.gauge("node_tunnels", "Open tunnels that agents asked for"),
+            node_waiting: families.gauge(
+                "node_waiting",
+                "Connections to an agent's listeners that have no tunnel yet; at a server: dials for agents",
+            ),
+            node_opened: families.counter("node_tunnels_opened_total", "Tunnels opened that agents asked for"),
+            node_closed: families.counters_from_zero(
+                "node_tunnels_closed_total",
+                "Ends of tunnels that agents asked for, by reason",
+                "reason",
+            ),
+            node_bytes: families.counters_from_zero(
+                "node_tunnel_bytes_total",
+                "Payload bytes moved through tunnels that agents asked for, by direction; counted when one ends",
+                "direction",
+            ),
+            node_refusals: families.counters_from_zero(
+                "node_refusals_total",
+                "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
+                "reason",
+            ),
+            node_retries: families.counter(
+                "node_retries_total",
+                "Tunnels that an agent asked for again, on another lane or of another server",
             ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
@@ -294,6 +326,40 @@ impl AditMetrics {
         self.0.relay_tunnels.set(tunnels);
         up_to(&self.0.relay_panics, panics);
         up_to(&self.0.relay_pipes_exhausted, pipes_exhausted);
+    }
+
+    /// A tunnel that an agent asked for is open for as long as the guard lives.
+    pub fn node_tunnel(&self) -> GaugeGuard {
+        self.0.node_opened.inc();
+        GaugeGuard::new(&self.0.node_tunnels)
+    }
+
+    /// One more waits for such a tunnel for as long as the guard lives.
+    pub fn node_waiting(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0.node_waiting)
+    }
+
+    /// Connections of an agent's listeners, with a tunnel or without one yet.
+    #[must_use]
+    pub fn node_connections(&self) -> i64 {
+        self.0.node_tunnels.get() + self.0.node_waiting.get()
+    }
+
+    /// Such a tunnel ended, with so many bytes to the destination and back.
+    pub fn node_tunnel_closed(&self, end: TunnelEnd, to_target: u64, to_client: u64) {
+        self.0.node_closed.of(end).inc();
+        self.0.node_bytes.of(Direction::ToTarget).inc_by(to_target);
+        self.0.node_bytes.of(Direction::ToClient).inc_by(to_client);
+    }
+
+    /// There is no such tunnel.
+    pub fn node_refused(&self, why: NodeRefusal) {
+        self.0.node_refusals.of(why).inc();
+    }
+
+    /// It was asked for again.
+    pub fn node_retried(&self) {
+        self.0.node_retries.inc();
     }
 
     /// accept(2) failed, or a connection was refused by a cap.

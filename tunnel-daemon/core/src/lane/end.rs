@@ -8,7 +8,8 @@ use super::event::LaneEvent;
 use super::frame::{DATA_BYTES_MAX, FrameType, Header, LaneViolation, OutFrame, Piece};
 use super::out::Outgoing;
 use super::payload::{
-    OpenRequest, RefusalCode, cut, open_payload, read_open, read_refusal, read_u64, refusal_payload,
+    OpenRequest, RefusalCode, cut, open_flags, open_payload, read_open, read_refusal, read_u64,
+    refusal_payload,
 };
 
 /// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
@@ -189,8 +190,7 @@ impl LaneEnd {
         self.sequence = self.sequence.wrapping_add(1);
         self.crossed = false;
         self.state = State::Opening;
-        let flags = if request.raw { Header::RAW } else { 0 };
-        self.put(FrameType::Open, flags, open_payload(request));
+        self.put(FrameType::Open, open_flags(request), open_payload(request));
         self.raw = request.raw;
         self.out.set_mute(request.raw);
         Ok(())

@@ -85,6 +85,8 @@ impl Header {
     pub const CLOSE: u8 = 1;
     /// On OPEN: after OPENED the lane is an unframed byte pipe. Between the two its sender says nothing.
     pub const RAW: u8 = 1;
+    /// On OPEN: the addresses of the connection it is for stand before the address to connect to.
+    pub const ORIGIN: u8 = 2;
     /// On BIND: its sender would go on in clear text. On READY: both do, after a TLS close_notify each.
     pub const CLEAR: u8 = 1;
 

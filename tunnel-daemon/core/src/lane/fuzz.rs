@@ -39,6 +39,7 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
             protocol: "tcp".to_owned(),
             address: "a:1".to_owned(),
             raw: choice & 32 != 0,
+            origin: None,
         };
         assert_eq!(end.open(&request, 0), Ok(()), "a new lane is free");
     }

@@ -21,7 +21,7 @@ pub use frame::{
     OutFrame, Piece,
 };
 pub use growth::{Growth, Lanes};
-pub use payload::{OpenRequest, RefusalCode};
+pub use payload::{OpenRequest, Origin, RefusalCode};
 
 /// The application protocol of a lane's TLS connection.
 pub const ALPN: &str = "adit-lane/1";

@@ -1,5 +1,7 @@
 //! What is in the payload of frames that open or refuse a tunnel.
 
+use std::net::{IpAddr, SocketAddr};
+
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::frame::{CONTROL_BYTES_MAX, FrameType, Header, LaneViolation};
@@ -16,6 +18,17 @@ pub struct OpenRequest {
     pub address: String,
     /// After OPENED the lane is an unframed byte pipe until both ends close it.
     pub raw: bool,
+    /// Whose connection it is, where the opener tells.
+    pub origin: Option<Origin>,
+}
+
+/// The connection at the opener that a tunnel is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// Who connected.
+    pub source: SocketAddr,
+    /// To which address.
+    pub destination: SocketAddr,
 }
 
 /// Why an OPEN was not answered with OPENED. Numbers are the wire's; unknown ones read as [`Self::Failed`].
@@ -28,6 +41,18 @@ pub enum RefusalCode {
     Busy = 1,
     /// The other end does not allow it.
     Denied = 2,
+    /// The target refused the connection.
+    Refused = 3,
+    /// There is no way to the target.
+    Unreachable = 4,
+    /// The target did not answer in time.
+    TimedOut = 5,
+    /// The target's name has no address.
+    NotFound = 6,
+    /// The other end has as many tunnels, dials or descriptors in use as it may, or is asked too often.
+    Limit = 7,
+    /// The other end goes away and opens no more.
+    Leaving = 8,
 }
 
 impl RefusalCode {
@@ -35,6 +60,12 @@ impl RefusalCode {
         match number {
             1 => Self::Busy,
             2 => Self::Denied,
+            3 => Self::Refused,
+            4 => Self::Unreachable,
+            5 => Self::TimedOut,
+            6 => Self::NotFound,
+            7 => Self::Limit,
+            8 => Self::Leaving,
             _ => Self::Failed,
         }
     }
@@ -51,10 +82,60 @@ pub(super) fn open_payload(request: &OpenRequest) -> Bytes {
     let protocol = cut(&request.protocol);
     payload.put_u16(u16::try_from(protocol.len()).unwrap_or(0));
     payload.put_slice(protocol.as_bytes());
+    if let Some(origin) = &request.origin {
+        put_address(&mut payload, origin.source);
+        put_address(&mut payload, origin.destination);
+    }
     let room = CONTROL_BYTES_MAX - payload.len();
     let end = request.address.floor_char_boundary(room);
     payload.put_slice(request.address.get(..end).unwrap_or_default().as_bytes());
     payload.freeze()
+}
+
+/// 4 or 6, the address, the port.
+fn put_address(payload: &mut BytesMut, address: SocketAddr) {
+    match address.ip() {
+        IpAddr::V4(ip) => {
+            payload.put_u8(4);
+            payload.put_slice(&ip.octets());
+        }
+        IpAddr::V6(ip) => {
+            payload.put_u8(6);
+            payload.put_slice(&ip.octets());
+        }
+    }
+    payload.put_u16(address.port());
+}
+
+fn take_address(payload: &mut Bytes) -> Option<SocketAddr> {
+    let ip = match payload.try_get_u8().ok()? {
+        4 => {
+            let mut octets = [0; 4];
+            payload.try_copy_to_slice(&mut octets).ok()?;
+            IpAddr::from(octets)
+        }
+        6 => {
+            let mut octets = [0; 16];
+            payload.try_copy_to_slice(&mut octets).ok()?;
+            IpAddr::from(octets)
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, payload.try_get_u16().ok()?))
+}
+
+fn take_origin(payload: &mut Bytes) -> Option<Origin> {
+    Some(Origin {
+        source: take_address(payload)?,
+        destination: take_address(payload)?,
+    })
+}
+
+/// What an OPEN's header says of its request.
+pub(super) fn open_flags(request: &OpenRequest) -> u8 {
+    let raw = if request.raw { Header::RAW } else { 0 };
+    let origin = request.origin.map_or(0, |_| Header::ORIGIN);
+    raw | origin
 }
 
 pub(super) fn refusal_payload(code: RefusalCode, text: &str) -> Bytes {
@@ -71,6 +152,10 @@ pub(super) fn read_open(header: Header, mut payload: Bytes) -> Result<OpenReques
         return Err(unreadable);
     }
     let protocol = payload.split_to(usize::from(length));
+    let mut origin = None;
+    if header.flags & Header::ORIGIN != 0 {
+        origin = Some(take_origin(&mut payload).ok_or(unreadable)?);
+    }
     let text = |bytes: &[u8]| {
         std::str::from_utf8(bytes)
             .map(str::to_owned)
@@ -80,6 +165,7 @@ pub(super) fn read_open(header: Header, mut payload: Bytes) -> Result<OpenReques
         protocol: text(&protocol)?,
         address: text(&payload)?,
         raw: header.flags & Header::RAW != 0,
+        origin,
     })
 }
 

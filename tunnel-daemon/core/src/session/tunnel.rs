@@ -77,6 +77,12 @@ impl TunnelEnd {
             Self::Closed { .. } | Self::PeerClosing | Self::Confirmed | Self::Unconfirmed
         )
     }
+
+    /// Whether it looks to the leg as if the other side had closed its connection and nothing else.
+    #[must_use]
+    pub fn is_in_order(&self) -> bool {
+        self.delivers_rest() && self.reason() != "peer_error"
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

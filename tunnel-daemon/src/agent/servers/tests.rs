@@ -10,13 +10,13 @@ use adit_core::wire::metadata::Extensions;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::agent::dial::Dialer;
-use crate::agent::resolve::{Answer, Resolve, SrvRecord};
 use crate::config::plan::ForwardProxy;
 use crate::config::tls_policy::TlsPolicy;
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
+use crate::net::dial::Dialer;
 use crate::net::reload::Reloadable;
+use crate::net::resolve::{Answer, Resolve, SrvRecord};
 use crate::net::selfsigned::ThrowawayFiles;
 use crate::net::tls::{Alpn, ClientTls};
 use crate::telemetry::AgentMetrics;

@@ -14,7 +14,9 @@ use crate::config::address::ServerAddress;
 use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
-use crate::config::plan::{AgentPlan, AgentSettings, AgentTls, ForwardProxy, Identity, KeepAlive};
+use crate::config::plan::{
+    AgentPlan, AgentSettings, AgentTls, ForwardProxy, Identity, KeepAlive, TargetListener,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -114,6 +116,23 @@ pub(super) struct AgentFlags {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Targets")]
     dial_timeout: Duration,
 
+    /// Listen on LOCAL_PORT for connections to DEST_HOST:DEST_PORT in the control plane, which the server dials and has to
+    /// allow; repeatable
+    #[arg(
+        long = "target",
+        value_name = "LOCAL_PORT:DEST_HOST:DEST_PORT",
+        help_heading = "Node to control plane"
+    )]
+    target_listeners: Vec<String>,
+    /// Address of the listeners of --target; an IPv6 address with or without brackets
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "127.0.0.1",
+        help_heading = "Node to control plane"
+    )]
+    bind_address: String,
+
     #[command(flatten)]
     isolation: IsolationFlags,
     /// Without effect: queues are bounded in bytes
@@ -160,6 +179,11 @@ impl AgentFlags {
         let servers: Result<_, String> = self.proxy_server_hosts.iter().map(parse).collect();
         let servers =
             servers.map_err(|why| ConfigError::new(format!("--proxy-server-host: {why}")))?;
+        let target_listeners: Result<_, ConfigError> = self
+            .target_listeners
+            .iter()
+            .map(|text| TargetListener::parse(text, &self.bind_address))
+            .collect();
         let agent_id = self.agent_id.unwrap_or_else(|| id(env, "PROXY_AGENT_ID"));
         let identity = self
             .agent_cert
@@ -191,6 +215,7 @@ impl AgentFlags {
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
             profiling: OperationFlags::profiling(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
+            target_listeners: target_listeners?,
             data_path: self.data_path.plan(self.lanes),
             dial_timeout: self.dial_timeout,
             isolation: self.isolation.plan(),

@@ -16,8 +16,8 @@ use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, ConnectPlan, DialPlan, FrontendListen, FrontendPlan, KeepAlive, ServerPlan,
-    ServerSettings, TlsFiles,
+    AgentListenerPlan, ConnectPlan, DestinationsPlan, DialPlan, FrontendListen, FrontendPlan,
+    KeepAlive, ServerPlan, ServerSettings, TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -173,6 +173,18 @@ pub(super) struct ServerFlags {
     )]
     pending_dials: NonZeroU32,
 
+    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; repeatable
+    /// [default: agents may open nothing]
+    #[arg(
+        long = "allowed-destination",
+        value_name = "DEST",
+        help_heading = "Node to control plane"
+    )]
+    allowed_destinations: Vec<String>,
+    /// Begin each connection to such a destination with a PROXY protocol header, version 2, that names its source and agent
+    #[arg(long, help_heading = "Node to control plane")]
+    destination_proxy_header: bool,
+
     #[command(flatten)]
     isolation: IsolationFlags,
     /// Without effect: queues are bounded in bytes
@@ -241,6 +253,10 @@ impl ServerFlags {
             profiling: OperationFlags::profiling(),
             strategies: StrategyKind::parse_list(&self.proxy_strategies)?,
             xfr_channel_size: self.xfr_channel_size,
+            destinations: DestinationsPlan {
+                allowed: self.allowed_destinations,
+                proxy_header: self.destination_proxy_header,
+            },
             dial: DialPlan {
                 timeout: Some(self.dial_timeout).filter(|timeout| !timeout.is_zero()),
                 pending_per_agent_max: self.pending_dials_per_agent,

@@ -209,6 +209,7 @@ impl AgentOptions {
                 contention: self.enable_contention_profiling,
             },
             allow_targets: None,
+            target_listeners: Vec::new(),
             data_path: self.data_path.plan("--lanes")?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),

@@ -14,8 +14,9 @@ use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan,
-    IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
+    AgentListenerPlan, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain, FrontendListen,
+    FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan,
+    TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -51,6 +52,7 @@ pub(super) fn map(
         },
         strategies: StrategyKind::parse_list(&options.proxy_strategies)?,
         xfr_channel_size: channel_size(options.xfr_channel_size, warnings)?,
+        destinations: DestinationsPlan::default(),
         dial: DialPlan {
             timeout: Some(options.backend_dial_timeout.to_std())
                 .filter(|timeout| !timeout.is_zero()),

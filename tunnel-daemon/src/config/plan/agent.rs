@@ -8,6 +8,7 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::data_path::{DataPathPlan, LaneSecurity};
+use super::node::{TargetListener, check_targets};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
     check_distinct, check_files, check_header_text,
@@ -64,6 +65,8 @@ pub struct AgentSettings {
     pub profiling: Profiling,
     /// `--allow-target` entries as typed; `None` allows every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
+    /// Listeners for connections to the control plane.
+    pub target_listeners: Vec<TargetListener>,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
     /// For a target to accept, all addresses together.
@@ -138,7 +141,14 @@ impl AgentSettings {
             identity.map(|identity| &identity.key),
             self.token_path.as_ref(),
         ])?;
-        check_distinct(self.health.iter().chain(&self.admin))?;
+        let has_certificate = identity.is_some();
+        check_targets(
+            &self.target_listeners,
+            self.data_path.lanes_max,
+            has_certificate,
+        )?;
+        let listeners = self.target_listeners.iter().map(|listener| &listener.bind);
+        check_distinct(self.health.iter().chain(&self.admin).chain(listeners))?;
         Ok(AgentPlan(self))
     }
 

@@ -5,11 +5,13 @@
 
 mod agent;
 mod data_path;
+mod node;
 mod parts;
 mod server;
 
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
+pub use node::{DestinationsPlan, TargetListener};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
     LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,

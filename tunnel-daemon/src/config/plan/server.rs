@@ -4,10 +4,12 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use adit_core::destination::DestinationList;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::data_path::DataPathPlan;
+use super::node::DestinationsPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
@@ -121,6 +123,8 @@ pub struct ServerSettings {
     pub strategies: Vec<StrategyKind>,
     /// Packets per receive queue.
     pub xfr_channel_size: NonZeroU32,
+    /// What agents may have dialled.
+    pub destinations: DestinationsPlan,
     /// Dials.
     pub dial: DialPlan,
     /// Byte budgets.
@@ -162,6 +166,7 @@ impl ServerSettings {
         super::parts::check_header_text("--server-id", self.server_id.as_str())?;
         self.check_frontends()?;
         self.check_agent_listener()?;
+        self.check_destinations()?;
         self.check_ports()?;
         self.connect.check()?;
         self.dial.check()?;
@@ -239,6 +244,31 @@ impl ServerSettings {
             )),
             (Some(_), false) | (None, true) => Ok(()),
         }
+    }
+
+    fn check_destinations(&self) -> Result<(), ConfigError> {
+        if self.destinations.allowed.is_empty() {
+            return if self.destinations.proxy_header {
+                Err(ConfigError::new(
+                    "--destination-proxy-header has no effect without --allowed-destination: give one, or drop it",
+                ))
+            } else {
+                Ok(())
+            };
+        }
+        DestinationList::allowed_destinations(&self.destinations.allowed)
+            .map_err(|error| ConfigError::new(format!("--allowed-destination: {error}")))?;
+        if self.agents.insecure_unauthenticated {
+            return Err(ConfigError::new(
+                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may                  reach goes by their certificates; drop one",
+            ));
+        }
+        if self.agents.data_path.lanes_max == 0 {
+            return Err(ConfigError::new(
+                "--allowed-destination needs lanes, and --lanes-per-link=0 allows none: drop one",
+            ));
+        }
+        Ok(())
     }
 
     /// Two listeners of one process on one address: caught here, because the bind error names no flags.

@@ -1,11 +1,11 @@
 //! Idle lanes that are not to be kept: given up for others that need descriptors, or by their agent.
 
+use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::LanePool;
-use crate::lane::Lane;
+use super::{LanePool, Waiting};
 use crate::telemetry::labels::LaneEnd;
 
 /// Lanes asked about in one call: some tens of microseconds.
@@ -29,9 +29,9 @@ impl LanePool {
     pub fn give_up(&self, lanes: usize) -> usize {
         let mut idle = self.lock();
         let count = lanes.min(idle.lanes.len());
-        let closing: Vec<Lane> = idle.lanes.drain(..count).collect();
+        let closing: Vec<Waiting> = idle.lanes.drain(..count).collect();
         drop(idle);
-        for mut lane in closing {
+        for Waiting { mut lane, .. } in closing {
             lane.end().drain();
             // One that takes nothing now is closed all the same.
             let _flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
@@ -42,7 +42,7 @@ impl LanePool {
 
     /// Reads idle lanes whose agents said something, and closes those that they gave up or lost. No task waits for an idle
     /// lane, so nobody else notices; and one system call tells for hundreds. Call it every second.
-    pub async fn glance(&self) {
+    pub async fn glance(self: &Arc<Self>) {
         let mut from = 0;
         loop {
             // Without the budget of a task, as in a sweep.
@@ -54,20 +54,20 @@ impl LanePool {
     }
 
     /// Looks at some lanes from there on; how many of them said nothing, or `None` at the end.
-    fn glance_from(&self, from: usize) -> Option<usize> {
+    fn glance_from(self: &Arc<Self>, from: usize) -> Option<usize> {
         let mut idle = self.lock();
         let to = idle.lanes.len().min(from + GLANCE_LANES);
         let speaks = speaking(idle.lanes.get(from..to)?)?;
         let mut speaks = speaks.into_iter();
-        let speaking: Vec<Lane> = idle
+        let speaking: Vec<Waiting> = idle
             .lanes
-            .extract_if(from..to, |_lane| speaks.next() == Some(true))
+            .extract_if(from..to, |_waiting| speaks.next() == Some(true))
             .collect();
         drop(idle);
         let kept = to - from - speaking.len();
-        let alive: Vec<Lane> = speaking
+        let alive: Vec<Waiting> = speaking
             .into_iter()
-            .filter_map(|lane| self.usable(lane))
+            .filter_map(|waiting| self.usable(waiting))
             .collect();
         self.put_back(alive);
         // Those put back are the last ones now, and are not to be looked at for ever.
@@ -76,11 +76,11 @@ impl LanePool {
 }
 
 /// Which lanes have something to be read, an end or an error included; `None` without lanes or an answer.
-fn speaking(lanes: &[Lane]) -> Option<Vec<bool>> {
+fn speaking(lanes: &[Waiting]) -> Option<Vec<bool>> {
     let flags = PollFlags::IN | PollFlags::RDHUP;
     let mut asked: Vec<PollFd<'_>> = lanes
         .iter()
-        .filter_map(|lane| Some(PollFd::new(lane.tcp()?, flags)))
+        .filter_map(|waiting| Some(PollFd::new(waiting.lane.tcp()?, flags)))
         .collect();
     if asked.is_empty() || asked.len() != lanes.len() {
         return None;

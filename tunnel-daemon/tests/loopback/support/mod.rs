@@ -2,6 +2,7 @@
 
 pub(crate) mod connect;
 pub(crate) mod lanes;
+pub(crate) mod node;
 pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod stub_server;

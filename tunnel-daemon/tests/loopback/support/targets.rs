@@ -21,6 +21,14 @@ where
 {
     let listener = TcpListener::bind("0.0.0.0:0").await.expect("a free port");
     let port = listener.local_addr().expect("bound").port();
+    (port, serve_on(listener, serve))
+}
+
+fn serve_on<H, F>(listener: TcpListener, serve: H) -> Tasks
+where
+    H: Fn(TcpStream) -> F + Send + 'static,
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
     let tasks = Tasks::new(CONNECTIONS_MAX);
     let connections = tasks.clone();
     tasks.spawn_always("target", async move {
@@ -33,18 +41,24 @@ where
                 .expect("room for a connection");
         }
     });
-    (port, tasks)
+    tasks
 }
 
 /// Sends back what it gets; closes when its peer has.
 pub(crate) async fn echo() -> (u16, Tasks) {
-    serve(|mut stream| async move {
-        let _ = stream.set_nodelay(true);
-        let (mut read, mut write) = stream.split();
-        tokio::io::copy(&mut read, &mut write).await?;
-        write.shutdown().await
-    })
-    .await
+    serve(echo_one).await
+}
+
+/// The same, on a listener that is there already.
+pub(crate) fn echo_on(listener: TcpListener) -> Tasks {
+    serve_on(listener, echo_one)
+}
+
+async fn echo_one(mut stream: TcpStream) -> io::Result<()> {
+    let _ = stream.set_nodelay(true);
+    let (mut read, mut write) = stream.split();
+    tokio::io::copy(&mut read, &mut write).await?;
+    write.shutdown().await
 }
 
 /// Sends a greeting at once, then echoes.
@@ -146,7 +160,17 @@ pub(crate) async fn closed_port() -> SocketAddr {
 /// An address that answers no dial: its queue of connections is full for as long as this lives.
 pub(crate) struct SilentHost {
     pub(crate) address: String,
+    listener: Socket,
     _held: Vec<Socket>,
+}
+
+impl SilentHost {
+    /// Its queue, which is taken from from now on.
+    pub(crate) fn revive(self) -> TcpListener {
+        self.listener.set_nonblocking(true).expect("a flag");
+        self.listener.listen(64).expect("it listens");
+        TcpListener::from_std(self.listener.into()).expect("a listener")
+    }
 }
 
 /// See [`SilentHost`].
@@ -157,7 +181,7 @@ pub(crate) fn silent_host() -> SilentHost {
     listener.bind(&any.into()).expect("a free port");
     listener.listen(0).expect("it listens");
     let address = listener.local_addr().expect("bound");
-    let mut held = vec![listener];
+    let mut held = Vec::new();
     // The kernel takes one more than it is asked to; those behind wait for an answer.
     for _connection in 0..4 {
         let filler = socket();
@@ -168,6 +192,7 @@ pub(crate) fn silent_host() -> SilentHost {
     let address = address.as_socket().expect("IPv4").to_string();
     SilentHost {
         address,
+        listener,
         _held: held,
     }
 }

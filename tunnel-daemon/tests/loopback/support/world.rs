@@ -105,6 +105,11 @@ impl World {
         self.serve(&port).await;
     }
 
+    /// Starts a server where there is none.
+    pub(crate) async fn start_server(&mut self, port: u16) {
+        self.serve(&port.to_string()).await;
+    }
+
     pub(crate) async fn stop_server(&mut self, grace: Duration) {
         let server = self.server.take().expect("it runs");
         within("the server's end", server.stop(Some(grace))).await;

@@ -1,5 +1,6 @@
 //! Both ends of a lane by hand: what each event means, and every crossing that the simulation found.
 
+mod both;
 mod raw;
 mod simulated;
 
@@ -13,6 +14,7 @@ fn request() -> OpenRequest {
         protocol: "tcp".to_owned(),
         address: "10.0.0.1:10250".to_owned(),
         raw: false,
+        origin: None,
     }
 }
 

@@ -10,7 +10,7 @@ use adit_core::target::TargetError;
 use adit_core::text::Excerpt;
 use rustix::io::Errno;
 
-use crate::agent::resolve::ResolveError;
+use crate::net::resolve::ResolveError;
 
 /// A network a client may ask for. Anything else (`udp`, `unix`) is refused: tunnels are TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +109,14 @@ pub enum DialError {
         /// What the list says.
         denied: Denied,
     },
+    /// The allow-list has no place for this name, whatever addresses it has; it was not looked up.
+    #[error("dial {network}: {denied}")]
+    NameDenied {
+        /// As asked for.
+        network: Network,
+        /// What the list says.
+        denied: Denied,
+    },
     /// The operating system refused, or the target did.
     #[error("dial {network} {addr}: {}", GoText(.cause))]
     Connect {
@@ -133,14 +141,15 @@ impl DialError {
             Self::UnknownNetwork(_)
             | Self::Address { .. }
             | Self::NoSuitable { .. }
-            | Self::Denied { .. } => false,
+            | Self::Denied { .. }
+            | Self::NameDenied { .. } => false,
         }
     }
 
     /// Did this agent's own policy refuse, and not the network or the target?
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        matches!(self, Self::Denied { .. })
+        matches!(self, Self::Denied { .. } | Self::NameDenied { .. })
     }
 }
 

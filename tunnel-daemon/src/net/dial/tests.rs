@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::agent::resolve::{Answer, SrvRecord};
+use crate::net::resolve::{Answer, SrvRecord};
 
 /// Answers from a list; the name `slow` never answers.
 #[derive(Default)]

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::destination::{DestinationList, canonical_ip};
+use adit_core::destination::{Denied, DestinationList, Why, canonical_ip};
 use adit_core::target::{Host, Target};
 use adit_core::text::Excerpt;
 use tokio::time::{Instant, timeout_at};
@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
 
-use crate::agent::resolve::{Resolve, ResolveError};
+use crate::net::resolve::{Resolve, ResolveError};
 
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,11 +28,33 @@ pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// addresses that refuse at once make room for others.
 const ADDRESSES_MAX: usize = 32;
 
+/// Which addresses may be dialled.
+pub trait Permit: Send + Sync + 'static {
+    /// Whether a name may be looked up at all: some address that it could have may be dialled.
+    fn may_look_up(&self, name: &str, port: u16) -> bool;
+
+    /// Asked for each address just before a connect; `name` is what was looked up, if it was.
+    ///
+    /// # Errors
+    /// Why it may not be dialled.
+    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied>;
+}
+
+impl Permit for DestinationList {
+    fn may_look_up(&self, name: &str, port: u16) -> bool {
+        self.may_cover(name, port)
+    }
+
+    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
+        Self::check(self, addr, name)
+    }
+}
+
 /// Dials targets for tunnels. Cheap to clone; all dials share the resolver and the list.
 #[derive(Clone)]
 pub struct Dialer<C = TcpConnect> {
     resolver: Arc<dyn Resolve>,
-    allowed: Arc<DestinationList>,
+    allowed: Arc<dyn Permit>,
     timeout: Duration,
     connect: C,
 }
@@ -40,7 +62,7 @@ pub struct Dialer<C = TcpConnect> {
 impl Dialer {
     /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
     #[must_use]
-    pub fn new(resolver: Arc<dyn Resolve>, allowed: DestinationList, timeout: Duration) -> Self {
+    pub fn new(resolver: Arc<dyn Resolve>, allowed: impl Permit, timeout: Duration) -> Self {
         Self::with_connect(resolver, allowed, timeout, TcpConnect)
     }
 }
@@ -50,7 +72,7 @@ impl<C: Connect> Dialer<C> {
     #[must_use]
     pub fn with_connect(
         resolver: Arc<dyn Resolve>,
-        allowed: DestinationList,
+        allowed: impl Permit,
         timeout: Duration,
         connect: C,
     ) -> Self {
@@ -125,6 +147,10 @@ impl<C: Connect> Dialer<C> {
                     IpAddr::V6(Ipv6Addr::LOCALHOST),
                     IpAddr::V4(Ipv4Addr::LOCALHOST),
                 ]
+            }
+            Host::Name(name) if !self.allowed.may_look_up(name, target.port) => {
+                let denied = Denied::name(name, target.port, Why::NotListed);
+                return Err(DialError::NameDenied { network, denied });
             }
             Host::Name(name) => {
                 let failed = |cause| DialError::Lookup {

@@ -1,0 +1,75 @@
+//! Node to control plane, at the agent: connections of this node that a server's network is to serve.
+//!
+//! A listener accepts, something says where the connection wants to go ([`Wants`]), and a tunnel is opened on a lane of some
+//! server. What cannot be served is reset, and counted by reason.
+
+mod door;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+pub use door::NodeDoor;
+
+use crate::net::stream::ByteStream;
+use crate::telemetry::labels::NodeRefusal;
+
+/// Connections of one listener at once.
+pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
+/// Of all listeners of an agent.
+pub const CONNECTIONS_MAX: usize = 16_384;
+
+/// Where an accepted connection wants to go.
+pub trait Wants: Send + Sync + 'static {
+    /// `host:port` as servers are asked with it; `peer` is who connected.
+    ///
+    /// # Errors
+    /// It is not known, or not to be served.
+    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Arc<str>, NodeRefusal>;
+}
+
+/// All connections of a listener want to go to one place.
+#[derive(Clone, Debug)]
+pub struct Fixed(pub Arc<str>);
+
+impl Wants for Fixed {
+    fn destination(&self, _: &TcpStream, _: SocketAddr) -> Result<Arc<str>, NodeRefusal> {
+        Ok(Arc::clone(&self.0))
+    }
+}
+
+/// What the connections of one listener share. Clones name the same listener.
+#[derive(Clone)]
+pub struct NodeListener {
+    door: Arc<NodeDoor>,
+    wants: Arc<dyn Wants>,
+    connections: Arc<Semaphore>,
+}
+
+impl NodeListener {
+    /// For connections that want to go where `wants` says.
+    #[must_use]
+    pub fn new(door: &Arc<NodeDoor>, wants: Arc<dyn Wants>) -> Self {
+        Self {
+            door: Arc::clone(door),
+            wants,
+            connections: Arc::new(Semaphore::new(CONNECTIONS_PER_LISTENER_MAX)),
+        }
+    }
+
+    /// Serves one accepted connection to its end. A cancelled call resets its tunnel.
+    pub async fn serve(self, stream: ByteStream) {
+        let ByteStream::Tcp(socket, peer) = stream else {
+            return;
+        };
+        let Ok(_place) = self.connections.try_acquire() else {
+            return self.door.refuse(&socket, peer, "", NodeRefusal::Limit);
+        };
+        match self.wants.destination(&socket, peer) {
+            Ok(destination) => self.door.serve(socket, peer, &destination).await,
+            Err(why) => self.door.refuse(&socket, peer, "", why),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Node to control plane, put together: what a server dials for agents, and what an agent listens on for its node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use adit_core::destination::DestinationList;
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use super::listeners::{Counted, listen_addr};
+use crate::agent::node::{CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeListener};
+use crate::agent::servers::Servers;
+use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
+use crate::config::plan::{DestinationsPlan, TargetListener};
+use crate::net::accept::accept_loop;
+use crate::net::descriptors::Descriptors;
+use crate::net::dial::Dialer;
+use crate::net::listen::Listener;
+use crate::net::own::OwnListeners;
+use crate::net::resolve::SystemResolver;
+use crate::net::tasks::Tasks;
+use crate::telemetry::labels::Listener as ListenerLabel;
+use crate::telemetry::{AccessLog, AditMetrics};
+
+/// What a server's tunnels for agents share with its others.
+pub(super) struct NodeParts {
+    pub(super) access: Arc<AccessLog>,
+    pub(super) metrics: AditMetrics,
+    pub(super) tasks: Tasks,
+    pub(super) descriptors: Arc<Descriptors>,
+    pub(super) leaving: CancellationToken,
+}
+
+/// The way for agents to allowed destinations; none without such a list.
+///
+/// # Errors
+/// An entry of the list, or the system's resolver configuration.
+pub(super) fn door(
+    plan: &DestinationsPlan,
+    own: &Arc<OwnListeners>,
+    parts: NodeParts,
+) -> anyhow::Result<Option<Arc<NodeDoor>>> {
+    if plan.allowed.is_empty() {
+        return Ok(None);
+    }
+    tracing::info!(
+        destinations = plan.allowed.join(" "),
+        proxy_header = plan.proxy_header,
+        "agents may open tunnels to these destinations"
+    );
+    let permit = Destinations {
+        allowed: DestinationList::allowed_destinations(&plan.allowed)?,
+        own: Arc::clone(own),
+    };
+    Ok(Some(NodeDoor::new(NodeSettings {
+        dialer: Dialer::new(Arc::new(SystemResolver::new()?), permit, DIAL_TIMEOUT),
+        proxy_header: plan.proxy_header,
+        access: parts.access,
+        metrics: parts.metrics,
+        tasks: parts.tasks,
+        descriptors: parts.descriptors,
+        leaving: parts.leaving,
+    })))
+}
+
+/// The listeners of an agent for its node.
+pub(super) struct NodeSide {
+    door: Arc<AgentDoor>,
+    /// Where they listen, in the order of the plan.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// Their connections.
+    pub(super) connections: Tasks,
+    stop: CancellationToken,
+}
+
+impl NodeSide {
+    /// Listens; servers need not be there yet.
+    ///
+    /// # Errors
+    /// An address that cannot be listened on, by name.
+    pub(super) fn start(
+        plan: &[TargetListener],
+        servers: &Servers,
+        metrics: &AditMetrics,
+        descriptors: &Arc<Descriptors>,
+        services: &Tasks,
+    ) -> anyhow::Result<Self> {
+        let door = AgentDoor::new(servers.lanes(), metrics.clone(), Arc::clone(descriptors));
+        let mut side = Self {
+            door,
+            addresses: Vec::new(),
+            connections: Tasks::new(CONNECTIONS_MAX),
+            stop: CancellationToken::new(),
+        };
+        for target in plan {
+            let listener = Listener::bind(&listen_addr(&target.bind)?)
+                .with_context(|| format!("--target to {}", target.destination))?;
+            let address = listener.tcp_addr().context("a listener has no address")?;
+            tracing::info!(%address, destination = target.destination, "listening for the control plane");
+            if !address.ip().is_loopback() {
+                tracing::warn!(
+                    %address,
+                    destination = target.destination,
+                    "whoever reaches this address reaches the destination in the control plane"
+                );
+            }
+            side.addresses.push(address);
+            let wants = Arc::new(Fixed(target.destination.as_str().into()));
+            let node = NodeListener::new(&side.door, wants);
+            let events = Arc::new(Counted {
+                metrics: metrics.clone(),
+                listener: ListenerLabel::Node,
+                descriptors: Arc::clone(descriptors),
+            });
+            let serve = move |stream| node.clone().serve(stream);
+            let (tasks, stop) = (side.connections.clone(), side.stop.clone());
+            let accepting = accept_loop(listener, None, tasks, events, stop, serve);
+            services.spawn_always("node-listener", async move { drop(accepting.await) });
+        }
+        Ok(side)
+    }
+
+    /// No connection is taken any more; those that are there go on.
+    pub(super) fn close(&self) {
+        self.stop.cancel();
+    }
+
+    /// Lines for `/readyz?verbose`.
+    pub(super) fn detail(&self) -> String {
+        if self.addresses.is_empty() {
+            return String::new();
+        }
+        match self.door.state() {
+            Ok(word) => format!("[+]node-to-control-plane {word}\n"),
+            Err(why) => format!("[-]node-to-control-plane {why}\n"),
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Node to control plane, at the server: tunnels that agents ask for on their lanes. What may be dialled is on a list, who
+//! asked is in the log.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use adit_core::destination::{Denied, DestinationList, Why};
+use adit_core::ids::AgentId;
+use adit_core::lane::{OpenRequest, RefusalCode};
+use adit_core::proxy_header::header_v2;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::hub::{AgentOpen, AgentOpens, Leg, PumpEnd, serve_target};
+use crate::net::descriptors::{Descriptors, Use};
+use crate::net::dial::{DialError, Dialer, Permit};
+use crate::net::own::OwnListeners;
+use crate::net::resolve::ResolveError;
+use crate::net::tasks::Tasks;
+use crate::telemetry::labels::{
+    ClientDialect, Driver, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
+};
+use crate::telemetry::rate::TokenBucket;
+use crate::telemetry::{AccessLog, AditMetrics, GaugeGuard, TunnelRecord};
+
+/// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
+/// served within seconds.
+const OPENS_PER_SECOND: u32 = 200;
+/// And at once.
+const OPENS_BURST: u32 = 1000;
+/// Dials of one agent without an answer.
+const DIALS_PER_AGENT_MAX: usize = 256;
+/// Dials for agents in all without an answer.
+const DIALS_MAX: usize = 4096;
+/// Time for a destination to accept, all addresses together, and to take the header.
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a server needs to dial for agents.
+pub struct NodeSettings {
+    /// Dials what may be dialled: see [`Destinations`].
+    pub dialer: Dialer,
+    /// Whether connections begin with a header that names their agent.
+    pub proxy_header: bool,
+    /// One event per tunnel.
+    pub access: Arc<AccessLog>,
+    /// Counters.
+    pub metrics: AditMetrics,
+    /// Where tunnels run.
+    pub tasks: Tasks,
+    /// What they share with clients.
+    pub descriptors: Arc<Descriptors>,
+    /// From then on no more are opened.
+    pub leaving: CancellationToken,
+}
+
+/// The list of allowed destinations, and the server's own listeners, which are on no list.
+pub struct Destinations {
+    /// As configured.
+    pub allowed: DestinationList,
+    /// Of this process.
+    pub own: Arc<OwnListeners>,
+}
+
+impl Permit for Destinations {
+    fn may_look_up(&self, name: &str, port: u16) -> bool {
+        self.allowed.may_cover(name, port)
+    }
+
+    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
+        self.allowed.check(addr, name)?;
+        if self.own.has(addr) {
+            return Err(Denied {
+                ip: Some(addr.ip()),
+                port: addr.port(),
+                name: name.map(str::to_owned),
+                why: Why::OwnListener,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Opens tunnels for agents.
+pub struct NodeDoor {
+    settings: NodeSettings,
+    dials: Arc<Semaphore>,
+    agents: Mutex<HashMap<(AgentId, Arc<str>), Weak<Quota>>>,
+}
+
+/// What one agent may ask for, over all its links.
+struct Quota {
+    opens: Mutex<TokenBucket>,
+    dials: Arc<Semaphore>,
+}
+
+/// The door as one link's agent finds it.
+struct AgentDoor {
+    door: Arc<NodeDoor>,
+    agent: AgentId,
+    principal: Arc<str>,
+    quota: Arc<Quota>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl NodeDoor {
+    /// For all links of a server.
+    #[must_use]
+    pub fn new(settings: NodeSettings) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            dials: Arc::new(Semaphore::new(DIALS_MAX)),
+            agents: Mutex::default(),
+        })
+    }
+
+    /// For a link of this agent.
+    pub(super) fn of_agent(
+        self: &Arc<Self>,
+        agent: &AgentId,
+        principal: &Arc<str>,
+    ) -> Arc<dyn AgentOpens> {
+        Arc::new(AgentDoor {
+            door: Arc::clone(self),
+            agent: agent.clone(),
+            principal: Arc::clone(principal),
+            quota: self.quota(agent, principal),
+        })
+    }
+
+    fn quota(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
+        let mut agents = locked(&self.agents);
+        if agents.len() == agents.capacity() {
+            // As often as the table would grow, so that it holds at most twice as many as there are.
+            agents.retain(|_, quota| quota.strong_count() > 0);
+        }
+        let place = agents
+            .entry((agent.clone(), Arc::clone(principal)))
+            .or_default();
+        place.upgrade().unwrap_or_else(|| {
+            let quota = Arc::new(Quota {
+                opens: Mutex::new(TokenBucket::new(
+                    OPENS_PER_SECOND,
+                    OPENS_BURST,
+                    Instant::now(),
+                )),
+                dials: Arc::new(Semaphore::new(DIALS_PER_AGENT_MAX)),
+            });
+            *place = Arc::downgrade(&quota);
+            quota
+        })
+    }
+}
+
+impl AgentOpens for AgentDoor {
+    fn asked(&self, open: AgentOpen) {
+        let settings = &self.door.settings;
+        if let Err(refusal) = self.admit() {
+            settings.metrics.node_refused(refusal);
+            return open.refuse(code(refusal), text(refusal));
+        }
+        let asked = Asked {
+            door: Arc::clone(&self.door),
+            agent: self.agent.clone(),
+            principal: Arc::clone(&self.principal),
+            quota: Arc::clone(&self.quota),
+        };
+        let serving = async move { asked.serve(open).await };
+        if settings.tasks.spawn("node-tunnel", serving).is_err() {
+            // Dropped, which has refused it.
+            settings.metrics.node_refused(NodeRefusal::Limit);
+        }
+    }
+}
+
+impl AgentDoor {
+    fn admit(&self) -> Result<(), NodeRefusal> {
+        let settings = &self.door.settings;
+        if settings.leaving.is_cancelled() {
+            return Err(NodeRefusal::Leaving);
+        }
+        if !locked(&self.quota.opens).try_take(Instant::now()) {
+            return Err(NodeRefusal::Limit);
+        }
+        if !settings.descriptors.has_room(Use::Tunnel) {
+            return Err(NodeRefusal::Descriptors);
+        }
+        Ok(())
+    }
+}
+
+/// One tunnel that was asked for.
+struct Asked {
+    door: Arc<NodeDoor>,
+    agent: AgentId,
+    principal: Arc<str>,
+    quota: Arc<Quota>,
+}
+
+impl Asked {
+    async fn serve(self, mut open: AgentOpen) {
+        let request = open.request().clone();
+        let mut record = Record {
+            asked: &self,
+            destination: &request.address,
+            started: Instant::now(),
+            waiting: Some(self.door.settings.metrics.node_waiting()),
+            open: None,
+        };
+        let dialed = {
+            let dials = [&self.quota.dials, &self.door.dials].map(|dials| dials.try_acquire());
+            if dials.iter().any(Result::is_err) {
+                Some(Err(NodeRefusal::Limit))
+            } else {
+                // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+                open.until(Box::pin(self.dial_or_leave(&request))).await
+            }
+        };
+        match dialed {
+            None => record.refused(NodeRefusal::GivenUp),
+            Some(Err(refusal)) => {
+                record.refused(refusal);
+                open.refuse(code(refusal), text(refusal));
+            }
+            Some(Ok(socket)) => match open.accept() {
+                None => record.refused(NodeRefusal::GivenUp),
+                Some(leg) => {
+                    record.opened();
+                    relay(socket, leg, &request.address, record).await;
+                }
+            },
+        }
+    }
+
+    /// When this server goes away, the agent has time to ask another one.
+    async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
+        let leaving = &self.door.settings.leaving;
+        let dialed = leaving.run_until_cancelled(self.dial(request)).await;
+        dialed.unwrap_or(Err(NodeRefusal::Leaving))
+    }
+
+    async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
+        let settings = &self.door.settings;
+        settings.descriptors.opened();
+        let dialed = settings
+            .dialer
+            .dial(&request.protocol, &request.address)
+            .await;
+        let mut socket = dialed.map_err(|error| {
+            // Here and not in the answer: how this network looks is nothing for an agent to know.
+            let (agent, principal) = (&self.agent, &*self.principal);
+            tracing::debug!(%agent, principal, %error, "no connection for an agent");
+            refusal(&error)
+        })?;
+        if settings.proxy_header {
+            let origin = request.origin.map(|o| (o.source, o.destination));
+            let header = header_v2(origin, self.agent.as_str());
+            let written = tokio::time::timeout(DIAL_TIMEOUT, socket.write_all(&header)).await;
+            written
+                .map_err(|_elapsed| NodeRefusal::TimedOut)?
+                .map_err(|_reset| NodeRefusal::Refused)?;
+        }
+        Ok(socket)
+    }
+}
+
+async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
+    let outcome = serve_target(socket, leg, address).await;
+    let reason = match &outcome.end {
+        // Here the agent's end is the client's.
+        PumpEnd::Tunnel(end) => match end.reason() {
+            "peer_error" | "peer_reset" => "client_gone",
+            reason => reason,
+        },
+        PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "target_reset",
+    };
+    record.ended(outcome.to_socket, outcome.from_socket, reason);
+}
+
+/// Counts a tunnel and writes its access event, whatever happens.
+struct Record<'a> {
+    asked: &'a Asked,
+    destination: &'a str,
+    started: Instant,
+    waiting: Option<GaugeGuard>,
+    open: Option<(GaugeGuard, Duration)>,
+}
+
+impl Record<'_> {
+    fn opened(&mut self) {
+        self.waiting = None;
+        let guard = self.asked.door.settings.metrics.node_tunnel();
+        self.open = Some((guard, self.started.elapsed()));
+    }
+
+    fn refused(&mut self, why: NodeRefusal) {
+        self.waiting = None;
+        self.asked.door.settings.metrics.node_refused(why);
+        let dial = self.started.elapsed();
+        self.write((0, 0), dial, TunnelEnd::Other, why.as_str());
+    }
+
+    fn ended(&mut self, to_target: u64, to_client: u64, reason: &'static str) {
+        let Some((_guard, dial)) = self.open.take() else {
+            return;
+        };
+        let end = TunnelEnd::of_reason(reason);
+        let metrics = &self.asked.door.settings.metrics;
+        metrics.node_tunnel_closed(end, to_target, to_client);
+        self.write((to_target, to_client), dial, end, reason);
+    }
+
+    fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: &'static str) {
+        self.asked.door.settings.access.record(&TunnelRecord {
+            client_dialect: ClientDialect::Node,
+            agent: self.asked.agent.as_str(),
+            destination: self.destination,
+            bytes_to_target: bytes.0,
+            bytes_to_client: bytes.1,
+            dial,
+            life: self.started.elapsed().saturating_sub(dial),
+            end,
+            detail: Some(detail),
+            engine: Engine::Copy,
+            driver: Driver::Task,
+            path: Path::Lane,
+            opened_by: OpenedBy::Agent,
+            principal: Some(&self.asked.principal),
+        });
+    }
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        // Cut off with its task, which only the end of this process does.
+        self.ended(0, 0, "shutdown");
+    }
+}
+
+fn refusal(error: &DialError) -> NodeRefusal {
+    match error {
+        error if error.is_denied() => NodeRefusal::NotAllowed,
+        error if error.is_timeout() => NodeRefusal::TimedOut,
+        DialError::Lookup {
+            cause: ResolveError::NotFound,
+            ..
+        }
+        | DialError::NoSuitable { .. } => NodeRefusal::NotFound,
+        DialError::Connect { cause, .. } => match cause.kind() {
+            io::ErrorKind::ConnectionRefused => NodeRefusal::Refused,
+            io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::AddrNotAvailable => NodeRefusal::Unreachable,
+            _ => NodeRefusal::Failed,
+        },
+        _ => NodeRefusal::Failed,
+    }
+}
+
+/// As the agent is told.
+fn code(refusal: NodeRefusal) -> RefusalCode {
+    match refusal {
+        NodeRefusal::NotAllowed => RefusalCode::Denied,
+        NodeRefusal::NotFound => RefusalCode::NotFound,
+        NodeRefusal::Refused => RefusalCode::Refused,
+        NodeRefusal::Unreachable => RefusalCode::Unreachable,
+        NodeRefusal::TimedOut => RefusalCode::TimedOut,
+        NodeRefusal::Limit | NodeRefusal::Descriptors => RefusalCode::Limit,
+        NodeRefusal::Leaving => RefusalCode::Leaving,
+        _ => RefusalCode::Failed,
+    }
+}
+
+/// For whoever reads a capture; addresses are not in it.
+fn text(refusal: NodeRefusal) -> &'static str {
+    match refusal {
+        NodeRefusal::NotAllowed => "not an allowed destination",
+        other => other.as_str(),
+    }
+}

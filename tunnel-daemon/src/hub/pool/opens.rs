@@ -1,0 +1,184 @@
+//! Tunnels that agents open: how an OPEN on an idle lane is noticed, and who answers it.
+//!
+//! No task waits for an idle lane. Where agents may open tunnels, each has a bell, which its socket rings when there is
+//! something to read, and one task for the whole pool answers them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Wake, Waker};
+
+use adit_core::lane::{OpenRequest, RefusalCode};
+use tokio::sync::Notify;
+
+use super::{Home, LanePool};
+use crate::hub::asked::until_answered;
+use crate::hub::lane_way::LaneHome as _;
+use crate::hub::leg::Leg;
+use crate::lane::Lane;
+use crate::telemetry::labels::{LaneEnd, LaneState};
+
+/// Decides over tunnels that one agent asks for.
+pub trait AgentOpens: Send + Sync {
+    /// The agent has asked for a tunnel. Must not block.
+    fn asked(&self, open: AgentOpen);
+}
+
+/// A tunnel that an agent has asked for. Dropping it without an answer refuses it.
+pub struct AgentOpen {
+    lane: Option<Lane>,
+    request: OpenRequest,
+    pool: Arc<LanePool>,
+}
+
+impl AgentOpen {
+    /// What it asks for.
+    #[must_use]
+    pub fn request(&self) -> &OpenRequest {
+        &self.request
+    }
+
+    /// Waits for `work`; `None` when the agent has given up, or its lane is lost.
+    pub async fn until<T>(&mut self, work: impl Future<Output = T> + Unpin) -> Option<T> {
+        let lane = self.lane.as_mut()?;
+        match until_answered(lane, work, || ()).await {
+            Ok(outcome) => outcome,
+            Err(failure) => {
+                self.lane = None;
+                self.pool.lost(&failure);
+                None
+            }
+        }
+    }
+
+    /// Tells the agent that its tunnel is open; `None` when its lane is lost.
+    #[must_use]
+    pub fn accept(mut self) -> Option<Leg> {
+        let mut lane = self.lane.take()?;
+        lane.end().accept();
+        let home = Arc::new(Home(Arc::clone(&self.pool)));
+        Some(Leg::on_lane(lane, home))
+    }
+
+    /// Tells the agent that there is no tunnel, and why.
+    pub fn refuse(mut self, code: RefusalCode, text: &str) {
+        self.answer(code, text);
+    }
+
+    fn answer(&mut self, code: RefusalCode, text: &str) {
+        let Some(mut lane) = self.lane.take() else {
+            return;
+        };
+        lane.end().refuse(code, text);
+        let home = Home(Arc::clone(&self.pool));
+        // In a task of its own: an agent may have sent the next OPEN already, and many behind that.
+        let back = async move { home.take_back(lane) };
+        if self
+            .pool
+            .settings
+            .tasks
+            .spawn("lane-settles", back)
+            .is_err()
+        {
+            self.pool.settings.metrics.lane_closed(LaneEnd::Lost);
+        }
+    }
+}
+
+impl Drop for AgentOpen {
+    fn drop(&mut self) {
+        self.answer(RefusalCode::Limit, "this server has no room for it");
+    }
+}
+
+/// Rung by an idle lane's socket.
+pub(super) struct Bell {
+    rung: AtomicBool,
+    rang: Arc<Notify>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Relaxed);
+        self.rang.notify_one();
+    }
+}
+
+/// A lane that waits for a tunnel.
+pub(super) struct Waiting {
+    pub(super) lane: Lane,
+    bell: Option<Arc<Bell>>,
+}
+
+impl Waiting {
+    /// The waker to poll it with: nobody's, or its bell's. What rang it before is forgotten.
+    pub(super) fn waker(&self) -> Waker {
+        self.bell.as_ref().map_or_else(
+            || Waker::noop().clone(),
+            |bell| {
+                bell.rung.store(false, Relaxed);
+                Waker::from(Arc::clone(bell))
+            },
+        )
+    }
+
+    pub(super) fn has_rung(&self) -> bool {
+        let rung = |bell: &Arc<Bell>| bell.rung.load(Relaxed);
+        self.bell.as_ref().is_some_and(rung)
+    }
+}
+
+impl LanePool {
+    /// A lane that is to wait.
+    pub(super) fn waiting(&self, mut lane: Lane) -> Waiting {
+        lane.count_as(self.settings.metrics.lane(LaneState::Idle));
+        let bell = self.settings.opens.as_ref().map(|_| {
+            Arc::new(Bell {
+                rung: AtomicBool::new(false),
+                rang: Arc::clone(&self.rang),
+            })
+        });
+        Waiting { lane, bell }
+    }
+
+    /// The agent has opened a tunnel on a lane that was idle.
+    pub(super) fn asked(self: &Arc<Self>, mut lane: Lane, request: OpenRequest) -> AgentOpen {
+        lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+        AgentOpen {
+            lane: Some(lane),
+            request,
+            pool: Arc::clone(self),
+        }
+    }
+
+    /// Answers bells until the link is gone. Of use only where agents may open tunnels.
+    pub async fn answer_bells(self: Arc<Self>) {
+        let gone = self.gone.clone();
+        while gone
+            .run_until_cancelled(self.rang.notified())
+            .await
+            .is_some()
+        {
+            // Without the budget of a task, which would make lanes look as if they had nothing to say.
+            tokio::task::unconstrained(async { self.answer_rung() }).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn answer_rung(self: &Arc<Self>) {
+        let mut idle = self.lock();
+        let rung: Vec<Waiting> = idle
+            .lanes
+            .extract_if(.., |waiting| waiting.has_rung())
+            .collect();
+        drop(idle);
+        let usable = rung
+            .into_iter()
+            .filter_map(|waiting| self.usable(waiting))
+            .collect();
+        self.put_back(usable);
+    }
+}

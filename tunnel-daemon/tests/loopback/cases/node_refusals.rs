@@ -1,0 +1,250 @@
+//! Node to control plane: what is not allowed, or cannot be, is reset and counted by reason at both ends.
+
+use std::time::{Duration, Instant};
+
+use adit::app::agent::RunningAgent;
+use tokio::io::AsyncReadExt as _;
+
+use crate::support::lanes::{IDLE, value as at_server};
+use crate::support::node::{
+    self, OPEN, assert_quiet, assert_reset, connect, echo, refusals, refused,
+};
+use crate::support::stub_server::StubServer;
+use crate::support::targets;
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+
+/// One more connection is reset, for this reason and no other, as both ends say.
+async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, reason: &str) {
+    let series = refusals(reason);
+    let before = (
+        node::value(agent, &series),
+        at_server(world, &series),
+        refused(agent),
+    );
+    assert_reset(agent.target_listeners[listener]).await;
+    until("it is counted", || refused(agent) == before.2 + 1.0).await;
+    let told = agent.metrics.scrape().text();
+    let told: Vec<&str> = told.lines().filter(|line| line.contains("refusals")).collect();
+    let counted = node::value(agent, &series);
+    assert_eq!(counted, before.0 + 1.0, "listener {listener}: {told:#?}");
+    until("the server says so, too", || {
+        at_server(world, &series) == before.1 + 1.0
+    })
+    .await;
+    assert_quiet(world, agent).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_on_the_list_is_refused_and_the_rest_is_served() {
+    let (port, _target) = targets::echo().await;
+    let (other, _other) = targets::echo().await;
+    let closed = targets::closed_port().await.port();
+    let allowed = [
+        format!("127.0.0.1:{port}"),
+        format!("127.0.0.1:{closed}"),
+        // A name does not stand for loopback, whatever it resolves to.
+        format!("localhost:{other}"),
+        // Nor does a network that is wider than it.
+        format!("0.0.0.0/0:{other}"),
+        // Names are looked up where an entry could cover them.
+        format!("nowhere.invalid:{port}"),
+    ];
+    let targets = [
+        format!("127.0.0.1:{port}"),
+        format!("127.0.0.1:{closed}"),
+        format!("127.0.0.1:{other}"),
+        format!("127.0.0.2:{port}"),
+        format!("localhost:{other}"),
+        format!("[::ffff:127.0.0.1]:{other}"),
+        format!("169.254.169.254:{other}"),
+        format!("[fd00:ec2::254]:{other}"),
+        format!("other.example:{port}"),
+        format!("nowhere.invalid:{port}"),
+    ];
+    let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();
+    let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
+    let (world, agent) = node::world(&allowed, &targets).await;
+    for (listener, reason) in [
+        (1, "refused"),
+        (2, "not_allowed"),
+        (3, "not_allowed"),
+        (4, "not_allowed"),
+        (5, "not_allowed"),
+        (6, "not_allowed"),
+        (7, "not_allowed"),
+        (8, "not_allowed"),
+    ] {
+        assert_refused(&world, &agent, listener, reason).await;
+    }
+    // Its lookup fails in one way or another, by the host's name servers.
+    assert_reset(agent.target_listeners[9]).await;
+    let denied = node::value(&agent, &refusals("not_allowed"));
+    assert_eq!((denied, refused(&agent)), (7.0, 9.0));
+    let mut stream = connect(agent.target_listeners[0]).await;
+    echo(&mut stream, b"still served").await;
+    for reason in ["lost", "violation"] {
+        let series = format!("adit_lanes_closed_total{{reason=\"{reason}\"}}");
+        assert_eq!(at_server(&world, &series), 0.0, "no lane is lost over it");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_list_every_tunnel_is_refused() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = node::world(&[], &[&format!("127.0.0.1:{port}")]).await;
+    for count in 1..=3 {
+        assert_reset(agent.target_listeners[0]).await;
+        let series = refusals("not_allowed");
+        until("it is counted", || {
+            node::value(&agent, &series) == f64::from(count)
+        })
+        .await;
+    }
+    assert_eq!(at_server(&world, "adit_node_tunnels_opened_total"), 0.0);
+}
+
+/// Even when the list names them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_servers_own_listeners_are_never_dialled() {
+    let own = targets::closed_port().await;
+    let flags = [
+        format!("--frontend=http-connect=tcp:0.0.0.0:{}", own.port()),
+        "--insecure-plaintext-frontend".to_owned(),
+        format!("--allowed-destination=127.0.0.0/8:{}", own.port()),
+    ];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let world = World::start(&flags).await;
+    assert_eq!(world.server().frontends.len(), 1);
+    let names = ["127.0.0.1", "127.5.5.5", "0.0.0.0"].map(|ip| format!("{ip}:{}", own.port()));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let agent = node::agent(&world, &names).await;
+    world.links(1).await;
+    for listener in 0..names.len() {
+        assert_refused(&world, &agent, listener, "not_allowed").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_destination_that_never_answers_times_out_and_can_be_given_up() {
+    let silent = targets::silent_host();
+    let (world, agent) = node::world(&[&silent.address], &[&silent.address]).await;
+    assert_refused(&world, &agent, 0, "timed_out").await;
+    // A client that resets its connection is not dialled for any longer.
+    let stream = connect(agent.target_listeners[0]).await;
+    until("the server dials", || {
+        at_server(&world, "adit_node_waiting") == 1.0
+    })
+    .await;
+    socket2::SockRef::from(&stream)
+        .set_linger(Some(Duration::ZERO))
+        .expect("a flag");
+    let left = Instant::now();
+    drop(stream);
+    assert_quiet(&world, &agent).await;
+    assert!(left.elapsed() < Duration::from_secs(4), "not at the timeout");
+    assert_eq!(node::value(&agent, &refusals("given_up")), 1.0);
+    assert_eq!(at_server(&world, &refusals("given_up")), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_is_held_five_seconds_for_a_lane_and_no_longer() {
+    let (port, _target) = targets::echo().await;
+    let destination = format!("127.0.0.1:{port}");
+    let allowed = format!("--allowed-destination={destination}");
+    let world = World::start(&[&allowed, "--lanes-per-link=1"]).await;
+    let agent = node::agent(&world, &[&destination]).await;
+    until("its lane", || at_server(&world, IDLE) == 1.0).await;
+    let mut first = connect(agent.target_listeners[0]).await;
+    echo(&mut first, b"the only lane").await;
+    let since = Instant::now();
+    assert_reset(agent.target_listeners[0]).await;
+    let held = since.elapsed();
+    assert!(held >= Duration::from_millis(4900), "{held:?}");
+    assert!(held < Duration::from_secs(8), "{held:?}");
+    assert_eq!(node::value(&agent, &refusals("no_lane")), 1.0);
+    // One that becomes free in time is taken.
+    let mut second = connect(agent.target_listeners[0]).await;
+    until("it is held", || {
+        node::value(&agent, "adit_node_waiting") == 1.0
+    })
+    .await;
+    drop(first);
+    echo(&mut second, b"in time").await;
+    assert_eq!(refused(&agent), 1.0);
+}
+
+/// A server without lanes, as upstream's: told apart from one that is not there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told() {
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start(&world).await;
+    let target = "--target=0:10.96.0.1:443";
+    let agent = world.agent_of(server.port(), "a", &[target]).await;
+    let health = agent.health.expect("a health port");
+    let ready = format!("http://{health}/readyz?verbose");
+    let caller = server.accept().await;
+    let _link = caller.greet(&[]);
+    until("a link", || {
+        let text = agent.metrics.scrape().text();
+        text.contains("open_server_connections 1")
+    })
+    .await;
+    let since = Instant::now();
+    for count in 1..=2 {
+        assert_reset(agent.target_listeners[0]).await;
+        until("it is counted", || {
+            node::value(&agent, &refusals("no_lanes")) == f64::from(count)
+        })
+        .await;
+    }
+    assert!(since.elapsed() < Duration::from_secs(4), "not held");
+    let told = get(&ready).await;
+    assert!(told.contains("[-]node-to-control-plane no connected server takes lanes"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_any_server_a_connection_is_reset_after_five_seconds() {
+    let mut world = World::start(&[]).await;
+    let agents = world.server().agents.port();
+    world.stop_server(Duration::ZERO).await;
+    let agent = world.agent_of(agents, "a", &["--target=0:10.96.0.1:443"]).await;
+    assert_reset(agent.target_listeners[0]).await;
+    assert_eq!(node::value(&agent, &refusals("no_server")), 1.0);
+}
+
+/// An agent that drains takes no more connections, and those it has go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_agent_closes_its_listeners_and_serves_on() {
+    let (port, _target) = targets::echo().await;
+    let destination = format!("127.0.0.1:{port}");
+    let (_world, agent) = node::world(&[&destination], &[&destination]).await;
+    let address = agent.target_listeners[0];
+    let mut stream = connect(address).await;
+    echo(&mut stream, b"before").await;
+    agent.drain();
+    let refused = async {
+        while tokio::net::TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("its listener is closed", refused).await;
+    echo(&mut stream, b"behind").await;
+    assert_eq!(node::value(&agent, OPEN), 1.0);
+    drop(stream);
+    within("nothing is left", agent.idle(Duration::from_secs(20))).await;
+    assert_eq!(node::value(&agent, OPEN), 0.0);
+}
+
+/// The body of a GET, whatever its status.
+async fn get(url: &str) -> String {
+    use tokio::io::AsyncWriteExt as _;
+    let rest = url.strip_prefix("http://").expect("http");
+    let (address, path) = rest.split_once('/').expect("a path");
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("it listens");
+    let request = format!("GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("taken");
+    let mut answer = String::new();
+    within("an answer", stream.read_to_string(&mut answer)).await.expect("text");
+    answer
+}

@@ -1,0 +1,126 @@
+//! Node to control plane with two servers: which of them gets a connection, and what happens when one goes away.
+
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use adit::app::server::{self, RunningServer};
+
+use crate::support::lanes::{IDLE, value as at_server, warm};
+use crate::support::node::{self, OPENED, connect, echo, refusals, refused};
+use crate::support::targets;
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample, server_plan};
+
+/// A second server beside a world's own, of the same certificates.
+async fn second(world: &World, allowed: &str) -> RunningServer {
+    let socket = world.dir.path().join("second.sock");
+    let args: Vec<String> = world
+        .server_args("0")
+        .into_iter()
+        .filter(|arg| !arg.starts_with("--frontend"))
+        .chain([
+            format!("--frontend=grpc=unix:{}", socket.display()),
+            format!("--allowed-destination={allowed}"),
+        ])
+        .collect();
+    let plan = server_plan(&args).expect("flags are right");
+    server::start(&plan).await.expect("the second server starts")
+}
+
+fn at(server: &RunningServer, series: &str) -> f64 {
+    let text = server.metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// Two servers that allow the destination, and an agent with warm lanes to both.
+async fn two(destination: &str) -> (World, RunningServer, RunningAgent) {
+    let allowed = format!("--allowed-destination={destination}");
+    let world = World::start(&[&allowed]).await;
+    let second = second(&world, destination).await;
+    let other = format!("--proxy-server-host={}", second.agents);
+    let target = format!("--target=0:{destination}");
+    let agent = world.agent("agent-1", &[&other, &target]).await;
+    warm(&world).await;
+    until("lanes to the second, too", || at(&second, IDLE) >= 4.0).await;
+    (world, second, agent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_spread_over_servers_at_random() {
+    const CONNECTIONS: u32 = 60;
+    let (port, _target) = targets::echo().await;
+    let (world, second, agent) = two(&format!("127.0.0.1:{port}")).await;
+    for _connection in 0..CONNECTIONS {
+        let mut stream = connect(agent.target_listeners[0]).await;
+        echo(&mut stream, b"to either").await;
+    }
+    let shares = (at_server(&world, OPENED), at(&second, OPENED));
+    assert_eq!(shares.0 + shares.1, f64::from(CONNECTIONS));
+    // One side with fewer than five of sixty: once in 10^11 runs.
+    assert!(shares.0 >= 5.0 && shares.1 >= 5.0, "{shares:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_goes_away_before_its_answer_is_replaced_by_another() {
+    let silent = targets::silent_host();
+    let (mut world, second, agent) = two(&silent.address).await;
+    let mut stream = connect(agent.target_listeners[0]).await;
+    let waiting = "adit_node_waiting";
+    until("one of them dials", || {
+        at_server(&world, waiting) + at(&second, waiting) == 1.0
+    })
+    .await;
+    let mut second = Some(second);
+    let first_has_it = at_server(&world, waiting) == 1.0;
+    if first_has_it {
+        world.stop_server(Duration::ZERO).await;
+    } else {
+        let second = second.take().expect("it runs");
+        within("its end", second.stop(Some(Duration::ZERO))).await;
+    }
+    // The destination takes connections again, and the other server's is among them.
+    let _serving = targets::echo_on(silent.revive());
+    echo(&mut stream, b"by the other server").await;
+    assert_eq!(refused(&agent), 0.0);
+    assert!(node::value(&agent, "adit_node_retries_total") >= 1.0);
+    let left = match &second {
+        Some(second) => at(second, OPENED),
+        None => at_server(&world, OPENED),
+    };
+    assert_eq!(left, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_drains_gets_no_more_connections() {
+    let (port, _target) = targets::echo().await;
+    let (world, second, agent) = two(&format!("127.0.0.1:{port}")).await;
+    // Connections until both servers have one.
+    let mut held = Vec::new();
+    while at_server(&world, OPENED) == 0.0 || at(&second, OPENED) == 0.0 {
+        let mut stream = connect(agent.target_listeners[0]).await;
+        echo(&mut stream, b"held").await;
+        held.push(stream);
+    }
+    let (metrics, opened) = (second.metrics.clone(), at(&second, OPENED));
+    let of_second = |series: &str| sample(&metrics.scrape().text(), series);
+    let grace = Some(Duration::from_secs(60));
+    let stopping = second.stop(grace);
+    let before = at_server(&world, OPENED);
+    let using = async {
+        for _connection in 0..40 {
+            let mut stream = connect(agent.target_listeners[0]).await;
+            echo(&mut stream, b"to the one that stays").await;
+        }
+        for stream in &mut held {
+            echo(stream, b"those that are open go on").await;
+        }
+        assert_eq!(of_second(OPENED), Some(opened));
+        assert_eq!(at_server(&world, OPENED), before + 40.0);
+        // It said so once, or as often as connections came before that was known.
+        let told = of_second(&refusals("leaving")).unwrap_or_default();
+        assert!((1.0..=2.0).contains(&told), "{told}");
+        assert_eq!(refused(&agent), 0.0);
+        drop(held);
+    };
+    within("the end of both", async { tokio::join!(stopping, using) }).await;
+}

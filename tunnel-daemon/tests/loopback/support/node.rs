@@ -1,0 +1,108 @@
+//! Connections of a node: to an agent's own listeners.
+
+use std::net::SocketAddr;
+
+use adit::app::agent::RunningAgent;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::wait::{until, within};
+use super::world::{World, sample};
+
+/// Open tunnels that agents asked for.
+pub(crate) const OPEN: &str = "adit_node_tunnels";
+/// All there were.
+pub(crate) const OPENED: &str = "adit_node_tunnels_opened_total";
+
+/// A world whose server dials these destinations for agents, and its agent's listeners for `targets`.
+pub(crate) async fn world(allowed: &[&str], targets: &[&str]) -> (World, RunningAgent) {
+    let flags: Vec<String> = allowed
+        .iter()
+        .map(|entry| format!("--allowed-destination={entry}"))
+        .collect();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let world = World::start(&flags).await;
+    let agent = agent(&world, targets).await;
+    world.links(1).await;
+    (world, agent)
+}
+
+/// An agent, `agent-1`, that listens for these destinations on ports the kernel chooses.
+pub(crate) async fn agent(world: &World, targets: &[&str]) -> RunningAgent {
+    let flags: Vec<String> = targets
+        .iter()
+        .map(|target| format!("--target=0:{target}"))
+        .collect();
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    world.agent("agent-1", &flags).await
+}
+
+/// A connection to an agent's listener.
+pub(crate) async fn connect(address: SocketAddr) -> TcpStream {
+    let stream = within("a connection to the agent", TcpStream::connect(address)).await;
+    let stream = stream.expect("the agent listens");
+    stream.set_nodelay(true).expect("a flag");
+    stream
+}
+
+/// Sends `text` and expects it back.
+pub(crate) async fn echo(stream: &mut TcpStream, text: &[u8]) {
+    stream
+        .write_all(text)
+        .await
+        .expect("the tunnel takes bytes");
+    let mut back = vec![0; text.len()];
+    within("an echo", stream.read_exact(&mut back))
+        .await
+        .expect("the tunnel lives");
+    assert_eq!(back, text);
+}
+
+/// A connection to this listener is reset, not closed.
+pub(crate) async fn assert_reset(address: SocketAddr) {
+    // It may be reset before its connect has returned.
+    let connected = within("a connection to the agent", TcpStream::connect(address)).await;
+    let read = match connected {
+        Ok(mut stream) => within("a reset", stream.read_u8()).await,
+        Err(error) => Err(error),
+    };
+    let error = read.expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+}
+
+/// What an agent's metrics say.
+pub(crate) fn value(agent: &RunningAgent, series: &str) -> f64 {
+    let text = agent.metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// The series of a reason.
+pub(crate) fn refusals(reason: &str) -> String {
+    format!("adit_node_refusals_total{{reason=\"{reason}\"}}")
+}
+
+/// All refusals that an agent has counted.
+pub(crate) fn refused(agent: &RunningAgent) -> f64 {
+    let text = agent.metrics.scrape().text();
+    let of_family = text
+        .lines()
+        .filter(|line| line.starts_with("adit_node_refusals_total{"));
+    let values = of_family.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+    values.sum()
+}
+
+/// Nothing is left of any tunnel, at either end.
+pub(crate) async fn assert_quiet(world: &World, agent: &RunningAgent) {
+    until("no node tunnel is left", || {
+        let at_server = ["adit_node_tunnels", "adit_node_waiting", super::lanes::BUSY]
+            .iter()
+            .map(|series| super::lanes::value(world, series))
+            .sum::<f64>();
+        let at_agent = ["adit_node_tunnels", "adit_node_waiting", super::lanes::BUSY]
+            .iter()
+            .map(|series| value(agent, series))
+            .sum::<f64>();
+        at_server + at_agent == 0.0
+    })
+    .await;
+}
