@@ -14,6 +14,7 @@ mod lane_faults;
 mod lane_processes;
 mod lanes;
 mod metrics;
+mod node_namespaces;
 mod node_refusals;
 mod node_servers;
 mod node_tunnels;

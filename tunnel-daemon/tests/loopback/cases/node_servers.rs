@@ -24,7 +24,9 @@ async fn second(world: &World, allowed: &str) -> RunningServer {
         ])
         .collect();
     let plan = server_plan(&args).expect("flags are right");
-    server::start(&plan).await.expect("the second server starts")
+    server::start(&plan)
+        .await
+        .expect("the second server starts")
 }
 
 fn at(server: &RunningServer, series: &str) -> f64 {

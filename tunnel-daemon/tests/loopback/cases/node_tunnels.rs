@@ -70,7 +70,10 @@ async fn bulk_arrives_byte_by_byte_in_both_directions() {
         assert!(back == sent, "{} bytes of {}", back.len(), sent.len());
         assert_quiet(&world, &agent).await;
         let clean = "adit_node_tunnels_closed_total{reason=\"clean\"}";
-        assert_eq!((at_server(&world, clean), node::value(&agent, clean)), (1.0, 1.0));
+        assert_eq!(
+            (at_server(&world, clean), node::value(&agent, clean)),
+            (1.0, 1.0)
+        );
     }
 }
 
@@ -80,12 +83,17 @@ async fn either_side_may_close_its_half_first() {
     let (port, _summing, mut seen) = targets::summing().await;
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    stream.write_all(&targets::pattern(0, 300_000)).await.expect("taken");
+    stream
+        .write_all(&targets::pattern(0, 300_000))
+        .await
+        .expect("taken");
     stream.shutdown().await.expect("a half-close");
     let sum = within("the sum", seen.recv()).await.expect("a sum");
     assert_eq!(sum, targets::Sum::of(&targets::pattern(0, 300_000)));
     let mut answer = String::new();
-    within("the answer", stream.read_to_string(&mut answer)).await.expect("clean");
+    within("the answer", stream.read_to_string(&mut answer))
+        .await
+        .expect("clean");
     assert_eq!(answer, format!("{}\n", sum.hash));
     assert_quiet(&world, &agent).await;
 
@@ -106,7 +114,9 @@ async fn either_side_may_close_its_half_first() {
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     let mut heard = String::new();
-    within("its half", stream.read_to_string(&mut heard)).await.expect("clean");
+    within("its half", stream.read_to_string(&mut heard))
+        .await
+        .expect("clean");
     assert_eq!(heard, "that is all");
     stream.write_all(b"and now this").await.expect("taken");
     stream.shutdown().await.expect("a half-close");
@@ -121,11 +131,16 @@ async fn resets_are_passed_on_as_resets_both_ways() {
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     stream.write_all(b"x").await.expect("taken");
-    let error = within("a reset", stream.read_u8()).await.expect_err("nothing");
+    let error = within("a reset", stream.read_u8())
+        .await
+        .expect_err("nothing");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     assert_quiet(&world, &agent).await;
     let reset = "adit_node_tunnels_closed_total{reason=\"target_reset\"}";
-    assert_eq!((at_server(&world, reset), node::value(&agent, reset)), (1.0, 1.0));
+    assert_eq!(
+        (at_server(&world, reset), node::value(&agent, reset)),
+        (1.0, 1.0)
+    );
 
     let (port, _summing, mut seen) = targets::summing().await;
     let (world, agent) = world_to(port, &[]).await;
@@ -140,7 +155,10 @@ async fn resets_are_passed_on_as_resets_both_ways() {
     assert!(!sum.expect("a sum").clean, "a reset, no close");
     assert_quiet(&world, &agent).await;
     let gone = "adit_node_tunnels_closed_total{reason=\"client_gone\"}";
-    assert_eq!((at_server(&world, gone), node::value(&agent, gone)), (1.0, 1.0));
+    assert_eq!(
+        (at_server(&world, gone), node::value(&agent, gone)),
+        (1.0, 1.0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,24 +167,34 @@ async fn a_destination_that_speaks_first_is_heard() {
     let (_world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     let mut greeting = [0; 11];
-    within("a greeting", stream.read_exact(&mut greeting)).await.expect("open");
+    within("a greeting", stream.read_exact(&mut greeting))
+        .await
+        .expect("open");
     assert_eq!(&greeting, b"hello node\n");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ipv6_serves_at_both_ends() {
-    let listener = TcpListener::bind("[::1]:0").await.expect("IPv6 on loopback");
+    let listener = TcpListener::bind("[::1]:0")
+        .await
+        .expect("IPv6 on loopback");
     let destination = listener.local_addr().expect("bound").to_string();
     let world = World::start(&[&format!("--allowed-destination={destination}")]).await;
     let target = format!("--target=0:{destination}");
-    let agent = world.agent("agent-1", &[&target, "--bind-address=[::1]"]).await;
+    let agent = world
+        .agent("agent-1", &[&target, "--bind-address=[::1]"])
+        .await;
     let address = agent.target_listeners[0];
     assert!(address.is_ipv6());
     let mut stream = connect(address).await;
-    let (mut accepted, _) = within("the destination", listener.accept()).await.expect("one");
+    let (mut accepted, _) = within("the destination", listener.accept())
+        .await
+        .expect("one");
     accepted.write_all(b"six").await.expect("taken");
     let mut read = [0; 3];
-    within("its word", stream.read_exact(&mut read)).await.expect("open");
+    within("its word", stream.read_exact(&mut read))
+        .await
+        .expect("open");
     assert_eq!(&read, b"six");
 }
 
@@ -259,13 +287,17 @@ async fn a_destination_is_told_whose_connection_it_is() {
     let agent = node::agent(&world, &[&destination]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     stream.write_all(b"payload").await.expect("taken");
-    let (mut accepted, _) = within("the destination", listener.accept()).await.expect("one");
+    let (mut accepted, _) = within("the destination", listener.accept())
+        .await
+        .expect("one");
     let source = stream.local_addr().expect("bound");
     let addresses = (source, agent.target_listeners[0]);
     let mut expected = adit_core::proxy_header::header_v2(Some(addresses), "agent-1").to_vec();
     expected.extend(b"payload");
     let mut read = vec![0; expected.len()];
-    within("the header", accepted.read_exact(&mut read)).await.expect("open");
+    within("the header", accepted.read_exact(&mut read))
+        .await
+        .expect("open");
     assert_eq!(read, expected);
 }
 
@@ -280,7 +312,10 @@ async fn an_agent_listens_before_any_server_is_there() {
     let target = format!("--target=0:{destination}");
     let agent = world.agent_of(agents, "agent-1", &[&target]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
-    until("it is held", || node::value(&agent, "adit_node_waiting") == 1.0).await;
+    until("it is held", || {
+        node::value(&agent, "adit_node_waiting") == 1.0
+    })
+    .await;
     world.start_server(agents).await;
     echo(&mut stream, b"at last").await;
 }

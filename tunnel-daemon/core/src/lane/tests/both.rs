@@ -134,8 +134,20 @@ fn whose_connection_it_is_travels_with_an_open() {
 
 #[test]
 fn refusals_keep_their_reason_and_unknown_ones_are_failures() {
-    use RefusalCode::{Busy, Denied, Failed, Leaving, Limit, NotFound, Refused, TimedOut, Unreachable};
-    let known = [Failed, Busy, Denied, Refused, Unreachable, TimedOut, NotFound, Limit, Leaving];
+    use RefusalCode::{
+        Busy, Denied, Failed, Leaving, Limit, NotFound, Refused, TimedOut, Unreachable,
+    };
+    let known = [
+        Failed,
+        Busy,
+        Denied,
+        Refused,
+        Unreachable,
+        TimedOut,
+        NotFound,
+        Limit,
+        Leaving,
+    ];
     for code in known {
         let mut pair = Pair::new();
         pair.ends[AGENT].open(&request(), 0).unwrap();
@@ -143,7 +155,10 @@ fn refusals_keep_their_reason_and_unknown_ones_are_failures() {
         pair.ends[SERVER].refuse(code, "why");
         pair.settle();
         let text = "why".to_owned();
-        assert_eq!(pair.take(AGENT), [LaneEvent::Failed { code, text }, LaneEvent::Idle]);
+        assert_eq!(
+            pair.take(AGENT),
+            [LaneEvent::Failed { code, text }, LaneEvent::Idle]
+        );
         pair.assert_idle();
     }
     let mut end = LaneEnd::new(LaneRole::Agent);

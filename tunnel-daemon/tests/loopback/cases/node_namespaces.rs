@@ -1,0 +1,256 @@
+//! Node and control planes in network namespaces of their own: no route leads from one to the other, the control planes have
+//! the same addresses, and each agent reaches its own.
+//!
+//! That takes root and the commands `unshare`, `nsenter` and `ip`. Without them the test is skipped, but not where `CI` is set.
+
+use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::support::process::Process;
+use crate::support::wait::until_blocking;
+use crate::support::world::World;
+
+/// What a peer is to do: `listen ADDRESS WORD` or `connect ADDRESS`.
+const ROLE: &str = "ADIT_TEST_NAMESPACE_PEER";
+/// What every control plane's API has as its address, and no node.
+const API: &str = "10.96.0.1:6443";
+
+/// A network namespace; it goes with the process that holds it.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Result<Self, String> {
+        let mut holder = Command::new("unshare")
+            .args([
+                "--net",
+                "sh",
+                "-c",
+                "ip link set lo up && echo up && exec sleep 600",
+            ])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("running unshare: {error}"))?;
+        let mut up = [0; 3];
+        let mut output = holder.stdout.take().expect("piped");
+        if output.read_exact(&mut up).is_ok() {
+            return Ok(Self(holder));
+        }
+        let mut why = String::new();
+        let _read = holder
+            .stderr
+            .take()
+            .expect("piped")
+            .read_to_string(&mut why);
+        let _ended = holder.wait();
+        Err(why.trim().to_owned())
+    }
+
+    fn path(&self) -> String {
+        format!("--net=/proc/{}/ns/net", self.0.id())
+    }
+
+    fn run(&self, words: &str) {
+        let output = Command::new("nsenter")
+            .arg(self.path())
+            .args(words.split_whitespace())
+            .output()
+            .expect("nsenter runs");
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}: {why}");
+    }
+
+    /// A cable to another namespace, with these addresses at its ends.
+    fn connect(&self, other: &Self, name: &str, here: &str, there: &str) {
+        let pid = other.0.id();
+        self.run(&format!(
+            "ip link add {name} type veth peer name uplink netns {pid}"
+        ));
+        self.run(&format!("ip address add {here} dev {name}"));
+        self.run(&format!("ip link set {name} up"));
+        other.run(&format!("ip address add {there} dev uplink"));
+        other.run("ip link set uplink up");
+    }
+
+    /// The program in it, with these arguments.
+    fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
+        let mut words = vec!["nsenter".to_owned(), self.path()];
+        words.push(env!("CARGO_BIN_EXE_adit").to_owned());
+        words.extend_from_slice(&args[1..]);
+        Process::start_program(name, Path::new("nsenter"), &words, dir)
+    }
+
+    /// This very program in it, as a peer.
+    fn peer(&self, role: &str) -> Child {
+        let program = env::current_exe().expect("this program");
+        Command::new("nsenter")
+            .arg(self.path())
+            .arg(program)
+            .args([
+                "--exact",
+                "cases::node_namespaces::a_peer",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env(ROLE, role)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("nsenter runs")
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// A peer that ends with the test.
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// No test: what other processes of the test below do.
+#[test]
+#[ignore = "a role in another test"]
+fn a_peer() {
+    let role = env::var(ROLE).expect("a role");
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[..] {
+        ["listen", address, word] => {
+            let listener = TcpListener::bind(address).expect("its own address");
+            for stream in listener.incoming() {
+                let from = stream.and_then(|mut stream| {
+                    stream.write_all(format!("<{word}>").as_bytes())?;
+                    stream.peer_addr()
+                });
+                drop(from);
+            }
+        }
+        ["connect", address] => {
+            let address = address.parse().expect("an address");
+            let stream = TcpStream::connect_timeout(&address, Duration::from_secs(10));
+            let mut heard = String::new();
+            let read = stream.and_then(|mut stream| stream.read_to_string(&mut heard));
+            println!(
+                "<{}>",
+                read.map_or_else(|error| error.kind().to_string(), |_| heard)
+            );
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+/// What a client in this namespace hears at that address.
+fn heard(namespace: &Namespace, address: &str) -> String {
+    let peer = namespace.peer(&format!("connect {address}"));
+    let output = peer.wait_with_output().expect("a client");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
+    let made = [Namespace::new(), Namespace::new(), Namespace::new()];
+    let [Ok(node), Ok(first), Ok(second)] = made else {
+        let why = made.into_iter().find_map(Result::err).unwrap_or_default();
+        assert!(env::var_os("CI").is_none(), "no network namespace: {why}");
+        eprintln!("SKIPPED node_namespaces: no network namespace: {why}");
+        return;
+    };
+    let world = World::start(&[]).await;
+    let mut processes = Vec::new();
+    let mut peers = Vec::new();
+    for (plane, name, here, there, local) in [
+        (&first, "one", "192.0.2.1", "192.0.2.2", "7001"),
+        (&second, "two", "198.51.100.1", "198.51.100.2", "7002"),
+    ] {
+        node.connect(plane, name, &format!("{here}/24"), &format!("{there}/24"));
+        plane.run("ip address add 10.96.0.1/32 dev lo");
+        peers.push(Peer(plane.peer(&format!("listen {API} {name}"))));
+        let server: Vec<String> = world
+            .server_args("8091")
+            .into_iter()
+            .filter(|arg| !arg.starts_with("--frontend") && !arg.starts_with("--agent-bind"))
+            .chain([
+                format!(
+                    "--frontend=grpc=unix:{}",
+                    world.dir.path().join(name).display()
+                ),
+                format!("--allowed-destination={API}"),
+                "--log-format=json".to_owned(),
+            ])
+            .collect();
+        processes.push(plane.adit(&format!("server-{name}"), &server, world.dir.path()));
+        // The certificate names 127.0.0.1 and server.test; the latter leads where the agent's own names say.
+        let hosts = world.dir.path().join(format!("hosts-{name}"));
+        std::fs::write(&hosts, format!("{there} server.test\n")).expect("a file");
+        let mut agent: Vec<String> = world
+            .agent_args(&format!("agent-{name}"), 8091, &[])
+            .into_iter()
+            .filter(|arg| !arg.starts_with("--proxy-server-host"))
+            .collect();
+        agent.extend([
+            "--proxy-server-host=server.test:8091".to_owned(),
+            format!("--target={local}:{API}"),
+            "--log-format=json".to_owned(),
+        ]);
+        processes.push(with_hosts(
+            &node,
+            &hosts,
+            &format!("agent-{name}"),
+            &agent,
+            world.dir.path(),
+        ));
+    }
+    let direct = heard(&node, API);
+    assert!(
+        !direct.contains("<one>") && !direct.contains("<two>"),
+        "{direct}"
+    );
+    for (port, name) in [("7001", "one"), ("7002", "two")] {
+        let address = format!("127.0.0.1:{port}");
+        until_blocking(
+            &format!("the API of {name}"),
+            Duration::from_secs(30),
+            || {
+                heard(&node, &address)
+                    .contains(&format!("<<{name}>>"))
+                    .then_some(())
+            },
+        );
+        for _again in 0..5 {
+            let word = heard(&node, &address);
+            assert!(word.contains(&format!("<<{name}>>")), "{word}");
+        }
+    }
+}
+
+/// The program in a namespace, and in a mount namespace with this `/etc/hosts`.
+fn with_hosts(node: &Namespace, hosts: &Path, name: &str, args: &[String], dir: &Path) -> Process {
+    let mount = "mount --bind \"$0\" /etc/hosts && exec \"$@\"";
+    let mut words = [
+        "nsenter",
+        &node.path(),
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        mount,
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    words.push(hosts.display().to_string());
+    words.push(env!("CARGO_BIN_EXE_adit").to_owned());
+    words.extend_from_slice(&args[1..]);
+    Process::start_program(name, Path::new("nsenter"), &words, dir)
+}
