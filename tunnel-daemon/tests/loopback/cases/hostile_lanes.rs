@@ -9,7 +9,7 @@ use std::time::Duration;
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
-    OutFrame, PROOF_BYTES, Piece, proof_input,
+    OpenRequest, OutFrame, PROOF_BYTES, Piece, RefusalCode, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
@@ -345,6 +345,72 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
         let ((status, _text), ()) = within("a refusal", async { tokio::join!(dial, answer) }).await;
         assert_eq!(status, 502);
         assert_eq!(value(&world, closed), f64::from(count), "{offence:?}");
+    }
+}
+
+/// What an agent may ask for in a second is bounded, and the answer says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_opens_too_often_is_told_to_wait() {
+    let world = World::start(&["--allowed-destination=10.0.0.1:1"]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let request = OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: "10.0.0.1:80".to_owned(),
+        raw: false,
+        origin: None,
+    };
+    let mut denied = 0;
+    loop {
+        lane.end.open(&request, 0).expect("the lane is free");
+        match lane.event().await {
+            Some(LaneEvent::Failed { code, .. }) if code == RefusalCode::Denied => denied += 1,
+            Some(LaneEvent::Failed { code, .. }) => {
+                assert_eq!(code, RefusalCode::Limit);
+                break;
+            }
+            other => panic!("after {denied}: {other:?}"),
+        }
+        assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+        assert!(denied < 100_000, "no end of it");
+    }
+    assert!(denied >= 1000, "{denied}");
+    let series = "adit_node_refusals_total{reason=\"limit\"}";
+    assert_eq!(value(&world, series), 1.0);
+}
+
+/// An agent that sends its OPENs without waiting for answers loses its lane at most, whether they are allowed or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opens_that_wait_for_no_answer_harm_nobody_else() {
+    for flags in [&[][..], &["--allowed-destination=10.0.0.1:1"]] {
+        let world = World::start(flags).await;
+        let connection = Connection::agent(&world).await;
+        let (_call, grant) = link(&world, &connection, "agent-1").await;
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        one_idle(&world).await;
+        let mut frames = Vec::new();
+        for sequence in 1..=20_000_u16 {
+            let payload = b"\0\x03tcp10.0.0.1:80";
+            let header = Header {
+                kind: FrameType::Open,
+                flags: 0,
+                sequence,
+                length: u32::try_from(payload.len()).expect("small"),
+            };
+            frames.extend(header.to_bytes());
+            frames.extend(payload);
+        }
+        // All at once; then answers are read, until the server has had enough or has given them all.
+        lane.bytes(&frames).await;
+        let mut answers = 0;
+        while answers < 20_000 && lane.piece().await.is_some() {
+            answers += 1;
+        }
+        let mut other = Stub::connect(&world, "agent").await;
+        assert!(other.bind(&grant).await, "the link and the server live");
+        drop(lane);
+        one_idle(&world).await;
     }
 }
 
