@@ -89,8 +89,15 @@ impl Permit for Destinations {
 pub struct NodeDoor {
     settings: NodeSettings,
     dials: Arc<Semaphore>,
-    agents: Mutex<HashMap<(AgentId, Arc<str>), Weak<Quota>>>,
+    agents: Quotas,
 }
+
+/// Quotas of agents that have links.
+#[derive(Default)]
+struct Quotas(Mutex<HashMap<Asker, Weak<Quota>>>);
+
+/// An agent's id and its certificate's holder.
+type Asker = (AgentId, Arc<str>);
 
 /// What one agent may ask for, over all its links.
 struct Quota {
@@ -118,7 +125,7 @@ impl NodeDoor {
         Arc::new(Self {
             settings,
             dials: Arc::new(Semaphore::new(DIALS_MAX)),
-            agents: Mutex::default(),
+            agents: Quotas::default(),
         })
     }
 
@@ -132,12 +139,14 @@ impl NodeDoor {
             door: Arc::clone(self),
             agent: agent.clone(),
             principal: Arc::clone(principal),
-            quota: self.quota(agent, principal),
+            quota: self.agents.quota(agent, principal),
         })
     }
+}
 
+impl Quotas {
     fn quota(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
-        let mut agents = locked(&self.agents);
+        let mut agents = locked(&self.0);
         if agents.len() == agents.capacity() {
             // As often as the table would grow, so that it holds at most twice as many as there are.
             agents.retain(|_, quota| quota.strong_count() > 0);
@@ -384,5 +393,50 @@ fn text(refusal: NodeRefusal) -> &'static str {
     match refusal {
         NodeRefusal::NotAllowed => "not an allowed destination",
         other => other.as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dials_of_one_agent_are_capped_over_all_its_links() {
+        let quotas = Quotas::default();
+        let (name, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agent = AgentId::new("agent");
+        let links = [(); 2].map(|()| quotas.quota(&agent, &name));
+        let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
+            .map(|n| links[n % 2].dials.try_acquire().unwrap())
+            .collect();
+        assert_eq!(dials.len(), 256);
+        assert!(links.iter().all(|quota| quota.dials.try_acquire().is_err()));
+        // The same id of another certificate is another agent.
+        let stranger = quotas.quota(&agent, &other);
+        assert!(stranger.dials.try_acquire().is_ok());
+        for opens in 0..OPENS_BURST {
+            let quota = &links[opens as usize % 2];
+            assert!(locked(&quota.opens).try_take(Instant::now()), "{opens}");
+        }
+        assert!(locked(&stranger.opens).try_take(Instant::now()));
+    }
+
+    #[test]
+    fn agents_that_are_gone_are_forgotten() {
+        let quotas = Quotas::default();
+        for agent in 0..10_000 {
+            let name: Arc<str> = "one".into();
+            drop(quotas.quota(&AgentId::new(&agent.to_string()), &name));
+        }
+        assert!(locked(&quotas.0).len() < 10);
+    }
+
+    #[test]
+    fn answers_name_no_address() {
+        for refusal in NodeRefusal::ALL.iter().copied() {
+            assert!(!text(refusal).contains(['.', ':', '/']), "{refusal}");
+            let told = code(refusal);
+            assert_ne!(told, RefusalCode::Busy, "that is the state machine's");
+        }
     }
 }

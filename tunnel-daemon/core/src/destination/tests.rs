@@ -189,3 +189,21 @@ proptest! {
         prop_assert!(list.check(SocketAddr::new(other, port), None).is_err());
     }
 }
+
+#[test]
+fn names_that_no_entry_could_cover_need_no_lookup() {
+    let list =
+        DestinationList::allowed_destinations(&["api.example:443", "10.0.0.0/8:80"]).unwrap();
+    for (name, port, could) in [
+        ("API.example.", 443, true),
+        ("other.example", 443, false),
+        ("other.example", 80, true),
+        ("api.example", 80, true),
+        ("api.example", 81, false),
+    ] {
+        assert_eq!(list.may_cover(name, port), could, "{name}:{port}");
+    }
+    assert!(DestinationList::open().may_cover("anything", 1));
+    let nothing = DestinationList::allowed_destinations::<&str>(&[]).unwrap();
+    assert!(!nothing.may_cover("anything", 1));
+}

@@ -128,7 +128,8 @@ impl NodeDoor {
         peer: SocketAddr,
         destination: &str,
     ) -> Result<Leg, NodeRefusal> {
-        let _opening = self.opening.try_acquire().map_err(|_| NodeRefusal::Limit)?;
+        let opening = self.opening.try_acquire();
+        let _opening = opening.map_err(|_full| NodeRefusal::Limit)?;
         if !self.descriptors.has_room(Use::Tunnel) {
             return Err(NodeRefusal::Descriptors);
         }

@@ -1,5 +1,7 @@
 //! Native command lines through the public door.
 
+mod node;
+
 use std::ffi::OsString;
 use std::time::Duration;
 

@@ -365,6 +365,18 @@ async fn a_dropped_dial_leaves_no_attempt_behind() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_name_that_no_entry_could_cover_is_not_looked_up() {
+    let paper = Paper::new(&[]);
+    let dialer = on_paper(Book::default(), &["web:80"], &paper);
+    let error = dialer.dial("tcp", "slow:80").await.unwrap_err();
+    assert!(error.is_denied() && !error.is_timeout(), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "dial tcp: destination slow:80 is not on the list of allowed destinations"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_name_that_resolves_to_the_metadata_address_is_denied_unconnected() {
     let paper = Paper::new(&[("169.254.169.254:80", Does::Accepts(0))]);
     let book = || {

@@ -364,7 +364,10 @@ async fn an_agent_that_opens_too_often_is_told_to_wait() {
     loop {
         lane.end.open(&request, 0).expect("the lane is free");
         match lane.event().await {
-            Some(LaneEvent::Failed { code, .. }) if code == RefusalCode::Denied => denied += 1,
+            Some(LaneEvent::Failed {
+                code: RefusalCode::Denied,
+                ..
+            }) => denied += 1,
             Some(LaneEvent::Failed { code, .. }) => {
                 assert_eq!(code, RefusalCode::Limit);
                 break;
