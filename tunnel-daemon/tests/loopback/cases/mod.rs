@@ -15,6 +15,7 @@ mod lane_processes;
 mod lanes;
 mod metrics;
 mod node_namespaces;
+mod node_processes;
 mod node_refusals;
 mod node_servers;
 mod node_tunnels;
