@@ -8,9 +8,12 @@ use tokio::task::JoinSet;
 
 use super::processes::Processes;
 use crate::support::node::{OPEN, OPENED, connect, echo};
-use crate::support::process::{Process, descriptors_without_lanes, metric, no_descriptor_left};
+use crate::support::process::{
+    Process, descriptors_without_lanes, metric, no_descriptor_left, scrape,
+};
 use crate::support::targets;
 use crate::support::wait::{until, within};
+use crate::support::world::sample;
 
 /// A server that allows one destination, and an agent that listens for it.
 async fn pair(destination: &str) -> (Processes, Process) {
@@ -139,4 +142,36 @@ async fn five_hundred_tunnels_leave_no_descriptor_behind() {
     metric(health, OPEN, 0.0).await;
     no_descriptor_left(&processes.server, processes.health, at_server).await;
     no_descriptor_left(&agent, health, at_agent).await;
+}
+
+/// An agent short of descriptors resets further connections, for that reason, and serves again once there are some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_short_of_descriptors_resets_connections_and_recovers() {
+    let (port, _target) = targets::echo().await;
+    let destination = format!("127.0.0.1:{port}");
+    let processes = Processes::start(&[&format!("--allowed-destination={destination}")]).await;
+    let target = format!("--target=0:{destination}");
+    let flags = ["--log-format=json", &target];
+    let args = processes
+        .world
+        .agent_args("a", processes.agents.port(), &flags);
+    let agent = Process::start_limited("a", 640, &args, processes.world.dir.path());
+    let (address, health) = (agent.address("address"), agent.address("health"));
+    echo(&mut connect(address).await, b"before").await;
+    // Far more than it has lanes for, so most of them are held for a while.
+    let mut held = Vec::new();
+    let short = "adit_node_refusals_total{reason=\"descriptors\"}";
+    within("it is short of descriptors", async {
+        while sample(&scrape(health).await, short) == Some(0.0) {
+            for _connection in 0..100 {
+                // Some of them are reset before their connect has returned.
+                held.extend(tokio::net::TcpStream::connect(address).await);
+            }
+        }
+    })
+    .await;
+    drop(held);
+    metric(health, "adit_node_waiting", 0.0).await;
+    metric(health, OPEN, 0.0).await;
+    echo(&mut connect(address).await, b"behind").await;
 }
