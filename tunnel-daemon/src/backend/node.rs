@@ -1,10 +1,11 @@
 //! Node to control plane, at the server: tunnels that agents ask for on their lanes. What may be dialled is on a list, who
 //! asked is in the log.
 
-use std::collections::HashMap;
+mod quota;
+
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adit_core::destination::{Denied, DestinationList, Why};
@@ -16,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use self::quota::{Quota, Quotas};
 use crate::hub::{AgentOpen, AgentOpens, Leg, PumpEnd, serve_target};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::dial::{DialError, Dialer, Permit};
@@ -25,16 +27,8 @@ use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
     ClientDialect, Driver, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
-use crate::telemetry::rate::TokenBucket;
 use crate::telemetry::{AccessLog, AditMetrics, GaugeGuard, TunnelRecord};
 
-/// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
-/// served within seconds.
-const OPENS_PER_SECOND: u32 = 200;
-/// And at once.
-const OPENS_BURST: u32 = 1000;
-/// Dials of one agent without an answer.
-const DIALS_PER_AGENT_MAX: usize = 256;
 /// Dials for agents in all without an answer.
 const DIALS_MAX: usize = 4096;
 /// Time for a destination to accept, all addresses together, and to take the header.
@@ -88,21 +82,8 @@ impl Permit for Destinations {
 /// Opens tunnels for agents.
 pub struct NodeDoor {
     settings: NodeSettings,
-    dials: Arc<Semaphore>,
+    dials: Semaphore,
     agents: Quotas,
-}
-
-/// Quotas of agents that have links.
-#[derive(Default)]
-struct Quotas(Mutex<HashMap<Asker, Weak<Quota>>>);
-
-/// An agent's id and its certificate's holder.
-type Asker = (AgentId, Arc<str>);
-
-/// What one agent may ask for, over all its links.
-struct Quota {
-    opens: Mutex<TokenBucket>,
-    dials: Arc<Semaphore>,
 }
 
 /// The door as one link's agent finds it.
@@ -113,18 +94,13 @@ struct AgentDoor {
     quota: Arc<Quota>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while these are held; if it did, the state is still consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl NodeDoor {
     /// For all links of a server.
     #[must_use]
     pub fn new(settings: NodeSettings) -> Arc<Self> {
         Arc::new(Self {
             settings,
-            dials: Arc::new(Semaphore::new(DIALS_MAX)),
+            dials: Semaphore::new(DIALS_MAX),
             agents: Quotas::default(),
         })
     }
@@ -139,32 +115,7 @@ impl NodeDoor {
             door: Arc::clone(self),
             agent: agent.clone(),
             principal: Arc::clone(principal),
-            quota: self.agents.quota(agent, principal),
-        })
-    }
-}
-
-impl Quotas {
-    fn quota(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
-        let mut agents = locked(&self.0);
-        if agents.len() == agents.capacity() {
-            // As often as the table would grow, so that it holds at most twice as many as there are.
-            agents.retain(|_, quota| quota.strong_count() > 0);
-        }
-        let place = agents
-            .entry((agent.clone(), Arc::clone(principal)))
-            .or_default();
-        place.upgrade().unwrap_or_else(|| {
-            let quota = Arc::new(Quota {
-                opens: Mutex::new(TokenBucket::new(
-                    OPENS_PER_SECOND,
-                    OPENS_BURST,
-                    Instant::now(),
-                )),
-                dials: Arc::new(Semaphore::new(DIALS_PER_AGENT_MAX)),
-            });
-            *place = Arc::downgrade(&quota);
-            quota
+            quota: self.agents.of(agent, principal),
         })
     }
 }
@@ -196,7 +147,7 @@ impl AgentDoor {
         if settings.leaving.is_cancelled() {
             return Err(NodeRefusal::Leaving);
         }
-        if !locked(&self.quota.opens).try_take(Instant::now()) {
+        if !self.quota.may_open(Instant::now()) {
             return Err(NodeRefusal::Limit);
         }
         if !settings.descriptors.has_room(Use::Tunnel) {
@@ -399,37 +350,6 @@ fn text(refusal: NodeRefusal) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dials_of_one_agent_are_capped_over_all_its_links() {
-        let quotas = Quotas::default();
-        let (name, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
-        let agent = AgentId::new("agent");
-        let links = [(); 2].map(|()| quotas.quota(&agent, &name));
-        let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
-            .map(|n| links[n % 2].dials.try_acquire().unwrap())
-            .collect();
-        assert_eq!(dials.len(), 256);
-        assert!(links.iter().all(|quota| quota.dials.try_acquire().is_err()));
-        // The same id of another certificate is another agent.
-        let stranger = quotas.quota(&agent, &other);
-        assert!(stranger.dials.try_acquire().is_ok());
-        for opens in 0..OPENS_BURST {
-            let quota = &links[opens as usize % 2];
-            assert!(locked(&quota.opens).try_take(Instant::now()), "{opens}");
-        }
-        assert!(locked(&stranger.opens).try_take(Instant::now()));
-    }
-
-    #[test]
-    fn agents_that_are_gone_are_forgotten() {
-        let quotas = Quotas::default();
-        for agent in 0..10_000 {
-            let name: Arc<str> = "one".into();
-            drop(quotas.quota(&AgentId::new(&agent.to_string()), &name));
-        }
-        assert!(locked(&quotas.0).len() < 10);
-    }
 
     #[test]
     fn answers_name_no_address() {

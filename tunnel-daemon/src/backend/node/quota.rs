@@ -1,0 +1,105 @@
+//! What one agent may ask for, whatever the number of its links.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+use adit_core::ids::AgentId;
+use tokio::sync::Semaphore;
+
+use crate::telemetry::rate::TokenBucket;
+
+/// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
+/// served within seconds.
+const OPENS_PER_SECOND: u32 = 200;
+/// And at once.
+const OPENS_BURST: u32 = 1000;
+/// Dials of one agent without an answer.
+const DIALS_PER_AGENT_MAX: usize = 256;
+
+/// Quotas of agents that have links.
+#[derive(Default)]
+pub(super) struct Quotas(Mutex<HashMap<Asker, Weak<Quota>>>);
+
+/// An agent's id and its certificate's holder.
+type Asker = (AgentId, Arc<str>);
+
+/// What one agent may ask for, over all its links.
+pub(super) struct Quota {
+    opens: Mutex<TokenBucket>,
+    pub(super) dials: Semaphore,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Quota {
+    /// Whether one more tunnel may be asked for now.
+    pub(super) fn may_open(&self, now: Instant) -> bool {
+        locked(&self.opens).try_take(now)
+    }
+}
+
+impl Quotas {
+    /// The quota of an agent, which all its links share.
+    pub(super) fn of(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
+        let mut agents = locked(&self.0);
+        if agents.len() == agents.capacity() {
+            // As often as the table would grow, so that it holds at most twice as many as there are.
+            agents.retain(|_, quota| quota.strong_count() > 0);
+        }
+        let place = agents
+            .entry((agent.clone(), Arc::clone(principal)))
+            .or_default();
+        place.upgrade().unwrap_or_else(|| {
+            let quota = Arc::new(Quota {
+                opens: Mutex::new(TokenBucket::new(
+                    OPENS_PER_SECOND,
+                    OPENS_BURST,
+                    Instant::now(),
+                )),
+                dials: Semaphore::new(DIALS_PER_AGENT_MAX),
+            });
+            *place = Arc::downgrade(&quota);
+            quota
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dials_of_one_agent_are_capped_over_all_its_links() {
+        let quotas = Quotas::default();
+        let (name, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agent = AgentId::new("agent");
+        let links = [(); 2].map(|()| quotas.of(&agent, &name));
+        let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
+            .map(|n| links[n % 2].dials.try_acquire().unwrap())
+            .collect();
+        assert_eq!(dials.len(), 256);
+        assert!(links.iter().all(|quota| quota.dials.try_acquire().is_err()));
+        // The same id of another certificate is another agent.
+        let stranger = quotas.of(&agent, &other);
+        assert!(stranger.dials.try_acquire().is_ok());
+        for opens in 0..OPENS_BURST {
+            let quota = &links[opens as usize % 2];
+            assert!(quota.may_open(Instant::now()), "{opens}");
+        }
+        assert!(stranger.may_open(Instant::now()));
+    }
+
+    #[test]
+    fn agents_that_are_gone_are_forgotten() {
+        let quotas = Quotas::default();
+        for agent in 0..10_000 {
+            let name: Arc<str> = "one".into();
+            drop(quotas.of(&AgentId::new(&agent.to_string()), &name));
+        }
+        assert!(locked(&quotas.0).len() < 10);
+    }
+}
