@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, loom, miri, perf, test, tidy};
+use crate::{codegen, fuzz, loom, miri, perf, test, tidy, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -71,6 +71,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         }),
         Err(why) => steps.skip("fuzz", &why),
     }
+    kernel(workspace, &mut steps);
     deny(workspace, &mut steps);
     steps.run("build --release", || {
         cargo(
@@ -92,6 +93,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
     steps.finish()
+}
+
+/// Boots one kernel. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.
+fn kernel(workspace: &Workspace, steps: &mut Steps) {
+    match vm::availability().map_err(|why| (why, steps::in_ci())) {
+        Err((why, true)) => steps.run("vm", || anyhow::bail!("{why}")),
+        Err((why, false)) => steps.skip("vm", &why),
+        Ok(()) => match vm::kernel_for_ci(workspace) {
+            Ok(()) => steps.run("vm", || vm::run(workspace, &vm::Args::for_ci())),
+            Err(error) => steps.skip("vm", &format!("no kernel could be fetched: {error:#}")),
+        },
+    }
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.

@@ -12,6 +12,7 @@ mod setup;
 mod steps;
 mod test;
 mod tidy;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ enum Command {
     Miri,
     /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
     Perf(Box<perf::Args>),
+    /// Boot distribution kernels in virtual machines and run our programs and tests there.
+    Vm(vm::Args),
     /// Install the git hooks of this repository.
     Setup(setup::Args),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(&workspace),
         Command::Miri => miri::run(&workspace),
         Command::Perf(args) => perf::run(&workspace, &args),
+        Command::Vm(args) => vm::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });
     match outcome {
