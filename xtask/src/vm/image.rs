@@ -10,12 +10,15 @@ use super::{Args, modules};
 
 /// Programs of the host that scripts and tests in the machine use, with the package that brings them.
 const OF_HOST: &[(&str, &str)] = &[("ip", "iproute2"), ("tc", "iproute2")];
-/// The shell and its commands, which must be static: it runs before everything else.
+/// The first process and the commands of scripts. Static: it runs before everything else.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
+
+/// The shell of scripts.
+const SHELL: (&str, &str) = ("dash", "dash");
 
 /// Why the machine's own programs are missing; `None` when all are here.
 pub(super) fn missing() -> Option<String> {
-    [BUSYBOX]
+    [BUSYBOX, SHELL]
         .iter()
         .chain(OF_HOST)
         .find_map(|(program, package)| programs::of_host(program, package).err())
@@ -42,8 +45,12 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
     archive.file("/bin/busybox", &std::fs::read(busybox)?)?;
     for (program, package) in OF_HOST {
         let found = programs::of_host(program, package)?;
-        programs::add(&mut archive, &format!("/bin/{program}"), &found)?;
+        programs::add(&mut archive, &format!("/host/{program}"), &found)?;
     }
+    // That of busybox would prefer its own `ip` to the one above.
+    let shell = programs::of_host(SHELL.0, SHELL.1)?;
+    programs::add(&mut archive, "/host/sh", &shell)?;
+    archive.link("/bin/sh", "/host/sh")?;
     let adit = built.bin("adit")?;
     // Tests look for it where cargo left it.
     let at = adit.display().to_string();

@@ -3,7 +3,7 @@
 # the console what became of it. `cargo xtask vm` reads the lines with two @.
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/tmp
 /bin/busybox --install -s /bin
-export PATH=/bin:/sbin HOME=/root
+export PATH=/host:/bin:/sbin HOME=/root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev 2>/dev/null
@@ -16,7 +16,7 @@ mkdir -p /run/netns /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf
 mount -t tracefs trace /sys/kernel/tracing 2>/dev/null
-ip link set lo up
+/host/ip link set lo up
 ulimit -n 65536
 echo "@@hello $(uname -r) $(uname -v)"
 for module in /modules/*.ko; do
@@ -30,7 +30,7 @@ for entry in /entries/*; do
   name=$(basename "$entry")
   echo "@@begin $name"
   begin=$(cut -d' ' -f1 /proc/uptime)
-  timeout -k 5 "$(cat "/limits/$name")" sh "$entry" >/tmp/.out 2>&1 </dev/null
+  timeout -k 5 "$(cat "/limits/$name")" /host/sh "$entry" >/tmp/.out 2>&1 </dev/null
   status=$?
   tail -n 60 /tmp/.out | cut -c1-400 | sed 's/^/| /'
   echo "@@end $name $status $begin $(cut -d' ' -f1 /proc/uptime)"

@@ -13,6 +13,7 @@ mod isolation;
 mod lane_faults;
 mod lane_processes;
 mod lanes;
+mod least_privilege;
 mod metrics;
 mod numbers;
 mod plaintext_lanes;
