@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, fuzz, loom, miri, perf, test, tidy, vm};
+use crate::{codegen, fuzz, loom, miri, perf, static_binary, test, tidy, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -85,6 +85,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             DEMO,
         )
     });
+    steps.run("static", || static_binary::run(workspace));
     steps.run("isolation", || {
         let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
         perf::run(workspace, &perf::Args::parse(line)?)

@@ -9,6 +9,7 @@ mod loom;
 mod miri;
 mod perf;
 mod setup;
+mod static_binary;
 mod steps;
 mod test;
 mod tidy;
@@ -51,6 +52,8 @@ enum Command {
     Miri,
     /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
     Perf(Box<perf::Args>),
+    /// Build `adit` without any library, and run the demo with it.
+    Static,
     /// Boot distribution kernels in virtual machines and run our programs and tests there.
     Vm(vm::Args),
     /// Install the git hooks of this repository.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(&workspace),
         Command::Miri => miri::run(&workspace),
         Command::Perf(args) => perf::run(&workspace, &args),
+        Command::Static => static_binary::run(&workspace),
         Command::Vm(args) => vm::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });

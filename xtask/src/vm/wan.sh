@@ -11,7 +11,7 @@ ip -n near address add 10.9.0.1/24 dev near
 ip -n far address add 10.9.0.2/24 dev far
 ip -n near link set near up
 ip -n far link set far up
-end() { for pid in $(jobs -p); do kill "$pid" 2>/dev/null; done; wait 2>/dev/null || true; }
+end() { kill -9 $(jobs -p) 2>/dev/null || true; }
 trap end EXIT
 
 mkfifo $work/hold
@@ -37,7 +37,7 @@ stack() {
 measure() {
   way=$1
   for plan in '"measurements":["bulk"],"streams":[1],"seconds":9' '"measurements":["dials"],"dialers":[1,8],"seconds":5'; do
-    shown=$(ip netns exec near adit-load run --way "$2" $3 --targets "$targets" --control "$control" --plan "{$plan}")
+    shown=$(ip netns exec near timeout 90 adit-load run --way "$2" $3 --targets "$targets" --control "$control" --plan "{$plan}")
     echo "= $loss $way $shown"
   done
 }
@@ -49,7 +49,7 @@ for loss in 0 1; do
   measure direct tcp
   for lanes in 64 0; do
     stack $lanes
-    measure lanes-$lanes connect "--frontend $work/front.sock"
+    measure lanes-$lanes http-connect "--frontend $work/front.sock"
     kill $agent $server
     wait $agent $server || true
   done
