@@ -71,6 +71,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         }),
         Err(why) => steps.skip("fuzz", &why),
     }
+    aarch64(workspace, &mut steps);
     kernel(workspace, &mut steps);
     deny(workspace, &mut steps);
     steps.run("build --release", || {
@@ -94,6 +95,33 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
     steps.finish()
+}
+
+/// Whether what has no C in it compiles for the other processor of data centres, where rustup has or can fetch its library.
+/// The program itself needs a C cross compiler for its cryptography.
+fn aarch64(workspace: &Workspace, steps: &mut Steps) {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let mut add = Command::new("rustup");
+    add.args(["--quiet", "target", "add", TARGET]);
+    if let Err(error) = run_command(&mut add, steps::MINUTES_5) {
+        return steps.skip(
+            "check for aarch64",
+            &format!("no library of {TARGET}: {error:#}"),
+        );
+    }
+    let mut packages = vec!["--package", "adit-core", "--package", "adit-relay"];
+    let compiler = Command::new("aarch64-linux-gnu-gcc")
+        .arg("--version")
+        .output();
+    if compiler.is_ok() {
+        packages.extend(["--package", "adit"]);
+    } else {
+        println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
+    }
+    steps.run("check for aarch64", || {
+        let mut check = workspace.cargo(&["check", "--quiet", "--target", TARGET]);
+        run_command(check.args(packages), BUILD)
+    });
 }
 
 /// Boots one kernel. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.

@@ -31,6 +31,10 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Kernels for virtual machines: few drivers, all we need.
 const PREFIX: &str = "linux-image-";
 const SUFFIX: &str = "-cloud-amd64";
+/// What newer packages leave to others of the same release: image, modules, configuration.
+const PARTS: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
+/// Begin of all their names.
+const ALL: &str = "linux-";
 /// Longest time for one call of apt.
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -47,23 +51,39 @@ pub(super) struct Kernel {
 impl Kernel {
     /// The image to boot.
     pub(super) fn image(&self) -> PathBuf {
-        self.folder.join(format!("boot/vmlinuz-{}", self.release))
+        self.either("boot/vmlinuz-", "vmlinuz")
     }
 
     /// The configuration it was built with.
     pub(super) fn config(&self) -> PathBuf {
-        self.folder.join(format!("boot/config-{}", self.release))
+        self.either("boot/config-", "config")
     }
 
-    /// Where its modules are; newer distributions have them below `usr`.
+    /// Where its modules are.
     pub(super) fn modules(&self) -> PathBuf {
-        let below = format!("lib/modules/{}/kernel", self.release);
+        self.beside_modules("kernel")
+    }
+
+    /// A file below `boot`, or where newer packages have it, beside the modules.
+    fn either(&self, before: &str, beside: &str) -> PathBuf {
+        let named = self.folder.join(format!("{before}{}", self.release));
+        if named.is_file() {
+            named
+        } else {
+            self.beside_modules(beside)
+        }
+    }
+
+    /// Newer distributions have modules below `usr`.
+    fn beside_modules(&self, name: &str) -> PathBuf {
+        let below = format!("lib/modules/{}", self.release);
         let plain = self.folder.join(&below);
-        if plain.is_dir() {
+        let folder = if plain.is_dir() {
             plain
         } else {
             self.folder.join("usr").join(below)
-        }
+        };
+        folder.join(name)
     }
 }
 
@@ -106,7 +126,7 @@ impl Packages {
         let fetched = run_command(packages.apt("apt-get").args(["-qq", "update"]), LIMIT);
         let out = packages
             .apt("apt-cache")
-            .args(["pkgnames", PREFIX])
+            .args(["pkgnames", ALL])
             .output()
             .context("run apt-cache")?;
         let names = String::from_utf8(out.stdout)?;
@@ -160,18 +180,23 @@ impl Packages {
         fs::remove_dir_all(&fetch).ok();
         fs::create_dir_all(&fetch)?;
         let mut download = self.apt("apt-get");
+        let parts = PARTS
+            .iter()
+            .map(|part| format!("{part}{}", kernel.release))
+            .filter(|part| self.names.contains(part));
         download
             .args(["-qq", "download"])
             .arg(format!("{PREFIX}{}", kernel.release))
+            .args(parts)
             .current_dir(&fetch);
         run_command(&mut download, LIMIT)?;
-        let package = fs::read_dir(&fetch)?
-            .next()
-            .context("apt fetched no file")??;
+        let files: Vec<_> = fs::read_dir(&fetch)?.collect::<Result<_, _>>()?;
         let unpacked = fetch.join("unpacked");
-        let mut unpack = Command::new("dpkg");
-        unpack.arg("-x").arg(package.path()).arg(&unpacked);
-        run_command(&mut unpack, LIMIT)?;
+        for package in files {
+            let mut unpack = Command::new("dpkg");
+            unpack.arg("-x").arg(package.path()).arg(&unpacked);
+            run_command(&mut unpack, LIMIT)?;
+        }
         // In one step, so that half a kernel is never taken for one.
         fs::remove_dir_all(&kernel.folder).ok();
         fs::rename(&unpacked, &kernel.folder)?;
