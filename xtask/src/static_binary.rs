@@ -45,8 +45,6 @@ fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let mut cargo = workspace.cargo(&["build", "--quiet", "--package", "adit", "--bin", "adit"]);
     cargo
         .args(["--target", &host])
-        // Nobody debugs it, and it is run once: half the time to build.
-        .args(["--config", "profile.dev.debug=false"])
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     run_command(&mut cargo, BUILD)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
