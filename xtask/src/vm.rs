@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long)]
     wan: bool,
     /// Write the table to docs/kernels.md.
-    #[arg(long, requires = "all", conflicts_with = "only")]
+    #[arg(long, requires = "all")]
     write: bool,
     /// What executes the machine; KVM where it works if not given.
     #[arg(long)]

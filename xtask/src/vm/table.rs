@@ -114,7 +114,7 @@ fn shortened(text: &str) -> String {
 pub(super) fn page(table: &str, left_out: &[String], all: &[Answers]) -> String {
     let mut text = String::from(
         "# Kernels\n\nWhat distribution kernels of Debian do with Adit, each booted in a virtual machine of its own. Written by\n\
-         `cargo xtask vm --all --write`, never by hand; [CONTRIBUTING](../CONTRIBUTING.md) says how to run it.\n\
+         `cargo xtask vm --all --write` for the rows it ran, never by hand; [CONTRIBUTING](../CONTRIBUTING.md) says how to run it.\n\
          A row of tests gives their number, and a cell says so where something is missing. The floor is 6.1.\n\n",
     );
     text.push_str(table);
