@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::steps::{self, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, ebpf, fuzz, loom, miri, perf, test, tidy};
+use crate::{codegen, ebpf, fuzz, loom, miri, perf, static_binary, test, tidy, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -79,6 +79,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         }),
         Err(why) => steps.skip("fuzz", &why),
     }
+    aarch64(workspace, &mut steps);
+    kernel(workspace, &mut steps);
     deny(workspace, &mut steps);
     steps.run("build --release", || {
         cargo(
@@ -92,6 +94,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             DEMO,
         )
     });
+    steps.run("static", || static_binary::run(workspace));
     steps.run("isolation", || {
         let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
         perf::run(workspace, &perf::Args::parse(line)?)
@@ -100,6 +103,45 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
     steps.finish()
+}
+
+/// Whether what has no C in it compiles for the other processor of data centres, where rustup has or can fetch its library.
+/// The program itself needs a C cross compiler for its cryptography.
+fn aarch64(workspace: &Workspace, steps: &mut Steps) {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let mut add = Command::new("rustup");
+    add.args(["--quiet", "target", "add", TARGET]);
+    if let Err(error) = run_command(&mut add, steps::MINUTES_5) {
+        return steps.skip(
+            "check for aarch64",
+            &format!("no library of {TARGET}: {error:#}"),
+        );
+    }
+    let mut packages = vec!["--package", "adit-core", "--package", "adit-relay"];
+    let compiler = Command::new("aarch64-linux-gnu-gcc")
+        .arg("--version")
+        .output();
+    if compiler.is_ok() {
+        packages.extend(["--package", "adit"]);
+    } else {
+        println!("check for aarch64: SKIPPED for adit itself: no aarch64-linux-gnu-gcc");
+    }
+    steps.run("check for aarch64", || {
+        let mut check = workspace.cargo(&["check", "--quiet", "--target", TARGET]);
+        run_command(check.args(packages), BUILD)
+    });
+}
+
+/// Boots one kernel. A laptop may lack what that takes; CI installs it, but may be unable to fetch a kernel.
+fn kernel(workspace: &Workspace, steps: &mut Steps) {
+    match vm::availability().map_err(|why| (why, steps::in_ci())) {
+        Err((why, true)) => steps.run("vm", || anyhow::bail!("{why}")),
+        Err((why, false)) => steps.skip("vm", &why),
+        Ok(()) => match vm::kernel_for_ci(workspace) {
+            Ok(()) => steps.run("vm", || vm::run(workspace, &vm::Args::for_ci())),
+            Err(error) => steps.skip("vm", &format!("no kernel could be fetched: {error:#}")),
+        },
+    }
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.

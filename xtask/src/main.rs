@@ -10,9 +10,11 @@ mod loom;
 mod miri;
 mod perf;
 mod setup;
+mod static_binary;
 mod steps;
 mod test;
 mod tidy;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -53,6 +55,10 @@ enum Command {
     Miri,
     /// Measure against other peers in one run; writes a table, JSON and pictures to target/perf (`--quick`: the short form).
     Perf(Box<perf::Args>),
+    /// Build `adit` without any library, and run the demo with it.
+    Static,
+    /// Boot distribution kernels in virtual machines and run our programs and tests there.
+    Vm(vm::Args),
     /// Install the git hooks of this repository.
     Setup(setup::Args),
 }
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(&workspace),
         Command::Miri => miri::run(&workspace),
         Command::Perf(args) => perf::run(&workspace, &args),
+        Command::Static => static_binary::run(&workspace),
+        Command::Vm(args) => vm::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),
     });
     match outcome {

@@ -9,14 +9,19 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
 };
 
-/// Names the server is reached by.
+/// Names the server is reached by, whatever else is asked for.
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Writes `ca.pem`, and for `server` and `agent` each `NAME.pem`, `NAME.key` and both in one as `NAME.both.pem`.
+/// `names` are further names of the server.
 ///
 /// # Errors
 /// The folder is not writable, or no key could be made.
-pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
+pub(crate) fn write(folder: &Path, names: &[String]) -> anyhow::Result<()> {
+    let server_names: Vec<&str> = SERVER_NAMES
+        .into_iter()
+        .chain(names.iter().map(String::as_str))
+        .collect();
     let mut root = parameters("load test CA", &[])?;
     root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     root.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -25,7 +30,7 @@ pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
     for (name, names, usage) in [
         (
             "server",
-            &SERVER_NAMES[..],
+            &server_names[..],
             ExtendedKeyUsagePurpose::ServerAuth,
         ),
         ("agent", &[][..], ExtendedKeyUsagePurpose::ClientAuth),
@@ -69,7 +74,7 @@ mod tests {
     #[test]
     fn all_files_are_written_and_the_joined_one_holds_both_blocks() {
         let folder = tempfile::tempdir().unwrap();
-        write(folder.path()).unwrap();
+        write(folder.path(), &["10.9.0.1".to_owned()]).unwrap();
         for name in [
             "ca.pem",
             "server.pem",

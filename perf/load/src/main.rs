@@ -47,6 +47,9 @@ enum Command {
     Certs {
         /// Folder to write to.
         folder: PathBuf,
+        /// Another name or address the server is reached by, beside those of loopback; repeatable.
+        #[arg(long = "name")]
+        names: Vec<String>,
     },
     /// Measure, and print one JSON object.
     Run(RunArgs),
@@ -122,7 +125,7 @@ fn play(role: Command) -> anyhow::Result<()> {
     raise_descriptors()?;
     match role {
         Command::Target { host } => target::serve(host),
-        Command::Certs { folder } => certs::write(&folder),
+        Command::Certs { folder, names } => certs::write(&folder, &names),
         Command::Run(args) => block_on(run(args)),
         Command::Relay { targets, options } => relay::serve(&targets, &options),
         Command::Probe { targets } => probe::wait(&targets),

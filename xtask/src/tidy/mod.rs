@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: checks that no compiler makes. Each file here is one check; all report every finding.
 
+mod claims;
 mod dependencies;
 mod documents;
 mod flags;
@@ -39,6 +40,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(documents::check(workspace)?);
     all.extend(flags::check(workspace)?);
     all.extend(leaks::check(workspace)?);
+    all.extend(claims::check(workspace)?);
     Ok(all)
 }
 

@@ -30,9 +30,9 @@ fn end_without_a_byte_is_passed_on(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     tunnel.client.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(receive_all(&tunnel.target, 16, 1).unwrap(), []);
+    assert_eq!(receive_all(&tunnel.target, 16, 1).unwrap(), b"");
     tunnel.target.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), []);
+    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), b"");
     let outcome = tunnel.outcome();
     assert!(matches!(outcome.end, PairEnd::Finished));
     assert_eq!((outcome.to_a.bytes, outcome.to_b.bytes), (0, 0));
@@ -76,7 +76,7 @@ fn ended_direction_leaves_the_other_open(setup: &Setup) {
         assert_eq!(receive_exactly(&tunnel.client, 4), b"part");
     }
     tunnel.target.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), []);
+    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), b"");
     assert!(matches!(tunnel.outcome().end, PairEnd::Finished));
 }
 
@@ -223,7 +223,7 @@ fn sink_that_closes_first_ends_the_pair(setup: &Setup) {
     receive_exactly(&tunnel.target, 5);
     drop(tunnel.target);
     // The end of the target's stream arrives; what is written after it has nowhere to go.
-    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), []);
+    assert_eq!(receive_all(&tunnel.client, 16, 1).unwrap(), b"");
     while (&tunnel.client).write_all(&[1; 4096]).is_ok() {}
     let outcome = tunnel
         .outcome

@@ -243,12 +243,12 @@ fn play(setup: &Setup, seed: u64) -> (Vec<u8>, Vec<u8>, String) {
             }
             9 if up_open && down_open => {
                 tunnel.client.shutdown(Shutdown::Write).unwrap();
-                assert_eq!(receive_all(&tunnel.target, 9, 1).unwrap(), []);
+                assert_eq!(receive_all(&tunnel.target, 9, 1).unwrap(), b"");
                 up_open = false;
             }
             10 if up_open && down_open => {
                 tunnel.target.shutdown(Shutdown::Write).unwrap();
-                assert_eq!(receive_all(&tunnel.client, 9, 1).unwrap(), []);
+                assert_eq!(receive_all(&tunnel.client, 9, 1).unwrap(), b"");
                 down_open = false;
             }
             _ => {}

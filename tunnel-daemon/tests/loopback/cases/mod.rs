@@ -14,6 +14,7 @@ mod isolation;
 mod lane_faults;
 mod lane_processes;
 mod lanes;
+mod least_privilege;
 mod metrics;
 mod node_namespaces;
 mod node_processes;

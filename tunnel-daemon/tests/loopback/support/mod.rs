@@ -1,5 +1,6 @@
 //! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
 
+pub(crate) mod confined;
 pub(crate) mod connect;
 pub(crate) mod lanes;
 pub(crate) mod node;

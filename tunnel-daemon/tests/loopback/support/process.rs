@@ -34,18 +34,33 @@ impl Process {
 
     /// As [`Process::start`], another path to the binary.
     pub(crate) fn start_program(name: &str, program: &Path, args: &[String], dir: &Path) -> Self {
+        let (called, rest) = args.split_first().expect("a name");
+        let mut command = Command::new(program);
+        command.arg0(called).args(rest);
+        Self::start_command(name, command, dir)
+    }
+
+    /// Starts what is prepared.
+    pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log).expect("the log file opens");
-        let (called, rest) = args.split_first().expect("a name");
-        let child = Command::new(program)
-            .arg0(called)
-            .args(rest)
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)
             .spawn()
             .expect("the binary starts");
         Self { child, log }
+    }
+
+    /// A field of `/proc/PID/status`.
+    pub(crate) fn status_field(&self, name: &str) -> String {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("it runs");
+        let field = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        field.expect("a field").trim().to_owned()
     }
 
     /// As [`Process::start`], with so many descriptors and no more.

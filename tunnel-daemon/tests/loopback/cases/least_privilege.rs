@@ -1,0 +1,244 @@
+//! Server and agent with no more rights than they are documented to need: the seccomp profiles of `deploy/seccomp`, a user
+//! who owns nothing, no capabilities. A call that is missing in a profile kills here, so nothing can pass over it.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use adit::net::selfsigned::Usage;
+use adit_relay::{Preference, probe};
+use rustix::process::Signal;
+
+use crate::support::confined::{self, NOBODY, Profile, Rights};
+use crate::support::process::{Process, metric, scrape};
+use crate::support::wait::within;
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const RELOADED: &str = "adit_tls_reloads_total{result=\"ok\"}";
+/// Bytes of a bulk echo: enough to splice.
+const BULK: usize = 4 << 20;
+/// Asks the program of [`calls_that_no_profile_lists_fail`] to try them.
+const TRY: &str = "ADIT_TEST_FORBIDDEN";
+
+#[test]
+fn launcher_becomes_the_program() {
+    confined::launch_if_asked();
+}
+
+/// Runs through a life: links, lanes, tunnels of both dialects, names, failures, new certificates, metrics, orderly end.
+async fn live(rights: impl Fn(&str) -> Rights, flags: &[&str]) {
+    let flags = [&["--log-format=json"], flags].concat();
+    let mut world = World::start(&flags).await;
+    // The in-process server only chose names and made files.
+    world.stop_server(Duration::ZERO).await;
+    let (server_rights, agent_rights) = (rights("server"), rights("agent"));
+    if let Some(user) = server_rights.user {
+        confined::give(world.dir.path(), user);
+        confined::give(world.files.dir(), user);
+    }
+    let dir = world.dir.path();
+    let mut server = confined::start("server", &server_rights, &world.server_args("0"), dir);
+    let (agents, health) = (server.address("agents"), server.address("health"));
+    let flags: Vec<&str> = flags
+        .into_iter()
+        .filter(|flag| !flag.starts_with("--lanes-per-link"))
+        .collect();
+    let args = world.agent_args("agent-1", agents.port(), &flags);
+    let mut agent = confined::start("agent", &agent_rights, &args, dir);
+    let agent_health = agent.address("health");
+    metric(health, LINKS, 1.0).await;
+    for process in [&server, &agent] {
+        assert_rights(process, server_rights.user);
+    }
+
+    carry(&world).await;
+    world
+        .files
+        .issue("server", Usage::Server, &["127.0.0.1".to_owned()])
+        .expect("the files are writable");
+    within("the new certificate", async {
+        while sample(&scrape(health).await, RELOADED) < Some(1.0) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    carry(&world).await;
+    assert!(scrape(agent_health).await.contains("adit_build_info"));
+    for process in [&mut agent, &mut server] {
+        process.signal(Signal::TERM);
+        let status = process.end(Duration::from_secs(20));
+        assert_eq!(status.code(), Some(0), "{status}");
+    }
+}
+
+fn assert_rights(process: &Process, user: Option<u32>) {
+    assert_eq!(process.status_field("Seccomp"), "2");
+    assert_eq!(process.status_field("NoNewPrivs"), "1");
+    if user.is_none() && rustix::process::geteuid().is_root() {
+        return;
+    }
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert_eq!(process.status_field(set), "0000000000000000", "{set}");
+    }
+    if let Some(user) = user {
+        let users = process.status_field("Uid");
+        let all_are = users.split_whitespace().all(|one| one == user.to_string());
+        assert!(all_are, "{users}");
+        assert_eq!(process.status_field("Groups"), "");
+    }
+}
+
+async fn carry(world: &World) {
+    let (port, _echo) = targets::echo().await;
+    for target in [format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
+        world.assert_serves(&target).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo_to_the_end(&mut stream, &targets::pattern(0, BULK)).await;
+    }
+    let (resetting, _target) = targets::resetting().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{resetting}")).await;
+    tokio::io::AsyncWriteExt::write_all(&mut stream, b"reset me")
+        .await
+        .expect("the tunnel takes bytes");
+    let mut rest = Vec::new();
+    let read = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest);
+    let _reset_or_closed = within("the reset", read).await;
+    let closed = targets::closed_port().await;
+    for target in [closed.to_string(), "no-such-name.invalid:80".to_owned()] {
+        let (status, _text) = connect::refused(&world.connect(), &connect::head(&target)).await;
+        assert!(status >= 500, "{target}: {status}");
+    }
+}
+
+fn deadly(name: &str) -> Rights {
+    Rights {
+        profile: Profile::of(name),
+        deadly: true,
+        user: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_and_agent_need_no_call_that_their_profiles_do_not_list() {
+    live(deadly, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_on_the_link_need_no_call_that_the_profiles_do_not_list() {
+    live(deadly, &["--lanes-per-link=0"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
+    live(
+        deadly,
+        &["--lane-security=plaintext", "--relay-engine=epoll"],
+    )
+    .await;
+}
+
+/// The calls of io_uring are for those who add them: `deploy/seccomp/README.md`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relay_on_io_uring_needs_three_calls_more() {
+    if let Err(why) = probe(Preference::IoUring) {
+        assert!(std::env::var_os("CI").is_none(), "{why}");
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let rights = |name: &str| {
+        let mut rights = deadly(name);
+        let calls = ["io_uring_setup", "io_uring_enter", "io_uring_register"];
+        rights.profile = rights.profile.with(&calls);
+        rights
+    };
+    live(
+        rights,
+        &["--lane-security=plaintext", "--relay-engine=io-uring"],
+    )
+    .await;
+}
+
+/// By root, who alone may become somebody else; others are nobody to the system as they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_without_any_right_runs_server_and_agent() {
+    let user = rustix::process::geteuid().is_root().then_some(NOBODY);
+    let rights = |name: &str| Rights {
+        user,
+        ..deadly(name)
+    };
+    live(rights, &["--lane-security=plaintext"]).await;
+}
+
+/// Runs [`forbidden_calls`] under a profile.
+fn try_forbidden(name: &str, deadly: bool) -> Output {
+    let this: PathBuf = std::env::current_exe().expect("it");
+    let test = "cases::least_privilege::forbidden_calls";
+    let args = ["test", "--exact", test, "--test-threads=1", "--nocapture"];
+    let rights = Rights {
+        profile: Profile::of(name),
+        deadly,
+        user: None,
+    };
+    confined::command(&this, &args.map(str::to_owned), &rights)
+        .env(TRY, "1")
+        .output()
+        .expect("it starts")
+}
+
+#[test]
+fn calls_that_no_profile_lists_fail() {
+    for name in ["server", "agent"] {
+        let output = try_forbidden(name, false);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.success() && text.contains("all refused"),
+            "{name}: {text}"
+        );
+        // What the tests above rest on: here such a call is the end.
+        let killed = try_forbidden(name, true);
+        assert_eq!(killed.status.signal(), Some(libc::SIGSYS), "{name}");
+    }
+}
+
+/// The other side of [`calls_that_no_profile_lists_fail`]: what somebody who has taken over the process would like to do.
+#[test]
+fn forbidden_calls() {
+    use rustix::io::Errno;
+    if std::env::var_os(TRY).is_none() {
+        return;
+    }
+    let shell = std::process::Command::new("/bin/sh")
+        .arg("-c")
+        .arg("true")
+        .status();
+    let code = shell.expect_err("no process is started").raw_os_error();
+    assert_eq!(code, Some(libc::EPERM), "a shell");
+    let ring = probe(Preference::IoUring).expect_err("no ring").to_string();
+    assert!(ring.contains("forbidden by a seccomp profile"), "{ring}");
+    for domain in [
+        libc::AF_NETLINK,
+        libc::AF_PACKET,
+        libc::AF_VSOCK,
+        libc::AF_ALG,
+    ] {
+        let socket = socket2::Socket::new(domain.into(), socket2::Type::RAW, None);
+        let code = socket.expect_err("no such socket").raw_os_error();
+        assert_eq!(code, Some(libc::EPERM), "family {domain}");
+    }
+    let own = rustix::process::getpid();
+    let killed = rustix::process::kill_process(own, Signal::CONT);
+    assert_eq!(killed, Err(Errno::PERM), "a signal to a process");
+    let memory = rustix::fs::memfd_create("code", rustix::fs::MemfdFlags::empty());
+    assert_eq!(memory.err(), Some(Errno::PERM), "a file without a name");
+    let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty());
+    assert_eq!(pidfd.err(), Some(Errno::PERM), "a handle on a process");
+    assert_eq!(
+        rustix::process::chroot("/"),
+        Err(Errno::PERM),
+        "another root"
+    );
+    eprintln!("all refused");
+}

@@ -1,0 +1,192 @@
+//! Processes with few rights: under a seccomp profile of `deploy/seccomp`, and as a user who owns nothing.
+//!
+//! The launcher is this test binary, started again: it takes the filter upon itself and becomes the program.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use seccompiler::{BpfMap, BpfProgram};
+use serde_json::{Value, json};
+
+use super::process::Process;
+
+/// The user that owns nothing, and its group.
+pub(crate) const NOBODY: u32 = 65534;
+/// What the launcher is to do, as JSON.
+const TASK: &str = "ADIT_TEST_LAUNCH";
+/// The test that is the launcher.
+const LAUNCHER: &str = "cases::least_privilege::launcher_becomes_the_program";
+
+/// A profile as container runtimes read it.
+#[derive(Clone)]
+pub(crate) struct Profile(Value);
+
+impl Profile {
+    /// The file `deploy/seccomp/NAME.json`.
+    pub(crate) fn of(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
+        let text = fs::read_to_string(folder.join(format!("{name}.json"))).expect("a profile");
+        let profile: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(profile["defaultAction"], "SCMP_ACT_ERRNO");
+        assert_eq!(profile["defaultErrnoRet"], libc::EPERM);
+        Self(profile)
+    }
+
+    /// With further calls allowed, whatever it said of them.
+    pub(crate) fn with(mut self, names: &[&str]) -> Self {
+        let rules = self.0["syscalls"].as_array_mut().expect("rules");
+        let named = |rule: &Value| {
+            rule["names"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(|one| names.iter().any(|name| one == name)))
+        };
+        rules.retain(|rule| !named(rule));
+        rules.push(json!({"names": names, "action": "SCMP_ACT_ALLOW"}));
+        self
+    }
+
+    /// The filters that do what it says, but that what is not listed ends in `otherwise`. Calls refused with an error of
+    /// their own have a second filter: the kernel takes the sterner answer.
+    fn filters(&self, otherwise: &Value) -> Vec<Value> {
+        let rules = self.0["syscalls"].as_array().expect("rules");
+        let (mut known, mut refused) = (Vec::new(), Vec::new());
+        for rule in rules {
+            for name in rule["names"].as_array().expect("names") {
+                let mut call = json!({"syscall": name});
+                if let Some(conditions) = rule["args"].as_array() {
+                    call["args"] = conditions.iter().map(condition).collect();
+                }
+                known.push(call.clone());
+                match rule["action"].as_str() {
+                    Some("SCMP_ACT_ALLOW") => (),
+                    Some("SCMP_ACT_ERRNO") => refused.push((call, rule["errnoRet"].clone())),
+                    other => panic!("{other:?} is not known here"),
+                }
+            }
+        }
+        let filter = |mismatch: &Value, matched: Value, calls: Vec<Value>| json!({"main": {"mismatch_action": mismatch, "match_action": matched, "filter": calls}});
+        let mut filters: Vec<Value> = refused
+            .into_iter()
+            .map(|(call, errno)| filter(&json!("allow"), json!({"errno": errno}), vec![call]))
+            .collect();
+        filters.push(filter(otherwise, json!("allow"), known));
+        filters
+    }
+}
+
+/// A condition in the words of seccompiler.
+fn condition(oci: &Value) -> Value {
+    let (operator, value) = match oci["op"].as_str() {
+        Some("SCMP_CMP_EQ") => (json!("eq"), &oci["value"]),
+        Some("SCMP_CMP_MASKED_EQ") => (json!({"masked_eq": oci["value"]}), &oci["valueTwo"]),
+        other => panic!("{other:?} is not known here"),
+    };
+    json!({"index": oci["index"], "type": "dword", "op": operator, "val": value})
+}
+
+/// What a process may.
+#[derive(Clone)]
+pub(crate) struct Rights {
+    /// The calls it may make.
+    pub(crate) profile: Profile,
+    /// Whether a call that is not listed kills, which no program can pass over; else it fails as in production.
+    pub(crate) deadly: bool,
+    /// Who it runs as, if not as the user of the tests.
+    pub(crate) user: Option<u32>,
+}
+
+/// Starts a program with these rights; see [`Process::start`].
+pub(crate) fn start(name: &str, rights: &Rights, args: &[String], dir: &Path) -> Process {
+    let command = command(Path::new(env!("CARGO_BIN_EXE_adit")), args, rights);
+    Process::start_command(name, command, dir)
+}
+
+/// A command that runs `program` with these rights.
+pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Command {
+    let otherwise = if rights.deadly {
+        json!("kill_process")
+    } else {
+        json!({"errno": libc::EPERM})
+    };
+    // Passed on open: another user may not reach the folder it is in.
+    let (launcher, program) = (
+        inherited(&std::env::current_exe().expect("it")),
+        inherited(program),
+    );
+    let task = json!({
+        "program": path_of(&program),
+        "args": args,
+        "filters": rights.profile.filters(&otherwise),
+    });
+    let mut command = Command::new(path_of(&launcher));
+    command
+        .args(["--exact", LAUNCHER, "--test-threads=1"])
+        .env(TASK, task.to_string())
+        .env("TMPDIR", "/tmp")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    if let Some(user) = rights.user {
+        command.uid(user).gid(user);
+    }
+    // They stay open as long as the tests run: the command may be started at any time.
+    std::mem::forget((launcher, program));
+    command
+}
+
+fn inherited(program: &Path) -> File {
+    let file = File::open(program).expect("the program is there");
+    fcntl_setfd(&file, FdFlags::empty()).expect("an open file");
+    file
+}
+
+fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// The launcher's part: does nothing unless asked to.
+pub(crate) fn launch_if_asked() {
+    let Ok(task) = std::env::var(TASK) else {
+        return;
+    };
+    let task: Value = serde_json::from_str(&task).expect("a task");
+    let args = task["args"].as_array().expect("arguments");
+    let args: Vec<&str> = args.iter().filter_map(Value::as_str).collect();
+    let (called, rest) = args.split_first().expect("a name");
+    let mut command = Command::new(task["program"].as_str().expect("a program"));
+    command.arg0(called).args(rest).env_remove(TASK);
+    let filters = task["filters"].as_array().expect("filters");
+    let arch = std::env::consts::ARCH
+        .try_into()
+        .expect("a known processor");
+    let programs: Vec<BpfProgram> = filters
+        .iter()
+        .map(|filter| {
+            let text = filter.to_string();
+            let compiled: BpfMap =
+                seccompiler::compile_from_json(text.as_bytes(), arch).expect("a filter");
+            compiled["main"].clone()
+        })
+        .collect();
+    // The last one is the list, which has no seccomp(2) in it.
+    for program in &programs {
+        seccompiler::apply_filter(program).expect("a filter");
+    }
+    panic!("becoming the program: {}", command.exec());
+}
+
+/// Makes a folder and everything in it the user's.
+pub(crate) fn give(folder: &Path, user: u32) {
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        if entry.path().is_dir() {
+            give(&entry.path(), user);
+        } else {
+            std::os::unix::fs::chown(entry.path(), Some(user), Some(user)).expect("root may");
+        }
+    }
+    std::os::unix::fs::chown(folder, Some(user), Some(user)).expect("root may");
+}

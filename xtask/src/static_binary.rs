@@ -1,0 +1,53 @@
+//! `cargo xtask static`: our program without any library, and the demo with it.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+/// Longest time to build everything once more.
+const BUILD: Duration = Duration::from_secs(20 * 60);
+/// Longest time for the demo.
+const DEMO: Duration = Duration::from_secs(5 * 60);
+
+/// Builds it and runs `adit demo --once`.
+///
+/// # Errors
+/// It does not build, needs a library after all, or the demo fails.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    let program = build(workspace)?;
+    let out = Command::new("ldd")
+        .arg(&program)
+        .output()
+        .context("run ldd")?;
+    let said = [out.stdout, out.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    ensure!(
+        said.contains("statically linked") || said.contains("not a dynamic executable"),
+        "{} needs libraries:\n{said}",
+        program.display()
+    );
+    run_command(
+        Command::new(&program).args(["demo", "--once", "--plain"]),
+        DEMO,
+    )?;
+    println!("static: {}", program.display());
+    Ok(())
+}
+
+/// With a target named, flags are for the program alone: build scripts and macros stay those of other builds.
+fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let mut cargo = workspace.cargo(&["build", "--quiet", "--package", "adit", "--bin", "adit"]);
+    cargo
+        .args(["--target", &host])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    run_command(&mut cargo, BUILD)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = workspace.root().join(target).join(host);
+    Ok(folder.join("debug/adit"))
+}

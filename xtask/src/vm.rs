@@ -1,0 +1,257 @@
+//! `cargo xtask vm`: boots kernels of distributions in virtual machines, runs our programs and tests there, and shows a table
+//! of kernels and features.
+//!
+//! Kernels come as packages and are unpacked below `target/vm`; the system stays as it is. Programs are those of the
+//! developer's build, with their libraries. A row is an entry of [`entries::ENTRIES`].
+
+mod console;
+mod cpio;
+mod entries;
+mod image;
+mod kernels;
+mod machine;
+mod modules;
+mod programs;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+
+use crate::steps::in_ci;
+use crate::workspace::Workspace;
+use console::Console;
+use entries::{ENTRIES, Entry, Run, When};
+use kernels::{Kernel, Packages};
+use machine::{Accel, Failure};
+use programs::Built;
+use table::Answers;
+
+/// Where the table goes.
+const PAGE: &str = "docs/kernels.md";
+/// Time for a machine beside its entries: boot, modules, end.
+const AROUND: Duration = Duration::from_secs(120);
+/// Longest time for a machine in CI.
+const CI_LIMIT: Duration = Duration::from_secs(240);
+
+/// Which kernels and what.
+#[derive(clap::Args, Default)]
+pub(crate) struct Args {
+    /// Boot the newest kernel of this series, such as 6.12; `newest` is the newest there is. Repeatable.
+    #[arg(long, value_name = "SERIES")]
+    kernel: Vec<String>,
+    /// Boot the oldest supported kernel, the one of the stable distribution and the newest.
+    #[arg(long, conflicts_with = "kernel")]
+    all: bool,
+    /// Show the series there are, and the entries, and end.
+    #[arg(long)]
+    list: bool,
+    /// Run only this entry; repeatable.
+    #[arg(long, value_name = "ENTRY")]
+    only: Vec<String>,
+    /// Also measure paths of 100 ms, with and without loss.
+    #[arg(long)]
+    wan: bool,
+    /// Write the table to docs/kernels.md.
+    #[arg(long, requires = "all")]
+    write: bool,
+    /// What executes the machine; KVM where it works if not given.
+    #[arg(long)]
+    accel: Option<Accel>,
+    /// Another `adit` for the scripts in the machine, such as a static one.
+    #[arg(long, value_name = "FILE")]
+    adit: Option<PathBuf>,
+    /// Only the rows that CI has the time for.
+    #[arg(long)]
+    short: bool,
+}
+
+impl Args {
+    /// As CI runs it: one kernel.
+    pub(crate) fn for_ci() -> Self {
+        Self {
+            kernel: vec![kernels::CI.to_owned()],
+            short: true,
+            ..Self::default()
+        }
+    }
+
+    fn asks_for(&self, entry: &Entry) -> bool {
+        if !self.only.is_empty() {
+            return self.only.iter().any(|name| name == entry.name);
+        }
+        match entry.when {
+            When::Always => true,
+            When::ByHand => !self.short,
+            When::Wan => self.wan,
+        }
+    }
+}
+
+/// Whether machines can be booted here; otherwise what is missing.
+pub(crate) fn availability() -> Result<(), String> {
+    if !cfg!(target_arch = "x86_64") {
+        return Err("kernels are booted for x86-64 only".to_owned());
+    }
+    let missing = machine::missing()
+        .or_else(Packages::missing)
+        .or_else(image::missing);
+    missing.map_or(Ok(()), Err)
+}
+
+/// Fetches the kernel of CI, unless it was fetched before.
+///
+/// # Errors
+/// Neither it nor the lists of packages can be fetched.
+pub(crate) fn kernel_for_ci(workspace: &Workspace) -> anyhow::Result<()> {
+    let packages = Packages::read(&workspace.path("target/vm"))?;
+    packages.kernel(kernels::CI).map(drop)
+}
+
+/// Boots the kernels and prints the table.
+///
+/// # Errors
+/// Something is missing here, a kernel does not boot, or a test in a machine fails.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if let Err(why) = availability() {
+        bail!("{why}");
+    }
+    let folder = workspace.path("target/vm");
+    fs::create_dir_all(&folder)?;
+    let packages = Packages::read(&folder)?;
+    if args.list {
+        return list(&packages);
+    }
+    for name in &args.only {
+        let known = ENTRIES.iter().any(|entry| entry.name == name);
+        ensure!(known, "no entry is named {name:?}; `--list` shows all");
+    }
+    let series: Vec<&str> = match (args.all, args.kernel.as_slice()) {
+        (false, []) => vec![kernels::CI],
+        (false, some) => some.iter().map(String::as_str).collect(),
+        (true, _) => kernels::SERIES.to_vec(),
+    };
+    let kernels: Vec<Kernel> = series
+        .into_iter()
+        .map(|series| packages.kernel(series))
+        .collect::<Result<_, _>>()?;
+    let built = Built::build(workspace)?;
+    let (entries, left_out) = chosen(args, &built);
+    let common = image::common(args, &built, &entries)?;
+    let mut accel = args.accel;
+    let mut all = Vec::new();
+    for kernel in &kernels {
+        let image = folder.join("initramfs");
+        fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
+        let (used, console) = boot(accel, kernel, &image, limit(args, &entries))?;
+        // What did not work for one kernel is not tried again.
+        accel = Some(used);
+        report(&entries, &console);
+        let series = kernel.series.clone();
+        all.push(Answers {
+            series,
+            accel: used,
+            console,
+        });
+    }
+    let (table, failed) = table::render(&entries, &all);
+    println!("{table}");
+    for line in &left_out {
+        println!("vm: SKIPPED {line}");
+    }
+    if args.write {
+        fs::write(workspace.path(PAGE), table::page(&table, &left_out, &all))?;
+        println!("vm: wrote {PAGE}");
+    }
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+fn list(packages: &Packages) -> anyhow::Result<()> {
+    println!("kernels:");
+    for release in packages.all() {
+        println!("  {release}");
+    }
+    println!("entries:");
+    for entry in ENTRIES {
+        println!("  {:16} {} ({:?})", entry.name, entry.row, entry.when);
+    }
+    Ok(())
+}
+
+/// The entries to run, and why others that were asked for cannot.
+fn chosen(args: &Args, built: &Built) -> (Vec<&'static Entry>, Vec<String>) {
+    let (mut entries, mut left_out) = (Vec::new(), Vec::new());
+    for entry in ENTRIES.iter().filter(|entry| args.asks_for(entry)) {
+        match entry.run {
+            Run::Tests { source, .. } if built.test(source).is_none() => {
+                left_out.push(format!("{}: there is no {source}", entry.row));
+            }
+            _ => entries.push(entry),
+        }
+    }
+    (entries, left_out)
+}
+
+fn limit(args: &Args, entries: &[&Entry]) -> Duration {
+    if args.short && in_ci() {
+        return CI_LIMIT;
+    }
+    let inside: u64 = entries.iter().map(|entry| entry.limit_seconds).sum();
+    AROUND + Duration::from_secs(inside)
+}
+
+/// Boots with KVM if nothing else is asked for and it works, else emulated.
+fn boot(
+    accel: Option<Accel>,
+    kernel: &Kernel,
+    image: &Path,
+    limit: Duration,
+) -> anyhow::Result<(Accel, Console)> {
+    let wanted = match accel {
+        Some(accel) => vec![accel],
+        None if machine::offers_kvm() => vec![Accel::Kvm, Accel::Tcg],
+        None => vec![Accel::Tcg],
+    };
+    for accel in wanted {
+        println!("vm: booting {} with {}", kernel.release, accel.name());
+        let begin = Instant::now();
+        match machine::boot(accel, &kernel.image(), image, limit) {
+            Ok(console) => {
+                println!("vm: it ran for {:.1} s", begin.elapsed().as_secs_f64());
+                return Ok((accel, console));
+            }
+            Err(Failure::Mute(why)) => println!("vm: no word from it with {}: {why}", accel.name()),
+            Err(Failure::Other(error)) => {
+                return Err(error.context(format!("Linux {}", kernel.release)));
+            }
+        }
+    }
+    bail!("Linux {} does not boot here", kernel.release)
+}
+
+/// What each entry took, and what the failed ones printed.
+fn report(entries: &[&Entry], console: &Console) {
+    for line in &console.modules {
+        println!("vm: module not loaded: {line}");
+    }
+    for (at, entry) in entries.iter().enumerate() {
+        let name = image::console_name(at, entry);
+        let Some(ran) = console.ran(&name) else {
+            continue;
+        };
+        let status = ran
+            .status
+            .map_or_else(|| "?".to_owned(), |code| code.to_string());
+        println!("  {:16} status {status}, {:.1} s", entry.name, ran.seconds);
+        let fact = matches!(entry.run, Run::Fact(_));
+        let quiet = ran.status == Some(0) && entry.when != When::Wan;
+        if !fact && !quiet {
+            for line in &ran.lines {
+                println!("    {line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What a machine says on its console, line by line: see `init.sh`.
+
+use std::collections::BTreeMap;
+
+/// Lines kept for an error.
+const LAST: usize = 30;
+
+/// What became of one entry.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ran {
+    /// Exit status; `None` when the machine ended before it did.
+    pub(super) status: Option<i32>,
+    /// Seconds in the machine.
+    pub(super) seconds: f64,
+    /// The last lines it printed.
+    pub(super) lines: Vec<String>,
+}
+
+/// All that was said.
+#[derive(Default)]
+pub(super) struct Console {
+    hello: Option<String>,
+    complete: bool,
+    current: Option<String>,
+    ran: BTreeMap<String, Ran>,
+    /// Modules that could not be loaded, with the reason.
+    pub(super) modules: Vec<String>,
+    last: Vec<String>,
+}
+
+impl Console {
+    /// Takes one line. What the kernel prints in between is kept for errors only.
+    pub(super) fn handle_line(&mut self, line: &str) {
+        if self.last.len() == LAST {
+            self.last.remove(0);
+        }
+        self.last.push(line.to_owned());
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match (words.as_slice(), &self.current) {
+            (["@@hello", rest @ ..], _) => self.hello = Some(rest.join(" ")),
+            (["@@module", rest @ ..], _) => self.modules.push(rest.join(" ")),
+            (["@@begin", name], _) => {
+                self.ran.insert((*name).to_owned(), Ran::default());
+                self.current = Some((*name).to_owned());
+            }
+            (["@@end", name, status, begin, end], _) => {
+                let ran = self.ran.entry((*name).to_owned()).or_default();
+                ran.status = status.parse().ok();
+                let number = |text: &str| text.parse::<f64>().unwrap_or_default();
+                ran.seconds = number(end) - number(begin);
+                self.current = None;
+            }
+            (["@@bye"], _) => self.complete = true,
+            (_, Some(name)) => {
+                if let (Some(text), Some(ran)) = (line.strip_prefix("| "), self.ran.get_mut(name)) {
+                    ran.lines.push(text.to_owned());
+                }
+            }
+            _ => (),
+        }
+    }
+
+    /// Whether the first process runs.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.hello.is_some()
+    }
+
+    /// Whether it came to its end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Release and build of the kernel, as it says itself.
+    pub(super) fn hello(&self) -> &str {
+        self.hello.as_deref().unwrap_or_default()
+    }
+
+    /// What became of an entry.
+    pub(super) fn ran(&self, name: &str) -> Option<&Ran> {
+        self.ran.get(name)
+    }
+
+    /// The end of it, for an error.
+    pub(super) fn last_words(&self) -> String {
+        format!("its last lines:\n{}", self.last.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_have_status_time_and_lines_whatever_the_kernel_says_between() {
+        let mut console = Console::default();
+        for line in [
+            "SeaBIOS",
+            "@@hello 6.1.0 #1 SMP Debian 6.1.192-2",
+            "@@module tls.ko no such device",
+            "@@begin a",
+            "[    1.0] random message",
+            "| yes",
+            "@@end a 0 1.50 4.00",
+            "@@begin b",
+        ] {
+            console.handle_line(line);
+        }
+        let a = console.ran("a").unwrap();
+        assert_eq!((a.status, a.seconds), (Some(0), 2.5));
+        assert_eq!(a.lines, ["yes"]);
+        assert_eq!(console.ran("b").unwrap().status, None);
+        assert!(console.hello().contains("Debian") && !console.is_complete());
+        assert_eq!(console.modules, ["tls.ko no such device"]);
+    }
+}

@@ -1,0 +1,189 @@
+//! What is asked of every kernel: the rows of the table, as data.
+
+/// One row.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    /// Short and without blanks: the name on the command line and on the console.
+    pub(super) name: &'static str,
+    /// The row's text.
+    pub(super) row: &'static str,
+    /// What is run.
+    pub(super) run: Run,
+    /// Longest time in the machine, seconds. Emulated machines are about fifteen times slower than this one.
+    pub(super) limit_seconds: u64,
+    /// When it runs.
+    pub(super) when: When,
+}
+
+/// What an entry runs.
+#[derive(Clone, Copy)]
+pub(super) enum Run {
+    /// A fact about the kernel: the last line printed is the cell, a failure is the answer "no".
+    Fact(&'static str),
+    /// Commands that must succeed.
+    Script(&'static str),
+    /// Tests of a test binary, which must pass and be at least one. An entry whose source is not there is left out.
+    Tests {
+        /// Where the binary's source is, seen from the root.
+        source: &'static str,
+        /// Arguments of the test runner: filters and flags.
+        args: &'static str,
+    },
+}
+
+/// When an entry runs, unless it is named by `--only`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Always.
+    Always,
+    /// Not in CI, for its time.
+    ByHand,
+    /// Only with `--wan`.
+    Wan,
+}
+
+const RELAY: &str = "tunnel-daemon/relay/tests/loopback/main.rs";
+const LOOPBACK: &str = "tunnel-daemon/tests/loopback/main.rs";
+const KERNEL: &str = "tunnel-daemon/tests/kernel/main.rs";
+
+/// Modules that are loaded before; with those they depend on.
+pub(super) const MODULES: &[&str] = &["tls", "veth", "sch_netem", "dummy", "inet_diag", "tcp_diag"];
+
+/// The rows, in the order of the table.
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "btf",
+        row: "types of the kernel (BTF)",
+        run: Run::Fact("test -r /sys/kernel/btf/vmlinux && echo yes"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "cgroup2",
+        row: "cgroup2",
+        run: Run::Fact("grep -q ' cgroup2 ' /proc/mounts && echo yes"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "stream-parser",
+        row: "sockmap with stream parser (as configured)",
+        run: Run::Fact("grep -q '^CONFIG_BPF_STREAM_PARSER=y' /boot/config && echo yes"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "ktls",
+        row: "kernel TLS (tls.ko loaded, TCP offers it)",
+        run: Run::Fact("grep -qw tls /proc/sys/net/ipv4/tcp_available_ulp && echo yes"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "pipe-limits",
+        row: "pipes: most bytes of one, pages of a user",
+        run: Run::Fact("cd /proc/sys/fs && echo $(cat pipe-max-size), $(cat pipe-user-pages-soft)"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "ring-sysctl",
+        row: "sysctl `kernel.io_uring_disabled`",
+        run: Run::Fact("cat /proc/sys/kernel/io_uring_disabled"),
+        limit_seconds: 10,
+        when: When::Always,
+    },
+    Entry {
+        name: "epoll-copy",
+        row: "relay: epoll, copy",
+        run: tests(RELAY, ":epoll_copy:: --test-threads=4"),
+        limit_seconds: 300,
+        when: When::Always,
+    },
+    Entry {
+        name: "epoll-splice",
+        row: "relay: epoll, splice",
+        run: tests(RELAY, ":epoll_splice:: --test-threads=4"),
+        limit_seconds: 300,
+        when: When::Always,
+    },
+    Entry {
+        name: "ring-copy",
+        row: "relay: io_uring (deferred task work), copy",
+        run: tests(RELAY, ":ring_copy:: --test-threads=4"),
+        limit_seconds: 300,
+        when: When::Always,
+    },
+    Entry {
+        name: "ring-splice",
+        row: "relay: io_uring, splice",
+        run: tests(RELAY, ":ring_splice:: --test-threads=4"),
+        limit_seconds: 300,
+        when: When::Always,
+    },
+    Entry {
+        name: "ring-forbidden",
+        row: "io_uring forbidden by seccomp: epoll, with the reason",
+        run: tests(RELAY, "forbidden::"),
+        limit_seconds: 60,
+        when: When::Always,
+    },
+    Entry {
+        name: "demo",
+        row: "`adit demo --once`",
+        run: Run::Script("adit demo --once --plain"),
+        limit_seconds: 240,
+        when: When::Always,
+    },
+    Entry {
+        name: "demo-plaintext",
+        row: "`adit demo --once --lane-security=plaintext`",
+        run: Run::Script("adit demo --once --plain --lane-security=plaintext"),
+        limit_seconds: 240,
+        when: When::ByHand,
+    },
+    Entry {
+        name: "lanes",
+        row: "tunnels on plaintext lanes, with and without frames",
+        run: tests(LOOPBACK, "plaintext_lanes:: --test-threads=2"),
+        limit_seconds: 300,
+        when: When::ByHand,
+    },
+    Entry {
+        name: "ebpf",
+        row: "eBPF programs",
+        run: tests(KERNEL, "--test-threads=1"),
+        limit_seconds: 300,
+        when: When::Always,
+    },
+    Entry {
+        name: "wan",
+        row: "paths of 100 ms",
+        run: Run::Script(include_str!("wan.sh")),
+        limit_seconds: 900,
+        when: When::Wan,
+    },
+];
+
+const fn tests(source: &'static str, args: &'static str) -> Run {
+    Run::Tests { source, args }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_words_and_each_stands_once() {
+        for (at, entry) in ENTRIES.iter().enumerate() {
+            assert!(
+                entry
+                    .name
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || c == '-')
+            );
+            let others = ENTRIES.iter().skip(at + 1);
+            assert!(others.clone().all(|other| other.name != entry.name));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The first file system of a machine: programs, tests, modules and the entries to run.
+
+use std::path::Path;
+
+use super::cpio::Archive;
+use super::entries::{Entry, MODULES, Run};
+use super::kernels::Kernel;
+use super::programs::{self, Built};
+use super::{Args, modules};
+
+/// Programs of the host that scripts and tests in the machine use, with the package that brings them.
+const OF_HOST: &[(&str, &str)] = &[("ip", "iproute2"), ("tc", "iproute2")];
+/// The first process and the commands of scripts. Static: it runs before everything else.
+const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
+
+/// The shell of scripts.
+const SHELL: (&str, &str) = ("dash", "dash");
+
+/// Why the machine's own programs are missing; `None` when all are here.
+pub(super) fn missing() -> Option<String> {
+    [BUSYBOX, SHELL]
+        .iter()
+        .chain(OF_HOST)
+        .find_map(|(program, package)| programs::of_host(program, package).err())
+        .map(|error| format!("{error:#}"))
+}
+
+/// Everything but the kernel's own part, which is the same for all kernels.
+///
+/// # Errors
+/// A program cannot be read.
+pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.file("/init", include_bytes!("init.sh"))?;
+    for folder in ["/root", "/tmp", "/etc", "/var/tmp", "/sbin", "/usr/bin"] {
+        archive.folder(folder)?;
+    }
+    archive.file(
+        "/etc/passwd",
+        b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+    )?;
+    archive.file("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")?;
+    archive.file("/etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n")?;
+    let busybox = programs::of_host(BUSYBOX.0, BUSYBOX.1)?;
+    archive.file("/bin/busybox", &std::fs::read(busybox)?)?;
+    for (program, package) in OF_HOST {
+        let found = programs::of_host(program, package)?;
+        programs::add(&mut archive, &format!("/host/{program}"), &found)?;
+    }
+    // That of busybox would prefer its own `ip` to the one above.
+    let shell = programs::of_host(SHELL.0, SHELL.1)?;
+    programs::add(&mut archive, "/host/sh", &shell)?;
+    archive.link("/bin/sh", "/host/sh")?;
+    let adit = built.bin("adit")?;
+    // Tests look for it where cargo left it.
+    let at = adit.display().to_string();
+    programs::add(&mut archive, &at, adit)?;
+    match &args.adit {
+        Some(given) => programs::add(&mut archive, "/bin/adit", given)?,
+        None => archive.link("/bin/adit", &at)?,
+    }
+    programs::add(&mut archive, "/bin/adit-load", built.bin("adit-load")?)?;
+    for (at, entry) in entries.iter().enumerate() {
+        let (script, program) = script(entry, built);
+        if let Some((path, program)) = program {
+            programs::add(&mut archive, &path, program)?;
+        }
+        // Numbers keep the order.
+        let name = console_name(at, entry);
+        archive.file(&format!("/entries/{name}"), script.as_bytes())?;
+        archive.file(
+            &format!("/limits/{name}"),
+            entry.limit_seconds.to_string().as_bytes(),
+        )?;
+    }
+    archive.finish()
+}
+
+/// The kernel's modules, numbered in the order to load them in, and its configuration. The kernel unpacks archives that
+/// stand one after the other.
+///
+/// # Errors
+/// A module cannot be read.
+pub(super) fn of_kernel(kernel: &Kernel) -> anyhow::Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.folder("/modules")?;
+    for (at, module) in modules::wanted(&kernel.modules(), MODULES)?
+        .iter()
+        .enumerate()
+    {
+        archive.file(
+            &format!("/modules/{at:02}-{}.ko", module.name),
+            &module.code,
+        )?;
+    }
+    archive.file("/boot/config", &std::fs::read(kernel.config())?)?;
+    archive.finish()
+}
+
+/// The name of an entry in the machine.
+pub(super) fn console_name(at: usize, entry: &Entry) -> String {
+    format!("{at:02}-{}", entry.name)
+}
+
+/// What the shell runs, and the test binary it needs. Several entries share one.
+fn script<'a>(entry: &Entry, built: &'a Built) -> (String, Option<(String, &'a Path)>) {
+    match entry.run {
+        Run::Fact(commands) | Run::Script(commands) => (commands.to_owned(), None),
+        Run::Tests { source, args } => {
+            let path = format!("/tests/{}", source.replace(['/', '.'], "-"));
+            let script = format!("exec {path} {args}");
+            (script, built.test(source).map(|program| (path, program)))
+        }
+    }
+}

@@ -1,0 +1,39 @@
+#!/bin/busybox sh
+# First process of the virtual machine: makes the surroundings, loads modules, runs every entry with its limit and says on
+# the console what became of it. `cargo xtask vm` reads the lines with two @.
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /var/tmp
+/bin/busybox --install -s /bin
+export PATH=/host:/bin:/sbin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+mkdir -p /dev/shm /dev/pts
+mount -t devpts pts /dev/pts
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
+mkdir -p /run/netns /sys/fs/cgroup
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+mount -t tracefs trace /sys/kernel/tracing 2>/dev/null
+/host/ip link set lo up
+ulimit -n 65536
+echo "@@hello $(uname -r) $(uname -v)"
+for module in /modules/*.ko; do
+  [ -f "$module" ] || continue
+  insmod "$module" 2>/tmp/insmod || echo "@@module $(basename "$module") $(cat /tmp/insmod)"
+done
+# A skipped test would look like one that passed.
+export CI=true RUST_BACKTRACE=1
+cd /tmp
+for entry in /entries/*; do
+  name=$(basename "$entry")
+  echo "@@begin $name"
+  begin=$(cut -d' ' -f1 /proc/uptime)
+  timeout -k 5 "$(cat "/limits/$name")" /host/sh "$entry" >/tmp/.out 2>&1 </dev/null
+  status=$?
+  tail -n 60 /tmp/.out | cut -c1-400 | sed 's/^/| /'
+  echo "@@end $name $status $begin $(cut -d' ' -f1 /proc/uptime)"
+done
+echo "@@bye"
+poweroff -f

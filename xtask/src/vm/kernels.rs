@@ -1,0 +1,310 @@
+//! Kernels of a distribution, as packages: found and fetched by apt with a configuration of its own, checked by apt's
+//! signatures, unpacked and never installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::steps::run_command;
+
+/// What the table shows when nothing else is asked for: the oldest supported, the one of the stable release, and the
+/// newest there is.
+pub(super) const SERIES: &[&str] = &["6.1", "6.12", NEWEST];
+/// The kernel of CI: the oldest supported has the strictest verifier and the fewest features.
+pub(super) const CI: &str = "6.1";
+/// Stands for the newest series that is packaged.
+const NEWEST: &str = "newest";
+
+/// Where packages come from; each suite has other kernels.
+const MIRROR: &str = "http://deb.debian.org";
+const SUITES: &[(&str, &str)] = &[
+    ("debian", "bookworm"),
+    ("debian-security", "bookworm-security"),
+    ("debian", "bookworm-backports"),
+    ("debian", "trixie-backports"),
+];
+/// The keys apt checks signatures with.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Kernels for virtual machines: few drivers, all we need.
+const PREFIX: &str = "linux-image-";
+const SUFFIX: &str = "-cloud-amd64";
+/// What newer packages leave to others of the same release: image, modules, configuration.
+const PARTS: &[&str] = &["linux-binary-", "linux-modules-", "linux-base-"];
+/// Begin of all their names.
+const ALL: &str = "linux-";
+/// Longest time for one call of apt.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// An unpacked kernel.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    /// As asked for: `6.1`, `newest`.
+    pub(super) series: String,
+    /// As `uname -r` says it.
+    pub(super) release: String,
+    folder: PathBuf,
+}
+
+impl Kernel {
+    /// The image to boot.
+    pub(super) fn image(&self) -> PathBuf {
+        self.either("boot/vmlinuz-", "vmlinuz")
+    }
+
+    /// The configuration it was built with.
+    pub(super) fn config(&self) -> PathBuf {
+        self.either("boot/config-", "config")
+    }
+
+    /// Where its modules are.
+    pub(super) fn modules(&self) -> PathBuf {
+        self.beside_modules("kernel")
+    }
+
+    /// A file below `boot`, or where newer packages have it, beside the modules.
+    fn either(&self, before: &str, beside: &str) -> PathBuf {
+        let named = self.folder.join(format!("{before}{}", self.release));
+        if named.is_file() {
+            named
+        } else {
+            self.beside_modules(beside)
+        }
+    }
+
+    /// Newer distributions have modules below `usr`.
+    fn beside_modules(&self, name: &str) -> PathBuf {
+        let below = format!("lib/modules/{}", self.release);
+        let plain = self.folder.join(&below);
+        let folder = if plain.is_dir() {
+            plain
+        } else {
+            self.folder.join("usr").join(below)
+        };
+        folder.join(name)
+    }
+}
+
+/// The packages of one place, below a folder of ours.
+pub(super) struct Packages {
+    folder: PathBuf,
+    names: Vec<String>,
+}
+
+impl Packages {
+    /// Why packages cannot be fetched here; `None` when it may be tried.
+    pub(super) fn missing() -> Option<String> {
+        for program in ["apt-get", "apt-cache", "dpkg"] {
+            let known = Command::new(program).arg("--version").output();
+            if known.is_err() {
+                return Some(format!(
+                    "{program} is not here: kernels come as Debian packages"
+                ));
+            }
+        }
+        let keys = Path::new(KEYRING).is_file();
+        (!keys).then(|| format!("{KEYRING} is missing: install debian-archive-keyring"))
+    }
+
+    /// Reads what there is. Nothing of the system changes: sources, lists and cache are in `folder`.
+    ///
+    /// # Errors
+    /// The lists cannot be fetched and were not fetched before.
+    pub(super) fn read(folder: &Path) -> anyhow::Result<Self> {
+        for below in ["state/lists/partial", "cache/archives/partial", "empty"] {
+            fs::create_dir_all(folder.join(below))?;
+        }
+        fs::write(folder.join("state/status"), "")?;
+        fs::write(folder.join("sources.list"), sources())?;
+        fs::write(folder.join("apt.conf"), configuration(folder))?;
+        let mut packages = Self {
+            folder: folder.to_owned(),
+            names: Vec::new(),
+        };
+        let fetched = run_command(packages.apt("apt-get").args(["-qq", "update"]), LIMIT);
+        let out = packages
+            .apt("apt-cache")
+            .args(["pkgnames", ALL])
+            .output()
+            .context("run apt-cache")?;
+        let names = String::from_utf8(out.stdout)?;
+        packages.names = names.lines().map(str::to_owned).collect();
+        match fetched {
+            Ok(()) => (),
+            Err(error) if packages.names.is_empty() => {
+                return Err(error.context("fetching the lists of packages"));
+            }
+            Err(error) => println!("vm: lists of packages are those of the last time: {error:#}"),
+        }
+        Ok(packages)
+    }
+
+    /// The newest kernel of a series, fetched and unpacked unless it was before.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be fetched.
+    pub(super) fn kernel(&self, series: &str) -> anyhow::Result<Kernel> {
+        let Some(release) = newest(&self.names, series) else {
+            bail!("no packaged kernel of the series {series:?}; `--list` shows all");
+        };
+        let folder = self.folder.join(&release);
+        let kernel = Kernel {
+            series: series.to_owned(),
+            release,
+            folder,
+        };
+        if !kernel.image().is_file() {
+            self.unpack(&kernel)?;
+        }
+        Ok(kernel)
+    }
+
+    /// Series that have a kernel, with the newest of each, oldest first.
+    pub(super) fn all(&self) -> Vec<String> {
+        let mut releases: Vec<&str> = self.names.iter().filter_map(|name| release(name)).collect();
+        releases.sort_by_cached_key(|release| numbers(release));
+        let series = |release: &str| numbers(release).into_iter().take(2).collect::<Vec<_>>();
+        let newest = releases.iter().enumerate().filter(|(at, release)| {
+            let next = releases.get(at + 1);
+            next.is_none_or(|next| series(next) != series(release))
+        });
+        newest.map(|(_, release)| (*release).to_owned()).collect()
+    }
+
+    fn unpack(&self, kernel: &Kernel) -> anyhow::Result<()> {
+        println!("vm: fetching Linux {}", kernel.release);
+        let fetch = self.folder.join("fetch");
+        // Left from a run that was cut.
+        fs::remove_dir_all(&fetch).ok();
+        fs::create_dir_all(&fetch)?;
+        let mut download = self.apt("apt-get");
+        let parts = PARTS
+            .iter()
+            .map(|part| format!("{part}{}", kernel.release))
+            .filter(|part| self.names.contains(part));
+        download
+            .args(["-qq", "download"])
+            .arg(format!("{PREFIX}{}", kernel.release))
+            .args(parts)
+            .current_dir(&fetch);
+        run_command(&mut download, LIMIT)?;
+        let files: Vec<_> = fs::read_dir(&fetch)?.collect::<Result<_, _>>()?;
+        let unpacked = fetch.join("unpacked");
+        for package in files {
+            let mut unpack = Command::new("dpkg");
+            unpack.arg("-x").arg(package.path()).arg(&unpacked);
+            run_command(&mut unpack, LIMIT)?;
+        }
+        // In one step, so that half a kernel is never taken for one.
+        fs::remove_dir_all(&kernel.folder).ok();
+        fs::rename(&unpacked, &kernel.folder)?;
+        fs::remove_dir_all(&fetch)?;
+        ensure!(
+            kernel.image().is_file(),
+            "the package of {} holds no kernel",
+            kernel.release
+        );
+        Ok(())
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.folder.join("apt.conf"));
+        command
+    }
+}
+
+fn sources() -> String {
+    SUITES
+        .iter()
+        .map(|(archive, suite)| {
+            format!("deb [arch=amd64 signed-by={KEYRING}] {MIRROR}/{archive} {suite} main\n")
+        })
+        .collect()
+}
+
+/// Everything apt reads or writes is below `folder`. It need not become another user for that, so it does not.
+fn configuration(folder: &Path) -> String {
+    let place = folder.display();
+    format!(
+        "Dir::State \"{place}/state\";\nDir::State::status \"{place}/state/status\";\nDir::Cache \"{place}/cache\";\n\
+         Dir::Etc::sourcelist \"{place}/sources.list\";\nDir::Etc::sourceparts \"{place}/empty\";\n\
+         Dir::Etc::preferencesparts \"{place}/empty\";\nDir::Etc::preferences \"{place}/empty/none\";\n\
+         Acquire::Languages \"none\";\nAPT::Architecture \"amd64\";\nAPT::Architectures \"amd64\";\n\
+         APT::Sandbox::User \"\";\n"
+    )
+}
+
+/// The release a package is named after, if it is such a kernel.
+fn release(name: &str) -> Option<&str> {
+    let release = name.strip_prefix(PREFIX)?;
+    let version = release.strip_suffix(SUFFIX)?;
+    // Packages without a full version only depend on others; those with `-rt` are another kernel.
+    let plain = version.starts_with(|c: char| c.is_ascii_digit()) && !version.contains("-rt");
+    (plain && version.matches('.').count() >= 2).then_some(release)
+}
+
+fn newest(names: &[String], series: &str) -> Option<String> {
+    let begin = format!("{series}.");
+    names
+        .iter()
+        .filter_map(|name| release(name))
+        .filter(|release| series == NEWEST || release.starts_with(&begin))
+        .max_by_key(|release| numbers(release))
+        .map(str::to_owned)
+}
+
+/// What versions are ordered by: all their numbers.
+fn numbers(text: &str) -> Vec<u32> {
+    text.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|part| part.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Vec<String> {
+        [
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-57-cloud-amd64-unsigned",
+            "linux-image-6.12-cloud-amd64",
+            "linux-image-6.12.95+deb12-cloud-amd64",
+            "linux-image-6.12.117+deb12-cloud-amd64",
+            "linux-image-7.2.12+deb13-cloud-amd64",
+            "linux-image-7.3.4+deb13-amd64",
+            "linux-image-cloud-amd64",
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    }
+
+    #[test]
+    fn newest_of_a_series_is_so_by_number() {
+        let found = |series| newest(&names(), series);
+        assert_eq!(found("6.1").unwrap(), "6.1.0-56-cloud-amd64");
+        assert_eq!(found("6.12").unwrap(), "6.12.117+deb12-cloud-amd64");
+        assert_eq!(found(NEWEST).unwrap(), "7.2.12+deb13-cloud-amd64");
+        assert_eq!(found("5.10"), None);
+    }
+
+    #[test]
+    fn list_has_the_newest_of_each_series() {
+        let packages = Packages {
+            folder: PathBuf::new(),
+            names: names(),
+        };
+        assert_eq!(
+            packages.all(),
+            [
+                "6.1.0-56-cloud-amd64",
+                "6.12.117+deb12-cloud-amd64",
+                "7.2.12+deb13-cloud-amd64"
+            ]
+        );
+    }
+}

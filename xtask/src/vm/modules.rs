@@ -1,0 +1,121 @@
+//! Modules of a kernel: the wanted ones with what they need, in the order they must be loaded in.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+
+/// A module and its code, unpacked.
+pub(super) struct Module {
+    /// As `lsmod` says it.
+    pub(super) name: String,
+    /// The object.
+    pub(super) code: Vec<u8>,
+}
+
+/// The modules with these names and all they depend on. A name without a file is built in or missing: the features that
+/// need it will tell.
+///
+/// # Errors
+/// The folder cannot be read or a module not unpacked.
+pub(super) fn wanted(folder: &Path, names: &[&str]) -> anyhow::Result<Vec<Module>> {
+    let mut files = BTreeMap::new();
+    collect(folder, &mut files).with_context(|| format!("list {}", folder.display()))?;
+    let mut done = Vec::new();
+    for name in names {
+        load(name, &files, &mut done)?;
+    }
+    Ok(done)
+}
+
+fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            collect(&entry.path(), files)?;
+        } else if let Some((module, _)) = name.split_once(".ko") {
+            files.insert(module.replace('-', "_"), entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Puts what a module needs before it.
+fn load(
+    name: &str,
+    files: &BTreeMap<String, PathBuf>,
+    done: &mut Vec<Module>,
+) -> anyhow::Result<()> {
+    if done.iter().any(|module| module.name == name) {
+        return Ok(());
+    }
+    let Some(path) = files.get(name) else {
+        return Ok(());
+    };
+    let code = unpacked(path)?;
+    for needed in depends(&code) {
+        load(&needed, files, done)?;
+    }
+    done.push(Module {
+        name: name.to_owned(),
+        code,
+    });
+    Ok(())
+}
+
+fn unpacked(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let tool = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        Some("gz") => "gzip",
+        _ => return Ok(fs::read(path)?),
+    };
+    let out = Command::new(tool).arg("-dc").arg(path).output();
+    let out = out.with_context(|| format!("{tool} is needed to unpack {}", path.display()))?;
+    ensure!(
+        out.status.success(),
+        "{tool} could not unpack {}",
+        path.display()
+    );
+    Ok(out.stdout)
+}
+
+/// The names in the module's own description, which holds `depends=a,b` between zero bytes.
+fn depends(code: &[u8]) -> Vec<String> {
+    let key = b"\0depends=";
+    let Some(at) = code.windows(key.len()).position(|bytes| bytes == key) else {
+        return Vec::new();
+    };
+    let rest = code.get(at + key.len()..).unwrap_or_default();
+    let end = rest.iter().position(|byte| *byte == 0).unwrap_or(0);
+    let names = String::from_utf8_lossy(rest.get(..end).unwrap_or_default()).into_owned();
+    names
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_come_after_what_they_need_and_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, depends: &str| {
+            let text = format!("ELF\0license=GPL\0depends={depends}\0name=x\0");
+            fs::write(folder.path().join(name), text).unwrap();
+        };
+        fs::create_dir(folder.path().join("net")).unwrap();
+        write("net/tcp-diag.ko", "inet_diag");
+        write("inet_diag.ko", "");
+        write("tls.ko", "");
+        let modules = wanted(folder.path(), &["tcp_diag", "inet_diag", "absent", "tls"]).unwrap();
+        let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, ["inet_diag", "tcp_diag", "tls"]);
+    }
+}

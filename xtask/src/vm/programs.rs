@@ -1,0 +1,193 @@
+//! What runs in the machine: our programs and test binaries, and some of the host, each with the libraries it needs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::cpio::Archive;
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+/// Longest time for the builds.
+const LIMIT: Duration = Duration::from_secs(25 * 60);
+/// Targets of cargo that are tests of the matrix, by the folder they are in.
+const TEST_TARGETS: &[&str] = &["loopback", "kernel"];
+
+/// Test binaries, by where their source is.
+pub(super) struct Built {
+    tests: BTreeMap<String, PathBuf>,
+    /// Our program and the load tool.
+    bins: BTreeMap<String, PathBuf>,
+}
+
+impl Built {
+    /// Builds what `sources` name, and the programs, as `cargo test` does: what it built is not built again.
+    ///
+    /// # Errors
+    /// They do not build.
+    pub(super) fn build(workspace: &Workspace) -> anyhow::Result<Self> {
+        let mut tests = vec!["test", "--workspace", "--no-run"];
+        for target in TEST_TARGETS {
+            let known = workspace
+                .files("tunnel-daemon")?
+                .iter()
+                .any(|file| file.ends_with(&format!("tests/{target}/main.rs")));
+            if known {
+                tests.extend(["--test", target]);
+            }
+        }
+        let bins = [
+            "build",
+            "--workspace",
+            "--bin",
+            "adit",
+            "--bin",
+            "adit-load",
+        ];
+        let mut built = Self {
+            tests: BTreeMap::new(),
+            bins: BTreeMap::new(),
+        };
+        built.take(workspace, &tests)?;
+        built.take(workspace, &bins)?;
+        Ok(built)
+    }
+
+    fn take(&mut self, workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+        let mut command = workspace.cargo(args);
+        command.args(["--quiet", "--message-format=json-render-diagnostics"]);
+        // A file, not a pipe: nobody reads while we wait.
+        let mut messages = tempfile::NamedTempFile::new()?;
+        command.stdout(Stdio::from(messages.as_file_mut().try_clone()?));
+        run_command(&mut command, LIMIT)?;
+        let root = workspace.root().display().to_string();
+        for line in fs::read_to_string(messages.path())?.lines() {
+            let message: serde_json::Value = serde_json::from_str(line)?;
+            let text = |pointer: &str| message.pointer(pointer).and_then(|value| value.as_str());
+            let Some(program) = text("/executable").map(PathBuf::from) else {
+                continue;
+            };
+            match (
+                text("/target/kind/0"),
+                text("/target/src_path"),
+                text("/target/name"),
+            ) {
+                (Some("test"), Some(source), _) => {
+                    let below = source.trim_start_matches(&root).trim_start_matches('/');
+                    self.tests.insert(below.to_owned(), program);
+                }
+                (Some("bin"), _, Some(name)) => {
+                    self.bins.insert(name.to_owned(), program);
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    /// The test binary of a source.
+    pub(super) fn test(&self, source: &str) -> Option<&Path> {
+        self.tests.get(source).map(PathBuf::as_path)
+    }
+
+    /// A program of ours.
+    ///
+    /// # Errors
+    /// Cargo did not name it.
+    pub(super) fn bin(&self, name: &str) -> anyhow::Result<&Path> {
+        let found = self.bins.get(name).map(PathBuf::as_path);
+        found.with_context(|| format!("cargo built no {name}"))
+    }
+}
+
+/// Where a program of the host is, or why it is missing.
+///
+/// # Errors
+/// It is not installed.
+pub(super) fn of_host(program: &str, package: &str) -> anyhow::Result<PathBuf> {
+    ["/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+        .iter()
+        .map(|folder| Path::new(folder).join(program))
+        .find(|path| path.is_file())
+        .with_context(|| format!("{program} is not installed: it comes with {package}"))
+}
+
+/// Adds a program at `path`, without what only debuggers want, and its libraries where it looks for them.
+///
+/// # Errors
+/// It cannot be read, or a library is missing.
+pub(super) fn add(archive: &mut Archive, path: &str, program: &Path) -> anyhow::Result<()> {
+    archive.file(path, &stripped(program)?)?;
+    for library in libraries(program)? {
+        let code = fs::read(&library).with_context(|| format!("read {library}"))?;
+        archive.file(&library, &code)?;
+    }
+    Ok(())
+}
+
+fn stripped(program: &Path) -> anyhow::Result<Vec<u8>> {
+    let small = tempfile::NamedTempFile::new()?;
+    let mut strip = Command::new("strip");
+    strip
+        .arg("--strip-debug")
+        .arg("-o")
+        .arg(small.path())
+        .arg(program);
+    // Without the tool it is only larger.
+    let from = match strip.output() {
+        Ok(out) if out.status.success() => small.path(),
+        _ => program,
+    };
+    fs::read(from).with_context(|| format!("read {}", program.display()))
+}
+
+/// Absolute paths of the libraries, the loader among them. None for a static program.
+fn libraries(program: &Path) -> anyhow::Result<Vec<String>> {
+    let out = Command::new("ldd")
+        .arg(program)
+        .output()
+        .context("run ldd")?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&out.stderr).into_owned();
+    if text.contains("statically linked") || errors.contains("not a dynamic executable") {
+        return Ok(Vec::new());
+    }
+    ensure!(out.status.success(), "ldd {}: {errors}", program.display());
+    parse_libraries(&text)
+}
+
+/// Lines `name => /path (address)`, `/path (address)`, and names without a path for what the kernel brings.
+fn parse_libraries(text: &str) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for line in text.lines() {
+        if line.contains("not found") {
+            bail!("a library is missing: {}", line.trim());
+        }
+        let place = line.split_once("=> ").map_or(line, |(_, place)| place);
+        let path = place.split_whitespace().next().unwrap_or_default();
+        if path.starts_with('/') {
+            found.push(path.to_owned());
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_off_with_the_loader() {
+        let text = "\tlinux-vdso.so.1 (0x7ffd)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\t/lib64/ld.so.2 (0x7f)\n";
+        assert_eq!(
+            parse_libraries(text).unwrap(),
+            ["/lib/libc.so.6", "/lib64/ld.so.2"]
+        );
+        let error = parse_libraries("\tlibx.so.1 => not found\n").unwrap_err();
+        assert!(error.to_string().contains("libx.so.1"));
+    }
+}
