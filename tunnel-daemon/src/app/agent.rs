@@ -10,6 +10,7 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
+use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
@@ -87,6 +88,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         descriptors::lanes_max(),
         Arc::new(Descriptors::of_process()),
     ));
+    let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);
     let (engine, relay) = relay::start(
         &plan.data_path,
         lane_room.lanes_max(),
@@ -95,10 +97,12 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         &services,
     )?;
     let context = LinkContext {
-        dialer: Arc::new(Dialer::new(
+        dialer: Arc::new(Dialer::accounted(
             Arc::clone(&resolver),
             allowed,
             plan.dial_timeout,
+            accounts.clone(),
+            plan.agent_id.as_str(),
         )),
         isolation: isolation(&plan.isolation),
         budget: process_budget(&plan.isolation),
@@ -121,6 +125,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
+            accounts,
+            agent: plan.agent_id.clone(),
         },
         hello: AgentHello {
             agent: plan.agent_id.clone(),
@@ -141,7 +147,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lane_security: plan.data_path.lane_security,
     };
     let servers = Servers::start(settings, context, &services);
-    let (health, admin) = probes(plan, &metrics, &servers, &services, relay::detail(&engine))?;
+    let detail = relay::detail(&engine) + &accounting;
+    let (health, admin) = probes(plan, &metrics, &servers, &services, detail)?;
     Ok(RunningAgent {
         health,
         metrics,

@@ -10,6 +10,7 @@ use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
+use super::account;
 use super::admin::{AdminError, AdminLimits, AdminListener, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
@@ -20,6 +21,7 @@ use super::run::wait_until;
 use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use crate::ebpf::account::Accounts;
 use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
@@ -117,12 +119,14 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let descriptors = Arc::new(Descriptors::of_process());
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
+    let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
     let mut listening = Listening {
         plan,
         services: &tasks.services,
         stop: &stop,
         metrics: &adit,
         descriptors: &descriptors,
+        accounts: &accounts,
         watched: Vec::new(),
     };
 
@@ -145,7 +149,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
         );
     }
-    let settings = backend_settings(plan, &descriptors)?;
+    let settings = backend_settings(plan, &descriptors, &accounts)?;
     let (engine, relay) = relay::start(
         &plan.agents.data_path,
         settings.lane_room.lanes_max(),
@@ -182,6 +186,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         access: Arc::new(access),
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
+        accounts: accounts.clone(),
     };
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
@@ -200,7 +205,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let probes = Probes::start(plan, &metrics, asker, relay::detail(&engine))?;
+    let detail = relay::detail(&engine) + &accounting;
+    let probes = Probes::start(plan, &metrics, asker, detail)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     Ok(RunningServer {
         agents,
@@ -242,6 +248,7 @@ fn give_up_lanes(hub: &Hub, lanes: usize) {
 fn backend_settings(
     plan: &ServerPlan,
     descriptors: &Arc<Descriptors>,
+    accounts: &Accounts,
 ) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
         server: plan.server_id.clone(),
@@ -267,6 +274,7 @@ fn backend_settings(
         lane_security: plan.agents.data_path.lane_security,
         lane_room: Arc::new(lane_room),
         lane_watch: Arc::default(),
+        accounts: accounts.clone(),
     })
 }
 

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
 use crate::config::plan::LaneSecurity;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
 };
@@ -25,7 +26,7 @@ use crate::net::principal::Principal;
 use crate::net::stream::ByteStream;
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
-use crate::telemetry::labels::AgentRefusal;
+use crate::telemetry::labels::{AccountRole, AgentRefusal};
 
 /// Path of the only method.
 const METHOD: &str = "/AgentService/Connect";
@@ -58,6 +59,8 @@ pub struct BackendSettings {
     pub lane_room: Arc<LaneRoom>,
     /// Looks after lanes in trouble.
     pub lane_watch: Arc<LaneWatch>,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
 }
 
 /// Serves agent connections.
@@ -83,7 +86,8 @@ impl Backend {
         let server = settings.server.server.clone();
         let security = settings.lane_security;
         let counters = metrics.adit().clone();
-        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters);
+        let accounts = settings.accounts.clone();
+        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters, accounts);
         Arc::new(Self {
             lanes,
             hub,
@@ -94,17 +98,28 @@ impl Backend {
         })
     }
 
+    /// Accounting in the kernel.
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.settings.accounts
+    }
+
     /// Serves a connection that is to become a lane; completes when it has, or is closed.
     pub async fn serve_lane(&self, stream: ByteStream) {
         self.lanes.serve(stream).await;
     }
 
-    /// Serves one connection to its end. `principal` names whoever the TLS layer verified.
+    /// Serves one connection to its end. `principal` names whoever the TLS layer verified, `account` the socket if the
+    /// kernel is to account for it.
     ///
     /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
     /// call closes the connection; its links end by themselves.
-    pub async fn serve<S>(self: &Arc<Self>, io: S, principal: Option<Arc<Principal>>)
-    where
+    pub async fn serve<S>(
+        self: &Arc<Self>,
+        io: S,
+        principal: Option<Arc<Principal>>,
+        account: Option<u64>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let holder: Option<Arc<str>> = principal.as_deref().map(holder);
@@ -120,7 +135,13 @@ impl Backend {
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
         let served = connection.serve(self.settings.keepalive, |request, respond| {
-            self.call(request, respond, principal.as_deref(), holder.clone())
+            self.call(
+                request,
+                respond,
+                principal.as_deref(),
+                holder.clone(),
+                account,
+            )
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "agent connection ended");
@@ -170,6 +191,7 @@ impl Backend {
         mut respond: SendResponse<MessageBuf>,
         principal: Option<&Principal>,
         holder: Option<Arc<str>>,
+        account: Option<u64>,
     ) -> Option<Admitted> {
         if !grpc::is_call(&request, METHOD, &mut respond) {
             return None;
@@ -192,6 +214,14 @@ impl Backend {
                 return None;
             }
         };
+        if let Some(cookie) = account {
+            let labels = Labels {
+                role: AccountRole::Link,
+                agent: entered.handle.info.agent.as_str(),
+                destination_class: "",
+            };
+            self.accounts().accepted_cookie(cookie, &labels);
+        }
         let mut response = grpc::accepted();
         for (name, value) in self.answer(&entered.handle).to_headers() {
             if let Ok(mut value) = HeaderValue::from_str(&value) {

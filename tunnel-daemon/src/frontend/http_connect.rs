@@ -16,10 +16,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
+use crate::ebpf::account::Labels;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
 use crate::lane::Pipe;
 use crate::net::stream::Connection;
-use crate::telemetry::labels::ClientDialect;
+use crate::telemetry::labels::{AccountRole, ClientDialect};
 
 /// Bytes a client may send behind its request before the tunnel is open.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -67,6 +68,7 @@ pub async fn serve<S>(
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
+            account(&io, context, open.agent.as_str());
             tracing::debug!(client, target_address = request.authority, agent = %open.agent, "tunnel open");
             match (open.carrier, &context.relay) {
                 (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,
@@ -78,6 +80,18 @@ pub async fn serve<S>(
                 (Carrier::Pipe(_), None) => tunnel.ended(0, 0, "relay_failed"),
             }
         }
+    }
+}
+
+/// From here on it is known whose client this is.
+fn account<S: Connection>(io: &S, context: &FrontendContext, agent: &str) {
+    if let Some(tcp) = io.tcp() {
+        let labels = Labels {
+            role: AccountRole::Client,
+            agent,
+            destination_class: "",
+        };
+        context.accounts.accepted(tcp, &labels);
     }
 }
 

@@ -357,6 +357,30 @@ pub fn go_code(code: tonic::Code) -> &'static str {
     }
 }
 
+label! {
+    /// What a connection is to its tunnels, as accounted for in the kernel.
+    AccountRole {
+        /// From an agent to a target.
+        Target = "target",
+        /// From a client to a frontend.
+        Client = "client",
+        /// A lane.
+        Lane = "lane",
+        /// A link.
+        Link = "link",
+    }
+}
+
+label! {
+    /// What became of the end of a connection that the kernel accounts for.
+    AccountLoss {
+        /// The ring buffer was full.
+        RingFull = "ring_full",
+        /// It ended before it was known what it is, or its entry had to make room.
+        Unknown = "unknown",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

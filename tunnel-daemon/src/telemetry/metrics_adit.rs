@@ -14,12 +14,14 @@ use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
     Listener, Path, PeerKind, ReloadResult, TunnelEnd,
 };
+use super::metrics_account::AccountMetrics;
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
 pub struct AditMetrics(Arc<Inner>);
 
 struct Inner {
+    account: AccountMetrics,
     insecure_flags: IntGaugeVec,
     held_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
@@ -65,6 +67,7 @@ impl AditMetrics {
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
         Self(Arc::new(Inner {
+            account: AccountMetrics::register(registry),
             insecure_flags: families.gauge_vec(
                 "insecure_flags",
                 "1 for each flag in force that gives up a protection",
@@ -167,6 +170,12 @@ impl AditMetrics {
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
         }))
+    }
+
+    /// What the kernel counts of connections.
+    #[must_use]
+    pub fn account(&self) -> &AccountMetrics {
+        &self.0.account
     }
 
     /// A flag that gives up a protection is in force: name it without dashes in front.

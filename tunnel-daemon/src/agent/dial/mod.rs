@@ -20,6 +20,7 @@ pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
 
 use crate::agent::resolve::{Resolve, ResolveError};
+use crate::ebpf::account::Accounts;
 
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,7 +42,25 @@ impl Dialer {
     /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
     #[must_use]
     pub fn new(resolver: Arc<dyn Resolve>, allowed: DestinationList, timeout: Duration) -> Self {
-        Self::with_connect(resolver, allowed, timeout, TcpConnect)
+        Self::accounted(resolver, allowed, timeout, Accounts::off(), "")
+    }
+
+    /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`.
+    #[must_use]
+    pub fn accounted(
+        resolver: Arc<dyn Resolve>,
+        allowed: DestinationList,
+        timeout: Duration,
+        accounts: Accounts,
+        agent: &str,
+    ) -> Self {
+        let allowed = Arc::new(allowed);
+        let connect = TcpConnect {
+            accounts,
+            agent: agent.into(),
+            allowed: Arc::clone(&allowed),
+        };
+        Self::with_connect(resolver, allowed, timeout, connect)
     }
 }
 
@@ -50,13 +69,13 @@ impl<C: Connect> Dialer<C> {
     #[must_use]
     pub fn with_connect(
         resolver: Arc<dyn Resolve>,
-        allowed: DestinationList,
+        allowed: Arc<DestinationList>,
         timeout: Duration,
         connect: C,
     ) -> Self {
         Self {
             resolver,
-            allowed: Arc::new(allowed),
+            allowed,
             timeout,
             connect,
         }
@@ -105,7 +124,7 @@ impl<C: Connect> Dialer<C> {
             .check(addr, name)
             .map_err(AttemptError::Denied)?;
         self.connect
-            .connect(addr)
+            .connect(addr, name)
             .await
             .map_err(AttemptError::Failed)
     }

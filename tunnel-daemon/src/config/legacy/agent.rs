@@ -15,8 +15,8 @@ use super::server_plan::{bind, channel_size};
 use crate::config::address::ServerAddress;
 use crate::config::error::ConfigError;
 use crate::config::plan::{
-    AgentPlan, AgentSettings, AgentTls, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive,
-    Profiling, ShutdownPlan,
+    AccountPlan, AgentPlan, AgentSettings, AgentTls, Drain, ForwardProxy, Identity, IsolationPlan,
+    KeepAlive, Profiling, ShutdownPlan,
 };
 use crate::config::{files, identifiers, limits};
 
@@ -212,6 +212,7 @@ impl AgentOptions {
             data_path: self.data_path.plan("--lanes")?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),
+            account: AccountPlan::default(),
             shutdown: ShutdownPlan {
                 drain: Drain::UntilSecondSignal,
                 second_signal_exit_code: 0,

@@ -14,8 +14,9 @@ use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan,
-    IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
+    AccountPlan, AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen,
+    FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan,
+    TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -57,6 +58,7 @@ pub(super) fn map(
             ..DialPlan::default()
         },
         isolation: IsolationPlan::default(),
+        account: AccountPlan::default(),
         shutdown: ShutdownPlan {
             drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
             second_signal_exit_code: 1,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
@@ -66,6 +67,8 @@ pub struct AgentSettings {
     pub allow_targets: Option<Vec<String>>,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
     /// For a target to accept, all addresses together.
     pub dial_timeout: Duration,
     /// Byte budgets.

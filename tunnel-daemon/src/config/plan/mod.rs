@@ -3,11 +3,13 @@
 //! Both command lines fill [`ServerSettings`] or [`AgentSettings`]; only their `check` makes a plan, and a
 //! plan is read-only. Nothing below `app` reads flags or the environment again.
 
+mod account;
 mod agent;
 mod data_path;
 mod parts;
 mod server;
 
+pub use account::{AccountMode, AccountPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use parts::{

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
+use super::account::AccountPlan;
 use super::data_path::DataPathPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
@@ -125,6 +126,8 @@ pub struct ServerSettings {
     pub dial: DialPlan,
     /// Byte budgets.
     pub isolation: IsolationPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
     /// Signals.
     pub shutdown: ShutdownPlan,
     /// Logs.

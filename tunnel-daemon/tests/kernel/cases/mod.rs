@@ -1,3 +1,4 @@
 //! One file for each part of the kernel side.
 
+mod account;
 mod load;

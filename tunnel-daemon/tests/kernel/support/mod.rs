@@ -1,3 +1,4 @@
 //! What the cases share.
 
 pub(crate) mod privilege;
+pub(crate) mod wait;
