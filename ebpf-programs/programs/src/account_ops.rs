@@ -81,7 +81,11 @@ fn half_close(context: &SockOpsContext) {
 fn close(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
     let Some(account) = account(context) else {
-        return count(CloseOutcome::Unknown);
+        // Others ask for ends, too; only we ask for all of it.
+        if context.cb_flags() & WATCHED == WATCHED {
+            count(CloseOutcome::Unknown);
+        }
+        return;
     };
     // Listeners, and calls that nobody answered, leave without a word.
     if !full(context) || account.flags & FLAG_ESTABLISHED == 0 {

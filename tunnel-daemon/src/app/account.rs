@@ -21,8 +21,9 @@ pub(super) fn start(
     match account::start(options, metrics.account().clone()) {
         Ok((accounts, reader)) => {
             services.spawn_always("account", reader.run());
-            tracing::info!("the kernel accounts for connections");
-            (accounts, "[+]account on\n".to_owned())
+            let program = accounts.program().unwrap_or_default();
+            tracing::info!(program, "the kernel accounts for connections");
+            (accounts, format!("[+]account on: eBPF program {program}\n"))
         }
         Err(error) => {
             if plan.mode == AccountMode::On {

@@ -74,10 +74,14 @@ fn start_at(
     let closed: RingBuf<MapData> = map(&mut ebpf, CLOSED, RingBuf::try_from)?;
     let mut attached = Attached::default();
     attached.sock_ops(&mut ebpf, PROGRAM, cgroup)?;
+    let loaded = ebpf
+        .program(PROGRAM)
+        .and_then(|program| program.info().ok());
     let shared = Arc::new(Shared {
         sockets: Mutex::new(sockets),
         classes: Mutex::new(Classes::new(metrics.clone(), options.series_max)),
         outcomes,
+        program: loaded.map(|info| info.id()),
         _attached: attached,
     });
     let reader = Reader::new(Arc::clone(&shared), closed, swept, metrics).map_err(|error| {

@@ -22,6 +22,7 @@ pub(super) struct Shared {
     pub(super) sockets: Mutex<SocketMap>,
     pub(super) classes: Mutex<Classes>,
     pub(super) outcomes: PerCpuArray<MapData, u64>,
+    pub(super) program: Option<u32>,
     pub(super) _attached: Attached,
 }
 
@@ -49,6 +50,12 @@ impl Accounts {
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// The program that counts, by the number that tools of the kernel show.
+    #[must_use]
+    pub fn program(&self) -> Option<u32> {
+        self.0.as_ref()?.program
     }
 
     /// A socket that is about to listen: the kernel will look at what it accepts.

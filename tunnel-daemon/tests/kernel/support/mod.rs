@@ -1,4 +1,5 @@
 //! What the cases share.
 
+pub(crate) mod accounting;
 pub(crate) mod privilege;
 pub(crate) mod wait;
