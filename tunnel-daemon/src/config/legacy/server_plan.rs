@@ -14,9 +14,8 @@ use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AccountPlan, AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen,
-    FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan,
-    TlsFiles,
+    AgentListenerPlan, ConnectPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan,
+    IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -58,7 +57,7 @@ pub(super) fn map(
             ..DialPlan::default()
         },
         isolation: IsolationPlan::default(),
-        account: AccountPlan::default(),
+        account: options.account.plan()?,
         shutdown: ShutdownPlan {
             drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
             second_signal_exit_code: 1,
