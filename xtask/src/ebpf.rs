@@ -133,9 +133,9 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
 
 /// The toolchain that would build an object here, or what is missing and how to get it.
 pub(crate) fn availability() -> Result<Toolchain, String> {
-    let rustc = answer(nightly().args(["rustc", "--version"])).ok_or(
-        "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned(),
-    )?;
+    let rustc = answer(nightly().args(["rustc", "--version"])).ok_or_else(|| {
+        "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned()
+    })?;
     let sysroot = answer(nightly().args(["rustc", "--print", "sysroot"])).unwrap_or_default();
     let own = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock");
     if !own.is_file() && std::env::var_os(LIBRARY_VARIABLE).is_none() {
@@ -145,7 +145,7 @@ pub(crate) fn availability() -> Result<Toolchain, String> {
         ));
     }
     let linker = answer(Command::new("bpf-linker").arg("--version"))
-        .ok_or("no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
+        .ok_or_else(|| "no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
     let strip = |text: &str, name: &str| text.strip_prefix(name).unwrap_or(text).trim().to_owned();
     Ok(Toolchain {
         rustc: strip(&rustc, "rustc"),

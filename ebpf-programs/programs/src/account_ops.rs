@@ -49,8 +49,17 @@ fn watch(context: &SockOpsContext) {
     }
 }
 
+/// Whether we asked to hear of the socket: nobody else asks for all of it.
+#[inline(always)]
+fn watched(context: &SockOpsContext) -> bool {
+    context.cb_flags() & WATCHED == WATCHED
+}
+
 #[inline(always)]
 fn connected(context: &SockOpsContext) {
+    if !watched(context) {
+        return;
+    }
     if let Some(account) = account(context) {
         account.flags |= FLAG_ESTABLISHED | FLAG_CONNECTED;
         account.since_ns = now();
@@ -81,8 +90,8 @@ fn half_close(context: &SockOpsContext) {
 fn close(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
     let Some(account) = account(context) else {
-        // Others ask for ends, too; only we ask for all of it.
-        if context.cb_flags() & WATCHED == WATCHED {
+        // Others ask for ends, too.
+        if watched(context) {
             count(CloseOutcome::Unknown);
         }
         return;

@@ -382,3 +382,65 @@ impl Redirect {
         }
     }
 }
+
+#[test]
+fn two_capabilities_are_enough_to_account() {
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+    if !ready("accounting with two capabilities") {
+        return;
+    }
+    // Capabilities belong to threads: this one keeps the two that the documentation names.
+    let limited = std::thread::spawn(|| {
+        let two = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets {
+            effective: two,
+            permitted: two,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, sets).unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let accounting = Accounting::start(Options::with_series_max(1));
+            assert!(accounting.accounts.program().is_some());
+        });
+    });
+    limited.join().unwrap();
+}
+
+#[tokio::test]
+#[ignore = "a measurement: prints nanoseconds for each call of the program"]
+async fn what_a_call_costs() {
+    if !ready("measuring the program") {
+        return;
+    }
+    let _counted = aya::sys::enable_stats(aya::sys::Stats::RunTime).unwrap();
+    for named in [true, false] {
+        let accounting = Accounting::start(Options::with_series_max(10));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for _connection in 0..200 {
+            let mut ours = if named {
+                connect(&accounting.accounts, address).await
+            } else {
+                TcpStream::connect(address).await.unwrap()
+            };
+            let (mut theirs, _) = listener.accept().await.unwrap();
+            let mut block = [0; 64];
+            for _echo in 0..100 {
+                ours.write_all(&block).await.unwrap();
+                theirs.read_exact(&mut block).await.unwrap();
+                theirs.write_all(&block).await.unwrap();
+                ours.read_exact(&mut block).await.unwrap();
+            }
+        }
+        let program = accounting.accounts.program().unwrap();
+        let mut all = aya::programs::loaded_programs().filter_map(Result::ok);
+        let info = all.find(|info| info.id() == program).unwrap();
+        let (calls, time) = (info.run_count(), info.run_time());
+        println!(
+            "named {named}: {calls} calls, {:?} each",
+            time / u32::try_from(calls).unwrap()
+        );
+    }
+}
