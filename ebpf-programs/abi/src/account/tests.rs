@@ -1,3 +1,5 @@
+//! Which of the kernel's numbers are payload, and the way of values through maps.
+
 use super::*;
 
 const ESTABLISHED: u32 = 1;
