@@ -6,6 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod account;
 mod connect;
 mod counters;
 mod endpoint;
@@ -13,6 +14,10 @@ mod established;
 mod peername;
 mod tables;
 
+pub use account::{
+    ACCOUNT_BYTES, Account, CLOSE_OUTCOMES, CLOSED_BYTES, CloseOutcome, Closed, FLAG_CONNECTED,
+    FLAG_ESTABLISHED, Reading,
+};
 pub use connect::{Call, Decision, Surroundings, decide};
 pub use counters::{CALL_OUTCOMES, CallOutcome};
 pub use endpoint::{AF_INET, AF_INET6, ENDPOINT_BYTES, Endpoint};
@@ -38,3 +43,8 @@ pub const ORIGINS_MAX: u32 = 65_536;
 pub const ARRIVALS_MAX: u32 = 16_384;
 /// How long a redirected connection may wait to be accepted, in nanoseconds. After it nobody knows where it wanted to go.
 pub const ARRIVAL_AGE_MAX_NS: u64 = 10_000_000_000;
+
+/// Connections that are accounted for at once, by socket cookie; the least recently used goes first.
+pub const ACCOUNTS_MAX: u32 = 65_536;
+/// Bytes of the ring buffer of ended connections: some 6,500 of them.
+pub const CLOSED_RING_BYTES: u32 = 512 * 1024;

@@ -5,6 +5,8 @@
 #![no_std]
 #![no_main]
 
+mod account_maps;
+mod account_ops;
 mod context;
 mod redirect_connect;
 mod redirect_established;

@@ -156,6 +156,17 @@ impl DestinationList {
             denied(Why::NotListed)
         }
     }
+
+    /// The first entry that covers `addr`, in its shortest spelling; `None` when none does, as with an open list.
+    #[must_use]
+    pub fn class(&self, addr: SocketAddr, name: Option<&str>) -> Option<String> {
+        let ip = canonical_ip(addr.ip());
+        let covering = self
+            .entries
+            .iter()
+            .find(|e| e.covers(ip, addr.port(), name));
+        covering.map(ToString::to_string)
+    }
 }
 
 /// Is `ip` in `range`, directly or through NAT64?
@@ -208,6 +219,18 @@ impl Entry {
         let narrow = guarded.contains(net)
             || matches!(net, IpNet::V6(v6) if NAT64.contains(v6) && v6 != &NAT64);
         self.takes_port(port) && narrow && net.contains(&ip)
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.place, self.port) {
+            (Place::Net(net), None) => net.fmt(f),
+            (Place::Net(IpNet::V4(net)), Some(port)) => write!(f, "{net}:{port}"),
+            (Place::Net(IpNet::V6(net)), Some(port)) => write!(f, "[{net}]:{port}"),
+            (Place::Name(name), None) => f.write_str(name),
+            (Place::Name(name), Some(port)) => write!(f, "{name}:{port}"),
+        }
     }
 }
 

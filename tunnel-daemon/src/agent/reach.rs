@@ -4,20 +4,23 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use adit_core::ids::AgentId;
 use adit_core::lane;
 use adit_core::text::Excerpt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::ForwardProxy;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::reload::ReloadableClientTls;
 use crate::net::resolve::{Resolve, ResolveError, servers};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
 use crate::net::tls::{Alpn, TlsError, server_name};
+use crate::telemetry::labels::AccountRole;
 
 /// Longest answer of a forward proxy, bytes.
 const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -30,6 +33,10 @@ pub struct Reach {
     pub tls: Arc<ReloadableClientTls>,
     /// From the environment.
     pub proxy: ForwardProxy,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
+    /// Whose connections these are.
+    pub agent: AgentId,
 }
 
 /// An encrypted connection to a server, and the `:authority` its calls use.
@@ -135,7 +142,7 @@ impl Reach {
             })?;
         let mut last = ReachError::NoAddress(name.to_owned());
         for server in found {
-            match TcpStream::connect(server.addr).await {
+            match self.dial(server.addr, purpose).await {
                 Ok(tcp) => {
                     let port = server.addr.port();
                     return self.secure(tcp, &server.host, port, purpose).await;
@@ -149,6 +156,28 @@ impl Reach {
             }
         }
         Err(last)
+    }
+
+    /// One TCP connection, which the kernel may account for.
+    async fn dial(&self, addr: SocketAddr, purpose: Purpose) -> io::Result<TcpStream> {
+        let socket = if addr.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
+        let labels = Labels {
+            role: match purpose {
+                Purpose::Link => AccountRole::Link,
+                Purpose::Lane => AccountRole::Lane,
+            },
+            agent: self.agent.as_str(),
+            destination_class: "",
+        };
+        let accounted = self.accounts.connecting(&socket, &labels);
+        socket
+            .connect(addr)
+            .await
+            .inspect_err(|_refused| self.accounts.failed(accounted))
     }
 
     async fn secure(

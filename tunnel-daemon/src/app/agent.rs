@@ -10,6 +10,7 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use tokio_util::sync::CancellationToken;
 
+use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
@@ -93,6 +94,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         descriptors::lanes_max(),
         Arc::new(Descriptors::of_process()),
     ));
+    let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);
     let (engine, relay) = relay::start(
         &plan.data_path,
         lane_room.lanes_max(),
@@ -101,10 +103,12 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         &services,
     )?;
     let context = LinkContext {
-        dialer: Arc::new(Dialer::new(
+        dialer: Arc::new(Dialer::accounted(
             Arc::clone(&resolver),
             allowed,
             plan.dial_timeout,
+            accounts.clone(),
+            plan.agent_id.as_str(),
         )),
         isolation: isolation(&plan.isolation),
         budget: process_budget(&plan.isolation),
@@ -127,6 +131,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
+            accounts,
+            agent: plan.agent_id.clone(),
         },
         hello: AgentHello {
             agent: plan.agent_id.clone(),
@@ -168,7 +174,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         common,
         servers: servers.clone(),
     };
-    let (engine, side) = (relay::detail(&engine), Arc::clone(&node));
+    let (engine, side) = (relay::detail(&engine) + &accounting, Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
     let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
     Ok(RunningAgent {

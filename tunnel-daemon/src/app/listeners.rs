@@ -15,6 +15,7 @@ use crate::config::address::{BindAddress, BindHost};
 use crate::config::limits;
 use crate::config::plan::{Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
 use crate::config::tls_policy::TlsPolicy;
+use crate::ebpf::account::Accounts;
 use crate::frontend::events::FrontendContext;
 use crate::frontend::{grpc, http_connect};
 use crate::hub::Hub;
@@ -22,7 +23,7 @@ use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use crate::net::authority::AuthorityIo;
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
-use crate::net::listen::{ListenAddr, Listener};
+use crate::net::listen::{ListenAddr, ListenError, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -104,6 +105,7 @@ pub(super) struct Listening<'a> {
     pub(super) stop: &'a CancellationToken,
     pub(super) metrics: &'a AditMetrics,
     pub(super) descriptors: &'a Arc<Descriptors>,
+    pub(super) accounts: &'a Accounts,
     pub(super) watched: Watched,
 }
 
@@ -123,7 +125,9 @@ impl Listening<'_> {
             &agents.tls,
             Alpn::grpc::<&str>(&[]).with_records(lane::ALPN),
         )?;
-        let listener = Listener::bind(&listen_addr(&agents.bind)?).context("agent port")?;
+        let listener = self
+            .bind(&listen_addr(&agents.bind)?)
+            .context("agent port")?;
         let local = listener
             .tcp_addr()
             .context("the agent listener has no address")?;
@@ -135,7 +139,8 @@ impl Listening<'_> {
                 }
                 tune_link(&stream);
                 let (peer, principal) = (stream.peer(), stream.principal().cloned());
-                backend.serve(stream, peer, principal).await;
+                let account = stream.tcp().and_then(|tcp| backend.accounts().cookie(tcp));
+                backend.serve(stream, peer, principal, account).await;
             }
         };
         self.spawn(
@@ -184,7 +189,8 @@ impl Listening<'_> {
                 (listen_addr(bind)?, Some(self.tls("frontend", files, alpn)?))
             }
         };
-        let listener = Listener::bind(&address)
+        let listener = self
+            .bind(&address)
             .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
         let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
@@ -215,6 +221,11 @@ impl Listening<'_> {
             }
         }
         Ok(local)
+    }
+
+    /// Binds; the kernel may account for what is accepted there.
+    fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
+        Listener::bind_with(address, |socket| self.accounts.listening(&socket))
     }
 
     fn tls(

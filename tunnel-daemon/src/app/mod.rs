@@ -1,5 +1,6 @@
 //! Wiring: the only modules that know all others.
 
+mod account;
 pub mod admin;
 pub mod agent;
 pub mod check;

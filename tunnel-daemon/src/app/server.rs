@@ -10,6 +10,7 @@ use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
+use super::account;
 use super::admin::{AdminError, AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
@@ -23,6 +24,7 @@ use super::status::{self, ServerSource};
 use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use crate::ebpf::account::Accounts;
 use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
@@ -125,12 +127,14 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let started = Instant::now();
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
+    let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
     let mut listening = Listening {
         plan,
         services: &tasks.services,
         stop: &stop,
         metrics: &adit,
         descriptors: &descriptors,
+        accounts: &accounts,
         watched: Vec::new(),
     };
 
@@ -158,7 +162,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         EVENTS_BURST,
         adit.access_events_suppressed(),
     ));
-    let mut settings = backend_settings(plan, &descriptors)?;
+    let mut settings = backend_settings(plan, &descriptors, &accounts)?;
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -201,6 +205,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         access,
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
+        accounts: accounts.clone(),
     };
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
@@ -223,7 +228,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let detail = relay::detail(&engine) + captured.detail();
+    let detail = relay::detail(&engine) + captured.detail() + &accounting;
     let source = ServerSource {
         common: status::Common {
             id: plan.server_id.as_str().to_owned(),
@@ -294,6 +299,7 @@ fn give_up_lanes(hub: &Hub, lanes: usize) {
 fn backend_settings(
     plan: &ServerPlan,
     descriptors: &Arc<Descriptors>,
+    accounts: &Accounts,
 ) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
         server: plan.server_id.clone(),
@@ -320,6 +326,7 @@ fn backend_settings(
         lane_room: Arc::new(lane_room),
         lane_watch: Arc::default(),
         node: None,
+        accounts: accounts.clone(),
     })
 }
 

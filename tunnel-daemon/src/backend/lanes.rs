@@ -5,16 +5,17 @@ use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use adit_core::ids::ServerId;
+use adit_core::ids::{AgentId, ServerId};
 
 use super::service::holder;
 use crate::config::plan::LaneSecurity;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Hub, LanePool};
 use crate::lane::{BindError, Slot, greet_agent};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::LaneRefusal;
+use crate::telemetry::labels::{AccountRole, LaneRefusal};
 
 /// Connections that are not bound yet, in all: as many as handshakes.
 const UNBOUND_MAX: usize = 256;
@@ -29,6 +30,7 @@ pub(super) struct LaneListener {
     server: ServerId,
     security: LaneSecurity,
     metrics: AditMetrics,
+    accounts: Accounts,
     unbound: Unbound,
 }
 
@@ -38,12 +40,14 @@ impl LaneListener {
         server: ServerId,
         security: LaneSecurity,
         metrics: AditMetrics,
+        accounts: Accounts,
     ) -> Self {
         Self {
             hub,
             server,
             security,
             metrics,
+            accounts,
             unbound: Unbound::default(),
         }
     }
@@ -53,6 +57,7 @@ impl LaneListener {
         if let Some(tcp) = stream.tcp() {
             socket::tune_lane(tcp);
         }
+        let account = stream.tcp().and_then(|tcp| self.accounts.cookie(tcp));
         let peer = stream.peer();
         // Without a certificate there is nobody whose link it could be.
         let principal = stream.principal().map(|principal| holder(principal));
@@ -75,7 +80,16 @@ impl LaneListener {
         .await;
         drop(unbound);
         match bound {
-            Ok((_link, lane)) => {
+            Ok((link, lane)) => {
+                if let Some(cookie) = account {
+                    let agent = self.hub.agent_of(link);
+                    let labels = Labels {
+                        role: AccountRole::Lane,
+                        agent: agent.as_ref().map_or("", AgentId::as_str),
+                        destination_class: "",
+                    };
+                    self.accounts.accepted_cookie(cookie, &labels);
+                }
                 if let Some((pool, slot)) = place {
                     pool.add(lane, slot);
                 }

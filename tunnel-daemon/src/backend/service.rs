@@ -17,6 +17,7 @@ use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
 use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
 };
@@ -26,7 +27,7 @@ use crate::net::principal::Principal;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
-use crate::telemetry::labels::AgentRefusal;
+use crate::telemetry::labels::{AccountRole, AgentRefusal};
 
 /// Path of the only method.
 const METHOD: &str = "/AgentService/Connect";
@@ -61,6 +62,8 @@ pub struct BackendSettings {
     pub lane_watch: Arc<LaneWatch>,
     /// Opens tunnels for agents; absent: they may open none.
     pub node: Option<Arc<NodeDoor>>,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
 }
 
 /// Serves agent connections.
@@ -86,7 +89,8 @@ impl Backend {
         let server = settings.server.server.clone();
         let security = settings.lane_security;
         let counters = metrics.adit().clone();
-        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters);
+        let accounts = settings.accounts.clone();
+        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters, accounts);
         Arc::new(Self {
             lanes,
             hub,
@@ -97,12 +101,19 @@ impl Backend {
         })
     }
 
+    /// Accounting in the kernel.
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.settings.accounts
+    }
+
     /// Serves a connection that is to become a lane; completes when it has, or is closed.
     pub async fn serve_lane(&self, stream: ByteStream) {
         self.lanes.serve(stream).await;
     }
 
-    /// Serves one connection to its end. `principal` names whoever the TLS layer verified.
+    /// Serves one connection to its end. `principal` names whoever the TLS layer verified, `account` the socket if the
+    /// kernel is to account for it.
     ///
     /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
     /// call closes the connection; its links end by themselves.
@@ -111,6 +122,7 @@ impl Backend {
         io: S,
         peer: PeerAddr,
         principal: Option<Arc<Principal>>,
+        account: Option<u64>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -131,6 +143,7 @@ impl Backend {
                 peer,
                 principal: principal.as_deref(),
                 holder: holder.clone(),
+                account,
             };
             self.call(request, respond, &who)
         });
@@ -208,6 +221,14 @@ impl Backend {
                 return None;
             }
         };
+        if let Some(cookie) = who.account {
+            let labels = Labels {
+                role: AccountRole::Link,
+                agent: entered.handle.info.agent.as_str(),
+                destination_class: "",
+            };
+            self.accounts().accepted_cookie(cookie, &labels);
+        }
         let mut response = grpc::accepted();
         for (name, value) in self.answer(&entered.handle).to_headers() {
             if let Ok(mut value) = HeaderValue::from_str(&value) {
@@ -298,6 +319,8 @@ struct Caller<'a> {
     principal: Option<&'a Principal>,
     /// The same as text.
     holder: Option<Arc<str>>,
+    /// The connection, as the kernel accounts for it.
+    account: Option<u64>,
 }
 
 /// Names the holder of a certificate, to compare and to log; stays the same when it is renewed. Quoted, so that no

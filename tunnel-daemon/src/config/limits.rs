@@ -39,6 +39,11 @@ pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
 
 // --- Defaults of flags --------------------------------------------------------------------------
 
+/// Sets of labels of accounting in the kernel: some 40 lines of a scrape each.
+pub const ACCOUNT_SERIES: u32 = 100;
+/// The most a flag may ask for.
+pub const ACCOUNT_SERIES_MAX: u32 = 10_000;
+
 /// Dial deadline of the native server: under the Go client's own, so the client learns the cause (rules 7).
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time an agent gives a target to accept, all addresses together (compat 6.8).

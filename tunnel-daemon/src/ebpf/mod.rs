@@ -2,8 +2,10 @@
 //!
 //! Knows no tunnel and no protocol. Nothing here may keep the daemon from starting: whatever is missing is a reason in words.
 
+pub mod account;
 pub mod attach;
 pub mod caps;
+pub mod cgroup;
 pub mod maps;
 pub mod netns;
 pub mod object;

@@ -9,6 +9,7 @@ use adit_core::wire::packet::{PacketType, Violation};
 
 use super::grpc::StreamEvents;
 use crate::config::limits;
+use crate::ebpf::account::Accounts;
 use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
@@ -32,6 +33,8 @@ pub struct FrontendContext {
     pub relay: Option<Arc<PipeRelay>>,
     /// What clients and others share.
     pub descriptors: Arc<Descriptors>,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
 }
 
 /// Whether the client of a new connection is served.

@@ -238,6 +238,12 @@ impl Hub {
         locked(&self.links).get(&link)?.lanes.clone()
     }
 
+    /// The agent at the other end of a link, if the link lives.
+    #[must_use]
+    pub fn agent_of(&self, link: LinkId) -> Option<AgentId> {
+        Some(locked(&self.links).get(&link)?.info.agent.clone())
+    }
+
     /// Dials waiting for an answer now.
     #[must_use]
     pub fn pending_dials(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
 
@@ -101,15 +102,26 @@ impl Listener {
     /// # Errors
     /// The address is in use, not ours, or not allowed; the text names it.
     pub fn bind(address: &ListenAddr) -> Result<Self, ListenError> {
+        Self::bind_with(address, |_socket| ())
+    }
+
+    /// As [`Self::bind`]; `before` sees a TCP socket when it has its address and does not listen yet.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_with(
+        address: &ListenAddr,
+        before: impl Fn(BorrowedFd<'_>),
+    ) -> Result<Self, ListenError> {
         let tcp = |result: io::Result<TcpListener>| {
             result
                 .map(Self::Tcp)
                 .map_err(|cause| ListenError::tcp(address, cause))
         };
         match address {
-            ListenAddr::Tcp(socket_address) => tcp(bind_tcp(*socket_address)),
+            ListenAddr::Tcp(socket_address) => tcp(bind_tcp(*socket_address, &before)),
             ListenAddr::AnyTcp(port) => {
-                let v6 = bind_tcp((IpAddr::from(Ipv6Addr::UNSPECIFIED), *port).into());
+                let v6 = bind_tcp((IpAddr::from(Ipv6Addr::UNSPECIFIED), *port).into(), &before);
                 // Hosts without IPv6 refuse the socket or the address; then there is only one family to listen on.
                 let without_v6 = |error: &io::Error| {
                     error.raw_os_error() == Some(libc::EAFNOSUPPORT)
@@ -117,7 +129,7 @@ impl Listener {
                 };
                 tcp(match v6 {
                     Err(error) if without_v6(&error) => {
-                        bind_tcp((Ipv4Addr::UNSPECIFIED, *port).into())
+                        bind_tcp((Ipv4Addr::UNSPECIFIED, *port).into(), &before)
                     }
                     bound => bound,
                 })
@@ -153,7 +165,7 @@ impl Listener {
 }
 
 /// SO_REUSEADDR lets a restarted server bind while connections of its predecessor are in TIME_WAIT.
-fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+fn bind_tcp(address: SocketAddr, before: impl Fn(BorrowedFd<'_>)) -> io::Result<TcpListener> {
     let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
@@ -161,6 +173,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
         socket.set_only_v6(!address.ip().is_unspecified())?;
     }
     socket.bind(&address.into())?;
+    before(socket.as_fd());
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     TcpListener::from_std(socket.into())

@@ -253,6 +253,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
     /// Whether its bytes are those of a socket, so that [`Self::into_descriptor`] has one.
     fn is_plain(&self) -> bool;
 
+    /// The TCP socket at the bottom, if there is one.
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
     /// The socket itself, out of the runtime's hands. `None` when something is between it and the bytes, or the runtime
     /// does not let go of it; the connection is closed then.
     fn into_descriptor(self) -> Option<OwnedFd>;
@@ -261,6 +266,10 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
 impl Connection for ByteStream {
     fn is_plain(&self) -> bool {
         self.as_tls().is_none()
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        Self::tcp(self)
     }
 
     fn into_descriptor(self) -> Option<OwnedFd> {

@@ -445,6 +445,20 @@ label! {
 }
 
 label! {
+    /// What a connection is to its tunnels, as accounted for in the kernel.
+    AccountRole {
+        /// From an agent to a target.
+        Target = "target",
+        /// From a client to a frontend.
+        Client = "client",
+        /// A lane.
+        Lane = "lane",
+        /// A link.
+        Link = "link",
+    }
+}
+
+label! {
     /// Why a connection to a transparent listener was closed.
     RedirectRefusal {
         /// Nothing tells where it wanted to go, or it waited too long.
@@ -453,6 +467,16 @@ label! {
         OwnAddress = "own_address",
         /// The kernel refused to tell.
         Kernel = "kernel",
+    }
+}
+
+label! {
+    /// What became of the end of a connection that the kernel accounts for.
+    AccountLoss {
+        /// The ring buffer was full.
+        RingFull = "ring_full",
+        /// It ended before it was known what it is, or its entry had to make room.
+        Unknown = "unknown",
     }
 }
 

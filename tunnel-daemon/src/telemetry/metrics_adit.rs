@@ -14,6 +14,7 @@ use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
     Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
+use super::metrics_account::AccountMetrics;
 use super::metrics_redirect::RedirectMetrics;
 use super::tunnels::OpenTunnels;
 
@@ -22,6 +23,7 @@ use super::tunnels::OpenTunnels;
 pub struct AditMetrics(Arc<Inner>);
 
 struct Inner {
+    account: AccountMetrics,
     insecure_flags: IntGaugeVec,
     held_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
@@ -76,6 +78,7 @@ impl AditMetrics {
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
         Self(Arc::new(Inner {
+            account: AccountMetrics::register(registry),
             insecure_flags: families.gauge_vec(
                 "insecure_flags",
                 "1 for each flag in force that gives up a protection",
@@ -205,6 +208,12 @@ impl AditMetrics {
             open_tunnels: Arc::default(),
             redirect: RedirectMetrics::register(&families),
         }))
+    }
+
+    /// What the kernel counts of connections.
+    #[must_use]
+    pub fn account(&self) -> &AccountMetrics {
+        &self.0.account
     }
 
     /// A flag that gives up a protection is in force: name it without dashes in front.

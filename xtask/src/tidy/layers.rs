@@ -8,7 +8,8 @@ use crate::workspace::Workspace;
 /// The modules of the daemon. A module uses only rows before its own; modules of one row never use each other.
 const LAYERS: &[&[&str]] = &[
     &["config", "telemetry"],
-    &["net", "ebpf"],
+    &["ebpf"],
+    &["net"],
     &["lane"],
     &["hub"],
     &["frontend", "backend", "agent"],

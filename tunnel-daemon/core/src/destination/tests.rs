@@ -207,3 +207,32 @@ fn names_that_no_entry_could_cover_need_no_lookup() {
     let nothing = DestinationList::allowed_destinations::<&str>(&[]).unwrap();
     assert!(!nothing.may_cover("anything", 1));
 }
+
+#[test]
+fn the_class_of_a_destination_is_the_entry_that_covers_it() {
+    let list = DestinationList::allow_targets(&[
+        "10.0.0.0/8",
+        "[fd00::/8]:443",
+        "kubernetes.default.svc:443",
+    ])
+    .unwrap();
+    for (addr, name, class) in [
+        ("10.1.2.3:80", None, Some("10.0.0.0/8")),
+        ("[::ffff:10.1.2.3]:80", None, Some("10.0.0.0/8")),
+        ("[fd00::1]:443", None, Some("[fd00::/8]:443")),
+        ("[fd00::1]:444", None, None),
+        (
+            "192.0.2.1:443",
+            Some("Kubernetes.default.svc."),
+            Some("kubernetes.default.svc:443"),
+        ),
+    ] {
+        assert_eq!(
+            list.class(addr.parse().unwrap(), name).as_deref(),
+            class,
+            "{addr}"
+        );
+    }
+    let open = DestinationList::open();
+    assert_eq!(open.class("10.1.2.3:80".parse().unwrap(), None), None);
+}

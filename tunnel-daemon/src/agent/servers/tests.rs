@@ -75,6 +75,8 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
             resolver,
             tls,
             proxy,
+            accounts: crate::ebpf::account::Accounts::off(),
+            agent: AgentId::new("a"),
         },
         hello: AgentHello {
             agent: AgentId::new("a"),

@@ -12,6 +12,7 @@ use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
+use crate::ebpf::account::Accounts;
 use crate::net::reload::Reloadable;
 use crate::net::resolve::SystemResolver;
 use crate::net::tls::{Alpn, ClientTls};
@@ -48,6 +49,8 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
             resolver: Arc::new(SystemResolver::new()?),
             tls,
             proxy: plan.forward_proxy.clone(),
+            accounts: Accounts::off(),
+            agent: plan.agent_id.clone(),
         };
         let mut lines = Vec::new();
         for address in &plan.servers {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::account::AccountFlags;
 use super::values::{
     DataPathFlags, IsolationFlags, OperationFlags, PortSetting, channel_size, duration,
     port_setting,
@@ -92,6 +93,8 @@ pub(super) struct AgentFlags {
     lanes: u32,
     #[command(flatten)]
     data_path: DataPathFlags,
+    #[command(flatten)]
+    account: AccountFlags,
     /// Ping a server connection idle for this long; at least 30s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
     keepalive_time: Duration,
@@ -218,6 +221,7 @@ impl AgentFlags {
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: target_listeners?,
             data_path: self.data_path.plan(self.lanes),
+            account: self.account.plan(),
             dial_timeout: self.dial_timeout,
             isolation: self.isolation.plan(),
             shutdown: self.operation.shutdown(0),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
+use super::account::AccountFlags;
 use super::redirect::TransparentFlags;
 use super::values::{
     DataPathFlags, FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes,
@@ -190,6 +191,8 @@ pub(super) struct ServerFlags {
     destination_proxy_header: bool,
 
     #[command(flatten)]
+    account: AccountFlags,
+    #[command(flatten)]
     isolation: IsolationFlags,
     /// Without effect: queues are bounded in bytes
     #[arg(long, value_name = "N", default_value = "10", value_parser = channel_size, help_heading = "Isolation")]
@@ -269,6 +272,7 @@ impl ServerFlags {
                 pending_max: self.pending_dials,
             },
             isolation: self.isolation.plan(),
+            account: self.account.plan(),
             shutdown: self.operation.shutdown(1),
             log: self.operation.log(),
             compat: false,

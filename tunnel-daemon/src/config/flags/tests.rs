@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use super::values;
 use crate::config::plan::{
-    AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, OnFailure, ServerPlan,
+    AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, OnFailure,
+    ServerPlan,
 };
 use crate::config::{CheckGiven, Command, ConfigError, DemoOptions, Parsed, TopSort, parse};
 
@@ -92,6 +93,8 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
     assert_eq!(plan.xfr_channel_size.get(), 10);
     assert_eq!(plan.agents.data_path.lanes_max, 4096);
+    assert_eq!(plan.account.series_max, 100);
+    assert_eq!(plan.account.mode, AccountMode::Off);
     assert!(!plan.compat);
 
     let plan = agent(&[
@@ -106,6 +109,8 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.dial_timeout, Duration::from_secs(5));
     assert_eq!(plan.allow_targets, None);
     assert_eq!(plan.data_path.lanes_max, 4096);
+    assert_eq!(plan.account.series_max, 100);
+    assert_eq!(plan.account.mode, AccountMode::Off);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::account::AccountOptions;
 use super::data_path::DataPathOptions;
 use super::gotype::GoDuration;
 use super::klog::KlogOptions;
@@ -53,6 +54,7 @@ pub(super) struct AgentOptions {
     pub(super) kube_api_content_type: String,
     /// Ours, not upstream's.
     pub(super) data_path: DataPathOptions,
+    pub(super) account: AccountOptions,
     pub(super) klog: KlogOptions,
 }
 
@@ -89,6 +91,7 @@ impl AgentOptions {
             kubeconfig: String::new(),
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
             data_path: DataPathOptions::default(),
+            account: AccountOptions::default(),
             klog: KlogOptions::default(),
         }
     }
@@ -133,6 +136,7 @@ impl AgentOptions {
         ];
         let lanes = "data connections to each Adit server for its tunnels; 0 is none";
         flags.extend(self.data_path.flags("lanes", lanes));
+        flags.extend(self.account.flags());
         flags.extend(self.klog.flags());
         flags
     }
@@ -214,6 +218,7 @@ impl AgentOptions {
             data_path: self.data_path.plan("--lanes")?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),
+            account: self.account.plan()?,
             shutdown: ShutdownPlan {
                 drain: Drain::UntilSecondSignal,
                 second_signal_exit_code: 0,

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is clap: Go's spelling rules, defaults and error texts are the contract.
 
+mod account;
 mod agent;
 mod data_path;
 mod gotype;

@@ -1,5 +1,6 @@
 //! The flags of upstream's `proxy-server` (compat 8) and their defaults.
 
+use super::account::AccountOptions;
 use super::data_path::DataPathOptions;
 use super::gotype::GoDuration;
 use super::klog::KlogOptions;
@@ -57,6 +58,7 @@ pub(super) struct ServerOptions {
     pub(super) agent_grants: Vec<String>,
     /// Ours, not upstream's.
     pub(super) data_path: DataPathOptions,
+    pub(super) account: AccountOptions,
     pub(super) klog: KlogOptions,
 }
 
@@ -107,6 +109,7 @@ impl ServerOptions {
             insecure_allow_unauthenticated_agents: false,
             agent_grants: Vec::new(),
             data_path: DataPathOptions::default(),
+            account: AccountOptions::default(),
             klog: KlogOptions::default(),
         }
     }
@@ -164,6 +167,7 @@ impl ServerOptions {
         ];
         let lanes = "data connections one Adit agent may have for its tunnels; 0 is none";
         flags.extend(self.data_path.flags("lanes-per-link", lanes));
+        flags.extend(self.account.flags());
         flags.extend(self.klog.flags());
         flags
     }

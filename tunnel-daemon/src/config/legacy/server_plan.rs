@@ -61,6 +61,7 @@ pub(super) fn map(
             ..DialPlan::default()
         },
         isolation: IsolationPlan::default(),
+        account: options.account.plan()?,
         shutdown: ShutdownPlan {
             drain: Drain::For(options.graceful_shutdown_timeout.to_std()),
             second_signal_exit_code: 1,

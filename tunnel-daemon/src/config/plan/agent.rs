@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 
+use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
 use super::node::{TargetListener, check_targets};
 use super::parts::{
@@ -71,6 +72,8 @@ pub struct AgentSettings {
     pub target_listeners: Vec<TargetListener>,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
     /// For a target to accept, all addresses together.
     pub dial_timeout: Duration,
     /// Byte budgets.

@@ -3,6 +3,7 @@
 //! Both command lines fill [`ServerSettings`] or [`AgentSettings`]; only their `check` makes a plan, and a
 //! plan is read-only. Nothing below `app` reads flags or the environment again.
 
+mod account;
 mod agent;
 mod data_path;
 mod node;
@@ -10,6 +11,7 @@ mod parts;
 mod server;
 mod transparent;
 
+pub use account::{AccountMode, AccountPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use node::{DestinationsPlan, TargetListener};

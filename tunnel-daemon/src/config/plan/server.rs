@@ -8,6 +8,7 @@ use adit_core::destination::DestinationList;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
+use super::account::AccountPlan;
 use super::data_path::DataPathPlan;
 use super::node::DestinationsPlan;
 use super::parts::{
@@ -134,6 +135,8 @@ pub struct ServerSettings {
     pub dial: DialPlan,
     /// Byte budgets.
     pub isolation: IsolationPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
     /// Signals.
     pub shutdown: ShutdownPlan,
     /// Logs.

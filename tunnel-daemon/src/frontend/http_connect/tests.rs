@@ -40,6 +40,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         access,
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: crate::ebpf::account::Accounts::off(),
     };
     let (mut client, server) = duplex(64);
     let started = Instant::now();
@@ -86,6 +87,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         access: Arc::new(AccessLog::new(1, 1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: crate::ebpf::account::Accounts::off(),
     };
     let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
     let open = OpenTunnel {
@@ -132,6 +134,7 @@ fn the_state_of_a_connection_stays_small() {
         metrics,
         access: Arc::new(AccessLog::new(1, 1, suppressed)),
         descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: crate::ebpf::account::Accounts::off(),
         relay: None,
     };
     let (_client, server) = duplex(64);

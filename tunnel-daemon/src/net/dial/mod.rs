@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
 
+use crate::ebpf::account::Accounts;
 use crate::net::resolve::{Resolve, ResolveError};
 
 /// Upstream's limit on a dial, resolution and every address included.
@@ -50,6 +51,16 @@ impl Permit for DestinationList {
     }
 }
 
+impl<P: Permit> Permit for Arc<P> {
+    fn may_look_up(&self, name: &str, port: u16) -> bool {
+        P::may_look_up(self, name, port)
+    }
+
+    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
+        P::check(self, addr, name)
+    }
+}
+
 /// Dials targets for tunnels. Cheap to clone; all dials share the resolver and the list.
 #[derive(Clone)]
 pub struct Dialer<C = TcpConnect> {
@@ -63,7 +74,25 @@ impl Dialer {
     /// A dialler of real sockets. `timeout` bounds a whole dial, see [`DIAL_TIMEOUT`].
     #[must_use]
     pub fn new(resolver: Arc<dyn Resolve>, allowed: impl Permit, timeout: Duration) -> Self {
-        Self::with_connect(resolver, allowed, timeout, TcpConnect)
+        Self::with_connect(resolver, allowed, timeout, TcpConnect::uncounted())
+    }
+
+    /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`.
+    #[must_use]
+    pub fn accounted(
+        resolver: Arc<dyn Resolve>,
+        allowed: DestinationList,
+        timeout: Duration,
+        accounts: Accounts,
+        agent: &str,
+    ) -> Self {
+        let allowed = Arc::new(allowed);
+        let connect = TcpConnect {
+            accounts,
+            agent: agent.into(),
+            allowed: Arc::clone(&allowed),
+        };
+        Self::with_connect(resolver, allowed, timeout, connect)
     }
 }
 
@@ -127,7 +156,7 @@ impl<C: Connect> Dialer<C> {
             .check(addr, name)
             .map_err(AttemptError::Denied)?;
         self.connect
-            .connect(addr)
+            .connect(addr, name)
             .await
             .map_err(AttemptError::Failed)
     }

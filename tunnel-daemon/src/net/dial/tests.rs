@@ -102,7 +102,7 @@ impl Drop for Counted<'_> {
 impl Connect for Arc<Paper> {
     type Stream = SocketAddr;
 
-    async fn connect(&self, addr: SocketAddr) -> io::Result<SocketAddr> {
+    async fn connect(&self, addr: SocketAddr, _name: Option<&str>) -> io::Result<SocketAddr> {
         self.started
             .lock()
             .unwrap()
@@ -125,7 +125,12 @@ impl Connect for Arc<Paper> {
 
 fn on_paper(book: Book, allowed: &[&str], paper: &Arc<Paper>) -> Dialer<Arc<Paper>> {
     let allowed = DestinationList::allow_targets(allowed).unwrap();
-    Dialer::with_connect(Arc::new(book), allowed, DIAL_TIMEOUT, Arc::clone(paper))
+    Dialer::with_connect(
+        Arc::new(book),
+        Arc::new(allowed),
+        DIAL_TIMEOUT,
+        Arc::clone(paper),
+    )
 }
 
 fn real(book: Book, allowed: &[&str]) -> Dialer {

@@ -76,5 +76,5 @@ fn load_all(object: &[u8]) {
         outcome.unwrap();
         loaded += 1;
     }
-    assert!(loaded >= 5, "only {loaded} programs");
+    assert!(loaded >= 6, "only {loaded} programs");
 }

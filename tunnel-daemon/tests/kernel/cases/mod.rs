@@ -1,5 +1,7 @@
 //! One file for each part of the kernel side.
 
+mod account;
+mod account_tunnels;
 mod alone;
 pub(crate) mod exempt;
 mod load;

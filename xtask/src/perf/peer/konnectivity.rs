@@ -87,6 +87,22 @@ impl Konnectivity {
         self
     }
 
+    /// The same, accounted for in the kernel.
+    pub(crate) fn accounted(mut self) -> Self {
+        for program in [&mut self.server, &mut self.agent] {
+            program.args.push("--account=on".to_owned());
+        }
+        self.name.push_str("-account");
+        self.version.push_str(", accounted for in the kernel");
+        self
+    }
+
+    /// The same once more: how far its own rows lie apart.
+    pub(crate) fn again(mut self) -> Self {
+        self.name.push_str("-again");
+        self
+    }
+
     /// What a user's scenario describes.
     pub(crate) fn of_user(binary: &Binary) -> Self {
         let program = |path: &Path, args: &[String]| Program {

@@ -76,6 +76,8 @@ pub(crate) fn find(
         "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
         "adit" => Ok(Box::new(adit(programs)?)),
         "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
+        "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
+        "adit-again" => Ok(Box::new(adit(programs)?.again())),
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
         "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
         "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
@@ -85,8 +87,8 @@ pub(crate) fn find(
             Ok(Box::new(Plain::relay(relay)?))
         }
         _ => anyhow::bail!(
-            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, haproxy, \
-             haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, \
+             adit-account, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }

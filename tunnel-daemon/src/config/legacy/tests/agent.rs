@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Files, agent, run};
 use crate::config::Command;
 use crate::config::address::{BindAddress, ServerAddress};
+use crate::config::legacy::account::AccountOptions;
 use crate::config::legacy::agent::AgentOptions;
 use crate::config::legacy::data_path::DataPathOptions;
 use crate::config::legacy::gotype::GoDuration;
@@ -49,6 +50,7 @@ fn defaults_are_upstreams_exactly() {
             lane_security: text("tls"),
             relay_engine: text("auto"),
         },
+        account: AccountOptions::default(),
         klog: KlogOptions::default(),
     };
     assert_eq!(AgentOptions::new("id".to_owned()), expected);

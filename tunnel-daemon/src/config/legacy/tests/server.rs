@@ -6,6 +6,7 @@ use adit_core::grant::Grants;
 
 use super::{Files, no_env, run, server};
 use crate::config::address::BindAddress;
+use crate::config::legacy::account::AccountOptions;
 use crate::config::legacy::data_path::DataPathOptions;
 use crate::config::legacy::gotype::GoDuration;
 use crate::config::legacy::klog::KlogOptions;
@@ -68,6 +69,7 @@ fn defaults_are_upstreams_exactly() {
             lane_security: text("tls"),
             relay_engine: text("auto"),
         },
+        account: AccountOptions::default(),
         klog: KlogOptions::default(),
     };
     assert_eq!(ServerOptions::new("id".to_owned()), expected);

@@ -1,0 +1,107 @@
+//! Which of the kernel's numbers are payload, and the way of values through maps.
+
+use super::*;
+
+const ESTABLISHED: u32 = 1;
+
+fn reading(state: u32, bytes_acked: u64, bytes_received: u64) -> Reading {
+    Reading {
+        state,
+        bytes_acked,
+        bytes_received,
+        snd_una: 500,
+        snd_nxt: 500,
+        srtt: 8_000,
+        retransmits: 3,
+        segments_out: 20,
+        segments_in: 10,
+    }
+}
+
+fn payload(flags: u32, reading: &Reading) -> (u64, u64) {
+    let mut account = Account {
+        flags,
+        ..Account::default()
+    };
+    account.half_closed(&self::reading(TCP_FIN_WAIT1, 0, 200));
+    account.update(reading);
+    (account.sent_bytes, account.received_bytes)
+}
+
+#[test]
+fn handshake_and_ends_are_no_payload() {
+    let connected = FLAG_ESTABLISHED | FLAG_CONNECTED;
+    for (flags, state, acked, received, expected) in [
+        // Open: only the SYN of whoever connected.
+        (connected, ESTABLISHED, 101, 200, (100, 200)),
+        (FLAG_ESTABLISHED, ESTABLISHED, 100, 200, (100, 200)),
+        // The peer closed first, then we did.
+        (connected, TCP_LAST_ACK, 102, 201, (100, 200)),
+        // We closed first; the peer sent one byte more and its FIN.
+        (connected, TCP_FIN_WAIT2, 102, 202, (100, 201)),
+        // We closed first and the peer sent only its FIN.
+        (connected, TCP_FIN_WAIT2, 102, 201, (100, 200)),
+        // We closed, and the kernel let go of the socket before the peer's FIN.
+        (connected, TCP_FIN_WAIT2, 102, 200, (100, 200)),
+        // Both at once.
+        (FLAG_ESTABLISHED, TCP_CLOSING, 101, 201, (100, 200)),
+        // The peer closed, then the connection was reset.
+        (FLAG_ESTABLISHED, TCP_CLOSE_WAIT, 100, 201, (100, 200)),
+        // Never established.
+        (0, 2, 0, 0, (0, 0)),
+    ] {
+        assert_eq!(
+            payload(flags, &reading(state, acked, received)),
+            expected,
+            "state {state}, {acked} acknowledged, {received} received"
+        );
+    }
+}
+
+#[test]
+fn a_fin_that_nobody_acknowledged_is_not_taken_off() {
+    for state in [TCP_FIN_WAIT1, TCP_CLOSING, TCP_LAST_ACK] {
+        let cut = Reading {
+            snd_nxt: 501,
+            ..reading(state, 100, 200)
+        };
+        assert_eq!(payload(FLAG_ESTABLISHED, &cut).0, 100, "state {state}");
+    }
+}
+
+#[test]
+fn times_come_in_whole_microseconds() {
+    let mut account = Account::default();
+    account.update(&reading(ESTABLISHED, 0, 0));
+    assert_eq!((account.rtt_us, account.retransmits), (1_000, 3));
+    assert_eq!((account.segments_out, account.segments_in), (20, 10));
+}
+
+#[test]
+fn bytes_of_maps_lead_back_to_the_values() {
+    let account = Account {
+        class: 1,
+        flags: 2,
+        since_ns: 3,
+        sent_bytes: 4,
+        received_bytes: 5,
+        half_closed_bytes: 6,
+        rtt_us: 7,
+        retransmits: 8,
+        segments_out: 9,
+        segments_in: 10,
+    };
+    let bytes = account.to_bytes();
+    assert_eq!(Account::from_bytes(&bytes), account);
+    let mut event = [0; CLOSED_BYTES];
+    event[0] = 11;
+    event[8] = 12;
+    event[16..].copy_from_slice(&bytes);
+    let closed = Closed {
+        cookie: u64::from_ne_bytes([11, 0, 0, 0, 0, 0, 0, 0]),
+        closed_ns: u64::from_ne_bytes([12, 0, 0, 0, 0, 0, 0, 0]),
+        account,
+    };
+    assert_eq!(Closed::from_bytes(&event), Some(closed));
+    assert_eq!(Closed::from_bytes(&event[1..]), None);
+}

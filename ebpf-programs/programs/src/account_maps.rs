@@ -1,0 +1,29 @@
+//! The maps of the accounting. The daemon says which sockets are its own and what they are; the program counts.
+
+use adit_ebpf_abi::{ACCOUNTS_MAX, Account, CLOSE_OUTCOMES, CLOSED_RING_BYTES, CloseOutcome};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
+
+/// Connections and listeners of the daemon, by socket cookie.
+#[map]
+pub static ACCOUNT_SOCKETS: LruHashMap<u64, Account> =
+    LruHashMap::with_max_entries(ACCOUNTS_MAX, 0);
+
+/// Connections that ended.
+#[map]
+pub static ACCOUNT_CLOSED: RingBuf = RingBuf::with_byte_size(CLOSED_RING_BYTES, 0);
+
+/// Ends of connections by outcome.
+#[map]
+pub static ACCOUNT_OUTCOMES: PerCpuArray<u64> =
+    PerCpuArray::with_max_entries(CLOSE_OUTCOMES.len() as u32, 0);
+
+/// Counts an end.
+#[inline(always)]
+pub fn count(outcome: CloseOutcome) {
+    if let Some(counter) = ACCOUNT_OUTCOMES.get_ptr_mut(outcome as u32) {
+        // SAFETY: the map gives a pointer to this CPU's own value. A program of this hook that interrupts another one on its
+        // CPU costs one count at most.
+        unsafe { *counter += 1 }
+    }
+}

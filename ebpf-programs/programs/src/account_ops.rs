@@ -1,0 +1,156 @@
+//! Counts bytes, round-trip time, retransmissions and segments of the daemon's own connections.
+//!
+//! Hook: cgroup `sock_ops`, by bpf_link. Floor: Linux 5.8 (ring buffer, socket cookie here); tested from 6.1. Licence: any.
+//! Maps, entries at most: ACCOUNT_SOCKETS 65,536, ACCOUNT_CLOSED 512 KiB, ACCOUNT_OUTCOMES 3.
+//! A socket that the daemon did not register costs one lookup that finds nothing, when it connects or listens, and nothing
+//! after. Connections inherit what their listener asked to hear of. Missing anything: nothing is counted of that
+//! connection but, at its end, that it was missed; no connection is ever touched.
+
+use adit_ebpf_abi::{Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading};
+use aya_ebpf::bindings::{
+    BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG,
+    BPF_SOCK_OPS_RTT_CB, BPF_SOCK_OPS_RTT_CB_FLAG, BPF_SOCK_OPS_STATE_CB,
+    BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB,
+    BPF_TCP_CLOSE, BPF_TCP_FIN_WAIT2, bpf_sock_ops,
+};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::macros::sock_ops;
+use aya_ebpf::programs::SockOpsContext;
+
+use crate::account_maps::{ACCOUNT_CLOSED, ACCOUNT_SOCKETS, count};
+use crate::context::{connection_cookie, field};
+
+/// The end of a connection; each round-trip measurement, which is at most one for each round trip; retransmissions.
+const WATCHED: u32 =
+    BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG | BPF_SOCK_OPS_RETRANS_CB_FLAG;
+
+#[sock_ops]
+pub fn adit_account_ops(context: SockOpsContext) -> u32 {
+    match context.op() {
+        BPF_SOCK_OPS_TCP_CONNECT_CB | BPF_SOCK_OPS_TCP_LISTEN_CB => watch(&context),
+        BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => connected(&context),
+        BPF_SOCK_OPS_RTT_CB | BPF_SOCK_OPS_RETRANS_CB => update(&context),
+        BPF_SOCK_OPS_STATE_CB => match context.arg(1) {
+            BPF_TCP_CLOSE => close(&context),
+            BPF_TCP_FIN_WAIT2 => half_close(&context),
+            _ => (),
+        },
+        _ => (),
+    }
+    1
+}
+
+/// Asks to hear of a socket of the daemon. Adds to what other programs asked for.
+#[inline(always)]
+fn watch(context: &SockOpsContext) {
+    if account(context).is_some() {
+        // Kernels ignore what they do not know.
+        let _set = context.set_cb_flags((context.cb_flags() | WATCHED) as i32);
+    }
+}
+
+/// Whether we asked to hear of the socket: nobody else asks for all of it.
+#[inline(always)]
+fn watched(context: &SockOpsContext) -> bool {
+    context.cb_flags() & WATCHED == WATCHED
+}
+
+#[inline(always)]
+fn connected(context: &SockOpsContext) {
+    if !watched(context) {
+        return;
+    }
+    if let Some(account) = account(context) {
+        account.flags |= FLAG_ESTABLISHED | FLAG_CONNECTED;
+        account.since_ns = now();
+    }
+}
+
+#[inline(always)]
+fn update(context: &SockOpsContext) {
+    if !full(context) {
+        return;
+    }
+    if let Some(account) = account(context) {
+        account.update(&reading(context, field!(context.ops, state)));
+    }
+}
+
+#[inline(always)]
+fn half_close(context: &SockOpsContext) {
+    if !full(context) {
+        return;
+    }
+    if let Some(account) = account(context) {
+        account.half_closed(&reading(context, BPF_TCP_FIN_WAIT2));
+    }
+}
+
+#[inline(always)]
+fn close(context: &SockOpsContext) {
+    let cookie = connection_cookie(context);
+    let Some(account) = account(context) else {
+        // Others ask for ends, too.
+        if watched(context) {
+            count(CloseOutcome::Unknown);
+        }
+        return;
+    };
+    // Listeners, and calls that nobody answered, leave without a word.
+    if !full(context) || account.flags & FLAG_ESTABLISHED == 0 {
+        let _gone = ACCOUNT_SOCKETS.remove(&cookie);
+        return;
+    }
+    account.update(&reading(context, context.arg(0)));
+    let closed = Closed {
+        cookie,
+        closed_ns: now(),
+        account: *account,
+    };
+    // First, so that nobody who has heard of the end finds the connection among those that live.
+    let _gone = ACCOUNT_SOCKETS.remove(&cookie);
+    count(match ACCOUNT_CLOSED.reserve::<Closed>(0) {
+        None => CloseOutcome::RingFull,
+        Some(mut entry) => {
+            entry.write(closed);
+            entry.submit(0);
+            CloseOutcome::Told
+        }
+    });
+}
+
+/// The entry of the socket, if it is the daemon's.
+#[inline(always)]
+fn account(context: &SockOpsContext) -> Option<&mut Account> {
+    let entry = ACCOUNT_SOCKETS.get_ptr_mut(&connection_cookie(context))?;
+    // SAFETY: the map gives a valid pointer, and only callbacks of this socket, which holds its lock, write through it.
+    Some(unsafe { &mut *entry })
+}
+
+/// Whether the context describes a whole socket, so that the numbers in it are its own.
+#[inline(always)]
+fn full(context: &SockOpsContext) -> bool {
+    field!(context.ops, is_fullsock) == 1
+}
+
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+#[inline(always)]
+fn reading(context: &SockOpsContext, state: u32) -> Reading {
+    let ops: *mut bpf_sock_ops = context.ops;
+    Reading {
+        state,
+        bytes_acked: field!(ops, bytes_acked),
+        bytes_received: field!(ops, bytes_received),
+        snd_una: field!(ops, snd_una),
+        snd_nxt: field!(ops, snd_nxt),
+        srtt: field!(ops, srtt_us),
+        retransmits: field!(ops, total_retrans),
+        segments_out: field!(ops, segs_out),
+        segments_in: field!(ops, segs_in),
+    }
+}

@@ -1,0 +1,53 @@
+//! Whether the kernel accounts for connections.
+
+use std::str::FromStr;
+
+/// When to account.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AccountMode {
+    /// Never.
+    #[default]
+    Off,
+    /// Where the host allows it.
+    Auto,
+    /// Always; a host that does not allow it is worth a warning, and never a reason not to start.
+    On,
+}
+
+impl FromStr for AccountMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            _ => Err(format!("{text:?} is not known: write off, auto or on")),
+        }
+    }
+}
+
+/// Accounting in the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AccountPlan {
+    /// When.
+    pub mode: AccountMode,
+    /// Sets of labels; what is more goes to `other`.
+    pub series_max: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_that_is_not_known_names_those_that_are() {
+        assert_eq!("off".parse(), Ok(AccountMode::Off));
+        assert_eq!("auto".parse(), Ok(AccountMode::Auto));
+        assert_eq!("on".parse(), Ok(AccountMode::On));
+        for text in ["", "ON", "true"] {
+            let error = text.parse::<AccountMode>().unwrap_err();
+            assert!(error.contains("off, auto or on"), "{error}");
+        }
+    }
+}

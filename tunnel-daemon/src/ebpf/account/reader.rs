@@ -1,0 +1,190 @@
+//! From the kernel's events and tables to metrics.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_ebpf_abi::{ACCOUNTS_MAX, Account, CloseOutcome, Closed, FLAG_ESTABLISHED};
+use aya::maps::{MapData, RingBuf};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::sockets::{Shared, SocketMap};
+use crate::telemetry::labels::AccountLoss;
+use crate::telemetry::{AccountCounts, AccountMetrics};
+
+/// Ends of connections that are taken in one turn; others run in between.
+const ENDS_PER_TURN: usize = 256;
+/// Connections that are looked at in one turn.
+const LIVE_PER_TURN: usize = 256;
+/// How often connections that go on are looked at.
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// Moves what the kernel counted into the metrics.
+pub struct Reader {
+    ring: AsyncFd<RingBuf<MapData>>,
+    sockets: SocketMap,
+    ledger: Ledger,
+}
+
+/// What the metrics hold already.
+struct Ledger {
+    shared: Arc<Shared>,
+    metrics: AccountMetrics,
+    /// Of connections that go on, by cookie, and the sweep that saw them last.
+    counted: HashMap<u64, (AccountCounts, u64)>,
+    sweep: u64,
+}
+
+impl Reader {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        ring: RingBuf<MapData>,
+        sockets: SocketMap,
+        metrics: AccountMetrics,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            ring: registered(ring)?,
+            sockets,
+            ledger: Ledger {
+                shared,
+                metrics,
+                counted: HashMap::new(),
+                sweep: 0,
+            },
+        })
+    }
+
+    /// Runs until it is dropped, which loses what was not read yet.
+    pub async fn run(mut self) {
+        self.ledger.metrics.attached(true);
+        let mut sweep = interval(SWEEP_EVERY);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                ready = self.ring.readable_mut() => {
+                    let mut ready = match ready {
+                        Ok(ready) => ready,
+                        Err(error) => {
+                            tracing::error!(%error, "accounting ends: its ring buffer cannot be read");
+                            return self.ledger.metrics.attached(false);
+                        }
+                    };
+                    if self.ledger.take(ready.get_inner_mut()) {
+                        ready.clear_ready();
+                    }
+                }
+                _tick = sweep.tick() => {
+                    self.ledger.lost();
+                    self.ledger.look(&self.sockets).await;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes ends out of the ring; whether that were all.
+    fn take<R: std::borrow::Borrow<MapData>>(&mut self, ring: &mut RingBuf<R>) -> bool
+    where
+        RingBuf<R>: AsRawFd,
+    {
+        for _end in 0..ENDS_PER_TURN {
+            let Some(bytes) = ring.next() else {
+                return true;
+            };
+            // Of another length it cannot be: the object is our own.
+            if let Some(closed) = Closed::from_bytes(&bytes) {
+                self.ended(&closed);
+            }
+        }
+        false
+    }
+
+    fn ended(&mut self, closed: &Closed) {
+        let account = &closed.account;
+        let (before, _sweep) = self.counted.remove(&closed.cookie).unwrap_or_default();
+        let classes = self.shared.classes();
+        let Some(series) = classes.series(account.class) else {
+            return;
+        };
+        series.grew(&counts(account).since(&before));
+        let rtt = (account.rtt_us > 0).then(|| f64::from(account.rtt_us) / 1e6);
+        let lifetime = Duration::from_nanos(closed.closed_ns.saturating_sub(account.since_ns));
+        series.ended(rtt, lifetime.as_secs_f64());
+    }
+
+    /// Counts what connections that go on have moved since the last time.
+    async fn look(&mut self, sockets: &SocketMap) {
+        self.sweep += 1;
+        // A connection that ends meanwhile sends the walk back to its beginning, so it is bounded; to meet one twice counts
+        // nothing twice.
+        for (at, entry) in sockets.iter().take(ACCOUNTS_MAX as usize).enumerate() {
+            if let Ok((cookie, bytes)) = entry {
+                self.goes_on(cookie, &Account::from_bytes(&bytes));
+            }
+            if at % LIVE_PER_TURN == LIVE_PER_TURN - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        // Whatever was not met has ended: its end is on its way, or was lost; one sweep of patience tells which.
+        let oldest = self.sweep.saturating_sub(1);
+        self.counted.retain(|_cookie, (_, seen)| *seen >= oldest);
+    }
+
+    fn goes_on(&mut self, cookie: u64, account: &Account) {
+        if account.flags & FLAG_ESTABLISHED == 0 {
+            return;
+        }
+        let now = counts(account);
+        let (before, _sweep) = self.counted.get(&cookie).copied().unwrap_or_default();
+        if let Some(series) = self.shared.classes().series(account.class) {
+            series.grew(&now.since(&before));
+        }
+        self.counted.insert(cookie, (now, self.sweep));
+    }
+
+    /// Brings the counters of losses up to date.
+    fn lost(&self) {
+        for (outcome, why) in [
+            (CloseOutcome::RingFull, AccountLoss::RingFull),
+            (CloseOutcome::Unknown, AccountLoss::Unknown),
+        ] {
+            match self.shared.outcomes.get(&(outcome as u32), 0) {
+                Ok(of_each_cpu) => self.metrics.lost(why, of_each_cpu.iter().sum()),
+                Err(error) => tracing::debug!(%error, "losses of accounting cannot be read"),
+            }
+        }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.metrics.attached(false);
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the safe way is gone: it cannot tell who closes the descriptor"
+)]
+fn registered(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
+    // SAFETY: the ring buffer owns its descriptor, names the same one for as long as it lives, and closes it only when it is
+    // dropped, which the registration, its owner from here on, does after it has deregistered.
+    let registered = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+    registered.map_err(io::Error::from)
+}
+
+fn counts(account: &Account) -> AccountCounts {
+    AccountCounts {
+        sent_bytes: account.sent_bytes,
+        received_bytes: account.received_bytes,
+        segments_out: u64::from(account.segments_out),
+        segments_in: u64::from(account.segments_in),
+        retransmits: u64::from(account.retransmits),
+    }
+}

@@ -1,0 +1,446 @@
+//! Accounting: what the kernel counts of sockets that are named to it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use adit::ebpf::account::{Accounts, Labels, Options};
+use adit::ebpf::attach::{Attached, open_cgroup};
+use adit::ebpf::cgroup;
+use adit::ebpf::object::{OBJECT, load};
+use adit::telemetry::labels::AccountRole;
+use adit_ebpf_abi::ORIGIN_BYTES;
+use aya::maps::{HashMap, MapData};
+use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use crate::support::accounting::Accounting;
+use crate::support::privilege::ready;
+
+const TARGET: Labels<'_> = Labels {
+    role: AccountRole::Target,
+    agent: "a",
+    destination_class: "c",
+};
+const CLIENT: Labels<'_> = Labels {
+    role: AccountRole::Client,
+    agent: "a",
+    destination_class: "",
+};
+const LABELS: &str = r#"agent="a",destination_class="c""#;
+
+/// Connects a socket that is named to the kernel.
+async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    accounts.connecting(&socket, &TARGET).unwrap();
+    socket.connect(address).await.unwrap()
+}
+
+/// A listener whose connections the kernel will look at.
+fn listener(accounts: &Accounts) -> TcpListener {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    socket.bind(&address.into()).unwrap();
+    accounts.listening(&socket);
+    socket.listen(16).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    TcpListener::from_std(socket.into()).unwrap()
+}
+
+/// Sends `bytes` and closes that direction, while it reads to the end; how much that was.
+async fn exchange(socket: &mut TcpStream, bytes: usize) -> usize {
+    let (mut read, mut write) = socket.split();
+    let sending = async {
+        write.write_all(&vec![7; bytes]).await.unwrap();
+        write.shutdown().await.unwrap();
+    };
+    let mut received = Vec::new();
+    let (_sent, read) = tokio::join!(sending, read.read_to_end(&mut received));
+    read.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_ends_of_a_connection_count_what_they_sent_and_received() {
+    if !ready("accounting for both ends of a connection") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = listener(&accounting.accounts);
+    let address = listener.local_addr().unwrap();
+    let accepting = async {
+        let (mut accepted, _) = listener.accept().await.unwrap();
+        accounting.accounts.accepted(&accepted, &CLIENT);
+        exchange(&mut accepted, 70_001).await
+    };
+    let connecting = async {
+        let mut connected = connect(&accounting.accounts, address).await;
+        exchange(&mut connected, 1_234_567).await
+    };
+    let (there, here) = tokio::join!(accepting, connecting);
+    assert_eq!((there, here), (1_234_567, 70_001));
+    let client = r#"agent="a",destination_class="""#;
+    accounting.ended(LABELS, "target", 1).await;
+    accounting.ended(client, "client", 1).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), (1_234_567, 70_001));
+    assert_eq!(accounting.bytes(client, "client"), (70_001, 1_234_567));
+    let segments = accounting.of("segments_total", LABELS, "sent", "target");
+    assert!(segments > Some(2), "{segments:?}");
+    assert_eq!(
+        accounting.of("rtt_seconds_count", LABELS, "", "target"),
+        Some(1)
+    );
+    assert_eq!(
+        accounting.of("lifetime_seconds_count", LABELS, "", "target"),
+        Some(1)
+    );
+}
+
+#[tokio::test]
+async fn sockets_that_nobody_named_are_not_counted() {
+    if !ready("accounting for nobody's sockets") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let mut foreign = TcpStream::connect(listener.local_addr().unwrap())
+        .await
+        .unwrap();
+    let (mut accepted, _) = listener.accept().await.unwrap();
+    let (sent, received) = tokio::join!(exchange(&mut foreign, 10), exchange(&mut accepted, 20));
+    assert_eq!((sent, received), (20, 10));
+    drop((foreign, accepted));
+    // What is named later is counted later, so nothing of the first is on its way then.
+    let mut named = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
+    let (mut accepted, _) = listener.accept().await.unwrap();
+    let _both = tokio::join!(exchange(&mut named, 1), exchange(&mut accepted, 2));
+    drop((named, accepted));
+    accounting.ended(LABELS, "target", 1).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), (1, 2));
+}
+
+#[tokio::test]
+async fn closing_counts_to_the_byte_whoever_closes_first() {
+    if !ready("accounting for half-closed connections") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut expected = (0, 0);
+    for (round, we_first) in [true, false, true, false].into_iter().enumerate() {
+        let mut ours = connect(&accounting.accounts, address).await;
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let (first, second) = if we_first {
+            (&mut ours, &mut theirs)
+        } else {
+            (&mut theirs, &mut ours)
+        };
+        let mut seen = Vec::new();
+        first.write_all(&vec![1; 1_000 + round]).await.unwrap();
+        first.shutdown().await.unwrap();
+        second.read_to_end(&mut seen).await.unwrap();
+        // Behind the first end, data goes on in the other direction.
+        second.write_all(&vec![2; 50_000 + round]).await.unwrap();
+        second.shutdown().await.unwrap();
+        first.read_to_end(&mut seen).await.unwrap();
+        assert_eq!(seen.len(), 51_000 + 2 * round);
+        let (sent, received) = if we_first {
+            (1_000, 50_000)
+        } else {
+            (50_000, 1_000)
+        };
+        expected.0 += sent + round as u64;
+        expected.1 += received + round as u64;
+    }
+    accounting.ended(LABELS, "target", 4).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), expected);
+}
+
+#[tokio::test]
+async fn a_reset_never_counts_more_than_was_moved() {
+    if !ready("accounting for resets") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    for we_reset in [true, false] {
+        let mut ours = connect(&accounting.accounts, address).await;
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        ours.write_all(&[1; 5_000]).await.unwrap();
+        theirs.write_all(&[2; 300]).await.unwrap();
+        let mut block = [0; 5_000];
+        theirs.read_exact(&mut block).await.unwrap();
+        ours.read_exact(&mut block[..300]).await.unwrap();
+        let (resets, other) = if we_reset {
+            (ours, theirs)
+        } else {
+            (theirs, ours)
+        };
+        adit::net::socket::set_reset_on_close(&resets).unwrap();
+        drop(resets);
+        drop(other);
+    }
+    accounting.ended(LABELS, "target", 2).await;
+    let (sent, received) = accounting.bytes(LABELS, "target");
+    // What the other end has read was acknowledged with its own data, or soon after.
+    assert!(
+        sent <= 10_000 && received == 600,
+        "{sent} sent, {received} received"
+    );
+}
+
+#[tokio::test]
+async fn a_segment_that_was_lost_is_counted_as_sent_again() {
+    if !ready("accounting for retransmissions") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    // No room in its queue: the kernel drops the first segment of whoever comes next, as a network might.
+    let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    full.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
+        .unwrap();
+    full.listen(0).unwrap();
+    let address = full.local_addr().unwrap().as_socket().unwrap();
+    let first = TcpStream::connect(address).await.unwrap();
+    let calling = connect(&accounting.accounts, address);
+    let making_room = async {
+        // The kernel itself says when the segment was dropped and is about to be sent again.
+        until_syn_is_sent_again(address).await;
+        full.accept().unwrap().0
+    };
+    let (second, accepted) = tokio::join!(calling, making_room);
+    drop((first, second, accepted, full));
+    accounting.ended(LABELS, "target", 1).await;
+    let again = accounting.of("retransmits_total", LABELS, "", "target");
+    assert!(again >= Some(1), "{again:?}");
+}
+
+/// Waits until a connection to `address` waits for an answer: `/proc/net/tcp` counts its retransmissions.
+async fn until_syn_is_sent_again(address: SocketAddr) {
+    const SYN_SENT: &str = "02";
+    let port = format!(":{:04X}", address.port());
+    let sent_again = || {
+        let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        table.lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            fields.len() > 6
+                && fields[2].ends_with(&port)
+                && fields[3] == SYN_SENT
+                && fields[6].parse() != Ok(0)
+        })
+    };
+    crate::support::wait::until("a segment sent again", sent_again, String::new).await;
+}
+
+#[tokio::test]
+async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
+    if !ready("the cap on series") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(2));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    for agent in ["a", "b", "c", "d", "a"] {
+        let socket = TcpSocket::new_v4().unwrap();
+        let labels = Labels { agent, ..TARGET };
+        accounting.accounts.connecting(&socket, &labels).unwrap();
+        let mut ours = socket
+            .connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let _both = tokio::join!(exchange(&mut ours, 10), exchange(&mut theirs, 1));
+    }
+    let other = r#"agent="other",destination_class="other""#;
+    accounting.ended(other, "target", 2).await;
+    accounting.ended(LABELS, "target", 2).await;
+    assert_eq!(accounting.bytes(other, "target"), (20, 2));
+    assert_eq!(accounting.bytes(LABELS, "target"), (20, 2));
+    assert_eq!(accounting.sample("adit_ebpf_account_series"), Some(2));
+    let c = r#"agent="c",destination_class="c""#;
+    assert_eq!(accounting.of("connections_total", c, "", "target"), None);
+}
+
+#[tokio::test]
+async fn ends_that_find_no_room_are_counted_as_lost() {
+    if !ready("a full ring buffer") {
+        return;
+    }
+    const CONNECTIONS: u64 = 200;
+    // Room for some 50, and nobody reads meanwhile.
+    let options = Options {
+        ring_bytes: 4096,
+        ..Options::with_series_max(10)
+    };
+    let mut accounting = Accounting::paused(options);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    for _connection in 0..CONNECTIONS {
+        let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let _both = tokio::join!(exchange(&mut ours, 1), exchange(&mut theirs, 1));
+    }
+    accounting.resume();
+    let lost = r#"adit_ebpf_account_lost_total{reason="ring_full"}"#;
+    let ended = |now: &Accounting| {
+        now.of("connections_total", LABELS, "", "target")
+            .unwrap_or(0)
+    };
+    accounting
+        .until("a sum of all", |now| {
+            now.sample(lost).unwrap_or(0) + ended(now) == CONNECTIONS
+        })
+        .await;
+    assert!(ended(&accounting) > 0 && accounting.sample(lost) > Some(0));
+}
+
+#[tokio::test]
+async fn numbers_of_a_connection_are_there_while_it_lives() {
+    if !ready("live numbers") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    let cookie = accounting.accounts.cookie(&ours).unwrap();
+    let mut block = [0; 1_000];
+    for _echo in 0..10 {
+        ours.write_all(&block).await.unwrap();
+        theirs.read_exact(&mut block).await.unwrap();
+        theirs.write_all(&block).await.unwrap();
+        ours.read_exact(&mut block).await.unwrap();
+    }
+    let account = accounting.accounts.live(cookie).unwrap().account;
+    // The last round trip may not be measured yet.
+    assert!((1..=10_000).contains(&account.sent_bytes), "{account:?}");
+    assert!(account.received_bytes <= 10_000, "{account:?}");
+    assert!(account.rtt_us > 0, "{account:?}");
+    // It goes on, and its bytes are in the metrics all the same.
+    accounting
+        .until("bytes of a connection that goes on", |now| {
+            now.of("bytes_total", LABELS, "sent", "target") > Some(0)
+        })
+        .await;
+    let _both = tokio::join!(exchange(&mut ours, 0), exchange(&mut theirs, 0));
+    drop((ours, theirs));
+    accounting.ended(LABELS, "target", 1).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), (10_000, 10_000));
+    assert_eq!(accounting.accounts.live(cookie), None);
+}
+
+#[tokio::test]
+async fn two_programs_hear_of_the_same_connection() {
+    if !ready("two programs on one cgroup") {
+        return;
+    }
+    for redirect_first in [true, false] {
+        let mut redirect = None;
+        if redirect_first {
+            redirect = Some(Redirect::attach());
+        }
+        let accounting = Accounting::start(Options::with_series_max(10));
+        let mut redirect = redirect.unwrap_or_else(Redirect::attach);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        let cookie = accounting.accounts.connecting(&socket, &TARGET).unwrap();
+        redirect
+            .origins
+            .insert(cookie, [0; ORIGIN_BYTES], 0)
+            .unwrap();
+        let mut ours = socket
+            .connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let _both = tokio::join!(exchange(&mut ours, 30), exchange(&mut theirs, 40));
+        drop((ours, theirs));
+        accounting.ended(LABELS, "target", 1).await;
+        assert_eq!(accounting.bytes(LABELS, "target"), (30, 40));
+        // The other one heard of the end as well: it forgot where the socket wanted to go.
+        let left = || redirect.origins.get(&cookie, 0).is_err();
+        crate::support::wait::until("the end of an entry", left, String::new).await;
+    }
+}
+
+/// The other program on this hook.
+struct Redirect {
+    origins: HashMap<MapData, u64, [u8; ORIGIN_BYTES]>,
+    _attached: Attached,
+}
+
+impl Redirect {
+    fn attach() -> Self {
+        let mut ebpf = load(OBJECT).unwrap();
+        let origins = ebpf.take_map("REDIRECT_ORIGINS").unwrap();
+        let cgroup = open_cgroup(&cgroup::own().unwrap()).unwrap();
+        let mut attached = Attached::default();
+        attached
+            .sock_ops(&mut ebpf, "adit_redirect_ops", &cgroup)
+            .unwrap();
+        Self {
+            origins: HashMap::try_from(origins).unwrap(),
+            _attached: attached,
+        }
+    }
+}
+
+#[test]
+fn two_capabilities_are_enough_to_account() {
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+    if !ready("accounting with two capabilities") {
+        return;
+    }
+    // Capabilities belong to threads: this one keeps the two that the documentation names.
+    let limited = std::thread::spawn(|| {
+        let two = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets {
+            effective: two,
+            permitted: two,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, sets).unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let accounting = Accounting::start(Options::with_series_max(1));
+            assert!(accounting.accounts.program().is_some());
+        });
+    });
+    limited.join().unwrap();
+}
+
+#[tokio::test]
+#[ignore = "a measurement: prints nanoseconds for each call of the program"]
+async fn what_a_call_costs() {
+    if !ready("measuring the program") {
+        return;
+    }
+    let _counted = aya::sys::enable_stats(aya::sys::Stats::RunTime).unwrap();
+    for named in [true, false] {
+        let accounting = Accounting::start(Options::with_series_max(10));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for _connection in 0..200 {
+            let mut ours = if named {
+                connect(&accounting.accounts, address).await
+            } else {
+                TcpStream::connect(address).await.unwrap()
+            };
+            let (mut theirs, _) = listener.accept().await.unwrap();
+            let mut block = [0; 64];
+            for _echo in 0..100 {
+                ours.write_all(&block).await.unwrap();
+                theirs.read_exact(&mut block).await.unwrap();
+                theirs.write_all(&block).await.unwrap();
+                ours.read_exact(&mut block).await.unwrap();
+            }
+        }
+        let program = accounting.accounts.program().unwrap();
+        let mut all = aya::programs::loaded_programs().filter_map(Result::ok);
+        let info = all.find(|info| info.id() == program).unwrap();
+        let (calls, time) = (info.run_count(), info.run_time());
+        println!(
+            "named {named}: {calls} calls, {:?} each",
+            time / u32::try_from(calls).unwrap()
+        );
+    }
+}

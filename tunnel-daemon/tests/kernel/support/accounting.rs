@@ -1,0 +1,123 @@
+//! Accounting without a daemon around it.
+
+use adit::ebpf::account::{Accounts, Options, Reader, start};
+use adit::telemetry::{Scrape, ServerMetrics};
+use tokio::task::JoinHandle;
+
+use super::wait::until;
+
+/// Accounting with its reader.
+pub(crate) struct Accounting {
+    pub(crate) accounts: Accounts,
+    metrics: ServerMetrics,
+    reader: Option<Reader>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Accounting {
+    pub(crate) fn start(options: Options) -> Self {
+        let mut accounting = Self::paused(options);
+        accounting.resume();
+        accounting
+    }
+
+    /// Nobody reads what the kernel tells.
+    pub(crate) fn paused(options: Options) -> Self {
+        let metrics = ServerMetrics::new(&[]);
+        let (accounts, reader) = start(options, metrics.adit().account().clone()).unwrap();
+        Self {
+            accounts,
+            metrics,
+            reader: Some(reader),
+            task: None,
+        }
+    }
+
+    pub(crate) fn resume(&mut self) {
+        self.task = self.reader.take().map(|reader| spawn(reader.run()));
+    }
+
+    /// Waits until so many connections have ended.
+    pub(crate) async fn ended(&self, labels: &str, role: &str, connections: u64) {
+        self.until("ends", |now| {
+            now.of("connections_total", labels, "", role) == Some(connections)
+        })
+        .await;
+    }
+
+    /// Sent and received.
+    pub(crate) fn bytes(&self, labels: &str, role: &str) -> (u64, u64) {
+        bytes(&self.metrics.scrape(), labels, role)
+    }
+
+    pub(crate) fn sample(&self, series: &str) -> Option<u64> {
+        sample(&self.metrics.scrape(), series)
+    }
+
+    /// A series of labelled connections.
+    pub(crate) fn of(&self, name: &str, labels: &str, direction: &str, role: &str) -> Option<u64> {
+        of(&self.metrics.scrape(), name, labels, direction, role)
+    }
+
+    pub(crate) async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        until(what, || done(self), || lines(&self.metrics.scrape())).await;
+    }
+}
+
+impl Drop for Accounting {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Everything accounting exports.
+pub(crate) fn lines(scrape: &Scrape) -> String {
+    let text = scrape.text();
+    let ours = text.lines().filter(|line| line.starts_with("adit_ebpf"));
+    ours.collect::<Vec<_>>().join("\n")
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts, far below 2^53"
+)]
+pub(crate) fn sample(scrape: &Scrape, series: &str) -> Option<u64> {
+    let text = scrape.text();
+    text.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .find(|(name, _)| *name == series)
+        .and_then(|(_, value)| value.parse::<f64>().ok())
+        .map(|value| value as u64)
+}
+
+/// `name{labels,direction,role,tenant}` as exported; an empty direction is none.
+pub(crate) fn of(
+    scrape: &Scrape,
+    name: &str,
+    labels: &str,
+    direction: &str,
+    role: &str,
+) -> Option<u64> {
+    let direction = match direction {
+        "" => String::new(),
+        direction => format!(r#",direction="{direction}""#),
+    };
+    sample(
+        scrape,
+        &format!(r#"adit_ebpf_{name}{{{labels}{direction},role="{role}",tenant="default"}}"#),
+    )
+}
+
+/// Sent and received.
+pub(crate) fn bytes(scrape: &Scrape, labels: &str, role: &str) -> (u64, u64) {
+    let of = |direction| of(scrape, "bytes_total", labels, direction, role);
+    (of("sent").unwrap(), of("received").unwrap())
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test has no task limits")]
+fn spawn<F: Future<Output = ()> + Send + 'static>(future: F) -> JoinHandle<()> {
+    tokio::spawn(future)
+}
