@@ -256,7 +256,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
     own.set(others.iter().copied().chain([agents]).collect());
-    captured.spare(&[agents], others.into_iter());
+    captured.spare(&[agents], others);
     Ok(RunningServer {
         agents,
         frontends,
