@@ -16,6 +16,7 @@ use self::report::Report;
 use super::status::model::{Capability, Verdict};
 use super::status::text::show;
 use crate::config::{CheckGiven, CheckOptions};
+use crate::ebpf::caps::{self, HostCaps};
 
 /// A clock that says less was never set: no release of this program is as old, 2025-01-01.
 const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
@@ -68,7 +69,24 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
 
 /// What the host allows, as `adit status` shows it, too.
 pub(super) fn host_lines() -> Vec<Capability> {
-    host::lines(&host::Facts::gather())
+    let mut lines = host::lines(&host::Facts::gather());
+    lines.push(ebpf(&HostCaps::probe()));
+    lines
+}
+
+/// Whether programs can be loaded: the first thing that is missing, with its remedy.
+fn ebpf(host: &HostCaps) -> Capability {
+    const NAME: &str = "ebpf";
+    for (what, capability) in host.rows() {
+        if let caps::Capability::Missing(why) = capability {
+            return degraded(
+                NAME,
+                format!("{what}: {why}"),
+                "of use for --redirect and --account only; all else works without",
+            );
+        }
+    }
+    ok(NAME, "programs can be loaded: --redirect and --account")
 }
 
 fn configuration(warnings: &[String]) -> Vec<Capability> {
