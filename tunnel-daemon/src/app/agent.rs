@@ -167,8 +167,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         host: OnceLock::new(),
     };
     let servers = Servers::start(settings, context, &services);
-    let listeners = &plan.target_listeners;
-    let node = NodeSide::start(listeners, &servers, metrics.adit(), &descriptors, &services)?;
+    let node = NodeSide::start(plan, &servers, metrics.adit(), &descriptors, &services)?;
     let node = Arc::new(node);
     let source = AgentSource {
         common,

@@ -9,6 +9,7 @@ mod descriptors;
 mod listeners;
 mod memory;
 mod node;
+mod node_redirect;
 pub mod probes;
 mod redirect;
 mod relay;

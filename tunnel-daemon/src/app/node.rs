@@ -8,10 +8,11 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use super::listeners::{Counted, listen_addr};
-use crate::agent::node::{CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeListener};
+use super::node_redirect::NodeRedirect;
+use crate::agent::node::{CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeListener, Wants};
 use crate::agent::servers::Servers;
 use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
-use crate::config::plan::{DestinationsPlan, TargetListener};
+use crate::config::plan::{AgentPlan, DestinationsPlan};
 use crate::net::accept::accept_loop;
 use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
@@ -70,6 +71,7 @@ pub(super) struct NodeSide {
     pub(super) addresses: Vec<SocketAddr>,
     /// Their connections.
     pub(super) connections: Tasks,
+    redirect: NodeRedirect,
     stop: CancellationToken,
 }
 
@@ -79,7 +81,7 @@ impl NodeSide {
     /// # Errors
     /// An address that cannot be listened on, by name.
     pub(super) fn start(
-        plan: &[TargetListener],
+        plan: &AgentPlan,
         servers: &Servers,
         metrics: &AditMetrics,
         descriptors: &Arc<Descriptors>,
@@ -90,9 +92,31 @@ impl NodeSide {
             door,
             addresses: Vec::new(),
             connections: Tasks::new(CONNECTIONS_MAX),
+            redirect: NodeRedirect::none(),
             stop: CancellationToken::new(),
         };
-        for target in plan {
+        let serve = |side: &Self, listener: Listener, wants: Arc<dyn Wants>| {
+            let node = NodeListener::new(&side.door, wants);
+            let events = Arc::new(Counted {
+                metrics: metrics.clone(),
+                listener: ListenerLabel::Node,
+                descriptors: Arc::clone(descriptors),
+            });
+            let serve = move |stream| node.clone().serve(stream);
+            let (tasks, stop) = (side.connections.clone(), side.stop.clone());
+            let accepting = accept_loop(listener, None, tasks, events, stop, serve);
+            services.spawn_always("node-listener", async move { drop(accepting.await) });
+        };
+        if let Some(plan) = &plan.redirect {
+            let (redirect, doors) = NodeRedirect::start(plan, metrics, services, &side.stop);
+            side.redirect = redirect;
+            if let Some((listeners, wants)) = doors {
+                for listener in listeners {
+                    serve(&side, listener, Arc::clone(&wants));
+                }
+            }
+        }
+        for target in &plan.target_listeners {
             let listener = Listener::bind(&listen_addr(&target.bind)?)
                 .with_context(|| format!("--target to {}", target.destination))?;
             let address = listener.tcp_addr().context("a listener has no address")?;
@@ -106,33 +130,26 @@ impl NodeSide {
             }
             side.addresses.push(address);
             let wants = Arc::new(Fixed(target.destination.as_str().into()));
-            let node = NodeListener::new(&side.door, wants);
-            let events = Arc::new(Counted {
-                metrics: metrics.clone(),
-                listener: ListenerLabel::Node,
-                descriptors: Arc::clone(descriptors),
-            });
-            let serve = move |stream| node.clone().serve(stream);
-            let (tasks, stop) = (side.connections.clone(), side.stop.clone());
-            let accepting = accept_loop(listener, None, tasks, events, stop, serve);
-            services.spawn_always("node-listener", async move { drop(accepting.await) });
+            serve(&side, listener, wants);
         }
         Ok(side)
     }
 
     /// No connection is taken any more; those that are there go on.
     pub(super) fn close(&self) {
+        self.redirect.detach();
         self.stop.cancel();
     }
 
     /// Lines for `/readyz?verbose`.
     pub(super) fn detail(&self) -> String {
-        if self.addresses.is_empty() {
+        let redirect = self.redirect.detail();
+        if self.addresses.is_empty() && redirect.is_empty() {
             return String::new();
         }
         match self.door.state() {
-            Ok(word) => format!("[+]node-to-control-plane {word}\n"),
-            Err(why) => format!("[-]node-to-control-plane {why}\n"),
+            Ok(word) => format!("{redirect}[+]node-to-control-plane {word}\n"),
+            Err(why) => format!("{redirect}[-]node-to-control-plane {why}\n"),
         }
     }
 }

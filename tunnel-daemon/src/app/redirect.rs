@@ -28,8 +28,8 @@ use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{Listener as ListenerLabel, RedirectState};
 
-/// The number of the server's one listener among rules.
-const LISTENER: u32 = 0;
+/// The number of the one listener among rules.
+pub(super) const LISTENER: u32 = 0;
 /// How often counts of the kernel are read, and the cgroup looked after.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
@@ -114,7 +114,7 @@ fn own_rules(
 }
 
 /// Asks the maps of the redirect.
-struct RedirectOrigin(Arc<Redirect>);
+pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>);
 
 impl OriginSource for RedirectOrigin {
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
@@ -215,17 +215,10 @@ impl Listening<'_> {
         clients: &Tasks,
     ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>, usize)> {
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
-        let v4 = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
-            .context("the redirect's listener")?;
-        // Hosts may be without IPv6; calls over it are left alone then.
-        let v6 = Listener::bind(&ListenAddr::Tcp((Ipv6Addr::LOCALHOST, 0).into())).ok();
-        let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
-        if let Listener::Tcp(socket) = &v4 {
-            redirect.set_listener(LISTENER, socket, v4.tcp_addr(), v6_at)?;
-        }
-        let listeners = [v4.tcp_addr(), v6_at].into_iter().flatten().collect();
+        let bound = listen(&redirect)?;
+        let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
         let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
-        for listener in [Some(v4), v6].into_iter().flatten() {
+        for listener in bound {
             let origins = Arc::clone(&origins);
             self.serve_transparent(listener, origins, hub, context, clients);
         }
@@ -266,6 +259,22 @@ impl Listening<'_> {
     }
 }
 
+/// Listeners on loopback that rules lead to by [`LISTENER`].
+///
+/// # Errors
+/// There is no loopback, or the kernel takes no note of them.
+pub(super) fn listen(redirect: &Redirect) -> anyhow::Result<Vec<Listener>> {
+    let v4 = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
+        .context("the redirect's listener")?;
+    // Hosts may be without IPv6; calls over it are left alone then.
+    let v6 = Listener::bind(&ListenAddr::Tcp((Ipv6Addr::LOCALHOST, 0).into())).ok();
+    let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
+    if let Listener::Tcp(socket) = &v4 {
+        redirect.set_listener(LISTENER, socket, v4.tcp_addr(), v6_at)?;
+    }
+    Ok([Some(v4), v6].into_iter().flatten().collect())
+}
+
 /// What is always left alone first, so that the plan's own words about the same network win.
 fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
     let mut rules = Vec::new();
@@ -295,7 +304,7 @@ fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
 }
 
 /// Everything this host lacks, in one line.
-fn missing(caps: &HostCaps) -> String {
+pub(super) fn missing(caps: &HostCaps) -> String {
     let missing: Vec<String> = caps
         .rows()
         .into_iter()
@@ -309,7 +318,7 @@ fn missing(caps: &HostCaps) -> String {
 }
 
 /// Brings the kernel's counts to the metrics, and says when the cgroup is gone: its programs went with it.
-async fn look_after(
+pub(super) async fn look_after(
     redirect: Arc<Redirect>,
     cgroup: std::path::PathBuf,
     metrics: AditMetrics,

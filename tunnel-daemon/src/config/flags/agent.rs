@@ -16,7 +16,8 @@ use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentPlan, AgentSettings, AgentTls, ForwardProxy, Identity, KeepAlive, TargetListener,
+    AgentPlan, AgentSettings, AgentTls, CapturedService, ForwardProxy, Identity, KeepAlive,
+    NodeRedirectPlan, TargetListener,
 };
 
 const EXAMPLES: &str = "\
@@ -135,6 +136,23 @@ pub(super) struct AgentFlags {
         help_heading = "Node to control plane"
     )]
     bind_address: String,
+    /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
+    /// the server dials and has to allow; needs eBPF; repeatable
+    #[arg(
+        long,
+        value_name = "SERVICE_IP:PORT=DEST_HOST:DEST_PORT",
+        requires = "redirect_cgroup",
+        help_heading = "Node to control plane"
+    )]
+    redirect_apiserver: Vec<String>,
+    /// The cgroup whose processes are redirected: a folder of the cgroup2 file system, its root for the whole node
+    #[arg(
+        long,
+        value_name = "PATH",
+        requires = "redirect_apiserver",
+        help_heading = "Node to control plane"
+    )]
+    redirect_cgroup: Option<PathBuf>,
 
     #[command(flatten)]
     isolation: IsolationFlags,
@@ -192,6 +210,15 @@ impl AgentFlags {
             .agent_cert
             .zip(self.agent_key)
             .map(|(cert, key)| Identity { cert, key });
+        let services: Result<Vec<_>, _> = self
+            .redirect_apiserver
+            .iter()
+            .map(|text| CapturedService::parse(text))
+            .collect();
+        let services = services?;
+        let redirect = self
+            .redirect_cgroup
+            .map(|cgroup| NodeRedirectPlan { services, cgroup });
         AgentSettings {
             agent_id: AgentId::new(&agent_id),
             identifiers: self.agent_identifiers,
@@ -220,6 +247,7 @@ impl AgentFlags {
             profiling: OperationFlags::profiling(),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: target_listeners?,
+            redirect,
             data_path: self.data_path.plan(self.lanes),
             account: self.account.plan(),
             dial_timeout: self.dial_timeout,

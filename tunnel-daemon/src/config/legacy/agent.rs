@@ -215,6 +215,7 @@ impl AgentOptions {
             },
             allow_targets: None,
             target_listeners: Vec::new(),
+            redirect: None,
             data_path: self.data_path.plan("--lanes")?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,
             isolation: IsolationPlan::default(),

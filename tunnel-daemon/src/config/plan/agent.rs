@@ -9,7 +9,7 @@ use adit_core::ids::AgentId;
 
 use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
-use super::node::{TargetListener, check_targets};
+use super::node::{NodeRedirectPlan, TargetListener, check_targets};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
     check_distinct, check_files, check_header_text, check_socket_path,
@@ -70,6 +70,8 @@ pub struct AgentSettings {
     pub allow_targets: Option<Vec<String>>,
     /// Listeners for connections to the control plane.
     pub target_listeners: Vec<TargetListener>,
+    /// Connections to Services that are taken from under this node's processes.
+    pub redirect: Option<NodeRedirectPlan>,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
     /// Accounting in the kernel.
@@ -150,6 +152,7 @@ impl AgentSettings {
         let has_certificate = identity.is_some();
         check_targets(
             &self.target_listeners,
+            self.redirect.as_ref(),
             self.data_path.lanes_max,
             has_certificate,
         )?;

@@ -14,7 +14,7 @@ mod transparent;
 pub use account::{AccountMode, AccountPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
-pub use node::{DestinationsPlan, TargetListener};
+pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
     LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,

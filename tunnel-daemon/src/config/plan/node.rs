@@ -1,5 +1,8 @@
 //! Node to control plane: what an agent listens on for others, and what its server may dial for it.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
 use adit_core::target::{Host, Target};
 
 use crate::config::address::BindAddress;
@@ -33,21 +36,89 @@ impl TargetListener {
         let port: u16 = port
             .parse()
             .map_err(|_not_a_port| bad("the local port is no number from 0 to 65535"))?;
-        let target = Target::parse(destination)
-            .map_err(|flaw| bad(&format!("the destination cannot be read: {flaw}")))?;
-        if target.port == 0 {
-            return Err(bad("the destination has no port"));
-        }
-        let named = |name: &str| BindAddress::new(name, 0).is_ok_and(|_| !name.is_empty());
-        if matches!(&target.host, Host::Name(name) if !named(name)) {
-            return Err(bad("the destination has no host"));
-        }
+        let destination = destination_of(destination).map_err(|why| bad(&why))?;
         let bind = BindAddress::new(bind, port)
             .map_err(|why| ConfigError::new(format!("--bind-address: {why}")))?;
+        Ok(Self { bind, destination })
+    }
+}
+
+/// A destination in one spelling, or what is wrong with it.
+fn destination_of(text: &str) -> Result<String, String> {
+    let target =
+        Target::parse(text).map_err(|flaw| format!("the destination cannot be read: {flaw}"))?;
+    if target.port == 0 {
+        return Err("the destination has no port".to_owned());
+    }
+    let named = |name: &str| BindAddress::new(name, 0).is_ok_and(|_| !name.is_empty());
+    if matches!(&target.host, Host::Name(name) if !named(name)) {
+        return Err("the destination has no host".to_owned());
+    }
+    Ok(target.to_string())
+}
+
+/// An address of a Service whose connections go to one destination, which the server dials.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CapturedService {
+    /// What processes of the node connect to; never IPv4 written as IPv6.
+    pub address: SocketAddr,
+    /// `host:port`, in the spelling that servers are asked with.
+    pub destination: String,
+}
+
+impl CapturedService {
+    /// Reads `SERVICE_IP:PORT=DEST_HOST:DEST_PORT`.
+    ///
+    /// # Errors
+    /// What is wrong with the text, and how to write it.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let bad = |why: &str| {
+            ConfigError::new(format!(
+                "--redirect-apiserver {text:?}: {why}; write SERVICE_IP:PORT=DEST_HOST:DEST_PORT, such as \
+                 10.96.0.1:443=kubernetes.default.svc:443 or [fd00::1]:443=[fd01::2]:6443"
+            ))
+        };
+        let (service, destination) = text
+            .split_once('=')
+            .ok_or_else(|| bad("it has no destination"))?;
+        let address: SocketAddr = service
+            .parse()
+            .map_err(|_no_address| bad("what comes before = is no IP address with a port"))?;
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(bad("nobody can connect to that address"));
+        }
+        let destination = destination_of(destination).map_err(|why| bad(&why))?;
         Ok(Self {
-            bind,
-            destination: target.to_string(),
+            address,
+            destination,
         })
+    }
+}
+
+/// Connections of this node's processes that an agent takes from under them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeRedirectPlan {
+    /// By address, each once.
+    pub services: Vec<CapturedService>,
+    /// Whose processes: a folder of the cgroup2 file system.
+    pub cgroup: PathBuf,
+}
+
+impl NodeRedirectPlan {
+    /// # Errors
+    /// An address that is given twice.
+    fn check(&self) -> Result<(), ConfigError> {
+        for (number, service) in self.services.iter().enumerate() {
+            let same = |other: &CapturedService| other.address == service.address;
+            if self.services.iter().skip(number + 1).any(same) {
+                return Err(ConfigError::new(format!(
+                    "--redirect-apiserver names {} twice: drop one",
+                    service.address
+                )));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -57,29 +128,36 @@ impl TargetListener {
 /// Too many of them, or no lanes to carry their tunnels.
 pub(super) fn check_targets(
     targets: &[TargetListener],
+    redirect: Option<&NodeRedirectPlan>,
     lanes_max: u32,
     has_certificate: bool,
 ) -> Result<(), ConfigError> {
-    if targets.is_empty() {
-        return Ok(());
+    let services = redirect.map_or(0, |redirect| redirect.services.len());
+    let max = limits::NODE_LISTENERS_MAX;
+    for (flag, count) in [
+        ("--target", targets.len()),
+        ("--redirect-apiserver", services),
+    ] {
+        if count == 0 {
+            continue;
+        }
+        if count > max {
+            return Err(ConfigError::new(format!(
+                "{count} values of {flag} are too many: at most {max}"
+            )));
+        }
+        if lanes_max == 0 {
+            return Err(ConfigError::new(format!(
+                "{flag} needs lanes, and --lanes=0 allows none: drop one"
+            )));
+        }
+        if !has_certificate {
+            return Err(ConfigError::new(format!(
+                "{flag} needs lanes, which servers grant to client certificates only: give --agent-cert and --agent-key"
+            )));
+        }
     }
-    let (count, max) = (targets.len(), limits::NODE_LISTENERS_MAX);
-    if count > max {
-        return Err(ConfigError::new(format!(
-            "{count} listeners of --target are too many: at most {max}"
-        )));
-    }
-    if lanes_max == 0 {
-        return Err(ConfigError::new(
-            "--target needs lanes, and --lanes=0 allows none: drop one",
-        ));
-    }
-    if !has_certificate {
-        return Err(ConfigError::new(
-            "--target needs lanes, which servers grant to client certificates only: give --agent-cert and --agent-key",
-        ));
-    }
-    Ok(())
+    redirect.map_or(Ok(()), NodeRedirectPlan::check)
 }
 
 /// What a server dials for agents.
@@ -137,5 +215,55 @@ mod tests {
         }
         let error = TargetListener::parse("1:a:1", "a b").unwrap_err();
         assert!(error.message().contains("--bind-address"), "{error}");
+    }
+
+    #[test]
+    fn services_are_read_and_shown_in_one_spelling() {
+        let service = CapturedService::parse("[::ffff:10.96.0.1]:443=Kube.example:6443").unwrap();
+        assert_eq!(service.address, "10.96.0.1:443".parse().unwrap());
+        assert_eq!(service.destination, "kube.example:6443");
+        for text in [
+            "",
+            "10.96.0.1:443",
+            "10.96.0.1=a:1",
+            "kubernetes:443=a:1",
+            "10.96.0.1:0=a:1",
+            "0.0.0.0:443=a:1",
+            "10.96.0.1:443=a",
+            "10.96.0.1:443=a:0",
+            "10.96.0.1:443=:1",
+        ] {
+            let error = CapturedService::parse(text).unwrap_err();
+            assert!(
+                error.message().contains(&format!("{text:?}"))
+                    && error
+                        .message()
+                        .contains("SERVICE_IP:PORT=DEST_HOST:DEST_PORT"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn services_need_lanes_and_are_named_once() {
+        let service = |text| CapturedService::parse(text).unwrap();
+        let plan = |services| NodeRedirectPlan {
+            services,
+            cgroup: "/sys/fs/cgroup".into(),
+        };
+        let one = plan(vec![service("10.96.0.1:443=a:1")]);
+        assert!(check_targets(&[], Some(&one), 4, true).is_ok());
+        let twice = plan(vec![
+            service("10.96.0.1:443=a:1"),
+            service("[::ffff:10.96.0.1]:443=b:2"),
+        ]);
+        for (plan, lanes, certificate, said) in [
+            (&twice, 4, true, "10.96.0.1:443 twice"),
+            (&one, 0, true, "--redirect-apiserver needs lanes"),
+            (&one, 4, false, "--agent-cert"),
+        ] {
+            let error = check_targets(&[], Some(plan), lanes, certificate).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+        }
     }
 }

@@ -5,5 +5,6 @@ mod account_tunnels;
 mod alone;
 pub(crate) mod exempt;
 mod load;
+mod node_redirect;
 pub(crate) mod packet_filter;
 mod redirect;

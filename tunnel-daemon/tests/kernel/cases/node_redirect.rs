@@ -1,0 +1,79 @@
+//! Service addresses of the control plane, taken from under a node's processes by the agent.
+
+use std::net::SocketAddr;
+
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::privilege::ready;
+use crate::support::target::target;
+use crate::support::world::World;
+
+#[test]
+fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
+    if !ready("the redirect to the control plane") {
+        return;
+    }
+    let api = target("127.0.0.1");
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+    let flag = format!("--redirect-apiserver={service}={api}");
+    // The agent is one of the captured processes.
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let mut client = Client::start(Some(nodes.path()));
+    for _ in 0..3 {
+        let seen = client.call(service).unwrap();
+        assert_eq!(seen.peer, service);
+        assert!(!seen.is_direct(), "{seen:?}");
+    }
+    let seen = client.call_mapped(service).unwrap();
+    assert_eq!(seen.peer, "[::ffff:198.51.100.1]:443".parse().unwrap());
+    server.metric_is("adit_node_tunnels", 0.0);
+    // Another port, and other processes, go where they go.
+    let other = target("127.0.0.1");
+    assert!(client.call(other).unwrap().is_direct());
+    let mut outside = Client::start(None);
+    assert!(outside.call(api).unwrap().is_direct());
+}
+
+/// The agent's own connections are never captured, or its link would want to travel on itself.
+#[test]
+fn an_agent_that_captures_its_own_servers_address_reaches_it() {
+    if !ready("an agent among the captured") {
+        return;
+    }
+    let api = target("127.0.0.1");
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let flag = format!("--redirect-apiserver={}={api}", server.agents);
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let mut client = Client::start(Some(nodes.path()));
+    let seen = client.call(server.agents).unwrap();
+    assert!(!seen.is_direct(), "{seen:?}");
+}
+
+#[test]
+fn without_its_agent_connections_go_where_they_go() {
+    if !ready("an agent that is killed") {
+        return;
+    }
+    let api = target("127.0.0.1");
+    let service = target("127.4.0.1");
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let flag = format!("--redirect-apiserver={service}={api}");
+    let mut agent = world.agent_with(&server, None, &[&cgroup, &flag]);
+    let mut client = Client::start(Some(nodes.path()));
+    assert!(!client.call(service).unwrap().is_direct());
+    agent.kill();
+    let killed = std::time::Instant::now();
+    while !client.call(service).is_ok_and(|seen| seen.is_direct()) {
+        assert!(killed.elapsed() < std::time::Duration::from_secs(1));
+    }
+}
