@@ -179,7 +179,7 @@ fn the_terminal_is_put_back_after_a_signal() {
     let demo = Demo::start();
     let server = demo.socket("admin.sock");
     for signal in ["TERM", "HUP", "INT"] {
-        let wrap = format!("timeout --foreground --preserve-status --signal={signal} 1");
+        let wrap = format!("timeout --foreground --preserve-status --signal={signal} 5");
         let shown = on_terminal(&wrap, &server, Stdio::null());
         let (before, after) = shown
             .split_once("\x1b[?1049l")

@@ -11,7 +11,7 @@ use crate::steps::{self, Steps};
 use crate::workspace::Workspace;
 
 /// Longest time for one tier; the slowest builds and interop programs included.
-const LIMIT: Duration = Duration::from_secs(25 * 60);
+const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// What to run.
 #[derive(clap::Args)]

@@ -286,12 +286,18 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
         }
     };
     let mut connections = JoinSet::new();
-    let mut by_age = VecDeque::new();
+    // A handle keeps what its task was made of.
+    let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let accepted = tokio::select! {
             biased;
             _closed = closing.changed() => break,
-            Some(_ended) = connections.join_next(), if !connections.is_empty() => continue,
+            Some(_ended) = connections.join_next(), if !connections.is_empty() => {
+                while by_age.front().is_some_and(AbortHandle::is_finished) {
+                    by_age.pop_front();
+                }
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -304,6 +310,9 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
                     metrics.accept_error(Listener::Admin);
                     end_oldest(&mut by_age);
                     connections.join_next().await;
+                }
+                if by_age.len() > 2 * limits.connections_max {
+                    by_age.retain(|connection| !connection.is_finished());
                 }
                 let task = visit(visitor, service.clone(), limits, closing.clone());
                 by_age.push_back(connections.spawn(task));

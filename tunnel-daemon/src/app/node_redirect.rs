@@ -3,7 +3,7 @@
 //! Nothing that is missing here keeps the agent from starting: connections go where they go then.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, RedirectOrigin, listen, look_after, missing};
+use super::redirect::{LISTENER, RedirectOrigin, join, listen, look_after, missing};
 use crate::agent::node::Wants;
 use crate::config::plan::NodeRedirectPlan;
 use crate::ebpf::caps::HostCaps;
@@ -126,18 +126,6 @@ fn rule(address: SocketAddr, action: Action) -> RedirectRule {
         port: Some(address.port()),
         action,
     }
-}
-
-/// Has the calls of this very process left alone, such as its dials of targets and servers. The kernel knows it by an id that
-/// a process in a namespace of its own does not know itself; so it makes a call that a rule takes for the tunnel's own.
-fn join(redirect: &Redirect) -> anyhow::Result<()> {
-    let door = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let at = door.local_addr()?;
-    redirect.set_rules(&[rule(at, Action::Join)])?;
-    let called = StdStream::connect(at);
-    redirect.set_rules(&[rule(at, Action::Leave)])?;
-    called?;
-    Ok(())
 }
 
 /// Where captured connections want to go.

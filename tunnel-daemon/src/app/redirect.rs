@@ -2,7 +2,9 @@
 //!
 //! Nothing that is missing here keeps the server from starting.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -217,26 +219,26 @@ impl Listening<'_> {
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
         let bound = listen(&redirect)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
-        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
-        for listener in bound {
-            let origins = Arc::clone(&origins);
-            self.serve_transparent(listener, origins, hub, context, clients);
-        }
-        let mut rules = rules(plan)?;
-        // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen.
+        join(&redirect).context("exempting this process")?;
+        // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
+        // nothing is captured that these would have left alone.
         let agents = &self.plan.agents.bind;
         if agents.port != 0 {
-            rules.extend(own_rules(
-                [socket_addr(agents)?],
-                Action::Join,
-                &local_addresses(),
-            ));
+            let agents = own_rules([socket_addr(agents)?], Action::Join, &local_addresses());
+            redirect.set_rules(&agents)?;
         }
+        let rules = rules(plan)?;
         redirect.set_rules(&rules)?;
         // Now that ours are in force, those of a predecessor may go.
         match plan.on_failure {
             OnFailure::Open => unpin(&plan.cgroup)?,
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
+        }
+        // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
+        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
+        for listener in bound {
+            let origins = Arc::clone(&origins);
+            self.serve_transparent(listener, origins, hub, context, clients);
         }
         Ok((redirect, listeners, rules.len()))
     }
@@ -275,6 +277,27 @@ pub(super) fn listen(redirect: &Redirect) -> anyhow::Result<Vec<Listener>> {
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }
 
+/// Has the calls of this very process left alone, such as its dials of targets, servers and destinations. The kernel knows it
+/// by an id that a process in a namespace of its own does not know itself; so it makes a call that a rule takes for the
+/// tunnel's own.
+///
+/// # Errors
+/// There is no loopback, or the kernel takes no rule.
+pub(super) fn join(redirect: &Redirect) -> anyhow::Result<()> {
+    let door = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let at = door.local_addr()?;
+    let rule = |action| RedirectRule {
+        network: IpNet::from(at.ip()),
+        port: Some(at.port()),
+        action,
+    };
+    redirect.set_rules(&[rule(Action::Join)])?;
+    let called = StdStream::connect(at);
+    redirect.set_rules(&[rule(Action::Leave)])?;
+    called?;
+    Ok(())
+}
+
 /// What is always left alone first, so that the plan's own words about the same network win.
 fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
     let mut rules = Vec::new();
@@ -294,12 +317,10 @@ fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
         OnFailure::Open => Action::Redirect(LISTENER),
         OnFailure::Closed => Action::RedirectOrDeny(LISTENER),
     };
+    // Where the map ends early, nothing is captured without its exclusions.
+    let excluded = plan.excluded.iter();
+    rules.extend(excluded.map(|target| rule(target, Action::Leave)));
     rules.extend(plan.targets.iter().map(|target| rule(target, action)));
-    rules.extend(
-        plan.excluded
-            .iter()
-            .map(|target| rule(target, Action::Leave)),
-    );
     Ok(rules)
 }
 

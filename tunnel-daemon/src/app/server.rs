@@ -255,7 +255,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
-    own.set(others.iter().copied().chain([agents]).collect());
+    let all = others.iter().chain(captured.listeners()).copied();
+    own.set(all.chain([agents]).collect());
     captured.spare(&[agents], others);
     Ok(RunningServer {
         agents,

@@ -123,6 +123,11 @@ impl NodeDoor {
 impl AgentOpens for AgentDoor {
     fn asked(&self, open: AgentOpen) {
         let settings = &self.door.settings;
+        if open.request().raw {
+            settings.metrics.node_refused(NodeRefusal::Failed);
+            let text = "tunnels that agents open have frames";
+            return open.refuse(RefusalCode::Denied, text);
+        }
         if let Err(refusal) = self.admit() {
             settings.metrics.node_refused(refusal);
             return open.refuse(code(refusal), text(refusal));

@@ -58,10 +58,18 @@ pub enum KernelError {
 
 const REMEDY: &str = "it needs CAP_BPF and CAP_NET_ADMIN and a seccomp profile that allows bpf(2); `adit check` says more";
 
-/// Creates the maps of an object and relocates its programs. Programs are loaded one by one, by those who attach them.
+/// Maps of accounting, which loads the object for itself, and how small they can be: entries, or bytes of a ring of whole pages.
+const OF_ACCOUNTING: [(&str, u32); 2] = [("ACCOUNT_SOCKETS", 64), ("ACCOUNT_CLOSED", 64 * 1024)];
+
+/// Creates the maps of an object, without room for accounting, and relocates its programs. Programs are loaded one by one, by
+/// those who attach them.
 ///
 /// # Errors
 /// What the kernel said.
 pub fn load(object: &[u8]) -> Result<Ebpf, KernelError> {
-    Ok(EbpfLoader::new().load(object)?)
+    let mut loader = EbpfLoader::new();
+    for (map, size) in OF_ACCOUNTING {
+        loader.map_max_entries(map, size);
+    }
+    Ok(loader.load(object)?)
 }

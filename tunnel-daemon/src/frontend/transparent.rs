@@ -151,7 +151,8 @@ async fn relay(io: &mut ByteStream, early: BytesMut, mut leg: Leg, mut tunnel: C
     tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
     // What it held is accounted for until it goes.
     drop(leg);
-    if matches!(outcome.end, PumpEnd::Tunnel(_)) {
+    // Not behind a reset: the end it would send first looks like that of a whole answer.
+    if matches!(&outcome.end, PumpEnd::Tunnel(end) if end.is_in_order()) {
         let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
     }
 }

@@ -1,5 +1,6 @@
 //! Addresses that this process itself listens on, so that it never dials itself for others.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::OnceLock;
 
@@ -32,7 +33,10 @@ impl OwnListeners {
 
 /// Whether the address is one of this host's: the kernel lets us bind to it. Where it lets us bind to any, any counts.
 fn is_local(ip: IpAddr) -> bool {
-    ip.is_loopback() || ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok()
+    ip.is_loopback()
+        || ip.is_unspecified()
+        // Any other error says nothing about the address.
+        || UdpSocket::bind((ip, 0)).map_or_else(|error| error.kind() != ErrorKind::AddrNotAvailable, |_| true)
 }
 
 #[cfg(test)]

@@ -152,7 +152,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "ebpf",
         row: "eBPF: redirect and accounting, without a packet filter",
-        run: tests(KERNEL, "--test-threads=1 --skip packet_filter:: --skip freshly_built"),
+        run: tests(
+            KERNEL,
+            "--test-threads=1 --skip packet_filter:: --skip freshly_built",
+        ),
         limit_seconds: 300,
         when: When::Always,
     },

@@ -224,6 +224,8 @@ impl NodeDoor {
                         changed.next().await;
                     }
                     () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => (),
+                    // Another server may have a lane, or this one may go away.
+                    _ = changed.next() => (),
                 }
             }
         });

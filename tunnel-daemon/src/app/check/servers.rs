@@ -19,7 +19,7 @@ use crate::net::tls::{Alpn, ClientTls};
 
 const NAME: &str = "server";
 /// With TLS 1.3 a server refuses a client certificate behind the handshake: time for that to arrive.
-const REFUSAL: Duration = Duration::from_secs(1);
+const REFUSAL: Duration = Duration::from_secs(3);
 
 /// One line for each server.
 ///

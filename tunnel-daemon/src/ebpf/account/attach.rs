@@ -21,12 +21,13 @@ const SOCKETS: &str = "ACCOUNT_SOCKETS";
 const CLOSED: &str = "ACCOUNT_CLOSED";
 const OUTCOMES: &str = "ACCOUNT_OUTCOMES";
 /// Maps of the other programs of the object, which nobody loads here: as small as they can be.
-const UNUSED: [&str; 5] = [
+const UNUSED: [&str; 6] = [
     "REDIRECT_RULES",
     "REDIRECT_LISTENERS",
     "REDIRECT_EXEMPT",
     "REDIRECT_ORIGINS",
     "REDIRECT_ARRIVALS",
+    "REDIRECT_PROCESSES",
 ];
 const UNUSED_ENTRIES: u32 = 64;
 

@@ -1,6 +1,7 @@
 //! The transparent frontend without eBPF: a REDIRECT rule of nftables, in a network namespace of its own.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use adit::app::{agent, server};
 use adit::config::Command as Program;
@@ -62,7 +63,9 @@ pub(crate) fn play() {
     };
     let _agent = runtime.block_on(agent::start(&plan)).unwrap();
     let health = server.health.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !get(health, "/readyz").starts_with("HTTP/1.1 200") {
+        assert!(Instant::now() < deadline, "no link");
         std::thread::yield_now();
     }
     let target = target("127.9.0.1");
