@@ -66,6 +66,42 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn demo_captures_a_plain_curl() {
+    let caps = adit::ebpf::caps::HostCaps::probe();
+    let missing: Vec<&str> = [
+        ("capabilities", &caps.capabilities),
+        ("bpf", &caps.bpf),
+        ("cgroup2", &caps.cgroup2),
+    ]
+    .into_iter()
+    .filter(|(_, capability)| !capability.is_ready())
+    .map(|(_, capability)| capability.reason())
+    .collect();
+    if !missing.is_empty() {
+        let ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+        let root = rustix::process::geteuid().is_root();
+        assert!(!(ci && root), "must run in CI, but: {missing:?}");
+        return eprintln!("SKIPPED demo_captures_a_plain_curl: {missing:?}");
+    }
+    let (_outer, dir) = place();
+    let mut command = demo(&dir);
+    // A proxy of the environment is none of the tunnel's.
+    command
+        .args(["--once", "--redirect"])
+        .env("http_proxy", "http://127.0.0.1:9");
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("  ok    plain curl: "), "{text}");
+    assert!(text.contains("result    all 27 checks right in "), "{text}");
+    let cgroup = text
+        .lines()
+        .find_map(|line| line.strip_prefix("redirect "))
+        .unwrap();
+    assert!(!Path::new(cgroup).exists(), "{cgroup} is gone");
+}
+
+#[test]
 fn demo_on_lanes_in_clear_text_relays_without_frames() {
     let (_outer, dir) = place();
     let output = demo(&dir)

@@ -66,6 +66,19 @@ impl Captured {
         &self.listeners
     }
 
+    /// Calls that were redirected so far, as the kernel counts them.
+    pub(super) fn redirected(&self) -> u64 {
+        let calls = self
+            .redirect
+            .as_ref()
+            .and_then(|redirect| redirect.calls().ok());
+        let redirected = calls
+            .into_iter()
+            .flatten()
+            .find(|(outcome, _)| *outcome == "redirected");
+        redirected.map_or(0, |(_, count)| count)
+    }
+
     /// A line for `/readyz?verbose`, if there is anything to say.
     pub(super) fn detail(&self) -> &str {
         &self.detail

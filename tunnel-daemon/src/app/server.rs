@@ -445,6 +445,12 @@ impl RunningServer {
         links.into_iter().filter_map(|link| link.lanes).collect()
     }
 
+    /// Calls of captured processes that the kernel has redirected so far.
+    #[must_use]
+    pub fn redirected(&self) -> u64 {
+        self.captured.redirected()
+    }
+
     /// Where the redirect sends captured connections; empty without one.
     #[must_use]
     pub fn redirect_listeners(&self) -> &[SocketAddr] {

@@ -41,6 +41,8 @@ pub struct DemoOptions {
     pub plain: bool,
     /// Of both ends' lanes.
     pub lane_security: LaneSecurity,
+    /// Capture a plain client by eBPF, too.
+    pub redirect: bool,
 }
 
 /// What `adit status` is told.

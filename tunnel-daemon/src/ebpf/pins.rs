@@ -32,8 +32,26 @@ pub fn folder(cgroup: &Path) -> Result<PathBuf, String> {
 /// # Errors
 /// What the file system says.
 pub fn emptied(folder: &Path) -> io::Result<()> {
-    cleared(folder)?;
+    removed(folder)?;
     fs::create_dir(folder)
+}
+
+/// The folder of what is being pinned, until it takes the place of the other.
+#[must_use]
+pub fn beside(folder: &Path) -> PathBuf {
+    // Names there may not have a dot.
+    let mut name = folder.file_name().unwrap_or_default().to_owned();
+    name.push("-new");
+    folder.with_file_name(name)
+}
+
+/// Lets go of what is pinned in `folder`, and has `fresh` take its place.
+///
+/// # Errors
+/// What the file system says.
+pub fn replaced(folder: &Path, fresh: &Path) -> io::Result<()> {
+    removed(folder)?;
+    fs::rename(fresh, folder)
 }
 
 /// Lets go of all that is pinned there, if anything is.
@@ -41,6 +59,11 @@ pub fn emptied(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// What the file system says.
 pub fn cleared(folder: &Path) -> io::Result<()> {
+    removed(&beside(folder))?;
+    removed(folder)
+}
+
+fn removed(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

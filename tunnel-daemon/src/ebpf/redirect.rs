@@ -146,11 +146,14 @@ impl Redirect {
             cause,
         };
         let folder = pins::folder(cgroup).map_err(failed)?;
-        pins::emptied(&folder).map_err(|error| failed(error.to_string()))?;
+        let fresh = pins::beside(&folder);
+        pins::emptied(&fresh).map_err(|error| failed(error.to_string()))?;
         self.attached
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .pin(&["adit_connect4", "adit_connect6"], &folder)
+            .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
+        // Only now: whatever fails above, what an earlier process had left denies on.
+        pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))
     }
 
     fn maps(&self) -> std::sync::MutexGuard<'_, RedirectMaps> {

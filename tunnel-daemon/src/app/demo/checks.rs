@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::captured;
 use super::frontend::{Frontend, OpenError};
 use super::http_client::HttpClient;
 use super::screen::{Screen, Tone};
@@ -89,6 +90,16 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         steps.step("refused target", driver.refusal()).await;
         steps.step("path", driver.path()).await;
         steps.step("moved by", driver.ways(before)).await;
+    }
+    if let Some(captured) = &world.captured {
+        screen.line(format_args!(
+            "{} {}",
+            screen.paint(Tone::Strong, "redirect"),
+            screen.paint(Tone::Faint, captured.path().display()),
+        ));
+        steps
+            .step("plain curl", captured::page(world, captured))
+            .await;
     }
     screen.line(screen.paint(Tone::Strong, "Afterwards"));
     steps.step("links", links(world)).await;

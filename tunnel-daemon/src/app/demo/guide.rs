@@ -70,6 +70,16 @@ pub(super) fn print(world: &World, screen: &Screen) -> anyhow::Result<()> {
         "nothing listens there: 502 instead of a tunnel",
         &format!("{short} http://{}/", world.closed),
     );
+    if let Some(captured) = &world.captured {
+        command(
+            "a shell whose connections to the web target are captured, without any setting of a proxy",
+            &format!(
+                "sh -c 'echo $$ > \"$0\" && exec curl http://{}/' {}",
+                world.web,
+                shell(&captured.processes().display().to_string())
+            ),
+        );
+    }
     if let Some(health) = world.server.health {
         command(
             "what the server counts",

@@ -1,5 +1,6 @@
 //! `adit demo`: a whole installation in one process, driven and checked, with commands to try by hand.
 
+mod captured;
 mod checks;
 mod folder;
 mod frontend;
@@ -38,7 +39,7 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
     let screen = Screen::new(options.plain);
     screen.working("certificates, server, agents, targets");
     let started = tokio::select! {
-        started = World::start(options.dir.as_deref(), options.lane_security) => started,
+        started = World::start(&options) => started,
         () = signals.next() => return Ok(ExitCode::FAILURE),
     };
     let world = match started {

@@ -8,13 +8,14 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use tokio::net::TcpSocket;
 
+use super::captured::Captured;
 use super::folder::Folder;
 use super::frontend::Frontend;
 use super::targets;
 use crate::app::run::wait_until;
 use crate::app::{agent, server};
 use crate::config::plan::{AgentPlan, LaneSecurity, ServerPlan};
-use crate::config::{self, Command};
+use crate::config::{self, Command, DemoOptions};
 use crate::net::selfsigned::{ThrowawayCa, Usage};
 use crate::net::tasks::Tasks;
 
@@ -55,6 +56,8 @@ pub(super) struct World {
     pub(super) tasks: Tasks,
     /// Bound and never listening: keeps the port of `closed` free.
     _closed: TcpSocket,
+    /// Whose connections are captured, with --redirect.
+    pub(super) captured: Option<Captured>,
 }
 
 /// The server's admin socket.
@@ -69,8 +72,9 @@ impl World {
     ///
     /// # Errors
     /// Names the step.
-    pub(super) async fn start(dir: Option<&Path>, lanes: LaneSecurity) -> anyhow::Result<Self> {
-        let folder = Folder::make(dir)?;
+    pub(super) async fn start(options: &DemoOptions) -> anyhow::Result<Self> {
+        let lanes = options.lane_security;
+        let folder = Folder::make(options.dir.as_deref())?;
         certificates(&folder).context("certificates")?;
         let tasks = Tasks::new(TASKS_MAX);
         let web = targets::serve(&tasks, NORTH.1.into())
@@ -84,7 +88,10 @@ impl World {
             folder.socket("grpc.sock")?,
             folder.socket("http-connect.sock")?,
         );
-        let plan = server_plan(&folder, &grpc, &connect, lanes).context("server flags")?;
+        let captured = options.redirect.then(Captured::make).transpose()?;
+        let redirect = captured.as_ref().map(|captured| (web, captured));
+        let plan =
+            server_plan(&folder, &grpc, &connect, lanes, redirect).context("server flags")?;
         let server = server::start(&plan).await.context("server")?;
         let mut agents = Vec::new();
         for (name, reaches) in [NORTH, SOUTH] {
@@ -127,6 +134,7 @@ impl World {
             closed,
             tasks,
             _closed: closed_socket,
+            captured,
         })
     }
 
@@ -157,6 +165,8 @@ impl World {
             agent.running.stop().await;
         }
         drop(self.folder);
+        // Nothing is attached to it any more.
+        drop(self.captured);
     }
 }
 
@@ -211,6 +221,7 @@ fn server_plan(
     grpc: &Path,
     connect: &Path,
     lanes: LaneSecurity,
+    redirect: Option<(SocketAddr, &Captured)>,
 ) -> anyhow::Result<ServerPlan> {
     let frontend = |dialect: &str, path: &Path| {
         let mut text = OsString::from(format!("{dialect}=unix:"));
@@ -233,6 +244,10 @@ fn server_plan(
         .map(OsString::from),
     );
     argv.push(format!("--lane-security={}", lanes.name()).into());
+    if let Some((target, captured)) = redirect {
+        argv.push(format!("--redirect={target}").into());
+        argv.extend(["--redirect-cgroup".into(), captured.path().into()]);
+    }
     argv.extend(["--admin-socket".into(), folder.socket(SERVER_ADMIN)?.into()]);
     argv.extend(files(
         folder,

@@ -2,8 +2,8 @@
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -23,6 +23,8 @@ use crate::config::{TopOptions, TopSort};
 
 /// A signal is noticed within this.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// An answer that was asked for is noticed within this.
+const ANSWER_EVERY: Duration = Duration::from_millis(20);
 /// Lines that are not rows: title, columns, and the keys.
 const FRAME_LINES: usize = 3;
 
@@ -57,6 +59,8 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
     let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
     let _restored = Restored;
     let mut view = View::new(options.sort, first);
+    let whom = socket.clone();
+    let mut asker = Asker::start(move || ask(&whom))?;
     let mut next_look = Instant::now() + options.interval;
     loop {
         terminal.draw(|frame| view.draw(frame))?;
@@ -64,16 +68,24 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
             if told_to_end.load(Relaxed) {
                 return Ok(ExitCode::SUCCESS);
             }
+            if let Some(answer) = asker.answer() {
+                view.saw(answer.map(|now| sampler.take(now, Instant::now())));
+                break;
+            }
             let left = next_look.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 next_look = Instant::now() + options.interval;
-                if view.paused {
-                    continue;
+                if !view.paused {
+                    asker.ask();
                 }
-                view.saw(ask(socket).map(|now| sampler.take(now, Instant::now())));
-                break;
+                continue;
             }
-            if !event::poll(left.min(LOOK_EVERY))? {
+            let most = if asker.is_asking {
+                ANSWER_EVERY
+            } else {
+                LOOK_EVERY
+            };
+            if !event::poll(left.min(most))? {
                 continue;
             }
             let page = usize::from(terminal.size()?.height).saturating_sub(FRAME_LINES);
@@ -88,6 +100,48 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
                 _ => (),
             }
         }
+    }
+}
+
+/// Asks on a thread of its own: keys and signals do not wait for a process that does not answer.
+struct Asker<T> {
+    questions: mpsc::SyncSender<()>,
+    answers: mpsc::Receiver<T>,
+    is_asking: bool,
+}
+
+impl<T: Send + 'static> Asker<T> {
+    fn start(ask: impl Fn() -> T + Send + 'static) -> anyhow::Result<Self> {
+        let (questions, asked) = mpsc::sync_channel(1);
+        let (answered, answers) = mpsc::sync_channel(1);
+        // Ends with the process, or when nobody asks any more.
+        std::thread::Builder::new()
+            .name("adit-asks".to_owned())
+            .spawn(move || {
+                while let Ok(()) = asked.recv()
+                    && answered.send(ask()).is_ok()
+                {}
+            })
+            .context("cannot ask in the background")?;
+        Ok(Self {
+            questions,
+            answers,
+            is_asking: false,
+        })
+    }
+
+    /// Asks, unless an answer is still to come.
+    fn ask(&mut self) {
+        if !self.is_asking {
+            self.is_asking = self.questions.try_send(()).is_ok();
+        }
+    }
+
+    /// What has come since.
+    fn answer(&mut self) -> Option<T> {
+        let answer = self.answers.try_recv().ok()?;
+        self.is_asking = false;
+        Some(answer)
     }
 }
 
@@ -301,5 +355,29 @@ mod tests {
         let sample = view.sample.clone().unwrap();
         view.saw(Ok(sample));
         assert!(drawn(&mut view)[23].starts_with("q quit"));
+    }
+
+    #[test]
+    fn whoever_does_not_answer_keeps_nobody_waiting() {
+        let (let_go, held) = mpsc::channel::<u32>();
+        let held = std::sync::Mutex::new(held);
+        let mut asker = Asker::start(move || held.lock().unwrap().recv().unwrap()).unwrap();
+        assert_eq!(asker.answer(), None);
+        for _again in 0..3 {
+            asker.ask();
+            assert!(asker.is_asking);
+            assert_eq!(asker.answer(), None);
+        }
+        for number in [7, 8] {
+            let_go.send(number).unwrap();
+            let mut answer = None;
+            while answer.is_none() {
+                std::thread::yield_now();
+                answer = asker.answer();
+            }
+            assert_eq!(answer, Some(number));
+            assert!(!asker.is_asking, "one answer to many questions");
+            asker.ask();
+        }
     }
 }

@@ -61,6 +61,9 @@ struct DemoFlags {
     /// What protects the lanes between server and agents: tls, or plaintext
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     lane_security: LaneSecurity,
+    /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
+    #[arg(long)]
+    redirect: bool,
 }
 
 /// Reads native arguments, without the program's name.
@@ -96,6 +99,7 @@ pub(super) fn parse(
             dir: flags.dir,
             plain: flags.plain,
             lane_security: flags.lane_security,
+            redirect: flags.redirect,
         }),
         Sub::Status(flags) => Command::Status(flags.options()),
         Sub::Top(flags) => Command::Top(flags.options()?),

@@ -368,8 +368,9 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
         dir: None,
         plain: false,
         lane_security: LaneSecurity::Plaintext,
+        redirect: true,
     });
-    let args = ["demo", "--once", "--lane-security=plaintext"];
+    let args = ["demo", "--once", "--lane-security=plaintext", "--redirect"];
     assert_eq!(run(&args).unwrap().command, demo);
 }
 

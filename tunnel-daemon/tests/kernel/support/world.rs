@@ -104,7 +104,9 @@ impl World {
     ) -> Role {
         let mut args = self.agent_args(server.agents);
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let role = Role::start("agent", cgroup, &args.join("\t"));
+        let mut role = Role::start("agent", cgroup, &args.join("\t"));
+        // All of it has started: the link may be there before the redirect is.
+        role.hear();
         server.until("the agent is linked", || {
             let ready = get(server.health, "/readyz");
             ready.starts_with("HTTP/1.1 200").then_some(())
@@ -205,5 +207,6 @@ pub(super) fn play_agent(arguments: &str) {
     let _running = runtime
         .block_on(agent::start(&plan))
         .expect("the agent starts");
+    tell("up");
     while told().is_some() {}
 }
