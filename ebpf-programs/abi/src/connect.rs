@@ -24,8 +24,8 @@ pub trait Surroundings {
     fn rule(&self, key: &RuleKey) -> Option<&Rule>;
     /// The listener of this number in the caller's network namespace.
     fn listener(&self, number: u32) -> Option<Listener>;
-    /// Whether something listens there, in the caller's network namespace, now.
-    fn listens(&self, at: &Endpoint) -> bool;
+    /// Whether something listens there, in the caller's network namespace, now; with that mark, unless it is 0.
+    fn listens(&self, at: &Endpoint, mark: u32) -> bool;
     /// Remembers where the socket wanted to go; `false` if there is no room.
     fn remember(&self, origin: &Origin) -> bool;
 }
@@ -94,7 +94,7 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if via == call.destination {
         return Decision::Leave(CallOutcome::Excluded);
     }
-    if !around.listens(&via) {
+    if !around.listens(&via, listener.mark) {
         return missing(CallOutcome::ListenerGone);
     }
     let origin = Origin {

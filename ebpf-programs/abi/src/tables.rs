@@ -9,7 +9,7 @@ pub const RULE_BYTES: usize = 16;
 /// Bytes of a [`ListenerKey`].
 pub const LISTENER_KEY_BYTES: usize = 16;
 /// Bytes of a [`Listener`].
-pub const LISTENER_BYTES: usize = 40;
+pub const LISTENER_BYTES: usize = 44;
 /// Bytes of an [`Origin`].
 pub const ORIGIN_BYTES: usize = 48;
 /// Bytes of an [`ArrivalKey`].
@@ -137,9 +137,11 @@ pub struct Listener {
     pub v4: Endpoint,
     /// For IPv6 destinations.
     pub v6: Endpoint,
+    /// `SO_MARK` of its sockets, so that nobody else takes its place; 0 is any.
+    pub mark: u32,
 }
 
-const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 2);
+const _: () = assert!(size_of::<Listener>() == LISTENER_BYTES && align_of::<Listener>() == 4);
 
 impl Listener {
     /// As the map holds it.
@@ -147,7 +149,8 @@ impl Listener {
     pub fn to_bytes(self) -> [u8; LISTENER_BYTES] {
         let mut bytes = [0; LISTENER_BYTES];
         bytes[..ENDPOINT_BYTES].copy_from_slice(&self.v4.to_bytes());
-        bytes[ENDPOINT_BYTES..].copy_from_slice(&self.v6.to_bytes());
+        bytes[ENDPOINT_BYTES..2 * ENDPOINT_BYTES].copy_from_slice(&self.v6.to_bytes());
+        bytes[2 * ENDPOINT_BYTES..].copy_from_slice(&self.mark.to_ne_bytes());
         bytes
     }
 }
@@ -301,8 +304,10 @@ mod tests {
         let listener = Listener {
             v4: client,
             v6: Endpoint::NONE,
+            mark: 5,
         };
         assert_eq!(listener.to_bytes()[..20], client.to_bytes());
+        assert_eq!(listener.to_bytes()[40..], 5_u32.to_ne_bytes());
         let rule = Rule {
             prefix_bits: 1,
             action: 2,

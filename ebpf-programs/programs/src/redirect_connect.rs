@@ -130,7 +130,7 @@ impl Surroundings for Caller<'_> {
     }
 
     #[inline(always)]
-    fn listens(&self, at: &Endpoint) -> bool {
+    fn listens(&self, at: &Endpoint, mark: u32) -> bool {
         let mut tuple = MaybeUninit::<[u32; TUPLE_WORDS]>::uninit();
         let bytes = write_tuple(tuple.as_mut_ptr().cast(), at);
         // SAFETY: the context and the tuple live through the call; a socket that comes back is released below.
@@ -147,9 +147,10 @@ impl Surroundings for Caller<'_> {
             return false;
         }
         let state = field!(socket, state);
+        let found = field!(socket, mark);
         // SAFETY: the socket came from the lookup and is not used after this.
         unsafe { bpf_sk_release(socket.cast()) };
-        state == TCP_LISTEN
+        state == TCP_LISTEN && (mark == 0 || mark == found)
     }
 
     #[inline(always)]

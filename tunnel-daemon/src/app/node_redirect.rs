@@ -99,7 +99,7 @@ fn attach(
     metrics: &AditMetrics,
 ) -> anyhow::Result<(Arc<Redirect>, Doors)> {
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
-    let listeners = listen(&redirect)?;
+    let listeners = listen(&redirect, 0)?;
     join(&redirect).context("exempting this process")?;
     let rules: Vec<RedirectRule> = plan
         .services
@@ -113,7 +113,7 @@ fn attach(
         .map(|service| (service.address, service.destination.as_str().into()))
         .collect();
     let wants = Arc::new(Services {
-        origins: RedirectOrigin(Arc::clone(&redirect)),
+        origins: RedirectOrigin(Arc::clone(&redirect), 0),
         destinations,
         metrics: metrics.clone(),
     });

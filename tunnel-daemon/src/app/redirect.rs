@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use ipnet::IpNet;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -129,13 +130,20 @@ fn own_rules(
 }
 
 /// Asks the maps of the redirect.
-pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>);
+pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>, pub(super) Mark);
 
 impl OriginSource for RedirectOrigin {
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        if self.1 != 0 {
+            // Of the listener, which it came from: a firewall may know other meanings.
+            SockRef::from(socket).set_mark(0)?;
+        }
         self.0.origin(socket, peer)?.ok_or(OriginError::Unknown)
     }
 }
+
+/// `SO_MARK` of listeners; 0 is none.
+pub(super) type Mark = u32;
 
 impl Listening<'_> {
     /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
@@ -230,7 +238,12 @@ impl Listening<'_> {
         clients: &Tasks,
     ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>, usize)> {
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
-        let bound = listen(&redirect)?;
+        let mark = match plan.on_failure {
+            OnFailure::Open => 0,
+            // Whoever takes the port of a server that has ended is not it.
+            OnFailure::Closed => rand::random_range(1..=Mark::MAX),
+        };
+        let bound = listen(&redirect, mark)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
         join(&redirect).context("exempting this process")?;
         // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
@@ -248,7 +261,7 @@ impl Listening<'_> {
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
         // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
-        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
+        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect), mark));
         for listener in bound {
             let origins = Arc::clone(&origins);
             self.serve_transparent(listener, origins, hub, context, clients);
@@ -278,14 +291,20 @@ impl Listening<'_> {
 ///
 /// # Errors
 /// There is no loopback, or the kernel takes no note of them.
-pub(super) fn listen(redirect: &Redirect) -> anyhow::Result<Vec<Listener>> {
+pub(super) fn listen(redirect: &Redirect, mark: Mark) -> anyhow::Result<Vec<Listener>> {
     let v4 = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
         .context("the redirect's listener")?;
     // Hosts may be without IPv6; calls over it are left alone then.
     let v6 = Listener::bind(&ListenAddr::Tcp((Ipv6Addr::LOCALHOST, 0).into())).ok();
     let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
+    for listener in [Some(&v4), v6.as_ref()].into_iter().flatten() {
+        if let (Listener::Tcp(socket), true) = (listener, mark != 0) {
+            let marked = SockRef::from(socket).set_mark(mark);
+            marked.context("marking the redirect's listener")?;
+        }
+    }
     if let Listener::Tcp(socket) = &v4 {
-        redirect.set_listener(LISTENER, socket, v4.tcp_addr(), v6_at)?;
+        redirect.set_marked_listener(LISTENER, socket, v4.tcp_addr(), v6_at, mark)?;
     }
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }

@@ -188,6 +188,22 @@ impl Redirect {
         v4: Option<SocketAddr>,
         v6: Option<SocketAddr>,
     ) -> Result<(), KernelError> {
+        self.set_marked_listener(number, socket, v4, v6, 0)
+    }
+
+    /// As [`Redirect::set_listener`], with the `SO_MARK` that its sockets bear: whoever listens there later, without the right
+    /// to set one, is not it. 0 is none.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn set_marked_listener(
+        &self,
+        number: u32,
+        socket: &impl AsFd,
+        v4: Option<SocketAddr>,
+        v6: Option<SocketAddr>,
+        mark: u32,
+    ) -> Result<(), KernelError> {
         let key = ListenerKey {
             netns_cookie: netns::cookie(socket).map_err(KernelError::Namespace)?,
             listener: number,
@@ -197,6 +213,7 @@ impl Redirect {
         let listener = Listener {
             v4: of(v4),
             v6: of(v6),
+            mark,
         };
         self.maps().set_listener(key, listener)
     }

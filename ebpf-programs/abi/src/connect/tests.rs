@@ -11,6 +11,9 @@ use crate::tables::{ACTION_JOIN, ACTION_LEAVE, SCOPE_BITS};
 const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
 const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
 
+/// What the listener's sockets bear.
+const MARK: u32 = 7;
+
 /// The kernel as tables.
 struct Tables {
     exempt: core::cell::Cell<bool>,
@@ -51,8 +54,8 @@ impl Surroundings for Tables {
         self.listener.filter(|_| number == 1)
     }
 
-    fn listens(&self, _at: &Endpoint) -> bool {
-        self.listens
+    fn listens(&self, _at: &Endpoint, mark: u32) -> bool {
+        self.listens && (mark == 0 || mark == MARK)
     }
 
     fn remember(&self, origin: &Origin) -> bool {
@@ -75,7 +78,11 @@ fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
     Tables {
         exempt: core::cell::Cell::new(false),
         rules,
-        listener: Some(Listener { v4: VIA4, v6: VIA6 }),
+        listener: Some(Listener {
+            v4: VIA4,
+            v6: VIA6,
+            mark: MARK,
+        }),
         listens: true,
         room: true,
         stored: RefCell::default(),
@@ -121,6 +128,7 @@ fn whatever_is_missing_leaves_the_call_alone() {
                 around.listener = Some(Listener {
                     v4: Endpoint::NONE,
                     v6: VIA6,
+                    mark: 0,
                 });
             },
             CallOutcome::NoListener,

@@ -237,6 +237,10 @@ fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
             let error = client.call(target).unwrap_err();
             assert!(error.contains("not permitted"), "{error}");
         }
+        // Nor does it reach whoever takes the server's place.
+        let _stranger = std::net::TcpListener::bind(server.listeners[0]).unwrap();
+        let error = client.call(target).unwrap_err();
+        assert!(error.contains("not permitted"), "{error}");
         // Other processes are no concern of it.
         assert!(Client::start(None).call(target).unwrap().is_direct());
     }
