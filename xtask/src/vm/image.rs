@@ -52,12 +52,13 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
     programs::add(&mut archive, "/host/sh", &shell)?;
     archive.link("/bin/sh", "/host/sh")?;
     let adit = built.bin("adit")?;
-    // Tests look for it where cargo left it.
+    let given = args.adit.as_deref().unwrap_or(adit);
+    programs::add(&mut archive, "/bin/adit", given)?;
+    // Tests look for it where cargo left it. Below /tmp they find nothing: that is empty in the machine.
     let at = adit.display().to_string();
-    programs::add(&mut archive, &at, adit)?;
     match &args.adit {
-        Some(given) => programs::add(&mut archive, "/bin/adit", given)?,
-        None => archive.link("/bin/adit", &at)?,
+        Some(_) => programs::add(&mut archive, &at, adit)?,
+        None => archive.link(&at, "/bin/adit")?,
     }
     programs::add(&mut archive, "/bin/adit-load", built.bin("adit-load")?)?;
     for (at, entry) in entries.iter().enumerate() {
