@@ -27,6 +27,27 @@ pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
     Ok(folder)
 }
 
+/// A program of one kind, loaded and attached, as its link. Kinds have these methods by name only, and no trait for them.
+macro_rules! attached {
+    ($kind:ty, $ebpf:expr, $name:expr, $cgroup:expr) => {{
+        let program: &mut $kind = $ebpf
+            .program_mut($name)
+            .ok_or(KernelError::NotInObject($name))?
+            .try_into()
+            .map_err(|_other: ProgramError| KernelError::NotInObject($name))?;
+        program.load().map_err(failed("load", $name))?;
+        let id = program
+            .attach($cgroup, CgroupAttachMode::Single)
+            .map_err(failed("attach", $name))?;
+        let link = program.take_link(id).map_err(failed("attach", $name))?;
+        FdLink::try_from(link).map_err(|error| KernelError::Program {
+            action: "attach",
+            program: $name,
+            cause: error.to_string(),
+        })?
+    }};
+}
+
 /// Programs that are attached; dropping it detaches them. The kernel does the same when the process ends.
 #[derive(Debug, Default)]
 pub struct Attached {
@@ -46,21 +67,7 @@ impl Attached {
         name: &'static str,
         cgroup: &File,
     ) -> Result<(), KernelError> {
-        let program: &mut CgroupSockAddr = ebpf
-            .program_mut(name)
-            .ok_or(KernelError::NotInObject(name))?
-            .try_into()
-            .map_err(|_other: ProgramError| KernelError::NotInObject(name))?;
-        program.load().map_err(failed("load", name))?;
-        let id = program
-            .attach(cgroup, CgroupAttachMode::Single)
-            .map_err(failed("attach", name))?;
-        let link = program.take_link(id).map_err(failed("attach", name))?;
-        let link = FdLink::try_from(link).map_err(|error| KernelError::Program {
-            action: "attach",
-            program: name,
-            cause: error.to_string(),
-        })?;
+        let link = attached!(CgroupSockAddr, ebpf, name, cgroup);
         self.links.push((name, link));
         Ok(())
     }
@@ -75,21 +82,7 @@ impl Attached {
         name: &'static str,
         cgroup: &File,
     ) -> Result<(), KernelError> {
-        let program: &mut SockOps = ebpf
-            .program_mut(name)
-            .ok_or(KernelError::NotInObject(name))?
-            .try_into()
-            .map_err(|_other: ProgramError| KernelError::NotInObject(name))?;
-        program.load().map_err(failed("load", name))?;
-        let id = program
-            .attach(cgroup, CgroupAttachMode::Single)
-            .map_err(failed("attach", name))?;
-        let link = program.take_link(id).map_err(failed("attach", name))?;
-        let link = FdLink::try_from(link).map_err(|error| KernelError::Program {
-            action: "attach",
-            program: name,
-            cause: error.to_string(),
-        })?;
+        let link = attached!(SockOps, ebpf, name, cgroup);
         self.links.push((name, link));
         Ok(())
     }

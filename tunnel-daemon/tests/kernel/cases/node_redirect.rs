@@ -77,3 +77,32 @@ fn without_its_agent_connections_go_where_they_go() {
         assert!(killed.elapsed() < std::time::Duration::from_secs(1));
     }
 }
+
+/// A destination that the server dials for an agent may be one that it captures for others.
+#[test]
+fn what_a_captured_server_dials_itself_is_left_alone() {
+    if !ready("a captured server") {
+        return;
+    }
+    let api = target("127.5.0.1");
+    let world = World::new();
+    let (servers, nodes) = (Cgroup::new(), Cgroup::new());
+    let server = world.server(
+        Some(servers.path()),
+        &[
+            format!("--allowed-destination={api}"),
+            format!("--redirect={api}"),
+            format!("--redirect-cgroup={}", servers.path().display()),
+        ],
+    );
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+    let flag = format!("--redirect-apiserver={service}={api}");
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let mut node = Client::start(Some(nodes.path()));
+    assert!(!node.call(service).unwrap().is_direct());
+    // Others of its cgroup are captured: by now the kernel's counts have been read once more, too.
+    let mut neighbour = Client::start(Some(servers.path()));
+    assert!(!neighbour.call(api).unwrap().is_direct());
+    server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 1.0);
+}
