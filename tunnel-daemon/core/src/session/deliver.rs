@@ -71,8 +71,10 @@ impl Link {
         // Under its share now, it may be over it when more tunnels have come.
         self.watch(key, now);
         while self.held > self.config.isolation.link_budget_bytes || self.budget.over() {
-            let stalled = self.tunnels.iter().filter(|(_, t)| t.held() > share);
-            let Some((largest, tunnel)) = stalled.max_by_key(|(_, t)| t.held()) else {
+            let over = self.tunnels.iter().filter(|(_, t)| t.held() > share);
+            // Whoever reads goes last, however much waits for it.
+            let Some((largest, tunnel)) = over.max_by_key(|(_, t)| (t.is_unread(now), t.held()))
+            else {
                 break;
             };
             if tunnel.ended {

@@ -223,6 +223,15 @@ impl Link {
         !self.config.credit && self.held > self.config.isolation.link_budget_bytes / 4 * 3
     }
 
+    /// Whether legs that read hold a quarter of the budget or more, so that waiting for them makes room. What others hold
+    /// comes free only when they lose their tunnels. Looks at every tunnel.
+    #[must_use]
+    pub fn is_held_by_readers(&self, now: Moment) -> bool {
+        let read = self.tunnels.iter().filter(|(_, t)| !t.is_unread(now));
+        let held: u64 = read.map(|(_, t)| t.held()).sum();
+        held >= self.config.isolation.link_budget_bytes / 4
+    }
+
     /// Whether held bytes come near a budget, so that exact accounts matter.
     #[must_use]
     pub fn is_near_budget(&self) -> bool {

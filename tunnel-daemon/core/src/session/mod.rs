@@ -79,6 +79,8 @@ const WINDOW_GROWS_WITHIN: Duration = Duration::from_millis(250);
 /// A peer that may be waiting for credit hears of drained bytes after this long, half a window or not:
 /// its own linger time judges a slow reader by this progress.
 const WINDOW_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
+/// A leg that took nothing for longer than this, with bytes waiting for it, does not read.
+const READS_WITHIN: Duration = Duration::from_millis(500);
 /// How often the slow clauses (stalls, lingering, half-closed) are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How long a close waits for the peer's confirmation before the tunnel is forgotten.

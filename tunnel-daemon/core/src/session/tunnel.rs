@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::Moment;
+use super::{Moment, READS_WITHIN};
 use crate::ids::{ConnId, DialId};
 
 /// Why a tunnel ended, for the leg, the access event and metrics.
@@ -202,6 +202,11 @@ impl Tunnel {
 
     pub(super) fn held(&self) -> u64 {
         self.inc.received - self.inc.drained
+    }
+
+    /// Whether bytes wait for a leg that takes none.
+    pub(super) fn is_unread(&self, now: Moment) -> bool {
+        self.held() > 0 && now.since(self.inc.progress_at) > READS_WITHIN
     }
 
     pub(super) fn conn(&self) -> Option<ConnId> {

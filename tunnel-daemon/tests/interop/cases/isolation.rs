@@ -58,6 +58,21 @@ fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
 }
 rows!(four_stalled_clients_do_not_slow_an_echo: our_server_both);
 
+/// Rules 6 and 14: those who do not read pay for the memory, not the download beside them, however much waits for it.
+fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
+    let stack = Stack::start(combo);
+    let stalled = stack.client("stall", "source").flag("streams", 4).start();
+    stalled.named_event("stalled", secs(10));
+    stack
+        .client("bulk-down", "source")
+        .flag("bytes", 256 << 20)
+        .run()
+        .good();
+    drop(stalled);
+    stack.assert_serves();
+}
+rows!(a_download_beside_stalled_clients_arrives_whole: our_server_both);
+
 /// Checklist 83, the other direction: targets that take nothing. With a Go agent its own loop stalls, whatever we do.
 fn stalled_target_does_not_slow_an_echo(combo: Combo) {
     let stack = Stack::start(combo);

@@ -46,6 +46,23 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     assert_eq!(rig.packets().len(), 2, "one close, one packet");
 }
 
+/// Rule 14: a fast download beside stalled readers is not what pays for them.
+#[test]
+fn a_full_budget_ends_who_does_not_read_before_who_does() {
+    for (idle_ms, reads) in [(500, false), (501, true)] {
+        let mut rig = rig(64 * MIB);
+        let (stalled, stalled_conn) = rig.open(0);
+        let (fast, fast_conn) = rig.open(0);
+        rig.data(stalled_conn, 20 * MIB);
+        rig.data(fast_conn, 43 * MIB);
+        rig.now = rig.now.after(Duration::from_millis(idle_ms));
+        rig.link.leg_drained(fast, MIB, rig.now);
+        rig.data(fast_conn, 2 * MIB + 1);
+        let ended = if reads { stalled } else { fast };
+        assert_eq!(ends(&mut rig), [(ended, TunnelEnd::Budget)], "{idle_ms} ms");
+    }
+}
+
 #[test]
 fn nobody_under_its_share_is_ended() {
     // 16 tunnels of 64 MiB own 4 MiB each, 32 own 2 MiB each.
