@@ -7,4 +7,5 @@ pub(crate) mod exempt;
 mod load;
 mod node_redirect;
 pub(crate) mod packet_filter;
+mod privileges;
 mod redirect;
