@@ -109,10 +109,10 @@ pub(super) async fn finish() {
     wait_until(BEGIN_MAX, done).await;
     match held_by_any_thread() {
         Ok(held) if keep.contains(held) => {
-            tracing::info!(kept = names(held).join(","), "capabilities given up");
+            tracing::info!(kept = listed(held), "capabilities given up");
         }
         Ok(held) => tracing::warn!(
-            kept = names(held).join(","),
+            kept = listed(held),
             "capabilities could not be given up: allow capset(2) and prctl(2) in the seccomp profile"
         ),
         Err(error) => tracing::warn!(
@@ -148,6 +148,14 @@ fn permitted(status: &str) -> CapabilitySet {
             .unwrap_or(u64::MAX)
     };
     CapabilitySet::from_bits_retain(set("CapPrm:") | set("CapEff:") | set("CapInh:"))
+}
+
+/// For a line of the log.
+fn listed(set: CapabilitySet) -> String {
+    if set.is_empty() {
+        return "none".to_owned();
+    }
+    names(set).join(",")
 }
 
 /// As capabilities(7) calls them; one that this program does not know is a number.

@@ -1,6 +1,7 @@
 //! One file for each part of the kernel side.
 
 mod account;
+mod account_captured;
 mod account_tunnels;
 mod alone;
 pub(crate) mod exempt;

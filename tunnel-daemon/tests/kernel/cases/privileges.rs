@@ -51,11 +51,15 @@ fn server(world: &World, user: User, name: &str, flags: &[String]) -> Daemon {
 }
 
 fn agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
+    linked_agent(world, user, server, &[&[PLAIN.to_owned()], flags].concat())
+}
+
+/// An agent with a health port, linked.
+pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
     let mut args = world.agent_args(server.address("agents"));
     args.retain(|arg| !arg.starts_with("--health-server-port"));
     args.push("--health-server-host=127.0.0.1".to_owned());
     args.push("--health-server-port=0".to_owned());
-    args.push(PLAIN.to_owned());
     args.extend_from_slice(flags);
     let agent = Daemon::start(user, "agent", &args, world.dir());
     server.until("the agent is linked", |server| {
