@@ -81,6 +81,8 @@ pub struct RelayConfig {
     pub queue_pairs: usize,
     /// Pairs of all threads. Full means a refusal.
     pub pairs_max: usize,
+    /// The first thing each thread does.
+    pub on_thread_start: fn(),
 }
 
 impl RelayConfig {
@@ -97,6 +99,7 @@ impl RelayConfig {
             buffer_budget_bytes: 64 * 1024 * 1024,
             queue_pairs: 1024,
             pairs_max: 65_536,
+            on_thread_start: || (),
         }
     }
 

@@ -95,11 +95,13 @@ impl Relay {
         for number in 0..config.threads {
             let inbox = Arc::clone(&relay.handle.0.inboxes[number]);
             let plan = Plan::new(config);
+            let begin = config.on_thread_start;
             let (tell, told) = mpsc::sync_channel(1);
             relay.threads.push(
                 std::thread::Builder::new()
                     .name(format!("relay-{number}"))
                     .spawn(move || {
+                        begin();
                         thread::run(&plan, &inbox, |started| {
                             // Nobody listens only if the starting thread is gone.
                             let _nobody = tell.send(started);

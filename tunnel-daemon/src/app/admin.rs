@@ -17,6 +17,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::privileges::give_up_here;
 use super::probes::HttpService;
 use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening};
 use crate::telemetry::AditMetrics;
@@ -159,7 +160,10 @@ impl AdminThread {
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let thread = std::thread::Builder::new()
             .name("adit-admin".to_owned())
-            .spawn(move || runtime.block_on(run(received, limits, metrics)))
+            .spawn(move || {
+                give_up_here();
+                runtime.block_on(run(received, limits, metrics));
+            })
             .map_err(AdminError::Start)?;
         Ok(Self {
             commands: Some(commands),

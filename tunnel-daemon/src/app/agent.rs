@@ -1,8 +1,8 @@
 //! The agent: links to servers, probes, and how it drains.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
@@ -131,7 +131,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
-            accounts,
+            accounts: accounts.clone(),
             agent: plan.agent_id.clone(),
         },
         hello: AgentHello {
@@ -164,10 +164,17 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lanes_max: context.lane_room.lanes_max(),
         engine: engine.clone(),
         relay_used: relay.is_some(),
-        host: OnceLock::new(),
+        host: status::Common::host(plan.admin_socket.is_some()),
     };
     let servers = Servers::start(settings, context, &services);
-    let node = NodeSide::start(plan, &servers, metrics.adit(), &descriptors, &services)?;
+    let node = NodeSide::start(
+        plan,
+        &servers,
+        metrics.adit(),
+        &descriptors,
+        &accounts,
+        &services,
+    )?;
     let node = Arc::new(node);
     let source = AgentSource {
         common,

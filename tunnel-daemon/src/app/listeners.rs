@@ -224,7 +224,7 @@ impl Listening<'_> {
     }
 
     /// Binds; the kernel may account for what is accepted there.
-    fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
+    pub(super) fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
         Listener::bind_with(address, |socket| self.accounts.listening(&socket))
     }
 

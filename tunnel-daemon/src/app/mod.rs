@@ -10,6 +10,7 @@ mod listeners;
 mod memory;
 mod node;
 mod node_redirect;
+mod privileges;
 pub mod probes;
 mod redirect;
 mod relay;

@@ -13,6 +13,7 @@ use crate::agent::node::{CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeList
 use crate::agent::servers::Servers;
 use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
 use crate::config::plan::{AgentPlan, DestinationsPlan};
+use crate::ebpf::account::Accounts;
 use crate::net::accept::accept_loop;
 use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
@@ -85,9 +86,16 @@ impl NodeSide {
         servers: &Servers,
         metrics: &AditMetrics,
         descriptors: &Arc<Descriptors>,
+        accounts: &Accounts,
         services: &Tasks,
     ) -> anyhow::Result<Self> {
-        let door = AgentDoor::new(servers.lanes(), metrics.clone(), Arc::clone(descriptors));
+        let door = AgentDoor::new(
+            servers.lanes(),
+            metrics.clone(),
+            Arc::clone(descriptors),
+            accounts.clone(),
+            plan.agent_id.clone(),
+        );
         let mut side = Self {
             door,
             addresses: Vec::new(),
@@ -108,7 +116,8 @@ impl NodeSide {
             services.spawn_always("node-listener", async move { drop(accepting.await) });
         };
         if let Some(plan) = &plan.redirect {
-            let (redirect, doors) = NodeRedirect::start(plan, metrics, services, &side.stop);
+            let (redirect, doors) =
+                NodeRedirect::start(plan, metrics, accounts, services, &side.stop);
             side.redirect = redirect;
             if let Some((listeners, wants)) = doors {
                 for listener in listeners {
@@ -117,7 +126,8 @@ impl NodeSide {
             }
         }
         for target in &plan.target_listeners {
-            let listener = Listener::bind(&listen_addr(&target.bind)?)
+            let bind = listen_addr(&target.bind)?;
+            let listener = Listener::bind_with(&bind, |socket| accounts.listening(&socket))
                 .with_context(|| format!("--target to {}", target.destination))?;
             let address = listener.tcp_addr().context("a listener has no address")?;
             tracing::info!(%address, destination = target.destination, "listening for the control plane");

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::redirect::{LISTENER, RedirectOrigin, join, listen, look_after, missing};
 use crate::agent::node::Wants;
 use crate::config::plan::NodeRedirectPlan;
+use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule};
@@ -45,11 +46,12 @@ impl NodeRedirect {
     pub(super) fn start(
         plan: &NodeRedirectPlan,
         metrics: &AditMetrics,
+        accounts: &Accounts,
         services: &Tasks,
         stop: &CancellationToken,
     ) -> (Self, Option<Doors>) {
         let (cgroup, count) = (plan.cgroup.display().to_string(), plan.services.len());
-        match attach(plan, metrics) {
+        match attach(plan, metrics, accounts) {
             Ok((redirect, doors)) => {
                 metrics.redirect().set_state(RedirectState::Active);
                 metrics.redirect().set_rules(count);
@@ -97,9 +99,10 @@ impl NodeRedirect {
 fn attach(
     plan: &NodeRedirectPlan,
     metrics: &AditMetrics,
+    accounts: &Accounts,
 ) -> anyhow::Result<(Arc<Redirect>, Doors)> {
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
-    let listeners = listen(&redirect, 0)?;
+    let listeners = listen(&redirect, 0, accounts)?;
     join(&redirect).context("exempting this process")?;
     let rules: Vec<RedirectRule> = plan
         .services
@@ -113,7 +116,7 @@ fn attach(
         .map(|service| (service.address, service.destination.as_str().into()))
         .collect();
     let wants = Arc::new(Services {
-        origins: RedirectOrigin(Arc::clone(&redirect), 0),
+        origins: RedirectOrigin(Arc::clone(&redirect)),
         destinations,
         metrics: metrics.clone(),
     });

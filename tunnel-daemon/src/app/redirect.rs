@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listeners::{Listening, listen_addr, socket_addr};
 use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget};
+use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours, unpin};
@@ -130,20 +131,24 @@ fn own_rules(
 }
 
 /// Asks the maps of the redirect.
-pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>, pub(super) Mark);
+pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>);
 
 impl OriginSource for RedirectOrigin {
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
-        if self.1 != 0 {
-            // Of the listener, which it came from: a firewall may know other meanings.
-            SockRef::from(socket).set_mark(0)?;
-        }
         self.0.origin(socket, peer)?.ok_or(OriginError::Unknown)
     }
 }
 
-/// `SO_MARK` of listeners; 0 is none.
+/// `SO_MARK` of listeners, and of what they accept; 0 is none.
 pub(super) type Mark = u32;
+/// Bits by which kube-proxy and the kubelet tell packets to be dropped or masqueraded.
+const MARKS_OF_KUBERNETES: Mark = 0xC000;
+
+/// A mark from a random number. It stays on accepted connections: the answer to their SYN has borne it already, and taking it
+/// off would take CAP_NET_ADMIN for good.
+fn own_mark(random: u32) -> Mark {
+    (random & !MARKS_OF_KUBERNETES).max(1)
+}
 
 impl Listening<'_> {
     /// Opens what the plan's transparent part asks for; the address of the packet filter's listener, if there is one.
@@ -159,7 +164,9 @@ impl Listening<'_> {
         let plan = &self.plan.transparent;
         let mut bound = None;
         if let Some(bind) = &plan.bind {
-            let listener = Listener::bind(&listen_addr(bind)?).context("transparent frontend")?;
+            let listener = self
+                .bind(&listen_addr(bind)?)
+                .context("transparent frontend")?;
             let at = listener
                 .tcp_addr()
                 .context("the transparent listener has no address")?;
@@ -241,9 +248,9 @@ impl Listening<'_> {
         let mark = match plan.on_failure {
             OnFailure::Open => 0,
             // Whoever takes the port of a server that has ended is not it.
-            OnFailure::Closed => rand::random_range(1..=Mark::MAX),
+            OnFailure::Closed => own_mark(rand::random()),
         };
-        let bound = listen(&redirect, mark)?;
+        let bound = listen(&redirect, mark, self.accounts)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
         join(&redirect).context("exempting this process")?;
         // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
@@ -261,7 +268,7 @@ impl Listening<'_> {
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
         // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
-        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect), mark));
+        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
         for listener in bound {
             let origins = Arc::clone(&origins);
             self.serve_transparent(listener, origins, hub, context, clients);
@@ -291,11 +298,18 @@ impl Listening<'_> {
 ///
 /// # Errors
 /// There is no loopback, or the kernel takes no note of them.
-pub(super) fn listen(redirect: &Redirect, mark: Mark) -> anyhow::Result<Vec<Listener>> {
-    let v4 = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into()))
-        .context("the redirect's listener")?;
+pub(super) fn listen(
+    redirect: &Redirect,
+    mark: Mark,
+    accounts: &Accounts,
+) -> anyhow::Result<Vec<Listener>> {
+    let bind = |at: IpAddr| {
+        let at = ListenAddr::Tcp((at, 0).into());
+        Listener::bind_with(&at, |socket| accounts.listening(&socket))
+    };
+    let v4 = bind(Ipv4Addr::LOCALHOST.into()).context("the redirect's listener")?;
     // Hosts may be without IPv6; calls over it are left alone then.
-    let v6 = Listener::bind(&ListenAddr::Tcp((Ipv6Addr::LOCALHOST, 0).into())).ok();
+    let v6 = bind(Ipv6Addr::LOCALHOST.into()).ok();
     let v6_at = v6.as_ref().and_then(Listener::tcp_addr);
     for listener in [Some(&v4), v6.as_ref()].into_iter().flatten() {
         if let (Listener::Tcp(socket), true) = (listener, mark != 0) {
@@ -418,6 +432,14 @@ mod tests {
             (rules[0].port, rules[0].action),
             (Some(8131), Action::Leave)
         );
+    }
+
+    #[test]
+    fn marks_have_no_meaning_to_kubernetes_and_are_never_none() {
+        for random in [0, 0xC000, u32::MAX, 0x4001] {
+            let mark = own_mark(random);
+            assert!(mark != 0 && mark & 0xC000 == 0, "{mark:#x}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use adit_relay::{Choice, probe};
 
+use super::privileges::give_up_here;
 use crate::config::plan::{DataPathPlan, LaneSecurity};
 use crate::hub::PipeRelay;
 use crate::net::tasks::Tasks;
@@ -38,7 +39,13 @@ pub(super) fn start(
         "lanes go on in clear text once both ends know each other: whoever is on the path reads and changes what tunnels carry"
     );
     metrics.insecure_flag("lane-security=plaintext");
-    let relay = PipeRelay::start(choice.clone(), tunnels_max, silence_max, metrics.clone())?;
+    let relay = PipeRelay::start(
+        choice.clone(),
+        tunnels_max,
+        silence_max,
+        metrics.clone(),
+        give_up_here,
+    )?;
     let watched = Arc::clone(&relay);
     services.spawn_always("relay-watch", async move { watched.watch().await });
     Ok((choice, Some(relay)))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 use super::signals::Signals;
-use super::{agent, check, demo, server, status, top};
+use super::{agent, check, demo, privileges, server, status, top};
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
@@ -33,6 +33,12 @@ pub fn run(parsed: Parsed) -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    match &parsed.command {
+        Command::Server(plan) => privileges::begin(privileges::server_loads(plan)),
+        Command::Agent(plan) => privileges::begin(privileges::agent_loads(plan)),
+        // The demo starts programs of others.
+        _ => (),
+    }
     let _lines = match start_log(&log) {
         Ok(guard) => guard,
         Err(error) => return fail(&error.into()),
@@ -42,6 +48,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
     }
     super::descriptors::raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .on_thread_start(privileges::give_up_here)
         .enable_all()
         .build()
     {
@@ -69,7 +76,7 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 }
 
 fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
-    log::init(&LogOptions {
+    let options = LogOptions {
         format: match plan.format {
             LogFormat::Text => log::LogFormat::Text,
             LogFormat::Json => log::LogFormat::Json,
@@ -96,12 +103,14 @@ fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
         filter: std::env::var(FILTER_VARIABLE)
             .ok()
             .filter(|text| !text.is_empty()),
-    })
+    };
+    log::init(&options, privileges::give_up_here)
 }
 
 async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let server = server::start(plan).await?;
+    privileges::finish().await;
     tracing::info!(agents = %server.agents, health = ?server.health, "server is up");
     signals.next().await;
     tracing::info!("signal received: shutting down");
@@ -116,6 +125,7 @@ async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
 async fn run_agent(plan: &AgentPlan) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let agent = agent::start(plan).await?;
+    privileges::finish().await;
     tracing::info!(id = %plan.agent_id, health = ?agent.health, "agent is up");
     signals.next().await;
     tracing::info!("signal received: draining");

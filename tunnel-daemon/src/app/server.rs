@@ -1,8 +1,8 @@
 //! The server: hub, listeners, probes, and the order in which they stop.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
@@ -241,7 +241,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             lanes_max,
             engine: engine.clone(),
             relay_used: relay.is_some(),
-            host: OnceLock::new(),
+            host: status::Common::host(plan.admin_socket.is_some()),
         },
         hub: Arc::clone(&hub),
     };

@@ -4,11 +4,13 @@
 //! took away. Nothing is left behind.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 
-use aya::maps::MapType;
+use aya::maps::{MapData, MapType};
 use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
+use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
 /// Bits of the effective capability set.
 const CAP_NET_ADMIN: u32 = 12;
@@ -176,6 +178,43 @@ pub(super) fn mount_of(mounts: &str, kind: &str) -> Option<PathBuf> {
         // Fields: id, parent, device, root, mount point.
         head.split(' ').nth(4).map(PathBuf::from)
     })
+}
+
+/// Whether this kernel refuses CAP_BPF's work on maps that are open already to whoever has lost it. Kernels before 5.19 do
+/// where the sysctl `kernel.unprivileged_bpf_disabled` is set. False where bpf(2) is refused anyway.
+#[must_use]
+pub fn maps_need_capability() -> bool {
+    // Capabilities are a thread's own, and this one ends with them.
+    let without = std::thread::spawn(|| {
+        let mut sets = own_capabilities(None)?;
+        sets.effective = CapabilitySet::empty();
+        set_capabilities(None, sets)?;
+        Ok::<bool, io::Error>(forbids_commands())
+    });
+    let without = without.join().is_ok_and(|answer| answer.unwrap_or(false));
+    without && !forbids_commands()
+}
+
+/// Whether bpf(2) is refused before it looks at what it is asked about.
+fn forbids_commands() -> bool {
+    let Ok(no_map) = fs::File::open("/dev/null") else {
+        return false;
+    };
+    match MapData::from_fd(no_map.into()) {
+        Ok(_cannot_be) => false,
+        Err(error) => deepest_os_error(&error) == Some(libc::EPERM),
+    }
+}
+
+fn deepest_os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut cause = Some(error);
+    let mut code = None;
+    while let Some(next) = cause {
+        let io = next.downcast_ref::<io::Error>();
+        code = io.and_then(io::Error::raw_os_error).or(code);
+        cause = next.source();
+    }
+    code
 }
 
 /// The innermost cause, which is what the kernel said.

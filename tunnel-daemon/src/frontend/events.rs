@@ -9,13 +9,14 @@ use adit_core::wire::packet::{PacketType, Violation};
 
 use super::grpc::StreamEvents;
 use crate::config::limits;
-use crate::ebpf::account::Accounts;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
+use crate::net::stream::Connection;
 use crate::telemetry::labels::{
-    ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, OpenedBy, Path, Segment,
-    ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, OpenedBy,
+    Path, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics,
@@ -54,6 +55,18 @@ impl FrontendContext {
             Admission::Welcome
         } else {
             Admission::NoDescriptors
+        }
+    }
+
+    /// From here on it is known whose client this is.
+    pub fn account<S: Connection>(&self, io: &S, agent: &str) {
+        if let Some(tcp) = io.tcp() {
+            let labels = Labels {
+                role: AccountRole::Client,
+                agent,
+                destination_class: "",
+            };
+            self.accounts.accepted(tcp, &labels);
         }
     }
 }

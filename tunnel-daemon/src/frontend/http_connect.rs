@@ -16,13 +16,12 @@ use tokio::io::AsyncWriteExt as _;
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
-use crate::ebpf::account::Labels;
 use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
 use crate::telemetry::GaugeGuard;
-use crate::telemetry::labels::{AccountRole, ClientDialect};
+use crate::telemetry::labels::ClientDialect;
 
 /// Bytes a client may send behind its request before the tunnel is open.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -113,7 +112,7 @@ where
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
-            account(&io, context, open.agent.as_str());
+            context.account(&io, open.agent.as_str());
             tracing::debug!(%client, target_address = request.authority, agent = %open.agent, "tunnel open");
             let client = Client {
                 io,
@@ -123,18 +122,6 @@ where
             };
             Some((client, open.carrier))
         }
-    }
-}
-
-/// From here on it is known whose client this is.
-fn account<S: Connection>(io: &S, context: &FrontendContext, agent: &str) {
-    if let Some(tcp) = io.tcp() {
-        let labels = Labels {
-            role: AccountRole::Client,
-            agent,
-            destination_class: "",
-        };
-        context.accounts.accepted(tcp, &labels);
     }
 }
 

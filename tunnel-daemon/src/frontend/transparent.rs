@@ -67,6 +67,7 @@ pub async fn serve(
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
+            context.account(&io, open.agent.as_str());
             tracing::debug!(%client, target_address = destination, agent = %open.agent, "tunnel open");
             match (open.carrier, &context.relay) {
                 (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,

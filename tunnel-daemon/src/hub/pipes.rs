@@ -131,7 +131,8 @@ struct Watched {
 }
 
 impl PipeRelay {
-    /// Starts the threads, for at most `tunnels_max` tunnels. A half-closed one may be silent for `silence_max`.
+    /// Starts the threads, each with a call of `on_thread_start`, for at most `tunnels_max` tunnels. A half-closed one may be
+    /// silent for `silence_max`.
     ///
     /// # Errors
     /// A thread or a descriptor could not be made.
@@ -140,8 +141,10 @@ impl PipeRelay {
         tunnels_max: usize,
         silence_max: Duration,
         metrics: AditMetrics,
+        on_thread_start: fn(),
     ) -> io::Result<Arc<Self>> {
         let mut config = RelayConfig::new(choice);
+        config.on_thread_start = on_thread_start;
         // None that holds a lane is refused, unless thousands came between two turns of a thread.
         config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
         config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);

@@ -156,14 +156,14 @@ impl Drop for LogGuard {
     }
 }
 
-/// Sets this process's subscriber, for good. Lines are written by a thread of their own.
+/// Sets this process's subscriber, for good. Lines are written by a thread of their own, which calls `begin` first.
 ///
 /// # Errors
 /// [`LogError`] names the input at fault; nothing is set up then.
-pub fn init(options: &LogOptions) -> Result<LogGuard, LogError> {
+pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
     let sink = Sink::open(&options.destination)?;
-    let queue = Queue::start(sink, LINES_MAX, options.format).map_err(LogError::Thread)?;
+    let queue = Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread)?;
     let subscriber = subscriber(options, queue.clone(), ansi)?;
     subscriber
         .try_init()

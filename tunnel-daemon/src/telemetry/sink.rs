@@ -34,11 +34,12 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Starts the thread that writes to `sink`; it ends with the last clone of the queue.
+    /// Starts the thread that writes to `sink`, after a call of `begin`; it ends with the last clone of the queue.
     pub(super) fn start(
         sink: impl Write + Send + 'static,
         lines_max: usize,
         format: LogFormat,
+        begin: fn(),
     ) -> io::Result<Self> {
         let (messages, received) = bounded(lines_max);
         let lost = Arc::new(AtomicU64::new(0));
@@ -48,7 +49,10 @@ impl Queue {
         };
         std::thread::Builder::new()
             .name("adit-log".to_owned())
-            .spawn(move || write_lines(sink, &received, &lost, format))?;
+            .spawn(move || {
+                begin();
+                write_lines(sink, &received, &lost, format);
+            })?;
         Ok(queue)
     }
 
@@ -238,7 +242,7 @@ mod tests {
             behind: behind.clone(),
         };
         (
-            Queue::start(gate, 2, format).unwrap(),
+            Queue::start(gate, 2, format, || ()).unwrap(),
             enters,
             opener,
             behind,
@@ -267,7 +271,7 @@ mod tests {
     #[test]
     fn flush_waits_for_every_line_queued_before_it() {
         let captured = Captured::default();
-        let mut queue = Queue::start(captured.clone(), LINES_MAX, LogFormat::Text).unwrap();
+        let mut queue = Queue::start(captured.clone(), LINES_MAX, LogFormat::Text, || ()).unwrap();
         (0..1_000).for_each(|line| writeln!(queue, "{line}").unwrap());
         queue.flush();
         assert!(captured.text().ends_with("\n999\n"));

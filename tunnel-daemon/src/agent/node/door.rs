@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use adit_core::ids::ServerId;
+use adit_core::ids::{AgentId, ServerId};
 use adit_core::lane::{OpenRequest, Origin, RefusalCode};
 use bytes::Bytes;
 use rand::seq::SliceRandom as _;
@@ -16,9 +16,12 @@ use tokio::time::Instant;
 
 use crate::agent::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::agent::servers::ServerLanes;
+use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Leg, PumpEnd, pump, reset_on_close};
 use crate::net::descriptors::{Descriptors, Use};
-use crate::telemetry::labels::{ClientDialect, Label as _, NodeRefusal, Path, TunnelEnd};
+use crate::telemetry::labels::{
+    AccountRole, ClientDialect, Label as _, NodeRefusal, Path, TunnelEnd,
+};
 use crate::telemetry::{AditMetrics, TunnelFacts, TunnelSide};
 
 /// How long a connection is held for want of a lane, over all attempts.
@@ -37,6 +40,9 @@ pub struct NodeDoor {
     lanes: ServerLanes,
     metrics: AditMetrics,
     descriptors: Arc<Descriptors>,
+    accounts: Accounts,
+    /// Our own, for the labels of accounting.
+    agent: AgentId,
     opening: Semaphore,
     /// It was said that no server takes lanes.
     told: AtomicBool,
@@ -49,11 +55,15 @@ impl NodeDoor {
         lanes: ServerLanes,
         metrics: AditMetrics,
         descriptors: Arc<Descriptors>,
+        accounts: Accounts,
+        agent: AgentId,
     ) -> Arc<Self> {
         Arc::new(Self {
             lanes,
             metrics,
             descriptors,
+            accounts,
+            agent,
             opening: Semaphore::new(OPENING_MAX),
             told: AtomicBool::new(false),
         })
@@ -83,6 +93,12 @@ impl NodeDoor {
         };
         let open = self.metrics.node_tunnel();
         drop(waiting);
+        let labels = Labels {
+            role: AccountRole::Client,
+            agent: self.agent.as_str(),
+            destination_class: "",
+        };
+        self.accounts.accepted(&socket, &labels);
         let entry = self.metrics.open_tunnels().enter(&TunnelFacts {
             side: TunnelSide::Client(ClientDialect::Node),
             peer: server.as_str(),

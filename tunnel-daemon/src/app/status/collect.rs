@@ -1,7 +1,7 @@
 //! The state of a server or an agent, gathered when somebody asks. Nothing secret: no key, no token, no lane secret.
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use adit_core::registry::Condition;
@@ -15,6 +15,7 @@ use super::model::{
 };
 use crate::agent::servers::Servers;
 use crate::app::check;
+use crate::app::privileges::{held_by_any_thread, names};
 use crate::config::plan::DataPathPlan;
 use crate::hub::{Hub, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
@@ -35,8 +36,8 @@ pub(in crate::app) struct Common {
     pub(in crate::app) lanes_max: usize,
     pub(in crate::app) engine: Choice,
     pub(in crate::app) relay_used: bool,
-    /// Found out when somebody asks for the first time: they do not change.
-    pub(in crate::app) host: OnceLock<Vec<Capability>>,
+    /// As it was at the start: later this process may no longer try things out.
+    pub(in crate::app) host: Vec<Capability>,
 }
 
 /// A server.
@@ -86,6 +87,15 @@ impl Tally {
 }
 
 impl Common {
+    /// What the host allows, for a process that answers such questions.
+    pub(in crate::app) fn host(answers: bool) -> Vec<Capability> {
+        if answers {
+            check::host_lines()
+        } else {
+            Vec::new()
+        }
+    }
+
     fn status(
         &self,
         role: Role,
@@ -127,7 +137,8 @@ impl Common {
                 reason: self.engine.reason.clone(),
                 used: self.relay_used,
             },
-            capabilities: self.host.get_or_init(check::host_lines).clone(),
+            capabilities: self.host.clone(),
+            privileges: held_by_any_thread().ok().map(names),
             descriptors: Descriptors {
                 in_use: self.descriptors.in_use(),
                 limit: self.descriptors.limit(),

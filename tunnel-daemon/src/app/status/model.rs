@@ -35,8 +35,11 @@ pub struct Status {
     pub lanes: LaneStatus,
     /// What moves the bytes of tunnels without frames.
     pub relay: RelayStatus,
-    /// What the host and its kernel allow, and why not.
+    /// What the host and its kernel allowed when the process began, and why not.
     pub capabilities: Vec<Capability>,
+    /// Capabilities that at least one thread of the process has or could take, now; `None`: there is no `/proc`.
+    #[serde(default)]
+    pub privileges: Option<Vec<String>>,
     /// File descriptors of the process.
     pub descriptors: Descriptors,
     /// Payload bytes held for readers that pause.

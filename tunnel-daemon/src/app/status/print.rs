@@ -113,6 +113,9 @@ pub fn table(status: &Status) -> String {
             bytes(status.memory.budget_bytes)
         ),
     );
+    if let Some(held) = &status.privileges {
+        line("privileges", &privileges(held));
+    }
     for capability in lacking(&status.capabilities) {
         line(
             capability.verdict.name(),
@@ -121,6 +124,16 @@ pub fn table(status: &Status) -> String {
     }
     out.push_str(&links(status));
     out
+}
+
+/// Names, or how many where a line would not hold them.
+fn privileges(held: &[String]) -> String {
+    const NAMED_MAX: usize = 8;
+    match held.len() {
+        0 => "none".to_owned(),
+        1..=NAMED_MAX => clean(&held.join(", "), 200),
+        many => format!("{many} capabilities"),
+    }
 }
 
 fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
@@ -231,6 +244,7 @@ pub(in crate::app) mod tests {
                 text: "the kernel was built without it, or its module is not there".to_owned(),
                 remedy: None,
             }],
+            privileges: Some(vec!["CAP_\x1b[31mDAC_READ_SEARCH".to_owned(); 8]),
             descriptors: Descriptors {
                 in_use: 1_048_576,
                 limit: None,

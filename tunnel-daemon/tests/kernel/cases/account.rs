@@ -292,6 +292,59 @@ async fn ends_that_find_no_room_are_counted_as_lost() {
     assert!(ended(&accounting) > 0 && accounting.sample(lost) > Some(0));
 }
 
+/// The table of sockets holds 65,536. Those that the program has not met since they were named make room; what was forgotten is
+/// counted as lost, connections that move bytes stay, and what comes later is counted as ever.
+#[tokio::test]
+async fn a_full_table_of_sockets_forgets_the_idle_and_says_so() {
+    if !ready("a full table of sockets") {
+        return;
+    }
+    let mut accounting = Accounting::paused(Options::with_series_max(10));
+    let watched = listener(&accounting.accounts);
+    let quiet = TcpStream::connect(watched.local_addr().unwrap()).await;
+    let (forgotten, _) = watched.accept().await.unwrap();
+    accounting.accounts.accepted(&forgotten, &CLIENT);
+    let cookie = accounting.accounts.cookie(&forgotten).unwrap();
+    assert!(accounting.accounts.live(cookie).is_some());
+    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = plain.local_addr().unwrap();
+    let mut kept = connect(&accounting.accounts, address).await;
+    let (mut theirs, _) = plain.accept().await.unwrap();
+    // No socket has such a cookie.
+    const NOBODYS: u64 = 1 << 60;
+    let mut named = 0;
+    while named < 70_000 || accounting.accounts.live(cookie).is_some() {
+        assert!(named < 1 << 20, "nothing makes room");
+        for _socket in 0..1_000 {
+            named += 1;
+            accounting
+                .accounts
+                .accepted_cookie(NOBODYS + named, &CLIENT);
+        }
+    }
+    let there = (1..=named)
+        .filter(|number| accounting.accounts.live(NOBODYS + number).is_some())
+        .count();
+    assert!((16_384..=65_536).contains(&there), "{there} of {named}");
+    drop((forgotten, quiet));
+    let _both = tokio::join!(exchange(&mut kept, 10), exchange(&mut theirs, 20));
+    drop((kept, theirs));
+    accounting.resume();
+    let lost = r#"adit_ebpf_account_lost_total{reason="unknown"}"#;
+    // Sockets of other tests are unknown to it, too.
+    accounting
+        .until("a loss", |now| now.sample(lost) >= Some(1))
+        .await;
+    accounting.ended(LABELS, "target", 1).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), (10, 20));
+    let mut later = connect(&accounting.accounts, address).await;
+    let (mut theirs, _) = plain.accept().await.unwrap();
+    let _both = tokio::join!(exchange(&mut later, 30), exchange(&mut theirs, 40));
+    drop((later, theirs));
+    accounting.ended(LABELS, "target", 2).await;
+    assert_eq!(accounting.bytes(LABELS, "target"), (40, 60));
+}
+
 #[tokio::test]
 async fn numbers_of_a_connection_are_there_while_it_lives() {
     if !ready("live numbers") {

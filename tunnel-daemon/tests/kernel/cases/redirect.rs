@@ -3,7 +3,7 @@
 //! Addresses of 198.51.100.0/24 and 2001:db8::/32 lead nowhere. The agent alone reaches some: a redirect of its own, which the
 //! test attaches to the agent's cgroup, sends them to a target on loopback. So a client that gets there came through the tunnel.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -269,6 +269,44 @@ fn a_target_that_refuses_resets_the_client() {
     // Connected to the listener first: refused outright is what nobody listening looks like.
     let error = client.call(closed).unwrap_err();
     assert!(error.contains("reset"), "{error}");
+}
+
+/// On lanes with frames, and where relays move the bytes.
+#[test]
+fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
+    if !ready("a target that breaks off") {
+        return;
+    }
+    let listener = std::net::TcpListener::bind("127.13.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // Half an answer. What a reset throws away on its way is not sent before it has arrived.
+            write!(stream, "{}\n", stream.peer_addr().unwrap()).unwrap();
+            let mut word = [0; 16];
+            stream.read_exact(&mut word).unwrap();
+            let linger = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+            linger.unwrap();
+        }
+    });
+    for lanes in ["--lane-security=tls", "--lane-security=plaintext"] {
+        let (clients, world) = (Cgroup::new(), World::new());
+        let flags = [
+            format!("--redirect={target}"),
+            format!("--redirect-cgroup={}", clients.path().display()),
+            lanes.to_owned(),
+        ];
+        let server = world.server(None, &flags);
+        let _agent = world.agent_with(&server, None, &[lanes]);
+        let mut client = Client::start(Some(clients.path()));
+        for _call in 0..3 {
+            let error = client.call(target).unwrap_err();
+            assert!(error.contains("reset"), "{lanes}: {error}");
+        }
+        let closed = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+        server.metric_is(closed, 3.0);
+    }
 }
 
 #[test]

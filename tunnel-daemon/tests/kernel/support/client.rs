@@ -59,6 +59,13 @@ impl Client {
         self.ask("mapped", address)
     }
 
+    /// Sends so many bytes to an address whose target echoes, and says that those were all; the bytes that came back.
+    pub(crate) fn carry(&mut self, address: SocketAddr, bytes: usize) -> Result<usize, String> {
+        self.0.say(&format!("carry {address} {bytes}"));
+        let answer = self.0.hear();
+        answer.parse().map_err(|_no_number| answer)
+    }
+
     fn ask(&mut self, how: &str, address: SocketAddr) -> Result<Seen, String> {
         self.0.say(&format!("{how} {address}"));
         let answer = self.0.hear();
@@ -78,6 +85,14 @@ impl Client {
 pub(super) fn play() {
     while let Some(line) = told() {
         let (how, address) = line.split_once(' ').expect("a verb and an address");
+        if let ("carry", Some((address, bytes))) = (how, address.split_once(' ')) {
+            let bytes = bytes.parse().expect("a number");
+            match carry(address.parse().expect("an address"), bytes) {
+                Ok(received) => tell(&received.to_string()),
+                Err(error) => tell(&format!("failed: {error}")),
+            }
+            continue;
+        }
         let address: SocketAddr = address.parse().expect("an address");
         match call(how == "mapped", address) {
             Ok(Seen {
@@ -88,6 +103,20 @@ pub(super) fn play() {
             Err(error) => tell(&format!("failed: {error}")),
         }
     }
+}
+
+fn carry(address: SocketAddr, bytes: usize) -> std::io::Result<usize> {
+    let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let mut writing = stream.try_clone()?;
+    let sender = std::thread::spawn(move || {
+        writing.write_all(&vec![7; bytes])?;
+        writing.shutdown(std::net::Shutdown::Write)
+    });
+    let mut received = Vec::new();
+    let outcome = stream.read_to_end(&mut received);
+    sender.join().expect("it does not panic")?;
+    outcome
 }
 
 /// One connection.

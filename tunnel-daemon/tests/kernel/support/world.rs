@@ -38,6 +38,16 @@ impl World {
         }
     }
 
+    /// Where sockets are.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where certificates and keys are.
+    pub(crate) fn certificates(&self) -> &Path {
+        self.files.dir()
+    }
+
     pub(crate) fn server_args(&self, flags: &[String]) -> Vec<String> {
         let mut args = vec![
             "adit".to_owned(),

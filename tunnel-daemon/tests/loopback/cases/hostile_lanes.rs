@@ -23,7 +23,7 @@ use crate::support::lanes::value;
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
-use crate::support::{connect, tls};
+use crate::support::{connect, targets, tls};
 
 /// A link that offers lanes, and what the server grants it.
 async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGrant) {
@@ -346,6 +346,38 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
         assert_eq!(status, 502);
         assert_eq!(value(&world, closed), f64::from(count), "{offence:?}");
     }
+}
+
+/// A pipe is for the server to ask for: an agent that wants one is refused, also where it may go, and keeps its lane.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_asks_for_a_pipe_is_refused() {
+    let (port, _echo) = targets::echo().await;
+    let address = format!("127.0.0.1:{port}");
+    let world = World::start(&[&format!("--allowed-destination={address}")]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let ask = |raw| OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: address.clone(),
+        raw,
+        origin: None,
+    };
+    lane.end.open(&ask(true), 0).expect("the lane is free");
+    match lane.event().await {
+        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
+        other => panic!("instead of a refusal: {other:?}"),
+    }
+    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+    let failed = "adit_node_refusals_total{reason=\"failed\"}";
+    assert_eq!(value(&world, failed), 1.0);
+    // With frames the same lane leads there.
+    lane.end.open(&ask(false), 0).expect("the lane is free");
+    assert!(matches!(lane.event().await, Some(LaneEvent::Opened { .. })));
+    lane.end.send(b"with frames".to_vec().into());
+    assert_eq!(
+        lane.event().await,
+        Some(LaneEvent::Data(b"with frames".to_vec().into()))
+    );
 }
 
 /// What an agent may ask for in a second is bounded, and the answer says so.

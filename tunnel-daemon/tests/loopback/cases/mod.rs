@@ -1,6 +1,7 @@
 //! The tests, by what they look at.
 
 mod admin;
+mod admin_http;
 mod agents;
 mod descriptors;
 mod files;

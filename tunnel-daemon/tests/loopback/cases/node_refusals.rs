@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use adit::app::agent::RunningAgent;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncReadExt as _;
 
 use crate::support::lanes::{IDLE, value as at_server};
@@ -210,6 +211,48 @@ async fn with_a_go_server_connections_are_reset_at_once_and_the_reason_is_told()
         told.contains("[-]node-to-control-plane no connected server takes lanes"),
         "{told}"
     );
+}
+
+/// The next one is reset at once, and those that wait are not harmed by it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_more() {
+    const WAITING: u16 = 1024;
+    // Two descriptors for each: the limit is raised as the programs do it themselves.
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
+    let mut world = World::start(&[]).await;
+    let agents = world.server().agents.port();
+    world.stop_server(Duration::ZERO).await;
+    let agent = world
+        .agent_of(agents, "agent-1", &["--target=0:127.0.0.1:9"])
+        .await;
+    let count = |reason: &str| node::value(&agent, &refusals(reason));
+    let waiting = || node::value(&agent, "adit_node_waiting");
+    // They wait for five seconds. A machine that needs longer for so many begins again.
+    for _attempt in 0..5 {
+        let given_up = count("no_server");
+        let mut held = Vec::new();
+        for _connection in 0..WAITING {
+            held.push(connect(agent.target_listeners[0]).await);
+        }
+        until("all of them wait, or no longer", || {
+            waiting() == f64::from(WAITING) || count("no_server") > given_up
+        })
+        .await;
+        let refused = count("limit");
+        assert_reset(agent.target_listeners[0]).await;
+        if count("no_server") == given_up {
+            assert_eq!((refused, count("limit")), (0.0, 1.0));
+            return;
+        }
+        drop(held);
+        until("none waits", || waiting() == 0.0).await;
+    }
+    panic!("this machine is too slow to have so many connections wait at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -188,6 +188,31 @@ async fn bytes_pipelined_behind_connect_arrive_first() {
     assert_eq!(sum, Some(Sum::of(&pattern(0, 70_000))));
 }
 
+/// Rules 9, on the link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
+    let world = World::start(&["--lanes-per-link=0", "--half-closed-timeout=1s"]).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    // Says one word after the client's end, then nothing, and never closes.
+    let (port, _target) = targets::serve(|mut stream| async move {
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await?;
+        stream.write_u8(7).await?;
+        std::future::pending().await
+    })
+    .await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.write_all(b"all").await.expect("taken");
+    stream.shutdown().await.expect("half-closed");
+    let word = within("the word", stream.read_u8()).await;
+    assert_eq!(word.expect("half a tunnel lives"), 7);
+    let end = within("the end", stream.read_u8()).await;
+    end.expect_err("it is cut");
+    let closed = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
+    world.server_metric(closed, 1.0).await;
+}
+
 /// Checklist 10, 86: kube-apiserver fails when bytes arrive in the read that brings the 200.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_200_comes_whole_before_a_server_first_targets_bytes() {

@@ -1,0 +1,117 @@
+//! Accounting of captured clients: the kernel counts what the engines count, to the byte.
+
+use std::net::SocketAddr;
+
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::daemon::{Daemon, User};
+use crate::support::privilege::ready;
+use crate::support::target::target;
+use crate::support::world::World;
+
+use super::privileges::linked_agent;
+
+const CONNECTIONS: u32 = 12;
+
+/// What clients of the agent `kernel` have moved, as the kernel counts it at the daemon's end: to the target, and back.
+fn accounted(daemon: &Daemon) -> (f64, f64) {
+    let bytes = |direction: &str| {
+        daemon.metric(&format!(
+            "adit_ebpf_bytes_total{{agent=\"kernel\",destination_class=\"\",direction=\"{direction}\",role=\"client\",tenant=\"default\"}}"
+        ))
+    };
+    (bytes("received"), bytes("sent"))
+}
+
+/// The same of the engines.
+fn engine(daemon: &Daemon, family: &str) -> (f64, f64) {
+    let bytes = |direction: &str| daemon.metric(&format!("{family}{{direction=\"{direction}\"}}"));
+    (bytes("to_target"), bytes("to_client"))
+}
+
+fn ends(daemon: &Daemon) -> f64 {
+    daemon.metric(
+        "adit_ebpf_connections_total{agent=\"kernel\",destination_class=\"\",role=\"client\",tenant=\"default\"}",
+    )
+}
+
+/// Connections of odd sizes; what they moved.
+fn drive(client: &mut Client, at: SocketAddr) -> (f64, f64) {
+    let (mut there, mut back) = (0.0, 0.0);
+    for _ in 0..CONNECTIONS {
+        let bytes: u32 = rand::random_range(0..400_000);
+        let received = client.carry(at, bytes as usize).unwrap();
+        there += f64::from(bytes);
+        back += f64::from(u32::try_from(received).unwrap());
+    }
+    (there, back)
+}
+
+fn equal(daemon: &Daemon, family: &str, moved: (f64, f64)) {
+    daemon.until("ends of all connections", |daemon| {
+        ends(daemon) == f64::from(CONNECTIONS) && engine(daemon, family) == moved
+    });
+    assert_eq!(accounted(daemon), moved);
+    assert!(moved.1 > moved.0, "the target greets: {moved:?}");
+}
+
+fn captured_by_the_server(lanes: &str) {
+    let target = target("127.23.0.1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        "--account=on".to_owned(),
+        lanes.to_owned(),
+    ];
+    let server = Daemon::start(
+        User::Root,
+        "server",
+        &world.server_args(&flags),
+        world.dir(),
+    );
+    let _agent = linked_agent(&world, User::Root, &server, &[lanes.to_owned()]);
+    let mut client = Client::start(Some(clients.path()));
+    let moved = drive(&mut client, target);
+    equal(&server, "adit_tunnel_bytes_total", moved);
+}
+
+#[test]
+fn what_the_kernel_counts_of_captured_clients_is_what_the_engines_count() {
+    if ready("accounting for captured clients") {
+        captured_by_the_server("--lane-security=tls");
+    }
+}
+
+#[test]
+fn what_relays_move_for_captured_clients_is_counted_alike() {
+    if ready("accounting for captured clients on plain lanes") {
+        captured_by_the_server("--lane-security=plaintext");
+    }
+}
+
+#[test]
+fn what_an_agent_captures_is_counted_alike() {
+    if !ready("accounting for clients captured by an agent") {
+        return;
+    }
+    let api = target("127.24.0.1");
+    let service: SocketAddr = "198.51.100.2:443".parse().unwrap();
+    let (nodes, world) = (Cgroup::new(), World::new());
+    let flags = [format!("--allowed-destination={api}")];
+    let server = Daemon::start(
+        User::Root,
+        "server",
+        &world.server_args(&flags),
+        world.dir(),
+    );
+    let flags = [
+        format!("--redirect-cgroup={}", nodes.path().display()),
+        format!("--redirect-apiserver={service}={api}"),
+        "--account=on".to_owned(),
+    ];
+    let agent = linked_agent(&world, User::Root, &server, &flags);
+    let mut client = Client::start(Some(nodes.path()));
+    let moved = drive(&mut client, service);
+    equal(&agent, "adit_node_tunnel_bytes_total", moved);
+}

@@ -1,0 +1,266 @@
+//! The real program gives up what it needed to start, in each of its threads, and all that it does later works without.
+
+use std::net::SocketAddr;
+
+use crate::support::bpffs::Bpffs;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::daemon::{Daemon, User, field, give};
+use crate::support::privilege::{ready, skip};
+use crate::support::target::target;
+use crate::support::world::World;
+
+/// What a process of root may keep: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_NET_BIND_SERVICE, CAP_IPC_LOCK and
+/// CAP_SYS_RESOURCE, by their numbers.
+const KEPT: u64 = 1 << 1 | 1 << 2 | 1 << 10 | 1 << 14 | 1 << 24;
+const PLAIN: &str = "--lane-security=plaintext";
+
+/// Each thread of a process, those of the relay among them, has nothing left and can take nothing back.
+fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
+    let threads = daemon.threads();
+    let names: Vec<&str> = threads.iter().map(|(name, _)| name.as_str()).collect();
+    for name in expected {
+        assert!(names.contains(name), "no thread {name}: {names:?}");
+    }
+    let may = match user {
+        User::Root => KEPT,
+        User::Ambient => 0,
+    };
+    for (name, status) in &threads {
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            let held = u64::from_str_radix(field(status, set), 16).unwrap();
+            assert_eq!(held & !may, 0, "{name}: {set} {held:#x}");
+        }
+        let bounded = u64::from_str_radix(field(status, "CapBnd"), 16).unwrap();
+        assert!(user != User::Root || bounded & !may == 0, "{name}");
+        assert_eq!(field(status, "NoNewPrivs"), "1", "{name}");
+    }
+    assert!(
+        daemon.log().contains("capabilities given up"),
+        "{}",
+        daemon.log()
+    );
+}
+
+const THREADS: [&str; 4] = ["adit-log", "adit-admin", "relay-0", "tokio-rt-worker"];
+
+fn server(world: &World, user: User, name: &str, flags: &[String]) -> Daemon {
+    let socket = format!("--admin-socket={}/{name}.sock", world.dir().display());
+    let args = world.server_args(&[&[PLAIN.to_owned(), socket], flags].concat());
+    Daemon::start(user, name, &args, world.dir())
+}
+
+fn agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
+    linked_agent(world, user, server, &[&[PLAIN.to_owned()], flags].concat())
+}
+
+/// An agent with a health port, linked.
+pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
+    let mut args = world.agent_args(server.address("agents"));
+    args.retain(|arg| !arg.starts_with("--health-server-port"));
+    args.push("--health-server-host=127.0.0.1".to_owned());
+    args.push("--health-server-port=0".to_owned());
+    args.extend_from_slice(flags);
+    let agent = Daemon::start(user, "agent", &args, world.dir());
+    server.until("the agent is linked", |server| {
+        server.get("/readyz").starts_with("HTTP/1.1 200")
+    });
+    agent
+}
+
+fn prepared(user: User) -> World {
+    let world = World::new();
+    if user == User::Ambient {
+        give(world.dir());
+        give(world.certificates());
+    }
+    world
+}
+
+/// Calls until one goes through the tunnel: lanes, by which agents open theirs, are bound a moment after the link.
+fn captured(client: &mut Client, at: SocketAddr) {
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    loop {
+        let outcome = client.call(at);
+        if let Ok(seen) = &outcome
+            && !seen.is_direct()
+        {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{outcome:?}");
+    }
+}
+
+fn account(role: &str) -> String {
+    format!(
+        "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"\",role=\"{role}\",tenant=\"default\"}}"
+    )
+}
+
+fn redirecting_server(user: User) {
+    let target = target("127.20.0.1");
+    let clients = Cgroup::new();
+    let world = prepared(user);
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        "--account=on".to_owned(),
+    ];
+    let server = server(&world, user, "server", &flags);
+    assert_nothing_left(&server, user, &THREADS);
+    let agent = agent(&world, user, &server, &[]);
+    assert_nothing_left(&agent, user, &THREADS);
+    // Tables are read and written from now on, without any right.
+    let mut client = Client::start(Some(clients.path()));
+    for _ in 0..5 {
+        captured(&mut client, target);
+    }
+    server.until("the kernel accounts for them", |server| {
+        server.metric(&account("client")) >= 5.0
+    });
+    assert_eq!(server.metric("adit_redirect_state{state=\"active\"}"), 1.0);
+    server.until("the kernel's counts", |server| {
+        server.metric("adit_redirect_calls_total{outcome=\"redirected\"}") >= 5.0
+    });
+    // Threads that began meanwhile are no exception.
+    assert_nothing_left(&server, user, &THREADS);
+    assert_nothing_left(&agent, user, &THREADS);
+    let status = status(&world, "server");
+    let held = if user == User::Root {
+        "CAP_NET_BIND_SERVICE"
+    } else {
+        "[]"
+    };
+    assert!(
+        status.contains(held) && !status.contains("CAP_BPF\""),
+        "{status}"
+    );
+    // What the host allowed is what it allowed then.
+    assert!(status.contains("programs can be loaded"), "{status}");
+    drop(agent);
+    assert_eq!(server.end().code(), Some(0));
+    assert!(client.call(target).unwrap().is_direct());
+}
+
+/// The answer of an admin socket, as it is.
+fn status(world: &World, name: &str) -> String {
+    use std::io::{Read as _, Write as _};
+    let path = world.dir().join(format!("{name}.sock"));
+    let mut stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+    write!(
+        stream,
+        "GET /v1/status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    text
+}
+
+fn redirecting_agent(user: User) {
+    let api = target("127.21.0.1");
+    let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+    let nodes = Cgroup::new();
+    let world = prepared(user);
+    let server = server(
+        &world,
+        user,
+        "server",
+        &[format!("--allowed-destination={api}")],
+    );
+    let flags = [
+        format!("--redirect-cgroup={}", nodes.path().display()),
+        format!("--redirect-apiserver={service}={api}"),
+        "--account=on".to_owned(),
+    ];
+    let agent = agent(&world, user, &server, &flags);
+    assert_nothing_left(&agent, user, &THREADS);
+    let mut client = Client::start(Some(nodes.path()));
+    for _ in 0..5 {
+        captured(&mut client, service);
+    }
+    agent.until("the kernel accounts for them", |agent| {
+        agent.metric(&account("client")) >= 5.0
+    });
+    assert_nothing_left(&agent, user, &THREADS);
+    assert_eq!(agent.end().code(), Some(0));
+    // Nothing is there, and nothing says that there was.
+    assert!(client.call(service).is_err());
+}
+
+#[test]
+fn a_redirecting_server_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
+    if ready("privileges of a server") {
+        redirecting_server(User::Root);
+    }
+}
+
+#[test]
+fn a_redirecting_server_with_ambient_capabilities_keeps_none_in_any_thread() {
+    if ready("a server with ambient capabilities") {
+        redirecting_server(User::Ambient);
+    }
+}
+
+#[test]
+fn a_redirecting_agent_of_root_keeps_no_right_over_the_kernel_in_any_thread() {
+    if ready("privileges of an agent") {
+        redirecting_agent(User::Root);
+    }
+}
+
+#[test]
+fn a_redirecting_agent_with_ambient_capabilities_keeps_none_in_any_thread() {
+    if ready("an agent with ambient capabilities") {
+        redirecting_agent(User::Ambient);
+    }
+}
+
+/// Marks and pins take rights; both are made before they go.
+#[test]
+fn closed_on_failure_holds_without_the_rights_it_took() {
+    if !ready("closing without rights") {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip("closing without rights", &why),
+    };
+    let target = target("127.22.0.1");
+    let (clients, world) = (Cgroup::new(), prepared(User::Root));
+    let flags = |mode: &str| {
+        [
+            format!("--redirect={target}"),
+            format!("--redirect-on-failure={mode}"),
+            format!("--redirect-cgroup={}", clients.path().display()),
+        ]
+    };
+    let closed = server(&world, User::Root, "closed", &flags("closed"));
+    let linked = agent(&world, User::Root, &closed, &[]);
+    let mut client = Client::start(Some(clients.path()));
+    for _ in 0..3 {
+        captured(&mut client, target);
+    }
+    assert_nothing_left(&closed, User::Root, &THREADS);
+    drop(linked);
+    assert_eq!(closed.end().code(), Some(0));
+    let error = client.call(target).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+    let open = server(&world, User::Root, "open", &flags("open"));
+    assert_eq!(open.end().code(), Some(0));
+    assert!(client.call(target).unwrap().is_direct());
+}
+
+/// Nothing of eBPF is asked for; the rest goes just the same.
+#[test]
+fn without_ebpf_a_process_of_root_gives_up_as_much() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("a process of root", "this user is not root");
+    }
+    let world = prepared(User::Root);
+    let server = server(&world, User::Root, "server", &[]);
+    assert_nothing_left(&server, User::Root, &THREADS);
+    let agent = agent(&world, User::Root, &server, &[]);
+    assert_nothing_left(&agent, User::Root, &THREADS);
+}

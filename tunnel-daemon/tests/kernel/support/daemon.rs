@@ -1,0 +1,233 @@
+//! The real program as a process, with the rights of root or with capabilities and no other right.
+
+use std::fs::{self, File};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities,
+    configure_capability_in_ambient_set, set_capabilities, set_capabilities_secure_bits,
+};
+
+use super::world::get;
+
+/// Far beyond what anything here takes, also under emulation.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The user that owns nothing, and its group.
+const NOBODY: u32 = 65_534;
+/// What the launcher is to start, as lines.
+const TASK: &str = "ADIT_KERNEL_TEST_LAUNCH";
+
+/// Who runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    /// As the tests do.
+    Root,
+    /// A user that owns nothing, with what loading programs takes as ambient capabilities.
+    Ambient,
+}
+
+/// A running `adit`; dropping it kills it.
+pub(crate) struct Daemon {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts it, its log at `dir/name`; `args[0]` is what it is called as. It is up when this returns.
+    pub(crate) fn start(user: User, name: &str, args: &[String], dir: &Path) -> Self {
+        let log = dir.join(name);
+        let file = File::create(&log).expect("the log file opens");
+        let mut command = command(user, args);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file);
+        let child = command.spawn().expect("the program starts");
+        let daemon = Self { child, log };
+        daemon.until("it is up", |daemon| daemon.log().contains(" is up"));
+        daemon
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// An address of the line that says it is up.
+    pub(crate) fn address(&self, field: &str) -> SocketAddr {
+        let log = self.log();
+        let line = log.lines().find(|line| line.contains(" is up"));
+        let (_, rest) = line
+            .and_then(|line| line.split_once(&format!("{field}=")))
+            .unwrap_or_else(|| panic!("no {field}: {log}"));
+        let rest = rest.trim_start_matches("Some(");
+        let end = rest.find([' ', ')']).unwrap_or(rest.len());
+        rest[..end].parse().expect("an address")
+    }
+
+    /// What its health port answers.
+    pub(crate) fn get(&self, path: &str) -> String {
+        get(self.address("health"), path)
+    }
+
+    /// A sample of its metrics; 0 if it has none.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
+        let text = self.get("/metrics");
+        let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
+        let mut found = lines.filter(|(name, _)| *name == series);
+        found
+            .next()
+            .map_or(0.0, |(_, value)| value.parse().expect("a number"))
+    }
+
+    /// Waits for something.
+    pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(
+                Instant::now() < deadline,
+                "not in time: {what}\n{}",
+                self.log()
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// `/proc` on each of its threads, by the thread's name.
+    pub(crate) fn threads(&self) -> Vec<(String, String)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        tasks
+            .flatten()
+            // Threads that wait for work come and go.
+            .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
+            .map(|status| (field(&status, "Name").to_owned(), status))
+            .collect()
+    }
+
+    /// Asks it to end, and waits for that.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        let raw = i32::try_from(self.child.id()).expect("process ids fit");
+        kill_process(Pid::from_raw(raw).expect("positive"), Signal::TERM).expect("it runs");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end\n{}", self.log());
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ended_before = self.child.kill();
+        let _reaped_before = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- {}\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+/// A field of `/proc/PID/status`.
+pub(crate) fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    let mut lines = status.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.unwrap_or_else(|| panic!("no {name}")).trim()
+}
+
+/// Makes a folder and everything in it somebody's who may run [`User::Ambient`].
+pub(crate) fn give(folder: &Path) {
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        if entry.path().is_dir() {
+            give(&entry.path());
+        } else {
+            std::os::unix::fs::chown(entry.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
+        }
+    }
+    std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root may");
+}
+
+/// What cargo built, or in a machine without it the program that is installed there.
+fn program() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_BIN_EXE_adit"));
+    if built.exists() {
+        return built;
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut found = std::env::split_paths(&path).map(|folder| folder.join("adit"));
+    found
+        .find(|file| file.exists())
+        .expect("adit is built, or installed")
+}
+
+fn command(user: User, args: &[String]) -> Command {
+    let (called, rest) = args.split_first().expect("a name");
+    match user {
+        User::Root => {
+            let mut command = Command::new(program());
+            command.arg0(called).args(rest);
+            command
+        }
+        User::Ambient => {
+            let launcher = std::env::current_exe().expect("it");
+            let mut command = Command::new(launcher);
+            command
+                .args(["--exact", "support::daemon::launcher_becomes_the_program"])
+                .arg("--nocapture")
+                .env(TASK, args.join("\t"));
+            command
+        }
+    }
+}
+
+/// What loading programs takes on this kernel.
+pub(crate) fn to_load() -> CapabilitySet {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy().into_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+    if version < (6, 8) {
+        return least | CapabilitySet::PERFMON;
+    }
+    least
+}
+
+#[test]
+fn launcher_becomes_the_program() {
+    let Ok(task) = std::env::var(TASK) else {
+        return; // Run as a test: there is nothing to start.
+    };
+    let args: Vec<&str> = task.split('\t').collect();
+    // Open: another user may not reach the folder it is in.
+    let program = File::open(program()).expect("the program is there");
+    rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).expect("an open file");
+    // Becoming somebody else would take them away.
+    set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP).expect("root may");
+    let held = capabilities(None).expect("of this thread");
+    let sets = CapabilitySets {
+        inheritable: to_load(),
+        ..held
+    };
+    set_capabilities(None, sets).expect("root may");
+    for one in to_load().iter() {
+        configure_capability_in_ambient_set(one, true).expect("permitted and inheritable");
+    }
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command
+        .arg0(args[0])
+        .args(&args[1..])
+        .env_clear()
+        .current_dir("/")
+        .uid(NOBODY)
+        .gid(NOBODY);
+    panic!("becoming the program: {}", command.exec());
+}

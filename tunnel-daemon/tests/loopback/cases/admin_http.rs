@@ -1,0 +1,143 @@
+//! The admin socket as a server of HTTP: whatever a client does, the next one is answered.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use adit::app::status::model::{API, Status};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use crate::support::wait::within;
+use crate::support::world::World;
+
+async fn world() -> (World, PathBuf) {
+    let world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
+    let socket = world.files.dir().join("admin.sock");
+    (world, socket)
+}
+
+async fn connect(socket: &Path) -> UnixStream {
+    within("a connection", UnixStream::connect(socket))
+        .await
+        .expect("the socket is there")
+}
+
+/// Head and body of the answer to a request that ends its connection.
+async fn ask(socket: &Path, request: &str) -> (String, String) {
+    let mut stream = connect(socket).await;
+    let asking = async {
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = within("an answer", asking).await.expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.to_owned(), body.to_owned())
+}
+
+fn request(method: &str, path: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+}
+
+async fn status(socket: &Path) -> Status {
+    let (head, body) = ask(socket, &request("GET", "/v1/status")).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    serde_json::from_str(&body).expect("JSON")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_read_only_and_knows_its_paths() {
+    let (_world, socket) = world().await;
+    for path in ["/v1/status", "/v1/tunnels"] {
+        for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
+            let (head, _body) = ask(&socket, &request(method, path)).await;
+            assert!(head.starts_with("HTTP/1.1 405"), "{method} {path}: {head}");
+            let allows = head.lines().any(|line| line == "allow: GET, HEAD");
+            assert!(allows, "{head}");
+        }
+        let (head, body) = ask(&socket, &request("HEAD", path)).await;
+        assert!(
+            head.starts_with("HTTP/1.1 200") && body.is_empty(),
+            "{head}"
+        );
+        let (head, body) = ask(&socket, &request("GET", path)).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        assert!(body.contains(&format!("\"api\":{API}")), "{body}");
+    }
+    for path in ["/", "/v1", "/v1/", "/v1/statuses", "/v2/status", "/metrics"] {
+        let (head, _body) = ask(&socket, &request("GET", path)).await;
+        assert!(head.starts_with("HTTP/1.1 404"), "{path}: {head}");
+    }
+    let (head, body) = ask(&socket, &request("GET", "/v1/tunnels?sort=beauty")).await;
+    assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+    assert!(body.contains("sort"), "{body}");
+    // What is no HTTP at all ends its own connection.
+    let (head, _body) = ask(&socket, "SSH-2.0-OpenSSH\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 400"), "{head}");
+    status(&socket).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_never_ends_is_refused_by_its_size() {
+    let (_world, socket) = world().await;
+    let (mut reading, mut writing) = connect(&socket).await.into_split();
+    let sending = async {
+        let head = b"GET /v1/status HTTP/1.1\r\nHost: a\r\n";
+        let mut sent = writing.write_all(head).await;
+        // Twice the limit, if anybody took it.
+        for _line in 0..2048 {
+            if sent.is_err() {
+                return;
+            }
+            let line = format!("X-Long: {}\r\n", "x".repeat(1014));
+            sent = writing.write_all(line.as_bytes()).await;
+        }
+        panic!("all of it was taken");
+    };
+    let receiving = async {
+        let mut answer = Vec::new();
+        // What it had not read is thrown away, and that is told by a reset behind the answer.
+        let _reset = reading.read_to_end(&mut answer).await;
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let both = async { tokio::join!(sending, receiving) };
+    let ((), answer) = within("a refusal", both).await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    status(&socket).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_clients_at_once_are_all_answered() {
+    let (_world, socket) = world().await;
+    let socket: Arc<Path> = socket.into();
+    let mut clients = JoinSet::new();
+    for _client in 0..64 {
+        let socket = Arc::clone(&socket);
+        clients.spawn(async move { status(&socket).await.id });
+    }
+    let ids = within("all answers", clients.join_all()).await;
+    assert_eq!(ids.len(), 64);
+    assert!(ids.iter().all(|id| *id == ids[0]));
+}
+
+/// More than its connections, each with more questions than fit on their way, and nobody reads an answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_never_read_keep_nobody_from_being_answered() {
+    let (_world, socket) = world().await;
+    let questions = "GET /v1/status HTTP/1.1\r\nHost: a\r\n\r\n".repeat(2000);
+    let mut silent = Vec::new();
+    for _client in 0..300 {
+        let stream = connect(&socket).await;
+        // As much as the kernel takes without waiting.
+        stream.writable().await.expect("it is open");
+        let sent = stream.try_write(questions.as_bytes());
+        assert!(sent.is_ok_and(|bytes| bytes > 0));
+        silent.push(stream);
+    }
+    for _question in 0..3 {
+        status(&socket).await;
+    }
+    drop(silent);
+}
