@@ -15,6 +15,7 @@ use super::model::{
 };
 use crate::agent::servers::Servers;
 use crate::app::check;
+use crate::app::redirect_view::RedirectView;
 use crate::config::plan::DataPathPlan;
 use crate::hub::{Hub, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
@@ -37,6 +38,7 @@ pub(in crate::app) struct Common {
     pub(in crate::app) relay_used: bool,
     /// Found out when somebody asks for the first time: they do not change.
     pub(in crate::app) host: OnceLock<Vec<Capability>>,
+    pub(in crate::app) redirect: Arc<RedirectView>,
 }
 
 /// A server.
@@ -136,6 +138,7 @@ impl Common {
                 held_bytes: self.budget.held_bytes(),
                 budget_bytes: self.budget.max_bytes(),
             },
+            redirect: self.redirect.status(),
         }
     }
 }

@@ -5,6 +5,8 @@ mod account_tunnels;
 mod alone;
 pub(crate) mod exempt;
 mod load;
+mod namespaces;
 mod node_redirect;
 pub(crate) mod packet_filter;
 mod redirect;
+mod rules;
