@@ -2,7 +2,9 @@
 
 use crate::counters::CallOutcome;
 use crate::endpoint::{AF_INET, Endpoint};
-use crate::tables::{ACTION_JOIN, ACTION_REDIRECT, FLAG_DENY, Listener, Origin, Rule, RuleKey};
+use crate::tables::{
+    ACTION_JOIN, ACTION_REDIRECT, FLAG_DENY, Listener, ORIGIN_TO_NODE, Origin, Rule, RuleKey,
+};
 
 /// A call, as far as its context says.
 #[derive(Clone, Copy, Debug)]
@@ -19,11 +21,15 @@ pub trait Surroundings {
     fn is_exempt(&self) -> bool;
     /// The calling process is part of the tunnel from now on.
     fn join(&self);
+    /// Of the rules that are in force. Asked once for each call, so that no call sees a part of two sets.
+    fn generation(&self) -> u8;
     /// The longest match of the table. By reference: of two values that meet in one, compilers keep parts that were never
     /// written, and without CAP_PERFMON the verifier lets nobody read those.
     fn rule(&self, key: &RuleKey) -> Option<&Rule>;
     /// The listener of this number in the caller's network namespace.
-    fn listener(&self, number: u32) -> Option<Listener>;
+    fn listener(&self, number: u32) -> Option<&Listener>;
+    /// The listener of this number at the node's address, for callers whose namespace has none.
+    fn node_listener(&self, number: u32) -> Option<&Listener>;
     /// Whether something listens there, in the caller's network namespace, now; with that mark, unless it is 0.
     fn listens(&self, at: &Endpoint, mark: u32) -> bool;
     /// Remembers where the socket wanted to go; `false` if there is no room.
@@ -79,7 +85,8 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
             Decision::Deny
         }
     };
-    let Some(listener) = around.listener(rule.listener) else {
+    let own = around.listener(rule.listener);
+    let Some(listener) = own.or_else(|| around.node_listener(rule.listener)) else {
         return missing(CallOutcome::NoListener);
     };
     let via = if call.destination.family == AF_INET {
@@ -94,14 +101,15 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if via == call.destination {
         return Decision::Leave(CallOutcome::Excluded);
     }
-    if !around.listens(&via, listener.mark) {
+    // Nobody can look into the node's namespace from here. Its listener is noted as long as we live, and links end with us.
+    if own.is_some() && !around.listens(&via, listener.mark) {
         return missing(CallOutcome::ListenerGone);
     }
     let origin = Origin {
         destination: call.destination,
         via,
         listener: rule.listener,
-        reserved: 0,
+        flags: if own.is_some() { 0 } else { ORIGIN_TO_NODE },
     };
     if !around.remember(&origin) {
         return missing(CallOutcome::NotStored);
@@ -112,7 +120,7 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
 /// The longer of the matches with and without the port; with the port if they are equal.
 #[inline(always)]
 fn best_rule<'a>(destination: &Endpoint, around: &'a impl Surroundings) -> Option<&'a Rule> {
-    let key = RuleKey::of(destination);
+    let key = RuleKey::of(destination, around.generation());
     let named = around.rule(&key);
     let any = around.rule(&key.any_port());
     match (named, any) {

@@ -27,7 +27,7 @@ pub fn established(connection: &Established, origin: &Origin) -> Option<(Arrival
         return None;
     }
     let key = ArrivalKey {
-        netns_cookie: connection.netns_cookie,
+        netns_cookie: origin.asked_under(connection.netns_cookie),
         client: connection.local,
         reserved: 0,
     };
@@ -43,13 +43,14 @@ pub fn established(connection: &Established, origin: &Origin) -> Option<(Arrival
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tables::{NODE_COOKIE, ORIGIN_TO_NODE};
 
     const VIA: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
     const ORIGIN: Origin = Origin {
         destination: Endpoint::v4([10, 0, 0, 1], 443),
         via: VIA,
         listener: 3,
-        reserved: 0,
+        flags: 0,
     };
 
     fn connection(remote: Endpoint) -> Established {
@@ -71,6 +72,16 @@ mod tests {
             (arrival.listener, arrival.established_ns, arrival.cookie),
             (3, 6, 7)
         );
+    }
+
+    #[test]
+    fn at_the_nodes_address_the_destination_is_found_without_the_clients_namespace() {
+        let origin = Origin {
+            flags: ORIGIN_TO_NODE,
+            ..ORIGIN
+        };
+        let (key, _) = established(&connection(VIA), &origin).unwrap();
+        assert_eq!(key.netns_cookie, NODE_COOKIE);
     }
 
     #[test]

@@ -25,16 +25,16 @@ pub use established::{Established, established};
 pub use peername::shown_peer;
 pub use tables::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival,
-    ArrivalKey, FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, ORIGIN_BYTES,
-    Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
+    ArrivalKey, FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, NODE_COOKIE,
+    ORIGIN_BYTES, ORIGIN_TO_NODE, Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
 };
 
 /// Sockets that are never redirected, by socket cookie.
 pub const EXEMPT_MAX: u32 = 65_536;
 /// Processes that are part of the tunnel, by process id of the first namespace; the least recently used goes first.
 pub const PROCESSES_MAX: u32 = 4_096;
-/// Rules and exclusions, over all listeners.
-pub const RULES_MAX: u32 = 8_192;
+/// Rules and exclusions, over all listeners, of two generations: those in force, and those that come or have gone.
+pub const RULES_MAX: u32 = 16_384;
 /// Listeners, over all network namespaces.
 pub const LISTENERS_MAX: u32 = 1_024;
 /// Redirected sockets whose destination is remembered, by socket cookie; the least recently used goes first.

@@ -23,7 +23,7 @@ mod tests {
             destination,
             via,
             listener: 0,
-            reserved: 0,
+            flags: 0,
         };
         assert_eq!(shown_peer(&via, &origin), Some(destination));
         assert_eq!(shown_peer(&Endpoint { port: 2, ..via }, &origin), None);

@@ -17,7 +17,7 @@ pub const ARRIVAL_KEY_BYTES: usize = 32;
 /// Bytes of an [`Arrival`].
 pub const ARRIVAL_BYTES: usize = 40;
 
-/// Bits of a [`RuleKey`] in front of the address: family and port, which always match whole.
+/// Bits of a [`RuleKey`] in front of the address: generation, family and port, which always match whole.
 pub const SCOPE_BITS: u32 = 32;
 
 /// Calls to these destinations stay as they are.
@@ -32,12 +32,20 @@ pub const ACTION_JOIN: u32 = 2;
 /// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
 pub const FLAG_DENY: u32 = 1;
 
-/// Destination of a call as the longest-prefix table compares it: family, port, address. Port 0 stands for rules
-/// that name none.
+/// Flag of an [`Origin`]: it was sent to the node's address, in another network namespace than its own.
+pub const ORIGIN_TO_NODE: u32 = 1;
+
+/// In place of a network namespace's cookie: the listener at the node's address, which any of them may reach, and who comes
+/// to it. No namespace has this cookie.
+pub const NODE_COOKIE: u64 = 0;
+
+/// Destination of a call as the longest-prefix table compares it: generation, family, port, address. Port 0 stands for rules
+/// that name none. Rules of two generations may be in the table; a call looks at those of one alone.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleKey {
-    family: [u8; 2],
+    generation: u8,
+    family: u8,
     port: [u8; 2],
     ip: [u8; 16],
 }
@@ -45,12 +53,14 @@ pub struct RuleKey {
 const _: () = assert!(size_of::<RuleKey>() == RULE_KEY_BYTES && align_of::<RuleKey>() == 1);
 
 impl RuleKey {
-    /// The key of rules that name this port.
+    /// The key of rules of this generation that name this port.
     #[inline(always)]
     #[must_use]
-    pub const fn of(destination: &Endpoint) -> Self {
+    pub const fn of(destination: &Endpoint, generation: u8) -> Self {
         Self {
-            family: destination.family.to_be_bytes(),
+            generation,
+            // Both families are small numbers.
+            family: destination.family.to_be_bytes()[1],
             port: destination.port.to_be_bytes(),
             ip: destination.ip,
         }
@@ -70,7 +80,8 @@ impl RuleKey {
     #[must_use]
     pub fn to_bytes(self) -> [u8; RULE_KEY_BYTES] {
         let mut bytes = [0; RULE_KEY_BYTES];
-        bytes[..2].copy_from_slice(&self.family);
+        bytes[0] = self.generation;
+        bytes[1] = self.family;
         bytes[2..4].copy_from_slice(&self.port);
         bytes[4..].copy_from_slice(&self.ip);
         bytes
@@ -106,7 +117,7 @@ impl Rule {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerKey {
-    /// `SO_NETNS_COOKIE`.
+    /// `SO_NETNS_COOKIE`, or [`NODE_COOKIE`].
     pub netns_cookie: u64,
     /// As rules name it.
     pub listener: u32,
@@ -165,8 +176,21 @@ pub struct Origin {
     pub via: Endpoint,
     /// As rules name it.
     pub listener: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`ORIGIN_TO_NODE`].
+    pub flags: u32,
+}
+
+impl Origin {
+    /// The namespace under which its listener will ask: the client's own, which is `netns_cookie`, or none.
+    #[inline(always)]
+    #[must_use]
+    pub const fn asked_under(&self, netns_cookie: u64) -> u64 {
+        if self.flags & ORIGIN_TO_NODE == 0 {
+            netns_cookie
+        } else {
+            NODE_COOKIE
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Origin>() == ORIGIN_BYTES && align_of::<Origin>() == 4);
@@ -175,7 +199,7 @@ const _: () = assert!(size_of::<Origin>() == ORIGIN_BYTES && align_of::<Origin>(
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalKey {
-    /// `SO_NETNS_COOKIE` of the client, which is the listener's.
+    /// `SO_NETNS_COOKIE` of the client, which is the listener's; [`NODE_COOKIE`] at the node's address.
     pub netns_cookie: u64,
     /// The peer that `accept` shows.
     pub client: Endpoint,
@@ -254,11 +278,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_key_compares_family_and_port_first_in_network_order() {
-        let bytes = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234)).to_bytes();
-        assert_eq!(bytes[..8], [0, 2, 0x12, 0x34, 10, 0, 0, 1]);
-        let any = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234)).any_port();
-        assert_eq!(any.to_bytes()[..4], [0, 2, 0, 0]);
+    fn a_rule_key_compares_generation_family_and_port_first_in_network_order() {
+        let bytes = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234), 3).to_bytes();
+        assert_eq!(bytes[..8], [3, 2, 0x12, 0x34, 10, 0, 0, 1]);
+        let any = RuleKey::of(&Endpoint::v4([10, 0, 0, 1], 0x1234), 3).any_port();
+        assert_eq!(any.to_bytes()[..4], [3, 2, 0, 0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sends chosen TCP connections to a listener.
 //!
 //! Hooks: cgroup `connect4` and `connect6`, by bpf_link. Floor: Linux 5.10 (network namespace cookie in these hooks,
-//! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 8,192,
+//! socket lookup, links); tested from 6.1. Licence: any. Maps, entries at most: REDIRECT_RULES 16,384, REDIRECT_GENERATION 1,
 //! REDIRECT_LISTENERS 1,024, REDIRECT_EXEMPT 65,536, REDIRECT_PROCESSES 4,096, REDIRECT_ORIGINS 65,536.
 //! Missing anything (rule, listener in this network namespace, a socket that listens there, room): the call goes where it
 //! was going, counted in REDIRECT_CALLS. Only a rule with the flag to deny makes it fail.
@@ -9,8 +9,8 @@
 use core::mem::MaybeUninit;
 
 use adit_ebpf_abi::{
-    AF_INET, Call, Decision, Endpoint, Listener, ListenerKey, Origin, Rule, RuleKey, SCOPE_BITS,
-    Surroundings, decide,
+    AF_INET, Call, Decision, Endpoint, Listener, ListenerKey, NODE_COOKIE, Origin, Rule, RuleKey,
+    SCOPE_BITS, Surroundings, decide,
 };
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_F_CURRENT_NETNS, bpf_sock_tuple};
@@ -23,8 +23,8 @@ use crate::context::{
     called4, called6, field, netns_cookie, set_called4, set_called6, socket_cookie,
 };
 use crate::tables::{
-    REDIRECT_EXEMPT, REDIRECT_LISTENERS, REDIRECT_ORIGINS, REDIRECT_PROCESSES, REDIRECT_RULES,
-    count,
+    REDIRECT_EXEMPT, REDIRECT_GENERATION, REDIRECT_LISTENERS, REDIRECT_ORIGINS, REDIRECT_PROCESSES,
+    REDIRECT_RULES, count,
 };
 
 const SOCK_STREAM: u32 = 1;
@@ -119,14 +119,20 @@ impl Surroundings for Caller<'_> {
     }
 
     #[inline(always)]
-    fn listener(&self, number: u32) -> Option<Listener> {
-        let key = ListenerKey {
-            netns_cookie: netns_cookie(self.context),
-            listener: number,
-            reserved: 0,
-        };
-        // SAFETY: copied at once. The daemon replaces values whole.
-        unsafe { REDIRECT_LISTENERS.get(&key) }.copied()
+    fn generation(&self) -> u8 {
+        REDIRECT_GENERATION
+            .get(0)
+            .map_or(0, |generation| *generation as u8)
+    }
+
+    #[inline(always)]
+    fn listener(&self, number: u32) -> Option<&Listener> {
+        noted(netns_cookie(self.context), number)
+    }
+
+    #[inline(always)]
+    fn node_listener(&self, number: u32) -> Option<&Listener> {
+        noted(NODE_COOKIE, number)
     }
 
     #[inline(always)]
@@ -157,6 +163,17 @@ impl Surroundings for Caller<'_> {
     fn remember(&self, origin: &Origin) -> bool {
         REDIRECT_ORIGINS.insert(&self.cookie, origin, 0).is_ok()
     }
+}
+
+#[inline(always)]
+fn noted(netns_cookie: u64, listener: u32) -> Option<&'static Listener> {
+    let key = ListenerKey {
+        netns_cookie,
+        listener,
+        reserved: 0,
+    };
+    // SAFETY: the daemon replaces values whole, and what it removes stays as it is until this program has ended.
+    unsafe { REDIRECT_LISTENERS.get(&key) }
 }
 
 /// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the

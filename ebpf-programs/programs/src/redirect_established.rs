@@ -64,12 +64,12 @@ fn note(context: &SockOpsContext) {
 #[inline(always)]
 fn forget(context: &SockOpsContext) {
     let cookie = connection_cookie(context);
-    // SAFETY: the value is not looked at.
-    if unsafe { REDIRECT_ORIGINS.get(&cookie) }.is_none() {
+    // SAFETY: read before anything else may change the entry: it belongs to this socket.
+    let Some(origin) = (unsafe { REDIRECT_ORIGINS.get(&cookie) }) else {
         return;
-    }
+    };
     let key = ArrivalKey {
-        netns_cookie: connection_netns(context),
+        netns_cookie: origin.asked_under(connection_netns(context)),
         client: local(context),
         reserved: 0,
     };

@@ -5,11 +5,15 @@ use adit_ebpf_abi::{
     Listener, ListenerKey, ORIGINS_MAX, Origin, PROCESSES_MAX, RULES_MAX, Rule, RuleKey,
 };
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{HashMap, LpmTrie, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 
 /// Which destinations go to which listener.
 #[map]
 pub static REDIRECT_RULES: LpmTrie<RuleKey, Rule> = LpmTrie::with_max_entries(RULES_MAX, 0);
+
+/// Which generation of rules is in force: one entry.
+#[map]
+pub static REDIRECT_GENERATION: Array<u32> = Array::with_max_entries(1, 0);
 
 /// Where listeners listen, by network namespace.
 #[map]

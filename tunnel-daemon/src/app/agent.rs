@@ -16,6 +16,7 @@ use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::node::NodeSide;
 use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel};
+use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
@@ -153,6 +154,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lane_security: plan.data_path.lane_security,
     };
     let descriptors = Arc::clone(context.lane_room.descriptors());
+    let redirect = Arc::new(RedirectView::new(metrics.adit()));
     let common = status::Common {
         id: plan.agent_id.as_str().to_owned(),
         started,
@@ -165,6 +167,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         engine: engine.clone(),
         relay_used: relay.is_some(),
         host: status::Common::host(plan.admin_socket.is_some()),
+        redirect: Arc::clone(&redirect),
     };
     let servers = Servers::start(settings, context, &services);
     let node = NodeSide::start(
@@ -174,6 +177,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         &descriptors,
         &accounts,
         &services,
+        redirect,
     )?;
     let node = Arc::new(node);
     let source = AgentSource {

@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use super::listeners::{Counted, listen_addr};
-use super::node_redirect::NodeRedirect;
+use super::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
+use super::redirect_view::RedirectView;
 use crate::agent::node::{CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeListener, Wants};
 use crate::agent::servers::Servers;
 use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
@@ -88,6 +89,7 @@ impl NodeSide {
         descriptors: &Arc<Descriptors>,
         accounts: &Accounts,
         services: &Tasks,
+        view: Arc<RedirectView>,
     ) -> anyhow::Result<Self> {
         let door = AgentDoor::new(
             servers.lanes(),
@@ -100,30 +102,41 @@ impl NodeSide {
             door,
             addresses: Vec::new(),
             connections: Tasks::new(CONNECTIONS_MAX),
-            redirect: NodeRedirect::none(),
+            redirect: NodeRedirect::none(&view),
             stop: CancellationToken::new(),
         };
+        let events = Arc::new(Counted {
+            metrics: metrics.clone(),
+            listener: ListenerLabel::Node,
+            descriptors: Arc::clone(descriptors),
+        });
+        let (lanes, tasks) = (Arc::clone(&side.door), side.connections.clone());
+        let door: NodeServe = Arc::new(move |wants| {
+            let node = NodeListener::new(&lanes, wants);
+            let (tasks, events) = (tasks.clone(), Arc::clone(&events));
+            Arc::new(move |listener, stop| {
+                let node = node.clone();
+                let serve = move |stream| node.clone().serve(stream);
+                let (tasks, events) = (tasks.clone(), Arc::clone(&events));
+                Box::pin(async move {
+                    drop(accept_loop(listener, None, tasks, events, stop, serve).await);
+                })
+            })
+        });
         let serve = |side: &Self, listener: Listener, wants: Arc<dyn Wants>| {
-            let node = NodeListener::new(&side.door, wants);
-            let events = Arc::new(Counted {
-                metrics: metrics.clone(),
-                listener: ListenerLabel::Node,
-                descriptors: Arc::clone(descriptors),
-            });
-            let serve = move |stream| node.clone().serve(stream);
-            let (tasks, stop) = (side.connections.clone(), side.stop.clone());
-            let accepting = accept_loop(listener, None, tasks, events, stop, serve);
-            services.spawn_always("node-listener", async move { drop(accepting.await) });
+            let serving = door(wants)(listener, side.stop.clone());
+            services.spawn_always("node-listener", serving);
         };
         if let Some(plan) = &plan.redirect {
-            let (redirect, doors) =
-                NodeRedirect::start(plan, metrics, accounts, services, &side.stop);
-            side.redirect = redirect;
-            if let Some((listeners, wants)) = doors {
-                for listener in listeners {
-                    serve(&side, listener, Arc::clone(&wants));
-                }
-            }
+            let parts = NodeRedirectParts {
+                metrics,
+                accounts,
+                services,
+                stop: &side.stop,
+                door: &door,
+                view,
+            };
+            side.redirect = NodeRedirect::start(plan, parts)?;
         }
         for target in &plan.target_listeners {
             let bind = listen_addr(&target.bind)?;

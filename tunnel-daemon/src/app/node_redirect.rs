@@ -7,84 +7,85 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, RedirectOrigin, join, listen, look_after, missing};
+use super::redirect::{LISTENER, RedirectOrigin, join, listen, look_after, not_redirected};
+use super::redirect_netns::{Namespaces, Serve};
+use super::redirect_rules::{Apply, Followed};
+use super::redirect_view::RedirectView;
 use crate::agent::node::Wants;
-use crate::config::plan::NodeRedirectPlan;
+use crate::config::plan::{NodeRedirectPlan, RuleFileOf};
 use crate::ebpf::account::Accounts;
-use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule};
-use crate::net::listen::Listener;
+use crate::net::listen::{ListenAddr, Listener};
 use crate::net::origin::{OriginError, OriginSource as _};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{NodeRefusal, RedirectRefusal, RedirectState};
+use crate::telemetry::labels::{NodeRefusal, RedirectRefusal};
 
 /// The redirect of an agent, if it has one.
 pub(super) struct NodeRedirect {
     redirect: Option<Arc<Redirect>>,
-    detail: String,
+    view: Arc<RedirectView>,
 }
 
-/// Listeners, and where their connections want to go.
-pub(super) type Doors = (Vec<Listener>, Arc<dyn Wants>);
+/// What serves listeners whose connections want to go somewhere.
+pub(super) type NodeServe = Arc<dyn Fn(Arc<dyn Wants>) -> Serve + Send + Sync>;
+
+/// What it needs of its agent.
+pub(super) struct NodeRedirectParts<'a> {
+    pub(super) metrics: &'a AditMetrics,
+    pub(super) accounts: &'a Accounts,
+    pub(super) services: &'a Tasks,
+    pub(super) stop: &'a CancellationToken,
+    pub(super) door: &'a NodeServe,
+    pub(super) view: Arc<RedirectView>,
+}
 
 impl NodeRedirect {
     /// None was asked for.
-    pub(super) fn none() -> Self {
+    pub(super) fn none(view: &Arc<RedirectView>) -> Self {
         Self {
             redirect: None,
-            detail: String::new(),
+            view: Arc::clone(view),
         }
     }
 
     /// Attaches programs to the plan's cgroup. Whatever is missing is a line in the log.
+    ///
+    /// # Errors
+    /// The file of rules, by name and line.
     pub(super) fn start(
         plan: &NodeRedirectPlan,
-        metrics: &AditMetrics,
-        accounts: &Accounts,
-        services: &Tasks,
-        stop: &CancellationToken,
-    ) -> (Self, Option<Doors>) {
-        let (cgroup, count) = (plan.cgroup.display().to_string(), plan.services.len());
-        match attach(plan, metrics, accounts) {
-            Ok((redirect, doors)) => {
-                metrics.redirect().set_state(RedirectState::Active);
-                metrics.redirect().set_rules(count);
-                tracing::info!(cgroup, services = count, "redirect to the control plane");
-                let looked_after = look_after(
-                    Arc::clone(&redirect),
-                    plan.cgroup.clone(),
-                    metrics.clone(),
-                    stop.clone(),
-                );
-                services.spawn_always("redirect", looked_after);
-                let detail = format!("[+]redirect active: {count} addresses on {cgroup}\n");
-                let redirect = Some(redirect);
-                (Self { redirect, detail }, Some(doors))
-            }
-            Err(error) => {
-                metrics.redirect().set_state(RedirectState::Missing);
-                let why = format!("{error:#}");
-                tracing::warn!(
-                    why,
-                    host = missing(&HostCaps::probe()),
-                    "nothing is redirected: connections go where they go"
-                );
-                let detail = format!("[-]redirect missing: {}\n", why.replace('\n', " "));
-                let redirect = None;
-                (Self { redirect, detail }, None)
-            }
+        parts: NodeRedirectParts<'_>,
+    ) -> anyhow::Result<Self> {
+        let mut followed = None;
+        let mut all = plan.clone();
+        if let Some(path) = &plan.file {
+            let (read, file) = Followed::load(path, RuleFileOf::Agent)?;
+            all = plan
+                .with(file)
+                .with_context(|| format!("--redirect-file {}", path.display()))?;
+            followed = Some(read);
         }
+        let view = Arc::clone(&parts.view);
+        let redirect = match attach(plan, &all, followed, parts) {
+            Ok(redirect) => Some(redirect),
+            Err(error) => {
+                not_redirected(&error, &view);
+                None
+            }
+        };
+        Ok(Self { redirect, view })
     }
 
-    /// A line for `/readyz?verbose`, if there is anything to say.
-    pub(super) fn detail(&self) -> &str {
-        &self.detail
+    /// Lines for `/readyz?verbose`, if there is anything to say.
+    pub(super) fn detail(&self) -> String {
+        self.view.detail()
     }
 
     /// Calls go where they go from now on; connections that are open go on.
@@ -95,32 +96,150 @@ impl NodeRedirect {
     }
 }
 
-/// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.
+/// Listens, then tells the kernel: a call is never sent to a port that nobody listens on.
 fn attach(
     plan: &NodeRedirectPlan,
-    metrics: &AditMetrics,
-    accounts: &Accounts,
-) -> anyhow::Result<(Arc<Redirect>, Doors)> {
+    all: &NodeRedirectPlan,
+    followed: Option<Followed>,
+    parts: NodeRedirectParts<'_>,
+) -> anyhow::Result<Arc<Redirect>> {
+    let NodeRedirectParts {
+        metrics,
+        accounts,
+        services,
+        stop,
+        door,
+        view,
+    } = parts;
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
-    let listeners = listen(&redirect, 0, accounts)?;
+    let bound = listen(&redirect, 0, accounts)?;
+    let at_node = listen_at_node(&redirect, plan, accounts)?;
     join(&redirect).context("exempting this process")?;
-    let rules: Vec<RedirectRule> = plan
-        .services
-        .iter()
+    let rules = rules(all);
+    redirect.replace_rules(&rules)?;
+    view.active(&plan.cgroup, rules.len());
+    let cgroup = plan.cgroup.display().to_string();
+    tracing::info!(
+        cgroup,
+        services = rules.len(),
+        "redirect to the control plane"
+    );
+    let destinations = Arc::new(ArcSwap::from_pointee(Destinations::of(all)));
+    let wants = |at_node| -> Arc<dyn Wants> {
+        Arc::new(Services {
+            redirect: Arc::clone(&redirect),
+            at_node,
+            destinations: Arc::clone(&destinations),
+            metrics: metrics.clone(),
+        })
+    };
+    let serve = door(wants(false));
+    let serve_at_node = door(wants(true));
+    for (serve, listeners) in [(&serve, bound), (&serve_at_node, at_node)] {
+        for listener in listeners {
+            services.spawn_always("node-listener", serve(listener, stop.clone()));
+        }
+    }
+    if let Some(followed) = followed {
+        view.file(followed.path());
+        let apply = apply(plan, &redirect, destinations);
+        let following = followed.follow(apply, Arc::clone(&view), stop.clone());
+        services.spawn_always("redirect-file", following);
+    }
+    if let Some(netns) = &plan.netns {
+        let parts = (Arc::clone(&redirect), 0, Arc::clone(&view), serve);
+        if let Some((namespaces, helper)) = Namespaces::start(netns, &plan.cgroup, parts, accounts, stop) {
+            services.spawn_always("redirect-netns", namespaces.keep(helper));
+        }
+    }
+    let looked_after = look_after(
+        Arc::clone(&redirect),
+        plan.cgroup.clone(),
+        metrics.clone(),
+        view,
+        stop.clone(),
+    );
+    services.spawn_always("redirect", looked_after);
+    Ok(redirect)
+}
+
+/// Listeners at addresses of the node, for callers whose namespace has none.
+fn listen_at_node(
+    redirect: &Redirect,
+    plan: &NodeRedirectPlan,
+    accounts: &Accounts,
+) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for ip in &plan.node_addresses {
+        let at = ListenAddr::Tcp((*ip, 0).into());
+        let listener = Listener::bind_with(&at, |socket| accounts.listening(&socket))
+            .with_context(|| format!("--redirect-node-address {ip}"))?;
+        listeners.push(listener);
+    }
+    let at = |v6: bool| {
+        let mut addresses = listeners.iter().filter_map(Listener::tcp_addr);
+        addresses.find(|address| address.is_ipv6() == v6)
+    };
+    if !listeners.is_empty() {
+        redirect.set_node_listener(LISTENER, at(false), at(true))?;
+    }
+    Ok(listeners)
+}
+
+fn rules(plan: &NodeRedirectPlan) -> Vec<RedirectRule> {
+    let services = plan.services.iter();
+    services
         .map(|service| rule(service.address, Action::Redirect(LISTENER)))
-        .collect();
-    redirect.set_rules(&rules)?;
-    let destinations = plan
-        .services
-        .iter()
-        .map(|service| (service.address, service.destination.as_str().into()))
-        .collect();
-    let wants = Arc::new(Services {
-        origins: RedirectOrigin(Arc::clone(&redirect)),
-        destinations,
-        metrics: metrics.clone(),
-    });
-    Ok((redirect, (listeners, wants)))
+        .collect()
+}
+
+fn apply(
+    plan: &NodeRedirectPlan,
+    redirect: &Arc<Redirect>,
+    destinations: Arc<ArcSwap<Destinations>>,
+) -> Apply {
+    let (plan, redirect) = (plan.clone(), Arc::clone(redirect));
+    Arc::new(move |file| {
+        let all = plan.with(file).map_err(anyhow::Error::new)?;
+        let rules = rules(&all);
+        // First, so that whoever is captured by the new rules is known.
+        let before = destinations.load_full();
+        destinations.store(Arc::new(Destinations {
+            now: Destinations::of(&all).now,
+            before: before.now.clone(),
+        }));
+        match redirect.replace_rules(&rules) {
+            Ok(set) => Ok((rules.len(), set)),
+            Err(error) => {
+                destinations.store(before);
+                Err(error.into())
+            }
+        }
+    })
+}
+
+/// Destinations by the address of a Service.
+struct Destinations {
+    now: HashMap<SocketAddr, Arc<str>>,
+    /// Of the rules before: whom those had captured may come a moment later.
+    before: HashMap<SocketAddr, Arc<str>>,
+}
+
+impl Destinations {
+    fn of(plan: &NodeRedirectPlan) -> Self {
+        let services = plan.services.iter();
+        Self {
+            now: services
+                .map(|service| (service.address, service.destination.as_str().into()))
+                .collect(),
+            before: HashMap::new(),
+        }
+    }
+
+    fn of_service(&self, address: SocketAddr) -> Option<Arc<str>> {
+        let found = self.now.get(&address);
+        found.or_else(|| self.before.get(&address)).cloned()
+    }
 }
 
 fn rule(address: SocketAddr, action: Action) -> RedirectRule {
@@ -133,15 +252,27 @@ fn rule(address: SocketAddr, action: Action) -> RedirectRule {
 
 /// Where captured connections want to go.
 struct Services {
-    origins: RedirectOrigin,
-    destinations: HashMap<SocketAddr, Arc<str>>,
+    redirect: Arc<Redirect>,
+    /// They come to the node's address.
+    at_node: bool,
+    destinations: Arc<ArcSwap<Destinations>>,
     metrics: AditMetrics,
+}
+
+impl Services {
+    fn origin(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        if self.at_node {
+            let found = self.redirect.origin_at_node(peer)?;
+            return found.ok_or(OriginError::Unknown);
+        }
+        RedirectOrigin(Arc::clone(&self.redirect)).origin(accepted, peer)
+    }
 }
 
 impl Wants for Services {
     fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Arc<str>, NodeRefusal> {
-        let found = match self.origins.origin(accepted, peer) {
-            Ok(origin) => self.destinations.get(&origin).cloned(),
+        let found = match self.origin(accepted, peer) {
+            Ok(origin) => self.destinations.load().of_service(origin),
             Err(error) => {
                 tracing::debug!(%peer, %error, "connection refused");
                 self.metrics.redirect().refused(match error {

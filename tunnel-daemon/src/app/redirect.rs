@@ -15,8 +15,11 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::listeners::{Listening, listen_addr, socket_addr};
-use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget};
+use super::listeners::{Counted, Listening, listen_addr, socket_addr};
+use super::redirect_netns::{Namespaces, Serve};
+use super::redirect_rules::{Apply, Followed};
+use super::redirect_view::RedirectView;
+use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
@@ -24,13 +27,14 @@ use crate::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours, unpin};
 use crate::frontend::events::FrontendContext;
 use crate::frontend::transparent;
 use crate::hub::Hub;
+use crate::net::accept::accept_loop;
 use crate::net::interfaces::local_addresses;
 use crate::net::listen::{ListenAddr, Listener};
 use crate::net::origin::{OriginError, OriginSource, PacketFilterOrigin, accept_any_address};
 use crate::net::stream::ByteStream;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Listener as ListenerLabel, RedirectState};
+use crate::telemetry::labels::Listener as ListenerLabel;
 
 /// The number of the one listener among rules.
 pub(super) const LISTENER: u32 = 0;
@@ -50,20 +54,20 @@ const ALWAYS_LEFT: [&str; 6] = [
 pub(super) struct Captured {
     redirect: Option<Arc<Redirect>>,
     listeners: Vec<SocketAddr>,
-    detail: String,
+    view: Arc<RedirectView>,
 }
 
 impl Captured {
-    /// None was asked for.
-    pub(super) fn none() -> Self {
+    /// None, or none yet.
+    fn none(view: &Arc<RedirectView>) -> Self {
         Self {
             redirect: None,
             listeners: Vec::new(),
-            detail: String::new(),
+            view: Arc::clone(view),
         }
     }
 
-    /// Where captured connections go.
+    /// Where captured connections of our own network namespace go.
     pub(super) fn listeners(&self) -> &[SocketAddr] {
         &self.listeners
     }
@@ -81,9 +85,9 @@ impl Captured {
         redirected.map_or(0, |(_, count)| count)
     }
 
-    /// A line for `/readyz?verbose`, if there is anything to say.
-    pub(super) fn detail(&self) -> &str {
-        &self.detail
+    /// What it is now.
+    pub(super) fn view(&self) -> &Arc<RedirectView> {
+        &self.view
     }
 
     /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls one of `join` is part
@@ -177,22 +181,23 @@ impl Listening<'_> {
             }
             tracing::info!(address = %at, "transparent frontend");
             bound = Some(at);
-            self.serve_transparent(
-                listener,
-                Arc::new(PacketFilterOrigin { listener: at }),
-                hub,
-                context,
-                clients,
-            );
+            let origins = Arc::new(PacketFilterOrigin { listener: at });
+            let serve = self.door(origins, hub, context, clients);
+            self.services
+                .spawn_always("listener", serve(listener, self.stop.clone()));
         }
+        let view = Arc::new(RedirectView::new(self.metrics));
         let Some(redirect) = &plan.redirect else {
-            return Ok((Captured::none(), bound));
+            return Ok((Captured::none(&view), bound));
         };
-        let metrics = self.metrics.redirect();
-        match self.capture(redirect, hub, context, clients) {
-            Ok((programs, listeners, rules)) => {
-                metrics.set_state(RedirectState::Active);
-                metrics.set_rules(rules);
+        let file = Rules::load(redirect)?;
+        let capturing = Capturing {
+            plan: redirect,
+            view: &view,
+            file,
+        };
+        match self.capture(capturing, hub, context, clients) {
+            Ok((programs, listeners)) => {
                 let cgroup = redirect.cgroup.display().to_string();
                 let others = neighbours();
                 if !others.is_empty() {
@@ -201,37 +206,25 @@ impl Listening<'_> {
                         "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
                     );
                 }
-                tracing::info!(cgroup, rules, programs = programs.programs(), "redirect");
-                let detail = format!("[+]redirect active: {rules} rules on {cgroup}\n");
+                tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 let looked_after = look_after(
                     Arc::clone(&programs),
                     redirect.cgroup.clone(),
                     self.metrics.clone(),
+                    Arc::clone(&view),
                     self.stop.clone(),
                 );
                 self.services.spawn_always("redirect", looked_after);
                 let captured = Captured {
                     redirect: Some(programs),
                     listeners,
-                    detail,
+                    view,
                 };
                 Ok((captured, bound))
             }
             Err(error) => {
-                metrics.set_state(RedirectState::Missing);
-                let missing = missing(&HostCaps::probe());
-                let why = format!("{error:#}");
-                tracing::warn!(
-                    why,
-                    host = missing,
-                    "nothing is redirected: connections go where they go"
-                );
-                let detail = format!("[-]redirect missing: {}\n", why.replace('\n', " "));
-                let captured = Captured {
-                    detail,
-                    ..Captured::none()
-                };
-                Ok((captured, bound))
+                not_redirected(&error, &view);
+                Ok((Captured::none(&view), bound))
             }
         }
     }
@@ -239,11 +232,12 @@ impl Listening<'_> {
     /// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.
     fn capture(
         &self,
-        plan: &RedirectPlan,
+        capturing: Capturing<'_>,
         hub: &Arc<Hub>,
         context: &FrontendContext,
         clients: &Tasks,
-    ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>, usize)> {
+    ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>)> {
+        let Capturing { plan, view, file } = capturing;
         let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
         let mark = match plan.on_failure {
             OnFailure::Open => 0,
@@ -260,38 +254,115 @@ impl Listening<'_> {
             let agents = own_rules([socket_addr(agents)?], Action::Join, &local_addresses());
             redirect.set_rules(&agents)?;
         }
-        let rules = rules(plan)?;
-        redirect.set_rules(&rules)?;
+        let rules = rules(&file.plan)?;
+        redirect.replace_rules(&rules)?;
         // Now that ours are in force, those of a predecessor may go.
         match plan.on_failure {
             OnFailure::Open => unpin(&plan.cgroup)?,
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
+        view.active(&plan.cgroup, rules.len());
         // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
         let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
+        let serve = self.door(origins, hub, context, clients);
         for listener in bound {
-            let origins = Arc::clone(&origins);
-            self.serve_transparent(listener, origins, hub, context, clients);
+            let serving = serve(listener, self.stop.clone());
+            self.services.spawn_always("listener", serving);
         }
-        Ok((redirect, listeners, rules.len()))
+        if let Some(followed) = file.followed {
+            view.file(followed.path());
+            let (redirect, plan) = (Arc::clone(&redirect), plan.clone());
+            let apply: Apply = Arc::new(move |file| {
+                let rules = self::rules(&plan.with(file).map_err(anyhow::Error::new)?)?;
+                Ok((rules.len(), redirect.replace_rules(&rules)?))
+            });
+            let following = followed.follow(apply, Arc::clone(view), self.stop.clone());
+            self.services.spawn_always("redirect-file", following);
+        }
+        if let Some(netns) = &plan.netns {
+            let parts = (Arc::clone(&redirect), mark, Arc::clone(view), serve);
+            let started = Namespaces::start(netns, &plan.cgroup, parts, self.accounts, self.stop);
+            if let Some((namespaces, helper)) = started {
+                self.services
+                    .spawn_always("redirect-netns", namespaces.keep(helper));
+            }
+        }
+        Ok((redirect, listeners))
     }
 
-    fn serve_transparent(
+    /// What serves a transparent listener.
+    fn door(
         &self,
-        listener: Listener,
         origins: Arc<impl OriginSource>,
         hub: &Arc<Hub>,
         context: &FrontendContext,
         clients: &Tasks,
-    ) {
-        let (hub, context) = (Arc::clone(hub), context.clone());
-        let serve = move |stream: ByteStream| {
+    ) -> Serve {
+        let (hub, context, clients) = (Arc::clone(hub), context.clone(), clients.clone());
+        let events = Arc::new(Counted {
+            metrics: self.metrics.clone(),
+            listener: ListenerLabel::Frontend,
+            descriptors: Arc::clone(self.descriptors),
+        });
+        Arc::new(move |listener, stop| {
             let (hub, context) = (Arc::clone(&hub), context.clone());
             let origins = Arc::clone(&origins);
-            async move { transparent::serve(stream, &hub, &context, &*origins).await }
-        };
-        self.spawn(listener, None, clients, ListenerLabel::Frontend, serve);
+            let serve = move |stream: ByteStream| {
+                let (hub, context) = (Arc::clone(&hub), context.clone());
+                let origins = Arc::clone(&origins);
+                async move { transparent::serve(stream, &hub, &context, &*origins).await }
+            };
+            let (clients, events) = (clients.clone(), Arc::clone(&events));
+            Box::pin(async move {
+                // The listener closes when the loop gives it back.
+                drop(accept_loop(listener, None, clients, events, stop, serve).await);
+            })
+        })
     }
+}
+
+/// What is to be captured.
+struct Capturing<'a> {
+    plan: &'a RedirectPlan,
+    view: &'a Arc<RedirectView>,
+    file: Rules,
+}
+
+/// The plan's rules with those of its file, if it has one.
+struct Rules {
+    plan: RedirectPlan,
+    followed: Option<Followed>,
+}
+
+impl Rules {
+    /// # Errors
+    /// The file, by name and line.
+    fn load(plan: &RedirectPlan) -> anyhow::Result<Self> {
+        let Some(path) = &plan.file else {
+            let plan = plan.clone();
+            return Ok(Self {
+                plan,
+                followed: None,
+            });
+        };
+        let (followed, file) = Followed::load(path, RuleFileOf::Server)?;
+        let plan = plan
+            .with(file)
+            .with_context(|| format!("--redirect-file {}", path.display()))?;
+        let followed = Some(followed);
+        Ok(Self { plan, followed })
+    }
+}
+
+/// Says why nothing is redirected.
+pub(super) fn not_redirected(error: &anyhow::Error, view: &RedirectView) {
+    let why = format!("{error:#}");
+    tracing::warn!(
+        why,
+        host = missing(&HostCaps::probe()),
+        "nothing is redirected: connections go where they go"
+    );
+    view.missing(&why);
 }
 
 /// Listeners on loopback that rules lead to by [`LISTENER`].
@@ -389,6 +460,7 @@ pub(super) async fn look_after(
     redirect: Arc<Redirect>,
     cgroup: std::path::PathBuf,
     metrics: AditMetrics,
+    view: Arc<RedirectView>,
     stop: CancellationToken,
 ) {
     let mut there = true;
@@ -400,7 +472,7 @@ pub(super) async fn look_after(
         }
         if there && !is_there(&cgroup) {
             there = false;
-            metrics.redirect().set_state(RedirectState::Missing);
+            view.missing(&format!("the cgroup {} was removed", cgroup.display()));
             tracing::warn!(cgroup = %cgroup.display(), "the captured cgroup was removed: nothing is redirected until a restart");
         }
         tokio::select! {
@@ -452,6 +524,8 @@ mod tests {
             excluded: Vec::new(),
             cgroup: "/".into(),
             on_failure: OnFailure::Open,
+            file: None,
+            netns: None,
         };
         let rules = rules(&plan).unwrap();
         let loopback: IpNet = "127.0.0.0/8".parse().unwrap();

@@ -11,6 +11,7 @@ use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
 use crate::config::{Command, Parsed};
+use crate::net::namespaces;
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
 
@@ -28,6 +29,12 @@ pub fn run(parsed: Parsed) -> ExitCode {
         }
         Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
         Command::Check(options) => return check::run(options).unwrap_or_else(|error| fail(&error)),
+        Command::NetnsHelper(options) => {
+            return match namespaces::helper::run(options) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(why) => fail(&anyhow::anyhow!(why)),
+            };
+        }
         Command::Print(text) => {
             print!("{text}");
             return ExitCode::SUCCESS;
@@ -60,9 +67,11 @@ pub fn run(parsed: Parsed) -> ExitCode {
             Command::Server(plan) => run_server(&plan).await,
             Command::Agent(plan) => run_agent(&plan).await,
             Command::Demo(options) => demo::run(options).await,
-            Command::Print(_) | Command::Status(_) | Command::Top(_) | Command::Check(_) => {
-                Ok(ExitCode::SUCCESS)
-            }
+            Command::Print(_)
+            | Command::Status(_)
+            | Command::Top(_)
+            | Command::Check(_)
+            | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
         }
     });
     // Tasks that were told to end get no further say; sockets close with the process.

@@ -228,7 +228,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let detail = relay::detail(&engine) + captured.detail() + &accounting;
+    let (relaying, view) = (relay::detail(&engine), Arc::clone(captured.view()));
+    let detail = Arc::new(move || format!("{relaying}{}{accounting}", view.detail()));
     let source = ServerSource {
         common: status::Common {
             id: plan.server_id.as_str().to_owned(),
@@ -242,16 +243,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             engine: engine.clone(),
             relay_used: relay.is_some(),
             host: status::Common::host(plan.admin_socket.is_some()),
+            redirect: Arc::clone(captured.view()),
         },
         hub: Arc::clone(&hub),
     };
-    let probes = Probes::start(
-        plan,
-        &metrics,
-        asker,
-        Arc::new(move || detail.clone()),
-        source,
-    )?;
+    let probes = Probes::start(plan, &metrics, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();

@@ -26,6 +26,8 @@ pub enum Command {
     Top(TopOptions),
     /// Say what this host and a command line allow.
     Check(CheckOptions),
+    /// Open listeners in other network namespaces, for a server or an agent that started this.
+    NetnsHelper(NetnsHelperOptions),
     /// Print this to standard output and exit 0: help or version.
     Print(String),
 }
@@ -43,6 +45,17 @@ pub struct DemoOptions {
     pub lane_security: LaneSecurity,
     /// Capture a plain client by eBPF, too.
     pub redirect: bool,
+}
+
+/// What the helper of a redirect in other network namespaces is told when it starts. It does nothing else for whoever asks it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NetnsHelperOptions {
+    /// `SO_MARK` of the sockets; 0 is none.
+    pub mark: u32,
+    /// The cgroup whose processes' namespaces are found; `None`: none are.
+    pub cgroup: Option<PathBuf>,
+    /// Files of namespaces.
+    pub paths: Vec<PathBuf>,
 }
 
 /// What `adit status` is told.

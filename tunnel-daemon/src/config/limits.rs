@@ -130,6 +130,10 @@ pub const UNIX_SOCKET_MODE: u32 = 0o770;
 pub const UNIX_SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Values of --redirect and --redirect-exclude together; the table in the kernel also holds what is always left alone.
 pub const REDIRECT_RULES_MAX: usize = 4096;
+/// Bytes of a --redirect-file: above what as many rules as allowed take.
+pub const REDIRECT_FILE_BYTES_MAX: usize = 1 << 20;
+/// Network namespaces besides our own that are captured at once.
+pub const REDIRECT_NETNS_MAX: usize = 256;
 /// Listeners a server may be given as frontends.
 pub const FRONTENDS_MAX: usize = 64;
 /// Listeners an agent may be given with `--target`.

@@ -2,7 +2,7 @@
 
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
-use aya::maps::{HashMap, LpmTrie, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, PerCpuArray};
 
 use adit_ebpf_abi::{
     ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival, ArrivalKey, CALL_OUTCOMES, LISTENER_BYTES,
@@ -13,6 +13,7 @@ use adit_ebpf_abi::{
 use super::object::KernelError;
 
 const RULES: &str = "REDIRECT_RULES";
+const GENERATION: &str = "REDIRECT_GENERATION";
 const LISTENERS: &str = "REDIRECT_LISTENERS";
 const EXEMPT: &str = "REDIRECT_EXEMPT";
 const ARRIVALS: &str = "REDIRECT_ARRIVALS";
@@ -39,6 +40,7 @@ macro_rules! take {
 /// The maps of the redirect, once taken out of a loaded object. Programs keep their own references.
 pub struct RedirectMaps {
     rules: LpmTrie<MapData, [u8; RULE_KEY_BYTES], [u8; RULE_BYTES]>,
+    generation: Array<MapData, u32>,
     listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
     exempt: HashMap<MapData, u64, u8>,
     arrivals: HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>,
@@ -53,6 +55,7 @@ impl RedirectMaps {
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
         Ok(Self {
             rules: take!(ebpf, RULES, LpmTrie),
+            generation: take!(ebpf, GENERATION, Array),
             listeners: take!(ebpf, LISTENERS, HashMap),
             exempt: take!(ebpf, EXEMPT, HashMap),
             arrivals: take!(ebpf, ARRIVALS, HashMap),
@@ -83,6 +86,16 @@ impl RedirectMaps {
         }
     }
 
+    /// Says which generation of rules is in force.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn set_generation(&mut self, generation: u8) -> Result<(), KernelError> {
+        self.generation
+            .set(0, u32::from(generation), 0)
+            .map_err(refused(GENERATION))
+    }
+
     /// Notes where a listener listens.
     ///
     /// # Errors
@@ -95,6 +108,17 @@ impl RedirectMaps {
         self.listeners
             .insert(key.to_bytes(), listener.to_bytes(), 0)
             .map_err(refused(LISTENERS))
+    }
+
+    /// Forgets a listener; one that is not there is fine.
+    ///
+    /// # Errors
+    /// The kernel refused for another reason.
+    pub fn remove_listener(&mut self, key: ListenerKey) -> Result<(), KernelError> {
+        match self.listeners.remove(&key.to_bytes()) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(error) => Err(refused(LISTENERS)(error)),
+        }
     }
 
     /// Never redirects the socket with this cookie.

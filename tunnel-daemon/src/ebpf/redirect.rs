@@ -8,12 +8,13 @@ use std::sync::{Mutex, PoisonError};
 
 use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
-    FLAG_DENY, Listener, ListenerKey, Rule, RuleKey,
+    FLAG_DENY, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
 };
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::attach::{Attached, open_cgroup};
+use super::generations::Generations;
 use super::maps::RedirectMaps;
 use super::object::{KernelError, load};
 use super::{netns, pins};
@@ -50,10 +51,11 @@ pub struct RedirectRule {
 }
 
 impl RedirectRule {
-    /// As the map holds it.
-    fn entry(&self) -> (RuleKey, Rule) {
+    /// As the map holds it, in a generation of rules.
+    pub(super) fn entry(&self, generation: u8) -> (RuleKey, Rule) {
         let (ip, prefix_bits) = plain(self.network);
-        let key = RuleKey::of(&endpoint(SocketAddr::new(ip, self.port.unwrap_or(0))));
+        let to = endpoint(SocketAddr::new(ip, self.port.unwrap_or(0)));
+        let key = RuleKey::of(&to, generation);
         let (action, listener, flags) = match self.action {
             Action::Leave => (ACTION_LEAVE, 0, 0),
             Action::Join => (ACTION_JOIN, 0, 0),
@@ -106,6 +108,8 @@ pub fn address(endpoint: &Endpoint) -> SocketAddr {
 /// Programs on a cgroup and their maps. Dropping it takes all of it out of the kernel.
 pub struct Redirect {
     maps: Mutex<RedirectMaps>,
+    /// Locked before the maps.
+    rules: Mutex<Generations>,
     attached: Mutex<Attached>,
     /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
     _object: Mutex<aya::Ebpf>,
@@ -130,6 +134,7 @@ impl Redirect {
         attached.sock_addr(&mut ebpf, "adit_connect6", &cgroup)?;
         Ok(Self {
             maps: Mutex::new(maps),
+            rules: Mutex::default(),
             attached: Mutex::new(attached),
             _object: Mutex::new(ebpf),
         })
@@ -204,9 +209,36 @@ impl Redirect {
         v6: Option<SocketAddr>,
         mark: u32,
     ) -> Result<(), KernelError> {
+        let cookie = netns::cookie(socket).map_err(KernelError::Namespace)?;
+        self.note_listener(cookie, number, v4, v6, mark)
+    }
+
+    /// Notes where callers whose namespace has no listener `number` are sent: addresses of this node that they can reach.
+    /// Nobody can tell from their namespace whether something listens there, so it is noted only while it does, and never with
+    /// programs that outlive this process.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn set_node_listener(
+        &self,
+        number: u32,
+        v4: Option<SocketAddr>,
+        v6: Option<SocketAddr>,
+    ) -> Result<(), KernelError> {
+        self.note_listener(NODE_COOKIE, number, v4, v6, 0)
+    }
+
+    fn note_listener(
+        &self,
+        netns_cookie: u64,
+        listener: u32,
+        v4: Option<SocketAddr>,
+        v6: Option<SocketAddr>,
+        mark: u32,
+    ) -> Result<(), KernelError> {
         let key = ListenerKey {
-            netns_cookie: netns::cookie(socket).map_err(KernelError::Namespace)?,
-            listener: number,
+            netns_cookie,
+            listener,
             reserved: 0,
         };
         let of = |address: Option<SocketAddr>| address.map_or(Endpoint::NONE, endpoint);
@@ -218,17 +250,35 @@ impl Redirect {
         self.maps().set_listener(key, listener)
     }
 
-    /// Adds or replaces rules.
+    /// Forgets the listener `number` of a network namespace: calls from there are left alone or denied from now on.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn remove_listener(&self, netns_cookie: u64, number: u32) -> Result<(), KernelError> {
+        self.maps().remove_listener(ListenerKey {
+            netns_cookie,
+            listener: number,
+            reserved: 0,
+        })
+    }
+
+    /// Adds or replaces rules that stay in force whatever sets of [`Redirect::replace_rules`] come.
     ///
     /// # Errors
     /// There is no room for more.
     pub fn set_rules(&self, rules: &[RedirectRule]) -> Result<(), KernelError> {
-        let mut maps = self.maps();
-        for rule in rules {
-            let (key, value) = rule.entry();
-            maps.set_rule(key, value)?;
-        }
-        Ok(())
+        let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        generations.keep(&mut self.maps(), rules)
+    }
+
+    /// Puts these rules in force in place of the set before, and says the how many-th set it is. Each call sees all of one
+    /// set.
+    ///
+    /// # Errors
+    /// There is no room for them; the set before stays in force.
+    pub fn replace_rules(&self, rules: &[RedirectRule]) -> Result<u64, KernelError> {
+        let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        generations.replace(&mut self.maps(), rules)
     }
 
     /// Never redirects this socket. Before it connects.
@@ -250,8 +300,24 @@ impl Redirect {
         accepted: &impl AsFd,
         client: SocketAddr,
     ) -> io::Result<Option<SocketAddr>> {
+        self.origin_under(netns::cookie(accepted)?, client)
+    }
+
+    /// As [`Redirect::origin`], of a connection to the node's address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn origin_at_node(&self, client: SocketAddr) -> io::Result<Option<SocketAddr>> {
+        self.origin_under(NODE_COOKIE, client)
+    }
+
+    fn origin_under(
+        &self,
+        netns_cookie: u64,
+        client: SocketAddr,
+    ) -> io::Result<Option<SocketAddr>> {
         let key = ArrivalKey {
-            netns_cookie: netns::cookie(accepted)?,
+            netns_cookie,
             client: endpoint(client),
             reserved: 0,
         };
@@ -328,12 +394,12 @@ mod tests {
             action: Action::Redirect(1),
         };
         assert_eq!(
-            rule("::ffff:10.0.0.0/104").entry(),
-            rule("10.0.0.0/8").entry()
+            rule("::ffff:10.0.0.0/104").entry(0),
+            rule("10.0.0.0/8").entry(0)
         );
         // Wider than all of IPv4: IPv6, and none of IPv4.
-        assert_eq!(rule("::/0").entry().1.prefix_bits, 0);
-        assert_ne!(rule("::/0").entry().0, rule("0.0.0.0/0").entry().0);
+        assert_eq!(rule("::/0").entry(0).1.prefix_bits, 0);
+        assert_ne!(rule("::/0").entry(0).0, rule("0.0.0.0/0").entry(0).0);
     }
 
     #[test]

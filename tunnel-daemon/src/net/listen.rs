@@ -3,7 +3,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::fd::{AsFd as _, BorrowedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -136,6 +136,18 @@ impl Listener {
             }
             ListenAddr::Unix(path, stale) => UnixListening::bind(path, *stale).map(Self::Unix),
         }
+    }
+
+    /// Listens on a TCP socket that somebody else has bound, after `before` has seen it. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// What listen(2) says.
+    pub fn adopt(socket: OwnedFd, before: impl FnOnce(BorrowedFd<'_>)) -> io::Result<Self> {
+        before(socket.as_fd());
+        let socket = RawSocket::from(socket);
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        TcpListener::from_std(socket.into()).map(Self::Tcp)
     }
 
     /// The bound address, with the port that port 0 became; `None` for unix sockets.

@@ -16,6 +16,7 @@ mod identity;
 pub mod inspect;
 pub mod interfaces;
 pub mod listen;
+pub mod namespaces;
 pub mod origin;
 pub mod outbox;
 pub mod own;

@@ -138,14 +138,11 @@ pub async fn watch(
     events: Arc<dyn ReloadEvents>,
     stop: CancellationToken,
 ) {
-    let changed = Arc::new(Notify::new());
-    let names = targets
+    let paths: Vec<&Path> = targets
         .iter()
         .flat_map(|(_name, target)| target.paths())
-        .flat_map(names_of)
         .collect();
-    // Dropping the watcher ends the notifications.
-    let _watcher = watch_directories(names, Arc::clone(&changed));
+    let changes = Changes::of(&paths);
     let mut followed: Vec<Followed> = targets
         .into_iter()
         .map(|(name, target)| Followed {
@@ -161,8 +158,37 @@ pub async fn watch(
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(poll) => {}
-            () = changed.notified() => tokio::time::sleep(SETTLE).await,
+            () = changes.next(poll) => (),
+        }
+    }
+}
+
+/// Files that may change, by the directories they are in.
+pub struct Changes {
+    changed: Arc<Notify>,
+    /// Dropping it ends the notifications.
+    _watcher: Option<RecommendedWatcher>,
+}
+
+impl Changes {
+    /// Watches from now on.
+    #[must_use]
+    pub fn of(paths: &[impl AsRef<Path>]) -> Self {
+        let changed = Arc::new(Notify::new());
+        let names = paths
+            .iter()
+            .flat_map(|path| names_of(path.as_ref()))
+            .collect();
+        let _watcher = watch_directories(names, Arc::clone(&changed));
+        Self { changed, _watcher }
+    }
+
+    /// Waits until one may have changed and what was begun is likely written, or for `poll`. A cancelled call loses no change
+    /// but the one it was waiting out.
+    pub async fn next(&self, poll: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(poll) => (),
+            () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
         }
     }
 }
@@ -248,13 +274,13 @@ fn watch_directories(names: BTreeSet<PathBuf>, changed: Arc<Notify>) -> Option<R
     let mut watcher = match notify::recommended_watcher(notice) {
         Ok(watcher) => watcher,
         Err(error) => {
-            tracing::warn!(%error, "cannot watch TLS files for changes; they are polled");
+            tracing::warn!(%error, "cannot watch files for changes; they are polled");
             return None;
         }
     };
     for directory in directories {
         if let Err(error) = watcher.watch(&directory, RecursiveMode::NonRecursive) {
-            tracing::warn!(%error, directory = %directory.display(), "cannot watch a directory of TLS files; it is polled");
+            tracing::warn!(%error, directory = %directory.display(), "cannot watch a directory for changes; it is polled");
         }
     }
     Some(watcher)

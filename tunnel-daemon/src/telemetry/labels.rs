@@ -445,6 +445,32 @@ label! {
 }
 
 label! {
+    /// How the helper is that opens listeners in other network namespaces.
+    NetnsHelperState {
+        /// Not asked for.
+        Off = "off",
+        /// It works.
+        Running = "running",
+        /// Asked for, and it lacks something.
+        Missing = "missing",
+        /// It has ended, or does not answer.
+        Ended = "ended",
+    }
+}
+
+label! {
+    /// What another network namespace is to the redirect.
+    NetnsState {
+        /// It has a listener.
+        Captured = "captured",
+        /// It has none: it cannot be entered or listened in.
+        Failed = "failed",
+        /// It is one more than there may be.
+        OverLimit = "over_limit",
+    }
+}
+
+label! {
     /// What a connection is to its tunnels, as accounted for in the kernel.
     AccountRole {
         /// From an agent to a target.

@@ -4,12 +4,18 @@ use adit_ebpf_abi::CALL_OUTCOMES;
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use super::families::{Counters, Gauges, Registrar};
-use super::labels::{RedirectRefusal, RedirectState};
+use super::labels::{
+    Label as _, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState, ReloadResult,
+};
 
 /// Handles, all at zero from the start.
 pub struct RedirectMetrics {
     state: Gauges<RedirectState>,
     rules: IntGauge,
+    set: IntGauge,
+    reloads: Counters<ReloadResult>,
+    helper: Gauges<NetnsHelperState>,
+    namespaces: Gauges<NetnsState>,
     calls: IntCounterVec,
     refused: Counters<RedirectRefusal>,
 }
@@ -23,6 +29,25 @@ impl RedirectMetrics {
                 "state",
             ),
             rules: families.gauge("redirect_rules", "Rules in the kernel, exclusions included"),
+            set: families.gauge(
+                "redirect_rule_set",
+                "The how many-th set of rules since the start is in force",
+            ),
+            reloads: families.counters_from_zero(
+                "redirect_reloads_total",
+                "Changes of the file of rules, by whether they are in force",
+                "result",
+            ),
+            helper: families.gauges_from_zero(
+                "redirect_netns_helper",
+                "1 for how the helper is that opens listeners in other network namespaces: off, running, missing something, or ended",
+                "state",
+            ),
+            namespaces: families.gauges_from_zero(
+                "redirect_namespaces",
+                "Other network namespaces of captured processes, by whether they have a listener",
+                "state",
+            ),
             calls: families.counter_vec(
                 "redirect_calls_total",
                 "Calls of connect in the captured cgroup, by what became of them",
@@ -38,6 +63,7 @@ impl RedirectMetrics {
             metrics.calls.with_label_values(&[name]).inc_by(0);
         }
         metrics.set_state(RedirectState::Off);
+        metrics.set_helper(NetnsHelperState::Off);
         metrics
     }
 
@@ -52,9 +78,28 @@ impl RedirectMetrics {
         }
     }
 
-    /// Rules in force.
-    pub fn set_rules(&self, count: usize) {
+    /// Rules in force, and the how many-th set they are.
+    pub fn set_rules(&self, count: usize, set: u64) {
         self.rules.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.set.set(i64::try_from(set).unwrap_or(i64::MAX));
+    }
+
+    /// The file of rules changed.
+    pub fn reloaded(&self, result: ReloadResult) {
+        self.reloads.of(result).inc();
+    }
+
+    /// What the helper is now.
+    pub fn set_helper(&self, state: NetnsHelperState) {
+        for other in NetnsHelperState::ALL {
+            self.helper.of(*other).set(i64::from(*other == state));
+        }
+    }
+
+    /// Other network namespaces in this state.
+    pub fn set_namespaces(&self, state: NetnsState, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.namespaces.of(state).set(count);
     }
 
     /// Calls since the programs were loaded, which is once in the life of this process.

@@ -19,6 +19,8 @@ struct Tables {
     exempt: core::cell::Cell<bool>,
     rules: Vec<(u32, [u8; 20], Rule)>,
     listener: Option<Listener>,
+    node: Option<Listener>,
+    generation: u8,
     listens: bool,
     room: bool,
     stored: RefCell<Vec<Origin>>,
@@ -50,8 +52,16 @@ impl Surroundings for Tables {
         found.last().map(|(.., rule)| rule)
     }
 
-    fn listener(&self, number: u32) -> Option<Listener> {
-        self.listener.filter(|_| number == 1)
+    fn generation(&self) -> u8 {
+        self.generation
+    }
+
+    fn listener(&self, number: u32) -> Option<&Listener> {
+        self.listener.as_ref().filter(|_| number == 1)
+    }
+
+    fn node_listener(&self, number: u32) -> Option<&Listener> {
+        self.node.as_ref().filter(|_| number == 1)
     }
 
     fn listens(&self, _at: &Endpoint, mark: u32) -> bool {
@@ -71,7 +81,7 @@ fn rule(prefix: Endpoint, bits: u32, action: u32, flags: u32) -> (u32, [u8; 20],
         listener: 1,
         flags,
     };
-    (SCOPE_BITS + bits, RuleKey::of(&prefix).to_bytes(), rule)
+    (SCOPE_BITS + bits, RuleKey::of(&prefix, 0).to_bytes(), rule)
 }
 
 fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
@@ -83,6 +93,8 @@ fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
             v6: VIA6,
             mark: MARK,
         }),
+        node: None,
+        generation: 0,
         listens: true,
         room: true,
         stored: RefCell::default(),
@@ -146,6 +158,41 @@ fn whatever_is_missing_leaves_the_call_alone() {
         destination: INSIDE,
     };
     assert_eq!(decide(&udp, &ten()), Decision::Leave(CallOutcome::NotTcp));
+}
+
+#[test]
+fn without_a_listener_of_its_namespace_a_call_goes_to_the_nodes_address() {
+    const NODE: Endpoint = Endpoint::v4([192, 0, 2, 1], 7000);
+    let mut around = ten();
+    around.node = Some(Listener {
+        v4: NODE,
+        v6: Endpoint::NONE,
+        mark: 0,
+    });
+    // Its own comes first.
+    assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
+    around.listener = None;
+    // It cannot be seen from the caller's namespace.
+    around.listens = false;
+    assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(NODE));
+    let flags: Vec<u32> = around.stored.borrow().iter().map(|o| o.flags).collect();
+    assert_eq!(flags, [0, ORIGIN_TO_NODE]);
+    // A family that the node's address does not have.
+    around.rules = std::vec![rule(Endpoint::v6([0; 16], 0), 0, ACTION_REDIRECT, 0)];
+    assert_eq!(
+        decide(&call(Endpoint::v6([0x20; 16], 80)), &around),
+        Decision::Leave(CallOutcome::NoListener)
+    );
+}
+
+#[test]
+fn rules_of_another_generation_are_not_looked_at() {
+    let mut around = ten();
+    around.generation = 1;
+    assert_eq!(
+        decide(&call(INSIDE), &around),
+        Decision::Leave(CallOutcome::NoRule)
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use super::model::{
 use crate::agent::servers::Servers;
 use crate::app::check;
 use crate::app::privileges::{held_by_any_thread, names};
+use crate::app::redirect_view::RedirectView;
 use crate::config::plan::DataPathPlan;
 use crate::hub::{Hub, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
@@ -38,6 +39,7 @@ pub(in crate::app) struct Common {
     pub(in crate::app) relay_used: bool,
     /// As it was at the start: later this process may no longer try things out.
     pub(in crate::app) host: Vec<Capability>,
+    pub(in crate::app) redirect: Arc<RedirectView>,
 }
 
 /// A server.
@@ -147,6 +149,7 @@ impl Common {
                 held_bytes: self.budget.held_bytes(),
                 budget_bytes: self.budget.max_bytes(),
             },
+            redirect: self.redirect.status(),
         }
     }
 }

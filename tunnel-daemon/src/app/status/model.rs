@@ -44,6 +44,54 @@ pub struct Status {
     pub descriptors: Descriptors,
     /// Payload bytes held for readers that pause.
     pub memory: Memory,
+    /// What the redirect is; `None` without one.
+    #[serde(default)]
+    pub redirect: Option<RedirectStatus>,
+}
+
+/// The redirect by eBPF.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct RedirectStatus {
+    /// `active`, or `missing`: nothing is redirected.
+    pub state: String,
+    /// What is missing.
+    pub reason: Option<String>,
+    /// Whose processes are captured.
+    pub cgroup: String,
+    /// Rules in force, exclusions and what is always left alone included.
+    pub rules: u64,
+    /// The how many-th set of rules that is.
+    pub set: u64,
+    /// The file of rules, if there is one.
+    pub file: Option<RedirectFile>,
+    /// Other network namespaces, if they are asked for.
+    pub namespaces: Option<RedirectNamespaces>,
+}
+
+/// The file of a redirect's rules.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct RedirectFile {
+    /// As given.
+    pub path: String,
+    /// Why what it holds now is not in force.
+    pub error: Option<String>,
+}
+
+/// Captured network namespaces besides our own.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct RedirectNamespaces {
+    /// `running`, `missing` or `ended`.
+    pub helper: String,
+    /// Why it does not run.
+    pub reason: Option<String>,
+    /// Paths of those with a listener, as they were found.
+    pub captured: Vec<String>,
+    /// Those without one, and why.
+    pub failed: Vec<String>,
+    /// Those beyond the limit.
+    pub over_limit: u64,
+    /// Captured processes whose namespace cannot be read.
+    pub unreadable_processes: u64,
 }
 
 /// Server or agent.

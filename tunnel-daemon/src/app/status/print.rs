@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::client::Socket;
-use super::model::{Capability, LinkStatus, Role, Status, Verdict};
+use super::model::{Capability, LinkStatus, RedirectStatus, Role, Status, Verdict};
 use super::text::{age, bytes, clean, clean_middle, show, wrapped};
 use crate::config::StatusOptions;
 
@@ -116,6 +116,9 @@ pub fn table(status: &Status) -> String {
     if let Some(held) = &status.privileges {
         line("privileges", &privileges(held));
     }
+    if let Some(redirect) = &status.redirect {
+        line("redirect", &redirect_text(redirect));
+    }
     for capability in lacking(&status.capabilities) {
         line(
             capability.verdict.name(),
@@ -134,6 +137,34 @@ fn privileges(held: &[String]) -> String {
         1..=NAMED_MAX => clean(&held.join(", "), 200),
         many => format!("{many} capabilities"),
     }
+}
+
+fn redirect_text(redirect: &RedirectStatus) -> String {
+    if let Some(why) = &redirect.reason {
+        return format!("{}: {}", redirect.state, clean(why, 200));
+    }
+    let mut text = format!(
+        "{} rules on {}",
+        redirect.rules,
+        clean_middle(&redirect.cgroup, 60)
+    );
+    if let Some(file) = &redirect.file {
+        text += &match &file.error {
+            None => format!("; set {} of their file", redirect.set),
+            Some(why) => format!("; the file is broken: {}", clean(why, 200)),
+        };
+    }
+    if let Some(namespaces) = &redirect.namespaces {
+        text += &format!(
+            "; {} other namespaces captured, {} not",
+            namespaces.captured.len(),
+            namespaces.failed.len() as u64 + namespaces.over_limit
+        );
+        if let Some(why) = &namespaces.reason {
+            text += &format!(": {}", clean(why, 200));
+        }
+    }
+    text
 }
 
 fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
@@ -184,7 +215,8 @@ fn row(link: &LinkStatus) -> String {
 #[cfg(test)]
 pub(in crate::app) mod tests {
     use super::super::model::{
-        API, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RelayStatus, TunnelCounts,
+        API, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RedirectFile,
+        RedirectNamespaces, RelayStatus, TunnelCounts,
     };
     use super::*;
 
@@ -253,6 +285,19 @@ pub(in crate::app) mod tests {
                 held_bytes: u64::MAX,
                 budget_bytes: u64::MAX,
             },
+            redirect: Some(RedirectStatus {
+                state: "active".to_owned(),
+                cgroup: "/sys/fs/cgroup/\x1b[2J".repeat(9),
+                file: Some(RedirectFile {
+                    path: "/rules".to_owned(),
+                    error: Some("line 1:\n".repeat(99)),
+                }),
+                namespaces: Some(RedirectNamespaces {
+                    reason: Some("it ended".to_owned()),
+                    ..RedirectNamespaces::default()
+                }),
+                ..RedirectStatus::default()
+            }),
         }
     }
 

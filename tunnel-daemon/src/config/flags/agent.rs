@@ -1,5 +1,6 @@
 //! `adit agent`.
 
+use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::account::AccountFlags;
+use super::redirect::NamespaceFlags;
 use super::values::{
     DataPathFlags, IsolationFlags, OperationFlags, PortSetting, channel_size, duration,
     port_setting,
@@ -32,7 +34,10 @@ Examples:
 With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
 
 #[derive(clap::Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(
+    after_help = EXAMPLES,
+    group = clap::ArgGroup::new("captures").args(["redirect_apiserver", "redirect_file"]).multiple(true)
+)]
 pub(super) struct AgentFlags {
     /// Server to connect to: HOST, HOST:PORT or srv:NAME; comma list, repeatable
     #[arg(
@@ -145,14 +150,33 @@ pub(super) struct AgentFlags {
         help_heading = "Node to control plane"
     )]
     redirect_apiserver: Vec<String>,
+    /// More of these, read again whenever the file changes: one `redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT` a line
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "redirect_cgroup",
+        help_heading = "Node to control plane"
+    )]
+    redirect_file: Option<PathBuf>,
     /// The cgroup whose processes are redirected: a folder of the cgroup2 file system, its root for the whole node
     #[arg(
         long,
         value_name = "PATH",
-        requires = "redirect_apiserver",
+        requires = "captures",
         help_heading = "Node to control plane"
     )]
     redirect_cgroup: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Node to control plane")]
+    namespaces: NamespaceFlags,
+    /// Address of this node for callers in a network namespace without a listener of ours (yet), where no call is redirected
+    /// otherwise; one of each family; repeatable
+    #[arg(
+        long,
+        value_name = "IP",
+        requires = "redirect_cgroup",
+        help_heading = "Node to control plane"
+    )]
+    redirect_node_address: Vec<IpAddr>,
 
     #[command(flatten)]
     isolation: IsolationFlags,
@@ -216,9 +240,13 @@ impl AgentFlags {
             .map(|text| CapturedService::parse(text))
             .collect();
         let services = services?;
-        let redirect = self
-            .redirect_cgroup
-            .map(|cgroup| NodeRedirectPlan { services, cgroup });
+        let redirect = self.redirect_cgroup.map(|cgroup| NodeRedirectPlan {
+            services,
+            cgroup,
+            file: self.redirect_file,
+            netns: self.namespaces.plan(),
+            node_addresses: self.redirect_node_address,
+        });
         AgentSettings {
             agent_id: AgentId::new(&agent_id),
             identifiers: self.agent_identifiers,

@@ -17,6 +17,7 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use self::agent::AgentFlags;
+use self::redirect::NetnsHelperFlags;
 use self::server::ServerFlags;
 use self::view::{CheckFlags, StatusFlags, TopFlags};
 use super::command::{Command, DemoOptions, Parsed};
@@ -45,6 +46,9 @@ enum Sub {
     Top(TopFlags),
     /// Say what this host and these flags allow, and what is missing
     Check(CheckFlags),
+    /// Started by server and agent for themselves
+    #[command(hide = true)]
+    NetnsHelper(NetnsHelperFlags),
 }
 
 #[derive(clap::Args, Debug)]
@@ -104,6 +108,7 @@ pub(super) fn parse(
         Sub::Status(flags) => Command::Status(flags.options()),
         Sub::Top(flags) => Command::Top(flags.options()?),
         Sub::Check(flags) => flags.command(env)?,
+        Sub::NetnsHelper(flags) => Command::NetnsHelper(flags.options()),
     };
     Ok(Parsed { command, warnings })
 }

@@ -6,19 +6,23 @@
 mod account;
 mod agent;
 mod data_path;
+mod netns;
 mod node;
 mod parts;
+mod rule_file;
 mod server;
 mod transparent;
 
 pub use account::{AccountMode, AccountPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
+pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive, LogDestination,
     LogFormat, LogLevel, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
+pub use rule_file::{RuleFile, RuleFileOf};
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };

@@ -1,10 +1,12 @@
 //! Node to control plane: what an agent listens on for others, and what its server may dial for it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use adit_core::target::{Host, Target};
 
+use super::netns::NetnsPlan;
+use super::rule_file::RuleFile;
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
@@ -103,12 +105,48 @@ pub struct NodeRedirectPlan {
     pub services: Vec<CapturedService>,
     /// Whose processes: a folder of the cgroup2 file system.
     pub cgroup: PathBuf,
+    /// More of them, read again whenever it changes.
+    pub file: Option<PathBuf>,
+    /// In other network namespaces than our own, too.
+    pub netns: Option<NetnsPlan>,
+    /// Addresses of this node for callers whose namespace has no listener; at most one of each family.
+    pub node_addresses: Vec<IpAddr>,
 }
 
 impl NodeRedirectPlan {
+    /// With what a file adds.
+    ///
     /// # Errors
-    /// An address that is given twice.
+    /// Too many, or an address that is given twice.
+    pub fn with(&self, file: RuleFile) -> Result<Self, ConfigError> {
+        let mut all = self.clone();
+        all.services.extend(file.services);
+        let (count, max) = (all.services.len(), limits::NODE_LISTENERS_MAX);
+        if count > max {
+            return Err(ConfigError::new(format!(
+                "{count} values of --redirect-apiserver are too many: at most {max}"
+            )));
+        }
+        all.check()?;
+        Ok(all)
+    }
+
+    /// # Errors
+    /// An address that is given twice, or none that callers could reach.
     fn check(&self) -> Result<(), ConfigError> {
+        for (number, ip) in self.node_addresses.iter().enumerate() {
+            if ip.is_unspecified() || ip.is_loopback() {
+                return Err(ConfigError::new(format!(
+                    "--redirect-node-address {ip}: no other network namespace can reach it; give an address of this node"
+                )));
+            }
+            let same = |other: &IpAddr| other.is_ipv4() == ip.is_ipv4();
+            if self.node_addresses.iter().skip(number + 1).any(same) {
+                return Err(ConfigError::new(
+                    "--redirect-node-address names two addresses of one family: drop one",
+                ));
+            }
+        }
         for (number, service) in self.services.iter().enumerate() {
             let same = |other: &CapturedService| other.address == service.address;
             if self.services.iter().skip(number + 1).any(same) {
@@ -132,7 +170,8 @@ pub(super) fn check_targets(
     lanes_max: u32,
     has_certificate: bool,
 ) -> Result<(), ConfigError> {
-    let services = redirect.map_or(0, |redirect| redirect.services.len());
+    // A file that names none yet may do so later.
+    let services = redirect.map_or(0, |redirect| redirect.services.len().max(1));
     let max = limits::NODE_LISTENERS_MAX;
     for (flag, count) in [
         ("--target", targets.len()),
@@ -250,6 +289,9 @@ mod tests {
         let plan = |services| NodeRedirectPlan {
             services,
             cgroup: "/sys/fs/cgroup".into(),
+            file: None,
+            netns: None,
+            node_addresses: Vec::new(),
         };
         let one = plan(vec![service("10.96.0.1:443=a:1")]);
         assert!(check_targets(&[], Some(&one), 4, true).is_ok());
@@ -265,5 +307,21 @@ mod tests {
             let error = check_targets(&[], Some(plan), lanes, certificate).unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }
+        for (addresses, said) in [
+            (&["127.0.0.1"][..], "no other network namespace"),
+            (&["::"], "no other network namespace"),
+            (&["192.0.2.1", "192.0.2.2"], "two addresses"),
+        ] {
+            let mut plan = one.clone();
+            plan.node_addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+            let error = check_targets(&[], Some(&plan), 4, true).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+        }
+        let file = RuleFile {
+            services: vec![service("10.96.0.1:443=b:2")],
+            ..RuleFile::default()
+        };
+        let error = one.with(file).unwrap_err();
+        assert!(error.message().contains("twice"), "{error}");
     }
 }

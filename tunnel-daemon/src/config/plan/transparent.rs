@@ -1,15 +1,18 @@
 //! The plan of connections that arrive without a dialect: which are captured, and where else they may come in.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::netns::NetnsPlan;
+use super::rule_file::RuleFile;
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 
 /// Calls to a network, on one port or on all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RedirectTarget {
     /// The network, without bits behind its prefix.
     pub network: IpNet,
@@ -42,7 +45,7 @@ impl std::str::FromStr for OnFailure {
 /// What the redirect captures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedirectPlan {
-    /// Captured; at least one.
+    /// Captured, by the flags; a file may name more.
     pub targets: Vec<RedirectTarget>,
     /// Left alone inside of them.
     pub excluded: Vec<RedirectTarget>,
@@ -50,6 +53,45 @@ pub struct RedirectPlan {
     pub cgroup: PathBuf,
     /// Without a listener.
     pub on_failure: OnFailure,
+    /// More of both, read again whenever it changes.
+    pub file: Option<PathBuf>,
+    /// In other network namespaces than our own, too.
+    pub netns: Option<NetnsPlan>,
+}
+
+impl RedirectPlan {
+    /// With what a file adds.
+    ///
+    /// # Errors
+    /// Too many, or a target that is excluded, too.
+    pub fn with(&self, file: RuleFile) -> Result<Self, ConfigError> {
+        let mut all = self.clone();
+        all.targets.extend(file.targets);
+        all.excluded.extend(file.excluded);
+        all.check()?;
+        Ok(all)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let rules = self.targets.len() + self.excluded.len();
+        if rules > limits::REDIRECT_RULES_MAX {
+            let max = limits::REDIRECT_RULES_MAX;
+            return Err(ConfigError::new(format!(
+                "{rules} values of --redirect and --redirect-exclude are too many: at most {max}"
+            )));
+        }
+        let excluded: HashSet<&RedirectTarget> = self.excluded.iter().collect();
+        if let Some(both) = self.targets.iter().find(|target| excluded.contains(target)) {
+            let port = both
+                .port
+                .map_or_else(String::new, |port| format!(":{port}"));
+            return Err(ConfigError::new(format!(
+                "--redirect and --redirect-exclude both name {}{port}: drop one",
+                both.network
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// Connections whose destination somebody else knows: our programs in the kernel, or the operator's packet filter.
@@ -69,29 +111,6 @@ impl TransparentPlan {
     }
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let Some(redirect) = &self.redirect else {
-            return Ok(());
-        };
-        let rules = redirect.targets.len() + redirect.excluded.len();
-        if rules > limits::REDIRECT_RULES_MAX {
-            let max = limits::REDIRECT_RULES_MAX;
-            return Err(ConfigError::new(format!(
-                "{rules} values of --redirect and --redirect-exclude are too many: at most {max}"
-            )));
-        }
-        if let Some(both) = redirect
-            .targets
-            .iter()
-            .find(|target| redirect.excluded.contains(target))
-        {
-            let port = both
-                .port
-                .map_or_else(String::new, |port| format!(":{port}"));
-            return Err(ConfigError::new(format!(
-                "--redirect and --redirect-exclude both name {}{port}: drop one",
-                both.network
-            )));
-        }
-        Ok(())
+        self.redirect.as_ref().map_or(Ok(()), RedirectPlan::check)
     }
 }

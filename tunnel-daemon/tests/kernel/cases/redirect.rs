@@ -20,14 +20,14 @@ use crate::support::target::target;
 use crate::support::world::{ServerProcess, World};
 
 /// Server, agent, and the cgroups of agent and client.
-struct Scene {
-    server: ServerProcess,
+pub(super) struct Scene {
+    pub(super) server: ServerProcess,
     _agent: Role,
     _behind: Redirect,
     _world: World,
     // Last: processes leave before cgroups go.
     _agents: Cgroup,
-    clients: Cgroup,
+    pub(super) clients: Cgroup,
 }
 
 /// What lies behind the agent.
@@ -44,7 +44,7 @@ fn behind(agents: &Path, v4: SocketAddr, v6: Option<SocketAddr>) -> Redirect {
     redirect
 }
 
-fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> Scene {
+pub(super) fn scene(v4: SocketAddr, v6: Option<SocketAddr>, flags: &[&str]) -> Scene {
     let (agents, clients) = (Cgroup::new(), Cgroup::new());
     let world = World::new();
     let behind = behind(agents.path(), v4, v6);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
+use super::namespace::Namespace;
 use super::role::{Role, tell, told};
 
 /// For a connection and each read; a call that goes nowhere ends as an error then.
@@ -47,6 +48,18 @@ impl Client {
             .arg("--net")
             .arg(std::env::current_exe().expect("this test"));
         Self(Role::start_by(command, "client", Some(cgroup), ""))
+    }
+
+    /// In another network namespace.
+    pub(crate) fn start_in(namespace: &Namespace, cgroup: &Path) -> Self {
+        let program = std::env::current_exe().expect("this test");
+        let command = namespace.command(&program);
+        Self(Role::start_by(command, "client", Some(cgroup), ""))
+    }
+
+    /// As [`Client::call`], from this port.
+    pub(crate) fn call_from(&mut self, port: u16, address: SocketAddr) -> Result<Seen, String> {
+        self.ask(&port.to_string(), address)
     }
 
     /// Connects, says a word and hears it back.
@@ -94,7 +107,11 @@ pub(super) fn play() {
             continue;
         }
         let address: SocketAddr = address.parse().expect("an address");
-        match call(how == "mapped", address) {
+        let called = match how.parse() {
+            Ok(port) => call_from(port, address),
+            Err(_no_port) => call(how == "mapped", address),
+        };
+        match called {
             Ok(Seen {
                 local,
                 peer,
@@ -127,6 +144,14 @@ pub(crate) fn call(mapped: bool, address: SocketAddr) -> std::io::Result<Seen> {
     };
     let socket = Socket::new(Domain::for_address(called), Type::STREAM, None)?;
     over(socket, called)
+}
+
+/// As [`call`], from this port.
+fn call_from(port: u16, address: SocketAddr) -> std::io::Result<Seen> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::from(([0, 0, 0, 0], port)).into())?;
+    over(socket, address)
 }
 
 /// As [`call`], with a socket that is there already.

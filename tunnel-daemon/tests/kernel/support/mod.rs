@@ -5,6 +5,7 @@ pub(crate) mod bpffs;
 pub(crate) mod cgroup;
 pub(crate) mod client;
 pub(crate) mod daemon;
+pub(crate) mod namespace;
 pub(crate) mod privilege;
 pub(crate) mod role;
 pub(crate) mod target;

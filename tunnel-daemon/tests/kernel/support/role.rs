@@ -7,10 +7,10 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use super::{cgroup, client, world};
+use super::{cgroup, client, namespace, world};
 
-const ROLE: &str = "ADIT_KERNEL_TEST_ROLE";
-const CGROUP: &str = "ADIT_KERNEL_TEST_CGROUP";
+pub(super) const ROLE: &str = "ADIT_KERNEL_TEST_ROLE";
+pub(super) const CGROUP: &str = "ADIT_KERNEL_TEST_CGROUP";
 const MARK: &str = "@@ ";
 
 /// A running role; dropping it kills it.
@@ -73,6 +73,11 @@ impl Role {
         }
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// kill -9, and reaped.
     pub(crate) fn kill(&mut self) {
         let _ended_before = self.child.kill();
@@ -103,6 +108,9 @@ fn play() {
     let Ok(role) = std::env::var(ROLE) else {
         return; // Run as a test: there is no role to play.
     };
+    if role == namespace::HELPER {
+        return namespace::play_helper(); // Its standard input is a socket.
+    }
     if let Ok(path) = std::env::var(CGROUP) {
         cgroup::enter(Path::new(&path));
     }

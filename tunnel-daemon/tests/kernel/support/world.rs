@@ -11,6 +11,7 @@ use adit::config::{Command, parse};
 use adit::net::selfsigned::ThrowawayFiles;
 use tempfile::TempDir;
 
+use super::namespace;
 use super::role::{Role, tell, told};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -86,7 +87,19 @@ impl World {
 
     /// A server with these flags, in a cgroup or not.
     pub(crate) fn server(&self, cgroup: Option<&Path>, flags: &[String]) -> ServerProcess {
-        let mut role = Role::start("server", cgroup, &self.server_args(flags).join("\t"));
+        let program = std::env::current_exe().expect("this test");
+        self.server_by(std::process::Command::new(program), cgroup, flags)
+    }
+
+    /// As [`World::server`], by a command that runs the program and arguments it is given.
+    pub(crate) fn server_by(
+        &self,
+        command: std::process::Command,
+        cgroup: Option<&Path>,
+        flags: &[String],
+    ) -> ServerProcess {
+        let args = self.server_args(flags).join("\t");
+        let mut role = Role::start_by(command, "server", cgroup, &args);
         let told = role.hear();
         let mut addresses = told
             .split(' ')
@@ -143,7 +156,7 @@ impl ServerProcess {
         });
     }
 
-    fn until<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    pub(crate) fn until<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + LIMIT;
         loop {
             if let Some(found) = condition() {
@@ -190,6 +203,7 @@ pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
 
 /// The server's process: tells its addresses, lives until the test lets go.
 pub(super) fn play_server(arguments: &str) {
+    namespace::helped_by_ourselves();
     let Command::Server(plan) = command(arguments.split('\t').map(str::to_owned)) else {
         panic!("no server");
     };
@@ -210,6 +224,7 @@ pub(super) fn play_server(arguments: &str) {
 
 /// The agent's.
 pub(super) fn play_agent(arguments: &str) {
+    namespace::helped_by_ourselves();
     let Command::Agent(plan) = command(arguments.split('\t').map(str::to_owned)) else {
         panic!("no agent");
     };

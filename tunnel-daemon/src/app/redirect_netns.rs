@@ -1,0 +1,249 @@
+//! Listeners in other network namespaces than our own, as those come and go.
+//!
+//! A listener of ours would keep a namespace alive for ever, so it closes when nobody else has one: its file is gone, or, if it
+//! was found by the captured cgroup, no process of that is in it any more.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+
+use super::redirect::{LISTENER, Mark};
+use super::redirect_view::RedirectView;
+use super::status::model::RedirectNamespaces;
+use crate::config::NetnsHelperOptions;
+use crate::config::plan::NetnsPlan;
+use crate::ebpf::account::Accounts;
+use crate::ebpf::netns;
+use crate::ebpf::redirect::Redirect;
+use crate::net::listen::Listener;
+use crate::net::namespaces::{Helper, HelperError, Look, Opened};
+use crate::telemetry::labels::NetnsHelperState;
+
+/// Between two looks: how long a new namespace may go without a listener, and one that ended be kept by ours.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Serves a listener until the token is cancelled.
+pub(super) type Serve =
+    Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// The namespaces that have a listener of ours, and who opens them.
+pub(super) struct Namespaces {
+    redirect: Arc<Redirect>,
+    mark: Mark,
+    view: Arc<RedirectView>,
+    serve: Serve,
+    accounts: Accounts,
+    held: HashMap<u64, Held>,
+    serving: FuturesUnordered<BoxFuture<'static, ()>>,
+    failed: HashMap<String, String>,
+    unreadable: usize,
+    stop: CancellationToken,
+}
+
+struct Held {
+    name: String,
+    cookie: u64,
+    stop: CancellationToken,
+}
+
+impl Namespaces {
+    /// Starts the helper and opens listeners in what is there already. Blocks for moments. Before privileges are dropped.
+    ///
+    /// Without a helper nothing is captured in other namespaces, which is said; `None` then.
+    pub(super) fn start(
+        plan: &NetnsPlan,
+        cgroup: &std::path::Path,
+        parts: (Arc<Redirect>, Mark, Arc<RedirectView>, Serve),
+        accounts: &Accounts,
+        stop: &CancellationToken,
+    ) -> Option<(Self, Helper)> {
+        let (redirect, mark, view, serve) = parts;
+        let options = NetnsHelperOptions {
+            mark,
+            cgroup: plan.auto.then(|| cgroup.to_owned()),
+            paths: plan.paths.clone(),
+        };
+        let mut namespaces = Self {
+            redirect,
+            mark,
+            view,
+            serve,
+            accounts: accounts.clone(),
+            held: HashMap::new(),
+            serving: FuturesUnordered::new(),
+            failed: HashMap::new(),
+            unreadable: 0,
+            stop: stop.child_token(),
+        };
+        let started = Helper::start(&options).and_then(|mut helper| {
+            let look = helper.look(std::iter::empty())?;
+            Ok((helper, look))
+        });
+        match started {
+            Ok((helper, look)) => {
+                namespaces.view.helper(NetnsHelperState::Running, None);
+                namespaces.apply(look);
+                let (captured, process) = (namespaces.held.len(), helper.process());
+                tracing::info!(
+                    captured,
+                    helper = process,
+                    "redirect in other network namespaces"
+                );
+                Some((namespaces, helper))
+            }
+            Err(error) => {
+                namespaces.without(NetnsHelperState::Missing, &error);
+                None
+            }
+        }
+    }
+
+    /// Keeps them until `stop`; every listener closes with it.
+    pub(super) async fn keep(mut self, helper: Helper) {
+        let stop = self.stop.clone();
+        let mut looking = self.look(helper);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(()) = self.serving.next() => (),
+                looked = &mut looking => match looked {
+                    Some((helper, Ok(look))) => {
+                        self.apply(look);
+                        looking = self.look(helper);
+                    }
+                    Some((_gone, Err(error))) => {
+                        self.without(NetnsHelperState::Ended, &error);
+                        looking = Box::pin(std::future::pending());
+                    }
+                    None => return, // The runtime shuts down.
+                },
+            }
+        }
+    }
+
+    /// The next look, after a moment.
+    fn look(
+        &self,
+        mut helper: Helper,
+    ) -> BoxFuture<'static, Option<(Helper, Result<Look, HelperError>)>> {
+        let held: Vec<u64> = self.held.keys().copied().collect();
+        Box::pin(async move {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let asking = tokio::task::spawn_blocking(move || {
+                let look = helper.look(held.into_iter());
+                (helper, look)
+            });
+            asking.await.ok()
+        })
+    }
+
+    fn without(&self, state: NetnsHelperState, error: &HelperError) {
+        let why = error.to_string();
+        let captured = self.held.len();
+        tracing::error!(
+            error = why,
+            captured,
+            "no further network namespaces are captured until a restart"
+        );
+        self.view.helper(state, Some(why));
+    }
+
+    fn apply(&mut self, look: Look) {
+        let still = look.still;
+        let gone: Vec<u64> = self
+            .held
+            .keys()
+            .copied()
+            .filter(|id| !still.contains(id))
+            .collect();
+        for id in gone {
+            self.close(id);
+        }
+        let mut failed: HashMap<String, String> = look.failed.into_iter().collect();
+        for opened in look.opened {
+            let name = opened.name.clone();
+            if let Err(error) = self.open(opened) {
+                failed.insert(name, format!("{error:#}"));
+            }
+        }
+        for (name, why) in &failed {
+            if self.failed.get(name) != Some(why) {
+                tracing::warn!(namespace = name, why, "a network namespace is not captured");
+            }
+        }
+        self.failed = failed;
+        if look.unreadable > 0 && self.unreadable == 0 {
+            tracing::warn!(
+                processes = look.unreadable,
+                "network namespaces of captured processes cannot be read: give CAP_SYS_PTRACE at the start"
+            );
+        }
+        self.unreadable = look.unreadable;
+        self.show(look.over);
+    }
+
+    fn show(&self, over: usize) {
+        let mut captured: Vec<String> = self.held.values().map(|held| held.name.clone()).collect();
+        captured.sort_unstable();
+        let failed = self.failed.iter();
+        let mut failed: Vec<String> = failed.map(|(name, why)| format!("{name}: {why}")).collect();
+        failed.sort_unstable();
+        self.view.namespaces(RedirectNamespaces {
+            captured,
+            failed,
+            over_limit: over as u64,
+            unreadable_processes: self.unreadable as u64,
+            ..RedirectNamespaces::default()
+        });
+    }
+
+    /// Listens, then tells the kernel: a call is never sent to a port that nobody listens on.
+    fn open(&mut self, opened: Opened) -> anyhow::Result<()> {
+        let mut listeners = Vec::new();
+        for socket in opened.sockets {
+            let accounted = |socket: BorrowedFd<'_>| self.accounts.listening(&socket);
+            listeners.push(Listener::adopt(socket, accounted)?);
+        }
+        let at = |v6: bool| -> Option<SocketAddr> {
+            let mut addresses = listeners.iter().filter_map(Listener::tcp_addr);
+            addresses.find(|address| address.is_ipv6() == v6)
+        };
+        let Some(Listener::Tcp(first)) = listeners.first() else {
+            anyhow::bail!("the helper sent no socket");
+        };
+        let cookie = netns::cookie(first)?;
+        self.redirect
+            .set_marked_listener(LISTENER, first, at(false), at(true), self.mark)?;
+        let stop = self.stop.child_token();
+        for listener in listeners {
+            let serving = (self.serve)(listener, stop.clone());
+            self.serving.push(serving);
+        }
+        tracing::info!(namespace = opened.name, "network namespace captured");
+        let held = Held {
+            name: opened.name,
+            cookie,
+            stop,
+        };
+        self.held.insert(opened.id, held);
+        Ok(())
+    }
+
+    /// The other way round: no call is sent there any more, then nobody listens. Connections that are open go on.
+    fn close(&mut self, id: u64) {
+        let Some(held) = self.held.remove(&id) else {
+            return;
+        };
+        if let Err(error) = self.redirect.remove_listener(held.cookie, LISTENER) {
+            tracing::debug!(%error, "a listener of a namespace that is gone is still noted");
+        }
+        held.stop.cancel();
+        tracing::info!(namespace = held.name, "network namespace gone");
+    }
+}

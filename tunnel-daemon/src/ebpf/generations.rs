@@ -1,0 +1,82 @@
+//! Sets of rules, of which a call sees one and never a part of two.
+//!
+//! The table has room for two generations, told apart by the first byte of a key. A new set is written whole beside the one in
+//! force, then one number says which of them counts. What it took the place of stays until the next set needs the room, so a
+//! call that has begun ends with the set it began with.
+
+use std::collections::{HashMap, HashSet};
+
+use adit_ebpf_abi::{Rule, RuleKey};
+
+use super::maps::RedirectMaps;
+use super::object::KernelError;
+use super::redirect::RedirectRule;
+
+type Place = (RuleKey, u32);
+
+/// What is in the table.
+#[derive(Default)]
+pub(super) struct Generations {
+    /// Part of every set, by place in the first generation.
+    kept: HashMap<Place, RedirectRule>,
+    written: [HashSet<Place>; 2],
+    current: u8,
+    sets: u64,
+}
+
+impl Generations {
+    /// Adds rules that stay in force whatever sets come; they win over those of a set for the same destinations.
+    pub(super) fn keep(
+        &mut self,
+        maps: &mut RedirectMaps,
+        rules: &[RedirectRule],
+    ) -> Result<(), KernelError> {
+        for rule in rules {
+            let (key, value) = rule.entry(0);
+            self.kept.insert((key, value.prefix_bits), *rule);
+            self.write(maps, self.current, rule.entry(self.current))?;
+        }
+        Ok(())
+    }
+
+    /// Puts a set in force and says the how many-th it is. After an error the old one is.
+    pub(super) fn replace(
+        &mut self,
+        maps: &mut RedirectMaps,
+        rules: &[RedirectRule],
+    ) -> Result<u64, KernelError> {
+        let next = 1 - self.current;
+        self.clear(maps, next)?;
+        let kept: Vec<RedirectRule> = self.kept.values().copied().collect();
+        for rule in rules.iter().chain(&kept) {
+            if let Err(error) = self.write(maps, next, rule.entry(next)) {
+                self.clear(maps, next)?;
+                return Err(error);
+            }
+        }
+        maps.set_generation(next)?;
+        self.current = next;
+        self.sets += 1;
+        Ok(self.sets)
+    }
+
+    fn write(
+        &mut self,
+        maps: &mut RedirectMaps,
+        generation: u8,
+        (key, value): (RuleKey, Rule),
+    ) -> Result<(), KernelError> {
+        maps.set_rule(key, value)?;
+        self.written[usize::from(generation)].insert((key, value.prefix_bits));
+        Ok(())
+    }
+
+    fn clear(&mut self, maps: &mut RedirectMaps, generation: u8) -> Result<(), KernelError> {
+        let written = &mut self.written[usize::from(generation)];
+        while let Some((key, bits)) = written.iter().next().copied() {
+            maps.remove_rule(key, bits)?;
+            written.remove(&(key, bits));
+        }
+        Ok(())
+    }
+}

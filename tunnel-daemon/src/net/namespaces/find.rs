@@ -1,0 +1,140 @@
+//! The network namespaces that are there: those of given files, and those of a cgroup's processes.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::config::NetnsHelperOptions;
+
+/// Folders of a cgroup that are looked at. A node has some thousand.
+const FOLDERS_MAX: usize = 16_384;
+/// Processes that are looked at.
+const PROCESSES_MAX: usize = 65_536;
+
+/// What a look found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// By inode, each once, never our own; given ones first.
+    pub(super) namespaces: Vec<Namespace>,
+    /// Given files that are there and cannot be looked at.
+    pub(super) failed: Vec<(PathBuf, io::Error)>,
+    /// Processes whose namespace cannot be read.
+    pub(super) unreadable: usize,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    /// The inode, which is its own as long as somebody holds it.
+    pub(super) id: u64,
+    /// A way to it.
+    pub(super) path: PathBuf,
+}
+
+impl Found {
+    pub(super) fn look(options: &NetnsHelperOptions, own: u64) -> Self {
+        let mut found = Self::default();
+        for path in &options.paths {
+            match fs::metadata(path) {
+                Ok(meta) => found.add(meta.ino(), path, own),
+                // Not yet, or not any more.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+                Err(error) => found.failed.push((path.clone(), error)),
+            }
+        }
+        if let Some(cgroup) = &options.cgroup {
+            found.in_cgroup(cgroup, own);
+        }
+        found
+    }
+
+    fn add(&mut self, id: u64, path: &Path, own: u64) {
+        if id != own && !self.namespaces.iter().any(|known| known.id == id) {
+            let path = path.to_owned();
+            self.namespaces.push(Namespace { id, path });
+        }
+    }
+
+    fn in_cgroup(&mut self, cgroup: &Path, own: u64) {
+        let mut folders = vec![cgroup.to_owned()];
+        let (mut looked, mut processes) = (0, 0);
+        while let Some(folder) = folders.pop() {
+            looked += 1;
+            if looked > FOLDERS_MAX {
+                return;
+            }
+            // One that was removed meanwhile has none.
+            let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for process in members.lines().filter(|line| *line != "0") {
+                processes += 1;
+                if processes > PROCESSES_MAX {
+                    return;
+                }
+                let path = Path::new("/proc").join(process).join("ns/net");
+                match fs::metadata(&path) {
+                    Ok(meta) => self.add(meta.ino(), &path, own),
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        self.unreadable += 1;
+                    }
+                    Err(_gone) => (),
+                }
+            }
+            let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+            folders.extend(
+                below
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path()),
+            );
+        }
+    }
+}
+
+impl Namespace {
+    /// Opens it, if it still is the one that was found.
+    pub(super) fn open(&self) -> io::Result<File> {
+        let file = File::open(&self.path)?;
+        if file.metadata()?.ino() != self.id {
+            return Err(io::Error::other("it has just become another one"));
+        }
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_found_once_and_never_our_own() {
+        let own: PathBuf = "/proc/self/ns/net".into();
+        let id = fs::metadata(&own).unwrap().ino();
+        let options = |paths: &[&Path]| NetnsHelperOptions {
+            mark: 0,
+            cgroup: None,
+            paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+        };
+        assert!(Found::look(&options(&[&own]), id).namespaces.is_empty());
+        let twice = Found::look(&options(&[&own, Path::new("/proc/thread-self/ns/net")]), 0);
+        assert_eq!(twice.namespaces.len(), 1);
+        assert!(twice.namespaces[0].open().is_ok());
+        let missing = Found::look(&options(&[Path::new("/nowhere/at/all")]), id);
+        assert!(missing.namespaces.is_empty() && missing.failed.is_empty());
+    }
+
+    #[test]
+    fn processes_below_a_cgroup_count() {
+        // A folder that looks like one.
+        let dir = tempfile::TempDir::new().unwrap();
+        fs::create_dir(dir.path().join("pod")).unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "0\n").unwrap();
+        let us = std::process::id().to_string();
+        fs::write(dir.path().join("pod/cgroup.procs"), us).unwrap();
+        let options = NetnsHelperOptions {
+            mark: 0,
+            cgroup: Some(dir.path().to_owned()),
+            paths: Vec::new(),
+        };
+        assert_eq!(Found::look(&options, 0).namespaces.len(), 1);
+    }
+}

@@ -1,0 +1,444 @@
+//! The redirect in other network namespaces than the server's: a listener of ours in each.
+//!
+//! As in `redirect`, the agent alone reaches 198.51.100.0/24; these namespaces have no route to anywhere.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use adit::config::NetnsHelperOptions;
+use adit::ebpf::object::OBJECT;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit::net::namespaces::Helper;
+
+use super::redirect::{Scene, scene};
+use crate::support::bpffs::Bpffs;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::namespace::{Namespace, helped_by_ourselves};
+use crate::support::privilege::{ready, skip};
+use crate::support::target::target;
+use crate::support::world::World;
+
+const CAPTURED: &str = "adit_redirect_namespaces{state=\"captured\"}";
+const RULE: &str = "--redirect=198.51.100.0/24";
+
+fn asked() -> SocketAddr {
+    "198.51.100.7:9090".parse().unwrap()
+}
+
+/// As many as asked for, or why this host has none.
+fn namespaces<const N: usize>(test: &str) -> Option<[Namespace; N]> {
+    if !ready(test) {
+        return None;
+    }
+    let made: Result<Vec<Namespace>, String> = (0..N).map(|_| Namespace::new()).collect();
+    match made {
+        Ok(made) => made.try_into().ok(),
+        Err(why) => {
+            skip(test, &why);
+            None
+        }
+    }
+}
+
+fn flag(namespace: &Namespace) -> String {
+    format!("--redirect-netns={}", namespace.path().display())
+}
+
+/// Calls until it gets through, and says what went wrong before.
+fn until_captured(client: &mut Client, scene: &Scene) -> Vec<String> {
+    let mut errors = Vec::new();
+    scene
+        .server
+        .until("the namespace is captured", || match client.call(asked()) {
+            Ok(seen) => {
+                assert_eq!(seen.peer, asked());
+                Some(())
+            }
+            Err(error) => {
+                errors.push(error);
+                None
+            }
+        });
+    errors
+}
+
+#[test]
+fn a_process_in_another_namespace_reaches_what_only_the_agent_reaches() {
+    let Some([one, other]) = namespaces("redirect in other namespaces") else {
+        return;
+    };
+    let v6 = TcpListener::bind("[::1]:0").ok().map(|_| target("::1"));
+    let flags = [
+        RULE,
+        "--redirect=[2001:db8::/32]:443",
+        &flag(&one),
+        &flag(&other),
+    ];
+    let scene = scene(target("127.0.0.1"), v6, &flags);
+    // What is there at the start is captured when the server is up.
+    assert_eq!(scene.server.metric(CAPTURED), 2.0);
+    for namespace in [&one, &other] {
+        let mut client = Client::start_in(namespace, scene.clients.path());
+        let seen = client.call(asked()).unwrap();
+        assert_eq!(seen.peer, asked());
+        assert!(!seen.is_direct(), "{seen:?}");
+        let seen = client.call_mapped(asked()).unwrap();
+        assert_eq!(seen.peer, "[::ffff:198.51.100.7]:9090".parse().unwrap());
+        if v6.is_some() {
+            let asked = "[2001:db8::7]:443".parse().unwrap();
+            assert_eq!(client.call(asked).unwrap().peer, asked);
+        }
+    }
+    let readyz = scene.server.readyz();
+    assert!(
+        readyz.contains("[+]redirect-netns: 2 other namespaces captured"),
+        "{readyz}"
+    );
+}
+
+#[test]
+fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
+    let Some([one, other]) = namespaces("overlapping namespaces") else {
+        return;
+    };
+    helped_by_ourselves();
+    let options = NetnsHelperOptions {
+        mark: 0,
+        cgroup: None,
+        paths: vec![one.path(), other.path(), one.path()],
+    };
+    let mut helper = Helper::start(&options).unwrap();
+    let look = helper.look(std::iter::empty()).unwrap();
+    assert_eq!(look.opened.len(), 2);
+    let cgroup = Cgroup::new();
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    redirect
+        .set_rules(&[RedirectRule {
+            network: "198.51.100.0/24".parse().unwrap(),
+            port: None,
+            action: Action::Redirect(0),
+        }])
+        .unwrap();
+    let ids: Vec<u64> = look.opened.iter().map(|opened| opened.id).collect();
+    let listeners: Vec<TcpListener> = look
+        .opened
+        .into_iter()
+        .map(|mut opened| {
+            let socket = socket2::Socket::from(opened.sockets.remove(0));
+            socket.listen(16).unwrap();
+            let listener = TcpListener::from(socket);
+            let at = listener.local_addr().unwrap();
+            redirect.set_listener(0, &listener, Some(at), None).unwrap();
+            listener
+        })
+        .collect();
+    // From the same address and port to destinations of their own, at the same time.
+    let callers: Vec<_> = [(&one, 1), (&other, 2)]
+        .into_iter()
+        .map(|(namespace, last)| {
+            let asked = SocketAddr::from(([198, 51, 100, last], 80));
+            let mut client = Client::start_in(namespace, cgroup.path());
+            std::thread::spawn(move || drop((client.call_from(40_404, asked), client)))
+        })
+        .collect();
+    let accepted: Vec<_> = listeners
+        .iter()
+        .map(|listener| listener.accept().unwrap())
+        .collect();
+    assert_eq!(accepted[0].1, accepted[1].1);
+    for ((socket, peer), last) in accepted.into_iter().zip([1, 2]) {
+        let asked = SocketAddr::from(([198, 51, 100, last], 80));
+        assert_eq!(redirect.origin(&socket, peer).unwrap(), Some(asked));
+    }
+    for caller in callers {
+        caller.join().unwrap();
+    }
+    // What is held is not opened again; what is gone is not named.
+    drop(other);
+    let limit = Instant::now() + Duration::from_secs(10);
+    loop {
+        let look = helper.look(ids.iter().copied()).unwrap();
+        assert!(look.opened.is_empty() && look.failed.is_empty());
+        if look.still == ids[..1] {
+            break;
+        }
+        assert!(Instant::now() < limit, "{look:?}");
+    }
+}
+
+#[test]
+fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them() {
+    let Some([namespace]) = namespaces("finding namespaces") else {
+        return;
+    };
+    let scene = scene(target("127.0.0.1"), None, &[RULE, "--redirect-netns=auto"]);
+    assert_eq!(scene.server.metric(CAPTURED), 0.0);
+    for _ in 0..2 {
+        let mut client = Client::start_in(&namespace, scene.clients.path());
+        // Until there is a listener calls are left alone, and there is no way.
+        for error in until_captured(&mut client, &scene) {
+            assert!(error.contains("unreachable"), "{error}");
+        }
+        scene.server.metric_is(CAPTURED, 1.0);
+        drop(client);
+        scene.server.metric_is(CAPTURED, 0.0);
+    }
+    // The server itself is in ours, and so are its neighbours: that has a listener anyway.
+    let mut neighbour = Client::start(Some(scene.clients.path()));
+    assert!(!neighbour.call(asked()).unwrap().is_direct());
+    assert_eq!(scene.server.metric(CAPTURED), 0.0);
+}
+
+#[test]
+fn a_named_namespace_is_captured_whenever_it_is_there() {
+    let Some([namespace]) = namespaces("namespaces that come and go") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let link = dir.path().join("later");
+    let flag = format!("--redirect-netns={}", link.display());
+    let scene = scene(target("127.0.0.1"), None, &[RULE, &flag]);
+    assert_eq!(scene.server.metric(CAPTURED), 0.0);
+    let mut client = Client::start_in(&namespace, scene.clients.path());
+    std::os::unix::fs::symlink(namespace.path(), &link).unwrap();
+    until_captured(&mut client, &scene);
+    // Nobody but a listener of ours would hold it: the path leads nowhere now.
+    drop((client, namespace));
+    scene.server.metric_is(CAPTURED, 0.0);
+}
+
+#[test]
+fn without_the_flag_other_namespaces_are_left_alone() {
+    let Some([namespace]) = namespaces("no flag for other namespaces") else {
+        return;
+    };
+    let scene = scene(target("127.0.0.1"), None, &[RULE]);
+    let mut client = Client::start_in(&namespace, scene.clients.path());
+    let error = client.call(asked()).unwrap_err();
+    assert!(error.contains("unreachable"), "{error}");
+    scene
+        .server
+        .metric_is("adit_redirect_calls_total{outcome=\"no_listener\"}", 1.0);
+    let off = scene
+        .server
+        .metric("adit_redirect_netns_helper{state=\"off\"}");
+    assert_eq!(off, 1.0);
+}
+
+#[test]
+fn closed_denies_in_a_namespace_until_it_has_a_listener() {
+    if !ready("closing in other namespaces") {
+        return;
+    }
+    let (_mounted, namespace) = match (Bpffs::somewhere(), Namespace::bare()) {
+        (Ok(mounted), Ok(namespace)) => (mounted, namespace),
+        (Err(why), _) | (_, Err(why)) => return skip("closing in other namespaces", &why),
+    };
+    let flags = [RULE, "--redirect-on-failure=closed", &flag(&namespace)];
+    let mut scene = scene(target("127.0.0.1"), None, &flags);
+    // Loopback is down there, so nobody can listen on it.
+    let failed = "adit_redirect_namespaces{state=\"failed\"}";
+    assert_eq!(scene.server.metric(failed), 1.0);
+    let readyz = scene.server.readyz();
+    assert!(readyz.contains("ip link set lo up"), "{readyz}");
+    let mut client = Client::start_in(&namespace, scene.clients.path());
+    let error = client.call(asked()).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+    namespace.run("ip link set lo up");
+    for error in until_captured(&mut client, &scene) {
+        assert!(error.contains("not permitted"), "{error}");
+    }
+    // Nor does anything go its way once the server is gone.
+    scene.server.role.kill();
+    let error = client.call(asked()).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+    // Pins would outlive the test.
+    drop(client);
+    adit::ebpf::redirect::unpin(scene.clients.path()).unwrap();
+}
+
+#[test]
+fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
+    let Some([one, other]) = namespaces("a helper that is killed") else {
+        return;
+    };
+    let dir = tempfile::TempDir::new().unwrap();
+    let link = dir.path().join("later");
+    let later = format!("--redirect-netns={}", link.display());
+    let scene = scene(target("127.0.0.1"), None, &[RULE, &flag(&one), &later]);
+    let mut client = Client::start_in(&one, scene.clients.path());
+    assert!(!client.call(asked()).unwrap().is_direct());
+    let running = scene
+        .server
+        .metric("adit_redirect_netns_helper{state=\"running\"}");
+    assert_eq!(running, 1.0);
+    let helper = child_of(scene.server.role.id());
+    let helper = rustix::process::Pid::from_raw(helper).unwrap();
+    rustix::process::kill_process(helper, rustix::process::Signal::KILL).unwrap();
+    scene
+        .server
+        .metric_is("adit_redirect_netns_helper{state=\"ended\"}", 1.0);
+    assert!(!client.call(asked()).unwrap().is_direct());
+    let readyz = scene.server.readyz();
+    assert!(
+        readyz.contains("[-]redirect-netns: 1 other namespaces captured; the helper"),
+        "{readyz}"
+    );
+    // Nobody opens a listener any more.
+    std::os::unix::fs::symlink(other.path(), &link).unwrap();
+    let mut late = Client::start_in(&other, scene.clients.path());
+    assert!(late.call(asked()).is_err());
+    assert_eq!(scene.server.metric(CAPTURED), 1.0);
+}
+
+/// The process whose parent is this one.
+fn child_of(parent: u32) -> i32 {
+    let stats = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| {
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // Behind the name, which may hold anything: state, then parent.
+            let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
+            Some((parent, entry.file_name().to_str()?.parse().ok()?))
+        });
+    let children: Vec<i32> = stats
+        .filter(|(its, _): &(u32, i32)| *its == parent)
+        .map(|(_, child)| child)
+        .collect();
+    assert_eq!(children.len(), 1, "{children:?}");
+    children[0]
+}
+
+#[test]
+fn the_helper_ends_with_a_server_that_is_killed() {
+    let Some([namespace]) = namespaces("a server that is killed beside its helper") else {
+        return;
+    };
+    let mut scene = scene(target("127.0.0.1"), None, &[RULE, &flag(&namespace)]);
+    let helper: PathBuf = format!("/proc/{}/stat", child_of(scene.server.role.id())).into();
+    scene.server.role.kill();
+    let limit = Instant::now() + Duration::from_secs(10);
+    // Whoever inherits it may take its time to reap it.
+    let ended = || {
+        std::fs::read_to_string(&helper)
+            .ok()
+            .and_then(|stat| {
+                stat.rsplit_once(") ")
+                    .map(|(_, rest)| rest.starts_with('Z'))
+            })
+            .unwrap_or(true)
+    };
+    while !ended() {
+        assert!(Instant::now() < limit, "the helper goes on");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn without_the_privilege_the_flag_and_the_remedy_are_named_and_the_rest_works() {
+    let Some([namespace]) = namespaces("no CAP_SYS_ADMIN") else {
+        return;
+    };
+    let setpriv = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
+        command.args(words);
+        command
+    };
+    match setpriv(&["true"]).output() {
+        Ok(output) if output.status.success() => (),
+        Ok(output) => {
+            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return skip("no CAP_SYS_ADMIN", &why);
+        }
+        Err(error) => return skip("no CAP_SYS_ADMIN", &error.to_string()),
+    }
+    let (clients, world) = (Cgroup::new(), World::new());
+    let target = target("127.13.0.1");
+    let program = std::env::current_exe().unwrap();
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        flag(&namespace),
+    ];
+    let program = program.display().to_string();
+    let server = world.server_by(setpriv(&[&program]), None, &flags);
+    let _agent = world.agent(&server, None);
+    let readyz = server.readyz();
+    assert!(
+        readyz.contains(
+            "[-]redirect-netns: 0 other namespaces captured; --redirect-netns needs CAP_SYS_ADMIN"
+        ),
+        "{readyz}"
+    );
+    let missing = server.metric("adit_redirect_netns_helper{state=\"missing\"}");
+    assert_eq!(missing, 1.0);
+    let mut client = Client::start(Some(clients.path()));
+    assert!(!client.call(target).unwrap().is_direct());
+}
+
+#[test]
+fn an_agents_redirect_reaches_into_other_namespaces() {
+    let Some([namespace]) = namespaces("an agent and other namespaces") else {
+        return;
+    };
+    let api = target("127.0.0.1");
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let redirect = format!("--redirect-apiserver={service}={api}");
+    let flags = [cgroup.as_str(), &redirect, &flag(&namespace)];
+    let _agent = world.agent_with(&server, None, &flags);
+    let mut pod = Client::start_in(&namespace, nodes.path());
+    let seen = pod.call(service).unwrap();
+    assert_eq!(seen.peer, service);
+    assert!(!seen.is_direct(), "{seen:?}");
+}
+
+#[test]
+fn a_pod_without_a_listener_is_sent_to_the_nodes_address() {
+    let Some([node, pod]) = namespaces("the node's address") else {
+        return;
+    };
+    node.connect(&pod, "10.77.0.1/24", "10.77.0.2/24");
+    // Server and agent are where their thread is.
+    let test = std::thread::spawn(move || {
+        let file = std::fs::File::open(node.path()).unwrap();
+        let network = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), network)
+            .unwrap();
+        let api = target("127.0.0.1");
+        let world = World::new();
+        let server = world.server(None, &[format!("--allowed-destination={api}")]);
+        let nodes = Cgroup::new();
+        let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let redirect = format!("--redirect-apiserver={service}={api}");
+        let flags = [
+            cgroup.as_str(),
+            &redirect,
+            "--redirect-node-address=10.77.0.1",
+        ];
+        let _agent = world.agent_with(&server, None, &flags);
+        let mut client = Client::start_in(&pod, nodes.path());
+        for _ in 0..3 {
+            let seen = client.call(service).unwrap();
+            assert_eq!(seen.peer, service);
+            assert_eq!(seen.local.ip(), SocketAddr::from(([10, 77, 0, 2], 0)).ip());
+            assert!(!seen.is_direct(), "{seen:?}");
+        }
+        // Those of the node itself come by loopback.
+        let mut neighbour = Client::start(Some(nodes.path()));
+        let seen = neighbour.call(service).unwrap();
+        assert!(seen.local.ip().is_loopback(), "{seen:?}");
+        // IPv6 has no such address: left alone.
+        assert!(client.call("[2001:db8::1]:443".parse().unwrap()).is_err());
+    });
+    test.join().unwrap();
+}

@@ -1,0 +1,220 @@
+//! Rules of the redirect that change while it runs.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use adit::ebpf::object::OBJECT;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::privilege::ready;
+use crate::support::target::target;
+use crate::support::world::World;
+
+const FAILED: &str = "adit_redirect_reloads_total{result=\"failed\"}";
+const OK: &str = "adit_redirect_reloads_total{result=\"ok\"}";
+
+/// As tools replace files: by a rename.
+fn put(path: &Path, text: &str) {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, text).unwrap();
+    std::fs::rename(&fresh, path).unwrap();
+}
+
+#[test]
+fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
+    if !ready("changing rules") {
+        return;
+    }
+    let (cgroup, behind) = (Cgroup::new(), target("127.14.0.1"));
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    redirect.set_listener(0, &here, Some(behind), None).unwrap();
+    let rule = |network: &str, action| RedirectRule {
+        network: network.parse().unwrap(),
+        port: None,
+        action,
+    };
+    // Either set redirects this address. The exclusion of one with the target of the other would not.
+    let asked: SocketAddr = "127.18.100.7:9".parse().unwrap();
+    let sets = [
+        vec![
+            rule("127.18.100.0/28", Action::Redirect(0)),
+            rule("127.18.0.0/16", Action::Leave),
+        ],
+        vec![
+            rule("127.18.100.0/29", Action::Leave),
+            rule("127.18.100.7/32", Action::Redirect(0)),
+        ],
+    ];
+    assert_eq!(redirect.replace_rules(&sets[0]).unwrap(), 1);
+    let mut client = Client::start(Some(cgroup.path()));
+    let done = AtomicBool::new(false);
+    let replaced = std::thread::scope(|scope| {
+        let replacing = scope.spawn(|| {
+            let mut last = 1;
+            while !done.load(Relaxed) {
+                for set in sets.iter().rev() {
+                    last = redirect.replace_rules(set).unwrap();
+                }
+            }
+            last
+        });
+        for _ in 0..300 {
+            let seen = client.call(asked);
+            if !seen.as_ref().is_ok_and(|seen| seen.peer == asked) {
+                done.store(true, Relaxed);
+                panic!("{seen:?}");
+            }
+        }
+        done.store(true, Relaxed);
+        replacing.join().unwrap()
+    });
+    assert!(replaced > 2, "{replaced}");
+    // What is added by itself stays in every set.
+    redirect
+        .set_rules(&[rule("127.18.100.7/32", Action::Leave)])
+        .unwrap();
+    redirect.replace_rules(&sets[1]).unwrap();
+    let excluded = || {
+        let calls = redirect.calls().unwrap();
+        calls
+            .iter()
+            .find(|(name, _)| *name == "excluded")
+            .unwrap()
+            .1
+    };
+    let before = excluded();
+    // Nobody listens there.
+    assert!(client.call(asked).is_err());
+    assert_eq!(excluded(), before + 1);
+}
+
+#[test]
+fn a_set_that_is_too_large_leaves_the_one_before_in_force() {
+    if !ready("too many rules") {
+        return;
+    }
+    let cgroup = Cgroup::new();
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    let many = |count: u32| -> Vec<RedirectRule> {
+        (0..count)
+            .map(|number| RedirectRule {
+                network: std::net::IpAddr::from((0x0a00_0000 + number).to_be_bytes()).into(),
+                port: None,
+                action: Action::Leave,
+            })
+            .collect()
+    };
+    assert_eq!(redirect.replace_rules(&many(8_000)).unwrap(), 1);
+    let error = redirect.replace_rules(&many(9_000)).unwrap_err();
+    assert!(error.to_string().contains("REDIRECT_RULES"), "{error}");
+    // Nothing of it is left: there is room for as many as are in force.
+    assert_eq!(redirect.replace_rules(&many(8_000)).unwrap(), 2);
+}
+
+#[test]
+fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
+    if !ready("a file of rules") {
+        return;
+    }
+    let (inside, other) = (target("127.15.0.1"), target("127.16.0.1"));
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("rules");
+    put(&file, &format!("# first\nredirect {inside}\n"));
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect-file={}", file.display()),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    let server = world.server(None, &flags);
+    let _agent = world.agent(&server, None);
+    let mut client = Client::start(Some(clients.path()));
+    let mut direct = |to: SocketAddr| client.call(to).unwrap().is_direct();
+    assert!(!direct(inside) && direct(other));
+    let set = "adit_redirect_rule_set";
+    assert_eq!(server.metric(set), 1.0);
+    put(
+        &file,
+        &format!("redirect 127.16.0.0/16\nredirect-exclude {inside}\n"),
+    );
+    server.metric_is(OK, 1.0);
+    assert_eq!(server.metric(set), 2.0);
+    assert!(direct(inside) && !direct(other));
+    // One line is wrong: none of it counts.
+    put(&file, &format!("redirect {inside}\nredirect 10.0.0.1/8\n"));
+    server.metric_is(FAILED, 1.0);
+    assert!(direct(inside) && !direct(other));
+    let readyz = server.readyz();
+    assert!(
+        readyz.contains("[-]redirect-file")
+            && readyz.contains("line 2")
+            && readyz.contains("set 2 stays"),
+        "{readyz}"
+    );
+    std::fs::remove_file(&file).unwrap();
+    server.metric_is(FAILED, 2.0);
+    assert!(!direct(other));
+    put(&file, &format!("redirect {inside}\n"));
+    server.metric_is(OK, 2.0);
+    assert!(!direct(inside) && direct(other));
+    assert!(
+        server.readyz().contains("[+]redirect-file"),
+        "{}",
+        server.readyz()
+    );
+}
+
+#[test]
+fn an_agents_services_follow_their_file() {
+    if !ready("a file of services") {
+        return;
+    }
+    let (first, second) = (target("127.0.0.1"), target("127.0.0.1"));
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("services");
+    let service: SocketAddr = "127.17.0.1:9".parse().unwrap();
+    let later: SocketAddr = "127.17.0.2:9".parse().unwrap();
+    put(&file, &format!("redirect-apiserver {service}={first}\n"));
+    let world = World::new();
+    let allowed = [first, second].map(|at| format!("--allowed-destination={at}"));
+    let server = world.server(None, &allowed);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let followed = format!("--redirect-file={}", file.display());
+    let _agent = world.agent_with(&server, None, &[&cgroup, &followed]);
+    let mut client = Client::start(Some(nodes.path()));
+    assert_eq!(client.call(service).unwrap().peer, service);
+    put(&file, &format!("redirect-apiserver {later}={second}\n"));
+    // Nobody listens at what its rules do not name.
+    server.until("the new service is known", || {
+        client.call(later).is_ok().then_some(())
+    });
+    assert!(client.call(service).is_err());
+}
+
+#[test]
+fn a_server_does_not_start_with_a_broken_file() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("rules");
+    put(&file, "redirect example.com\n");
+    let world = World::new();
+    let args = world.server_args(&[
+        format!("--redirect-file={}", file.display()),
+        "--redirect-cgroup=/nowhere".to_owned(),
+    ]);
+    let adit::config::Command::Server(plan) = crate::support::world::command(args) else {
+        panic!("no server");
+    };
+    let runtime = crate::support::world::runtime();
+    let Err(error) = runtime.block_on(adit::app::server::start(&plan)) else {
+        panic!("it started");
+    };
+    let text = format!("{error:#}");
+    assert!(
+        text.contains(&file.display().to_string()) && text.contains("line 1"),
+        "{text}"
+    );
+}
