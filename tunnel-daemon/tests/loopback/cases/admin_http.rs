@@ -87,7 +87,7 @@ async fn a_request_that_never_ends_is_refused_by_its_size() {
         let head = b"GET /v1/status HTTP/1.1\r\nHost: a\r\nX-Long: ";
         let mut sent = writing.write_all(head).await;
         // Twice the limit and what the kernel holds, if anybody took it.
-        let part = [b'x'; 64 * 1024];
+        let part = vec![b'x'; 64 * 1024];
         for _part in 0..64 {
             if sent.is_ok() {
                 sent = writing.write_all(&part).await;
