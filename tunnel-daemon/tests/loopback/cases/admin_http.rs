@@ -84,17 +84,16 @@ async fn a_request_that_never_ends_is_refused_by_its_size() {
     let (_world, socket) = world().await;
     let (mut reading, mut writing) = connect(&socket).await.into_split();
     let sending = async {
-        let head = b"GET /v1/status HTTP/1.1\r\nHost: a\r\n";
+        let head = b"GET /v1/status HTTP/1.1\r\nHost: a\r\nX-Long: ";
         let mut sent = writing.write_all(head).await;
-        // Twice the limit, if anybody took it.
-        for _line in 0..2048 {
-            if sent.is_err() {
-                return;
+        // Twice the limit and what the kernel holds, if anybody took it.
+        let part = vec![b'x'; 64 * 1024];
+        for _part in 0..64 {
+            if sent.is_ok() {
+                sent = writing.write_all(&part).await;
             }
-            let line = format!("X-Long: {}\r\n", "x".repeat(1014));
-            sent = writing.write_all(line.as_bytes()).await;
         }
-        panic!("all of it was taken");
+        sent.is_err()
     };
     let receiving = async {
         let mut answer = Vec::new();
@@ -103,8 +102,13 @@ async fn a_request_that_never_ends_is_refused_by_its_size() {
         String::from_utf8_lossy(&answer).into_owned()
     };
     let both = async { tokio::join!(sending, receiving) };
-    let ((), answer) = within("a refusal", both).await;
-    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    let (refused, answer) = within("a refusal", both).await;
+    assert!(refused, "all of it was taken");
+    // The reset may overtake the answer on a busy machine.
+    assert!(
+        answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
+        "{answer}"
+    );
     status(&socket).await;
 }
 

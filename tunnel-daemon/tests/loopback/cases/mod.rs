@@ -10,6 +10,7 @@ mod grants;
 mod hostile_agents;
 mod hostile_clients;
 mod hostile_lanes;
+mod hostile_opens;
 mod hostile_servers;
 mod isolation;
 mod lane_faults;

@@ -6,6 +6,7 @@ pub(crate) mod lanes;
 pub(crate) mod node;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod stub_lane;
 pub(crate) mod stub_server;
 pub(crate) mod targets;
 pub(crate) mod tls;

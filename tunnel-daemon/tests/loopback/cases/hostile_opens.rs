@@ -1,0 +1,110 @@
+//! Agents that ask for tunnels they may not have, or for too many: refused, counted, and nobody else notices.
+
+use adit_core::lane::{FrameType, Header, LaneEvent, OpenRequest, RefusalCode};
+
+use crate::support::lanes::value;
+use crate::support::raw::Connection;
+use crate::support::stub_lane::{Stub, bound, link, one_idle};
+use crate::support::targets;
+use crate::support::world::World;
+
+/// A pipe is for the server to ask for: an agent that wants one is refused, also where it may go, and keeps its lane.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_asks_for_a_pipe_is_refused() {
+    let (port, _echo) = targets::echo().await;
+    let address = format!("127.0.0.1:{port}");
+    let world = World::start(&[&format!("--allowed-destination={address}")]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let ask = |raw| OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: address.clone(),
+        raw,
+        origin: None,
+    };
+    lane.end.open(&ask(true), 0).expect("the lane is free");
+    match lane.event().await {
+        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
+        other => panic!("instead of a refusal: {other:?}"),
+    }
+    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+    let failed = "adit_node_refusals_total{reason=\"failed\"}";
+    assert_eq!(value(&world, failed), 1.0);
+    // With frames the same lane leads there.
+    lane.end.open(&ask(false), 0).expect("the lane is free");
+    assert!(matches!(lane.event().await, Some(LaneEvent::Opened { .. })));
+    lane.end.send(b"with frames".to_vec().into());
+    assert_eq!(
+        lane.event().await,
+        Some(LaneEvent::Data(b"with frames".to_vec().into()))
+    );
+}
+
+/// What an agent may ask for in a second is bounded, and the answer says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_opens_too_often_is_told_to_wait() {
+    let world = World::start(&["--allowed-destination=10.0.0.1:1"]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let request = OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: "10.0.0.1:80".to_owned(),
+        raw: false,
+        origin: None,
+    };
+    let mut denied = 0;
+    loop {
+        lane.end.open(&request, 0).expect("the lane is free");
+        match lane.event().await {
+            Some(LaneEvent::Failed {
+                code: RefusalCode::Denied,
+                ..
+            }) => denied += 1,
+            Some(LaneEvent::Failed { code, .. }) => {
+                assert_eq!(code, RefusalCode::Limit);
+                break;
+            }
+            other => panic!("after {denied}: {other:?}"),
+        }
+        assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+        assert!(denied < 100_000, "no end of it");
+    }
+    assert!(denied >= 1000, "{denied}");
+    let series = "adit_node_refusals_total{reason=\"limit\"}";
+    assert_eq!(value(&world, series), 1.0);
+}
+
+/// An agent that sends its OPENs without waiting for answers loses its lane at most, whether they are allowed or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opens_that_wait_for_no_answer_harm_nobody_else() {
+    for flags in [&[][..], &["--allowed-destination=10.0.0.1:1"]] {
+        let world = World::start(flags).await;
+        let connection = Connection::agent(&world).await;
+        let (_call, grant) = link(&world, &connection, "agent-1").await;
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        one_idle(&world).await;
+        let mut frames = Vec::new();
+        for sequence in 1..=20_000_u16 {
+            let payload = b"\0\x03tcp10.0.0.1:80";
+            let header = Header {
+                kind: FrameType::Open,
+                flags: 0,
+                sequence,
+                length: u32::try_from(payload.len()).expect("small"),
+            };
+            frames.extend(header.to_bytes());
+            frames.extend(payload);
+        }
+        // All at once; then answers are read, until the server has had enough or has given them all.
+        lane.bytes(&frames).await;
+        let mut answers = 0;
+        while answers < 20_000 && lane.piece().await.is_some() {
+            answers += 1;
+        }
+        let mut other = Stub::connect(&world, "agent").await;
+        assert!(other.bind(&grant).await, "the link and the server live");
+        drop(lane);
+        one_idle(&world).await;
+    }
+}

@@ -1,0 +1,161 @@
+//! The agent's end of a lane, as honest as a test wants it.
+
+use adit_core::ids::LinkId;
+use adit_core::lane::{
+    ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
+    PROOF_BYTES, Piece, proof_input,
+};
+use adit_core::wire::metadata::{LaneGrant, ServerHello};
+use aws_lc_rs::hmac;
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::lanes::value;
+use super::raw::{Call, Connection};
+use super::tls;
+use super::wait::{until, within};
+use super::world::World;
+
+/// A link that offers lanes, and what the server grants it.
+pub(crate) async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGrant) {
+    let headers = [
+        ("agentid", id),
+        ("agentidentifiers", ""),
+        ("adit-link", "1"),
+        ("adit-lanes", "1"),
+    ];
+    let mut call = connection.call("/AgentService/Connect", &headers).await;
+    let answer = call.headers().await.expect("an answer");
+    let pairs = answer
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().expect("ASCII")));
+    let hello = ServerHello::from_headers(pairs).expect("a welcome");
+    assert!(world.server().links() > 0);
+    (call, hello.lane_grant.expect("lanes are granted"))
+}
+
+/// A connection to the agent port that speaks the lane protocol, with the certificate of that name.
+pub(crate) struct Stub {
+    pub(crate) stream: TlsStream<TcpStream>,
+    frames: FrameReader,
+    pub(crate) end: LaneEnd,
+}
+
+impl Stub {
+    pub(crate) async fn connect(world: &World, name: &str) -> Self {
+        let (cert, key) = (world.files.cert(name), world.files.key(name));
+        let ca = world.files.ca_file();
+        let address = world.server().agents;
+        let dial = tls::dial_as(ALPN.as_bytes(), address, &ca, Some((&cert, &key)));
+        let stream = within("a TLS handshake", dial).await.expect("welcome");
+        Self {
+            stream,
+            frames: FrameReader::default(),
+            end: LaneEnd::new(LaneRole::Agent),
+        }
+    }
+
+    /// The next piece; `None` when the server has closed the connection.
+    pub(crate) async fn piece(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.frames.next_piece().expect("an honest server") {
+                return Some(piece);
+            }
+            let mut buffer = BytesMut::new();
+            let read = within("a frame", self.stream.read_buf(&mut buffer)).await;
+            match read {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => self.frames.push(buffer.freeze()),
+            }
+        }
+    }
+
+    pub(crate) async fn hello(&mut self) -> Hello {
+        match self.piece().await {
+            Some(Piece::Frame(header, payload)) => {
+                match Greeting::read(header, payload).expect("a greeting") {
+                    Greeting::Hello(hello) => hello,
+                    other => panic!("no hello but {other:?}"),
+                }
+            }
+            other => panic!("no hello but {other:?}"),
+        }
+    }
+
+    pub(crate) fn proof(&self, hello: &Hello, link: LinkId, secret: &[u8]) -> [u8; PROOF_BYTES] {
+        let (_, session) = self.stream.get_ref();
+        let mut exported = [0; 32];
+        session
+            .export_keying_material(
+                &mut exported,
+                b"EXPORTER-adit-lane-1",
+                Some(&hello.nonce[..]),
+            )
+            .expect("keying material");
+        let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let tag = hmac::sign(&key, &proof_input(hello, link, &exported));
+        tag.as_ref().try_into().expect("32 bytes")
+    }
+
+    pub(crate) async fn bind(&mut self, grant: &LaneGrant) -> bool {
+        let hello = self.hello().await;
+        let link = grant.link;
+        let proof = self.proof(&hello, link, &grant.secret);
+        let clear = false;
+        self.send(&Bind { link, proof, clear }.to_frame()).await;
+        self.is_ready().await
+    }
+
+    pub(crate) async fn is_ready(&mut self) -> bool {
+        match self.piece().await {
+            None => false,
+            Some(Piece::Frame(header, _)) => header.kind == FrameType::Ready,
+            Some(other) => panic!("no answer to a bind: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn send(&mut self, frame: &OutFrame) {
+        self.bytes(&frame.to_bytes()).await;
+    }
+
+    pub(crate) async fn bytes(&mut self, bytes: &[u8]) {
+        // The server may have closed already, which the next read finds out.
+        let _gone = self.stream.write_all(bytes).await;
+        let _gone = self.stream.flush().await;
+    }
+
+    /// Plays the agent's end by the rules until an event comes; `None` when the server has closed the lane.
+    pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
+        loop {
+            self.flush().await;
+            if let Some(event) = self.end.poll_event() {
+                return Some(event);
+            }
+            let piece = self.piece().await?;
+            self.end.handle(piece).expect("an honest server");
+        }
+    }
+
+    pub(crate) async fn flush(&mut self) {
+        while let Some(frame) = self.end.poll_frame() {
+            self.send(&frame).await;
+        }
+    }
+}
+
+/// An agent with one lane.
+pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
+    let connection = Connection::agent(world).await;
+    let (call, grant) = link(world, &connection, "agent-1").await;
+    let mut lane = Stub::connect(world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    (connection, call, lane)
+}
+
+/// Waits for one lane that waits for a tunnel.
+pub(crate) async fn one_idle(world: &World) {
+    let series = "adit_lanes{state=\"idle\"}";
+    until("an idle lane", || value(world, series) == 1.0).await;
+}
