@@ -27,9 +27,9 @@ pub trait Surroundings {
     /// written, and without CAP_PERFMON the verifier lets nobody read those.
     fn rule(&self, key: &RuleKey) -> Option<&Rule>;
     /// The listener of this number in the caller's network namespace.
-    fn listener(&self, number: u32) -> Option<&Listener>;
+    fn listener(&self, number: u32) -> Option<Listener>;
     /// The listener of this number at the node's address, for callers whose namespace has none.
-    fn node_listener(&self, number: u32) -> Option<&Listener>;
+    fn node_listener(&self, number: u32) -> Option<Listener>;
     /// Whether something listens there, in the caller's network namespace, now; with that mark, unless it is 0.
     fn listens(&self, at: &Endpoint, mark: u32) -> bool;
     /// Remembers where the socket wanted to go; `false` if there is no room.
@@ -78,41 +78,58 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     if rule.action != ACTION_REDIRECT {
         return Decision::Leave(CallOutcome::Excluded);
     }
-    let missing = |why| {
-        if rule.flags & FLAG_DENY == 0 {
-            Decision::Leave(why)
-        } else {
-            Decision::Deny
-        }
-    };
-    let own = around.listener(rule.listener);
-    let Some(listener) = own.or_else(|| around.node_listener(rule.listener)) else {
-        return missing(CallOutcome::NoListener);
-    };
+    // Not one value out of two: see `Surroundings::rule`.
+    match around.listener(rule.listener) {
+        Some(listener) => send(call, rule, &listener, 0, around),
+        None => match around.node_listener(rule.listener) {
+            Some(listener) => send(call, rule, &listener, ORIGIN_TO_NODE, around),
+            None => missing(rule, CallOutcome::NoListener),
+        },
+    }
+}
+
+#[inline(always)]
+const fn missing(rule: &Rule, why: CallOutcome) -> Decision {
+    if rule.flags & FLAG_DENY == 0 {
+        Decision::Leave(why)
+    } else {
+        Decision::Deny
+    }
+}
+
+/// Sends a call to a listener, unless something is missing.
+#[inline(always)]
+fn send(
+    call: &Call,
+    rule: &Rule,
+    listener: &Listener,
+    flags: u32,
+    around: &impl Surroundings,
+) -> Decision {
     let via = if call.destination.family == AF_INET {
         listener.v4
     } else {
         listener.v6
     };
     if via.is_none() {
-        return missing(CallOutcome::NoListener);
+        return missing(rule, CallOutcome::NoListener);
     }
     // Whoever calls the listener itself gets there, and is refused there: nothing tells where it wants to go.
     if via == call.destination {
         return Decision::Leave(CallOutcome::Excluded);
     }
     // Nobody can look into the node's namespace from here. Its listener is noted as long as we live, and links end with us.
-    if own.is_some() && !around.listens(&via, listener.mark) {
-        return missing(CallOutcome::ListenerGone);
+    if flags & ORIGIN_TO_NODE == 0 && !around.listens(&via, listener.mark) {
+        return missing(rule, CallOutcome::ListenerGone);
     }
     let origin = Origin {
         destination: call.destination,
         via,
         listener: rule.listener,
-        flags: if own.is_some() { 0 } else { ORIGIN_TO_NODE },
+        flags,
     };
     if !around.remember(&origin) {
-        return missing(CallOutcome::NotStored);
+        return missing(rule, CallOutcome::NotStored);
     }
     Decision::Redirect(via)
 }

@@ -126,12 +126,12 @@ impl Surroundings for Caller<'_> {
     }
 
     #[inline(always)]
-    fn listener(&self, number: u32) -> Option<&Listener> {
+    fn listener(&self, number: u32) -> Option<Listener> {
         noted(netns_cookie(self.context), number)
     }
 
     #[inline(always)]
-    fn node_listener(&self, number: u32) -> Option<&Listener> {
+    fn node_listener(&self, number: u32) -> Option<Listener> {
         noted(NODE_COOKIE, number)
     }
 
@@ -166,14 +166,14 @@ impl Surroundings for Caller<'_> {
 }
 
 #[inline(always)]
-fn noted(netns_cookie: u64, listener: u32) -> Option<&'static Listener> {
+fn noted(netns_cookie: u64, listener: u32) -> Option<Listener> {
     let key = ListenerKey {
         netns_cookie,
         listener,
         reserved: 0,
     };
-    // SAFETY: the daemon replaces values whole, and what it removes stays as it is until this program has ended.
-    unsafe { REDIRECT_LISTENERS.get(&key) }
+    // SAFETY: copied at once. The daemon replaces values whole.
+    unsafe { REDIRECT_LISTENERS.get(&key) }.copied()
 }
 
 /// Writes who is looked for, in the form the helper takes, and says how long it is. Word by word: without CAP_PERFMON the

@@ -56,12 +56,12 @@ impl Surroundings for Tables {
         self.generation
     }
 
-    fn listener(&self, number: u32) -> Option<&Listener> {
-        self.listener.as_ref().filter(|_| number == 1)
+    fn listener(&self, number: u32) -> Option<Listener> {
+        self.listener.filter(|_| number == 1)
     }
 
-    fn node_listener(&self, number: u32) -> Option<&Listener> {
-        self.node.as_ref().filter(|_| number == 1)
+    fn node_listener(&self, number: u32) -> Option<Listener> {
+        self.node.filter(|_| number == 1)
     }
 
     fn listens(&self, _at: &Endpoint, mark: u32) -> bool {

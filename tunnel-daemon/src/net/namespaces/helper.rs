@@ -132,7 +132,9 @@ fn answer(
 
 fn in_words(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(libc::EADDRNOTAVAIL) => "loopback is down there: `ip link set lo up`".to_owned(),
+        Some(libc::EADDRNOTAVAIL | libc::ENETUNREACH) => {
+            "loopback is down there: `ip link set lo up`".to_owned()
+        }
         Some(libc::EINVAL) => "it is no network namespace".to_owned(),
         _ => error.to_string(),
     }
@@ -167,6 +169,9 @@ fn sockets(mark: u32) -> io::Result<Vec<OwnedFd>> {
 }
 
 fn socket(ip: IpAddr, mark: u32) -> io::Result<OwnedFd> {
+    // It can be bound while loopback is down, and nobody could reach it then; this asks for a route and sends nothing.
+    let anything = SocketAddr::new(ip, 9);
+    Socket::new(Domain::for_address(anything), Type::DGRAM, None)?.connect(&anything.into())?;
     let address = SocketAddr::new(ip, 0);
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     if ip.is_ipv6() {
