@@ -1,4 +1,4 @@
-//! Long paths: a tunnel fills one, and needs no more round trips than it must.
+//! Long paths: a tunnel fills one.
 
 use std::io;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::support::lanes::warm;
 use crate::support::long_path::{LongPath, Towards};
-use crate::support::wait::{until, within};
+use crate::support::wait::until;
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
@@ -74,33 +74,4 @@ async fn a_tunnel_on_a_lane_fills_a_long_path_in_both_directions() {
 async fn credit_of_a_tunnel_on_the_link_grows_to_a_long_path_in_both_directions() {
     fills("--lanes=0", Towards::Server).await;
     fills("--lanes=0", Towards::Agent).await;
-}
-
-/// Turns on the connection that carries a dial and an echo on it.
-async fn turns(lanes: &str) -> Vec<usize> {
-    let world = World::start(&[]).await;
-    let path = LongPath::to(world.server().agents, Duration::ZERO).await;
-    let _agent = world
-        .agent_of(path.address.port(), "agent-1", &[lanes])
-        .await;
-    world.links(1).await;
-    if lanes != "--lanes=0" {
-        warm(&world).await;
-    }
-    let (port, _target) = targets::echo().await;
-    let connections = path.connections();
-    for passage in &connections {
-        passage.count_turns();
-    }
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    within("an echo", connect::echo(&mut stream, b"there and back")).await;
-    let each = connections.iter().map(|passage| passage.turns());
-    each.filter(|turns| *turns > 0).collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_takes_one_round_trip_and_an_echo_another() {
-    for lanes in ["--lanes=4", "--lanes=0"] {
-        assert_eq!(turns(lanes).await, [4], "turns with {lanes}");
-    }
 }

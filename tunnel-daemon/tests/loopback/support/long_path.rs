@@ -29,33 +29,15 @@ pub(crate) enum Towards {
 
 /// What passed on one connection.
 #[derive(Default)]
-pub(crate) struct Passage {
+struct Passage {
     /// Most bytes that were under way at once, towards the server and towards the agent.
     most_bytes: [AtomicUsize; 2],
-    turns: Mutex<(usize, Option<Towards>)>,
 }
 
 impl Passage {
     /// Most bytes that were under way at once in one direction.
     fn most_bytes(&self, towards: Towards) -> usize {
         self.most_bytes[towards as usize].load(Relaxed)
-    }
-
-    /// How often something went another way than what was before, from now on: two turns are a round trip.
-    pub(crate) fn count_turns(&self) {
-        *self.turns.lock().unwrap_or_else(PoisonError::into_inner) = (0, None);
-    }
-
-    /// How often that was.
-    pub(crate) fn turns(&self) -> usize {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    fn passed(&self, towards: Towards) {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        if turns.1.replace(towards) != Some(towards) {
-            turns.0 += 1;
-        }
     }
 }
 
@@ -107,7 +89,7 @@ impl LongPath {
     }
 
     /// All connections so far.
-    pub(crate) fn connections(&self) -> Vec<Arc<Passage>> {
+    fn connections(&self) -> Vec<Arc<Passage>> {
         let connections = self.connections.lock();
         connections.unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -135,7 +117,6 @@ async fn carry(
     let take = async {
         let mut piece = vec![0; PIECE_BYTES];
         while let Ok(count @ 1..) = from.read(&mut piece).await {
-            passage.passed(towards);
             let bytes = under_way.fetch_add(count, Relaxed) + count;
             passage.most_bytes[towards as usize].fetch_max(bytes, Relaxed);
             let sent = held.send((Instant::now() + delay, piece[..count].to_vec()));
