@@ -4,6 +4,7 @@
 //! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
 
 mod guard;
+mod long_path;
 mod machine;
 mod markdown;
 mod peer;
@@ -209,8 +210,9 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
                 load: programs.load(),
                 go_load: go_load.as_deref(),
             };
-            for (measurement, outcome) in turn::measure(tools, *peer, *way, &scenario.load.parts())
-            {
+            let parts = scenario.load.parts();
+            let path = scenario.path.as_ref();
+            for (measurement, outcome) in turn::measure(tools, *peer, *way, &parts, path) {
                 if let Err(why) = &outcome {
                     eprintln!("perf: {} {measurement} failed: {why}", peer.name());
                 }

@@ -4,6 +4,7 @@
 //! bare relay and the throttle are what results are held against: a path without protocol, and one made slow on purpose.
 
 mod certs;
+mod long_path;
 mod measure;
 mod outcome;
 mod plan;
@@ -68,6 +69,25 @@ enum Command {
         #[arg(long)]
         targets: Targets,
     },
+    /// Wait until a server says that it is ready, for at most 20 seconds.
+    Ready {
+        /// Its health port.
+        #[arg(long)]
+        address: SocketAddr,
+    },
+    /// Connect two network namespaces by a path with a delay, a rate and losses, print the name of the device at its ends
+    /// as JSON, and end when standard input closes.
+    LongPath {
+        /// Namespace of one end, as in /proc/PID/ns/net.
+        #[arg(long)]
+        near: PathBuf,
+        /// Namespace of the other end.
+        #[arg(long)]
+        far: PathBuf,
+        /// What the path is like.
+        #[command(flatten)]
+        shape: long_path::Shape,
+    },
     /// Pass a unix socket on to another one with a copy and a pause for each piece: a slowdown that must be noticed.
     Throttle {
         /// Socket to listen on.
@@ -129,6 +149,8 @@ fn play(role: Command) -> anyhow::Result<()> {
         Command::Run(args) => block_on(run(args)),
         Command::Relay { targets, options } => relay::serve(&targets, &options),
         Command::Probe { targets } => probe::wait(&targets),
+        Command::Ready { address } => probe::wait_ready(address),
+        Command::LongPath { near, far, shape } => long_path::serve(&near, &far, &shape),
         Command::Throttle { listen, to } => block_on(throttle::serve(listen, to)),
         Command::Tie { parent, program } => tie::become_program(parent, &program),
     }

@@ -1,4 +1,4 @@
-//! Waits until a path carries bytes: the only readiness that every peer has.
+//! Waits until a path carries bytes, the only readiness that every peer has, or until a server has its agent.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -19,15 +19,41 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// No echo came back; the error is that of the last try.
 pub(crate) fn wait(targets: &Targets) -> anyhow::Result<()> {
     let address = targets.address(Target::Echo);
+    until("no echo", || once(address))
+}
+
+/// Waits until `/readyz` of a server is 200: it has an agent.
+///
+/// # Errors
+/// It is not; the error is that of the last try.
+pub(crate) fn wait_ready(address: SocketAddr) -> anyhow::Result<()> {
+    until("not ready", || ready(address))
+}
+
+fn until(otherwise: &str, tried: impl Fn() -> std::io::Result<()>) -> anyhow::Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
-        match once(address) {
+        match tried() {
             Ok(()) => return Ok(()),
             Err(error) if Instant::now() > end => {
-                anyhow::bail!("no echo within {} s: {error}", LIMIT.as_secs())
+                anyhow::bail!("{otherwise} within {} s: {error}", LIMIT.as_secs())
             }
             Err(_not_yet) => std::thread::sleep(PAUSE),
         }
+    }
+}
+
+fn ready(address: SocketAddr) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&address, TRY)?;
+    stream.set_read_timeout(Some(TRY))?;
+    stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.split_whitespace().nth(1) {
+        Some("200") => Ok(()),
+        status => Err(std::io::Error::other(format!(
+            "/readyz was answered {status:?}"
+        ))),
     }
 }
 

@@ -93,6 +93,8 @@ fn spread(results: &Results, way: Way, row: &Row) -> Option<String> {
 
 fn show(cell: Cell) -> String {
     match cell {
+        // Over a long path a tenth of a Gbit/s is much.
+        Cell::Value(value) if value.abs() < 1.0 => format!("{value:.4}"),
         Cell::Value(value) => number(value),
         Cell::Failed => "failed".to_owned(),
         Cell::Missing => "missing".to_owned(),

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::long_path::{self, LongPath};
+
 /// The folder of what programs print, within a site's.
 const LOGS: &str = "logs";
 
@@ -42,6 +44,7 @@ pub(crate) const START_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) struct Site {
     folder: tempfile::TempDir,
     load: PathBuf,
+    long_path: Option<LongPath>,
 }
 
 impl Site {
@@ -55,10 +58,12 @@ impl Site {
         let site = Self {
             folder,
             load: load.to_owned(),
+            long_path: None,
         };
         let status = Command::new(load)
             .arg("certs")
             .arg(site.folder.path())
+            .args(["--name", long_path::NEAR])
             .status()
             .context("starting the load tool")?;
         ensure!(
@@ -67,6 +72,21 @@ impl Site {
         );
         fs::create_dir(site.path(LOGS))?;
         Ok(site)
+    }
+
+    /// The same with a long path under it, for peers that can span one.
+    ///
+    /// # Errors
+    /// As [`Site::new`], or this host can build no such path.
+    pub(crate) fn apart(load: &Path, shape: &long_path::Shape) -> anyhow::Result<Self> {
+        let mut site = Self::new(load)?;
+        site.long_path = Some(LongPath::new(&site, shape)?);
+        Ok(site)
+    }
+
+    /// The long path under it.
+    pub(crate) fn long_path(&self) -> Option<&LongPath> {
+        self.long_path.as_ref()
     }
 
     /// The path of a file in the folder.
@@ -116,7 +136,14 @@ impl Site {
     }
 
     /// Starts the load tool in a role that prints one line of addresses and ends when its input closes.
-    fn serving(&self, inside: Inside<'_>, args: &[String]) -> anyhow::Result<(Running, Targets)> {
+    ///
+    /// # Errors
+    /// It cannot be started, or prints something else.
+    pub(crate) fn serving(
+        &self,
+        inside: Inside<'_>,
+        args: &[String],
+    ) -> anyhow::Result<(Running, Targets)> {
         let mut child = self
             .tied(inside, &self.load)
             .args(args)
@@ -182,8 +209,23 @@ impl Site {
     }
 
     /// The Go load tool in its place.
-    pub(crate) fn go_load(&self, program: &Path) -> Command {
-        self.tied(Inside::Host, program)
+    pub(crate) fn go_load(&self, inside: Inside<'_>, program: &Path) -> Command {
+        self.tied(inside, program)
+    }
+
+    /// Waits until a server at the near end has its agent, by its own account.
+    ///
+    /// # Errors
+    /// It has none within [`START_LIMIT`]; the error has the end of every log.
+    pub(crate) fn wait_until_ready(&self, health_port: u16) -> anyhow::Result<()> {
+        let mut ready = self.load(self.near());
+        ready.args([
+            "ready".to_owned(),
+            format!("--address=127.0.0.1:{health_port}"),
+        ]);
+        output_within(ready, self, START_LIMIT * 2)
+            .map(drop)
+            .map_err(|error| error.context(self.logs()))
     }
 
     /// Waits until `ready`.

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
+use super::long_path::Shape;
+
 /// How the load reaches targets through a peer.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
@@ -57,6 +59,8 @@ pub(crate) struct Scenario {
     pub(crate) ways: Vec<Way>,
     /// What the load tool is told.
     pub(crate) load: LoadPlan,
+    /// The path between server and agent, if it is a long one.
+    pub(crate) path: Option<Shape>,
     /// Programs of the user's own, which take the flags of upstream's.
     #[serde(default)]
     pub(crate) binary: Vec<Binary>,
@@ -178,6 +182,9 @@ impl Scenario {
                 MEASUREMENTS.join(", ")
             );
         }
+        if let Some(path) = &self.path {
+            path.check()?;
+        }
         for address in &self.address {
             let name = &address.name;
             ensure!(
@@ -263,6 +270,10 @@ mod tests {
             (
                 format!("{SMALL}[[address]]\nname = 'a'\nway = 'grpc'\n"),
                 "frontend",
+            ),
+            (
+                format!("{SMALL}[path]\ndelay_ms = 50\nmbit_s = 100\nloss_percent = 51\n"),
+                "loss_percent",
             ),
         ] {
             let error = format!("{:#}", Scenario::parse(&wrong).unwrap_err());

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
+use super::long_path::Shape;
 use super::peer::{Peer, Route};
 use super::process::{Inside, Site, output_within};
 use super::results::Sample;
@@ -29,8 +30,18 @@ pub(crate) fn measure<'a>(
     peer: &dyn Peer,
     way: Way,
     plans: &[(&'a str, LoadPlan)],
+    long_path: Option<&Shape>,
 ) -> Vec<(&'a str, Result<Sample, String>)> {
-    let started = Site::new(tools.load).and_then(|site| {
+    let site = match long_path {
+        Some(shape) => Site::apart(tools.load, shape),
+        None => Site::new(tools.load),
+    };
+    let started = site.and_then(|site| {
+        ensure!(
+            peer.spans() || long_path.is_none(),
+            "{} cannot be measured over a long path",
+            peer.name()
+        );
         let route = peer.start(&site, way)?;
         Ok((site, route))
     });
@@ -61,12 +72,16 @@ pub(crate) fn load(
     route: &Route,
     plan: &LoadPlan,
 ) -> anyhow::Result<Sample> {
-    let mut command: Command = match (&route.namespace, route.way) {
-        (Some(namespace), _) => site.load(Inside::Namespace(namespace)),
-        (None, Way::GrpcGo) => {
-            site.go_load(tools.go_load.context("the Go load tool is not built")?)
+    let inside = match &route.namespace {
+        Some(namespace) => Inside::Namespace(namespace),
+        None => Inside::Host,
+    };
+    let mut command: Command = match route.way {
+        Way::GrpcGo => {
+            let program = tools.go_load.context("the Go load tool is not built")?;
+            site.go_load(inside, program)
         }
-        (None, _) => site.load(Inside::Host),
+        Way::Grpc | Way::HttpConnect | Way::Tcp => site.load(inside),
     };
     let control = route.targets.get("control");
     command.args([

@@ -120,20 +120,25 @@ impl Link {
             return;
         };
         let inc = &mut tunnel.inc;
+        // Over a long path a window comes as one burst: while half of it is drained, the rest is there already.
+        inc.was_hungry |= (inc.received - inc.drained).saturating_mul(8) <= inc.window;
         let open = inc.granted - inc.drained;
         let peer_waits = now.since(inc.window_at) >= WINDOW_AT_LEAST_EVERY
             && (inc.granted - inc.received).saturating_mul(2) <= inc.window;
         if open.saturating_mul(2) > inc.window && !peer_waits {
             return;
         }
-        let hungry = (inc.received - inc.drained).saturating_mul(8) <= inc.window;
-        if hungry && now.since(inc.window_at) < WINDOW_GROWS_WITHIN && left >= inc.window * 2 {
+        if inc.was_hungry
+            && now.since(inc.window_at) < WINDOW_GROWS_WITHIN
+            && left >= inc.window * 2
+        {
             inc.window = (inc.window * 2).min(WINDOW_MAX_BYTES);
         }
         // Others may have been promised what this window had grown to; it grows again when there is room.
         let most = open.saturating_add(left).max(WINDOW_MIN_BYTES);
         inc.window = inc.window.min(most);
         inc.window_at = now;
+        inc.was_hungry = false;
         let more = inc.window.saturating_sub(open);
         if more == 0 {
             return;

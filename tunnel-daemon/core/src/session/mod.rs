@@ -74,8 +74,9 @@ pub const WINDOW_START_BYTES: u64 = 256 << 10;
 pub const WINDOW_MIN_BYTES: u64 = 16 << 10;
 /// Most credit outstanding for one tunnel, bytes.
 pub const WINDOW_MAX_BYTES: u64 = 16 << 20;
-/// Half a window drained faster than this, by a leg that waits for more, doubles the window.
-const WINDOW_GROWS_WITHIN: Duration = Duration::from_millis(250);
+/// A window refilled again this soon, for a leg that waits for more, is doubled. Where the window limits, that is once in a
+/// round trip: no tunnel is kept small on a path of half a second.
+const WINDOW_GROWS_WITHIN: Duration = Duration::from_millis(500);
 /// A peer that may be waiting for credit hears of drained bytes after this long, half a window or not:
 /// its own linger time judges a slow reader by this progress.
 const WINDOW_AT_LEAST_EVERY: Duration = Duration::from_secs(5);

@@ -138,6 +138,8 @@ pub(super) struct Incoming {
     pub(super) granted: u64,
     pub(super) window: u64,
     pub(super) window_at: Moment,
+    /// Since then the leg has had next to nothing left: it takes bytes as fast as they come.
+    pub(super) was_hungry: bool,
     pub(super) progress_at: Moment,
     pub(super) fin: bool,
     /// Credit not yet announced; its presence in the window queue is `> 0`.
@@ -188,6 +190,7 @@ impl Tunnel {
                 granted: window,
                 window,
                 window_at: now,
+                was_hungry: false,
                 progress_at: now,
                 fin: false,
                 window_due: 0,

@@ -17,6 +17,7 @@ mod lane_faults;
 mod lane_processes;
 mod lanes;
 mod least_privilege;
+mod long_paths;
 mod metrics;
 mod node_namespaces;
 mod node_processes;

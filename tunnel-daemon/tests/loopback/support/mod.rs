@@ -3,6 +3,7 @@
 pub(crate) mod confined;
 pub(crate) mod connect;
 pub(crate) mod lanes;
+pub(crate) mod long_path;
 pub(crate) mod node;
 pub(crate) mod process;
 pub(crate) mod raw;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 
 use super::{Peer, Route, TARGETS, on_path, version_of, wait_for_echo};
-use crate::perf::process::{Inside, Site, Targets, free_port};
+use crate::perf::process::{Site, Targets, free_port};
 use crate::perf::scenario::Way;
 
 /// Connections each process takes: two descriptors for one, and 20,000 is a common hard limit.
@@ -73,15 +73,19 @@ impl Peer for HaProxy {
         vec![Way::Tcp]
     }
 
+    fn spans(&self) -> bool {
+        true
+    }
+
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        let (target, mut targets) = site.targets(Inside::Host, "127.0.0.1")?;
-        let middle = ports()?;
-        let front = ports()?;
+        let (target, mut targets) = site.targets(site.far(), site.far_host())?;
+        let middle = ports(site.far_host())?;
+        let front = ports("127.0.0.1")?;
         let mut running = vec![target];
         let mut processes = Vec::new();
-        for (end, role, listen, to) in [
-            (End::Back, "agent", &middle, &targets),
-            (End::Front, "server", &front, &middle),
+        for (end, role, inside, listen, to) in [
+            (End::Back, "agent", site.far(), &middle, &targets),
+            (End::Front, "server", site.near(), &front, &middle),
         ] {
             let file = site.path(&format!("{role}.cfg"));
             fs::write(&file, self.configuration(site, end, listen, to))?;
@@ -90,7 +94,7 @@ impl Peer for HaProxy {
                 "-f".to_owned(),
                 file.display().to_string(),
             ];
-            let process = site.spawn(role, Inside::Host, &self.program, &args)?;
+            let process = site.spawn(role, inside, &self.program, &args)?;
             processes.push((role.to_owned(), process.id()));
             running.push(process);
         }
@@ -101,7 +105,7 @@ impl Peer for HaProxy {
             frontend: None,
             targets,
             processes,
-            namespace: None,
+            namespace: site.load_namespace(),
         };
         wait_for_echo(site, &route)?;
         Ok(route)
@@ -109,10 +113,10 @@ impl Peer for HaProxy {
 }
 
 /// A free port for each target.
-pub(super) fn ports() -> anyhow::Result<Targets> {
+pub(super) fn ports(host: &str) -> anyhow::Result<Targets> {
     TARGETS
         .iter()
-        .map(|name| Ok(((*name).to_owned(), format!("127.0.0.1:{}", free_port()?))))
+        .map(|name| Ok(((*name).to_owned(), format!("{host}:{}", free_port()?))))
         .collect()
 }
 

@@ -1,12 +1,9 @@
 //! Server and agent that take upstream's flags: upstream's own, ours, and a user's builds of either.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::{Peer, Route};
-use crate::perf::process::{Inside, Site, free_port};
+use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Way};
 
@@ -87,6 +84,15 @@ impl Konnectivity {
         self
     }
 
+    /// The same with everything on the link.
+    pub(crate) fn without_lanes(mut self) -> Self {
+        self.server.args.push("--lanes-per-link=0".to_owned());
+        self.agent.args.push("--lanes=0".to_owned());
+        self.name.push_str("-link");
+        self.version.push_str(", without lanes");
+        self
+    }
+
     /// The same, accounted for in the kernel.
     pub(crate) fn accounted(mut self) -> Self {
         for program in [&mut self.server, &mut self.agent] {
@@ -133,15 +139,20 @@ impl Peer for Konnectivity {
         asked.iter().copied().filter(worth).collect()
     }
 
+    fn spans(&self) -> bool {
+        true
+    }
+
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        let (target, targets) = site.targets(Inside::Host, "127.0.0.1")?;
+        let (target, targets) = site.targets(site.far(), site.far_host())?;
         let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
-        let start = |name: &str, program: &Program, flags: &[String]| {
+        let start = |name: &str, inside, program: &Program, flags: &[String]| {
             let args = [program.args.as_slice(), flags].concat();
-            site.spawn(name, Inside::Host, &program.path, &args)
+            site.spawn(name, inside, &program.path, &args)
         };
         let server = start(
             "server",
+            site.near(),
             &self.server,
             &[
                 format!("--mode={}", way.dialect()),
@@ -158,9 +169,10 @@ impl Peer for Konnectivity {
         )?;
         let agent = start(
             "agent",
+            site.far(),
             &self.agent,
             &[
-                "--proxy-server-host=127.0.0.1".to_owned(),
+                format!("--proxy-server-host={}", site.near_host()),
                 format!("--proxy-server-port={agent_port}"),
                 format!("--ca-cert={}", site.at("ca.pem")),
                 format!("--agent-cert={}", site.at("agent.pem")),
@@ -172,7 +184,7 @@ impl Peer for Konnectivity {
                 "--v=0".to_owned(),
             ],
         )?;
-        site.wait_for("the server", || is_ready(health_port))?;
+        site.wait_until_ready(health_port)?;
         Ok(Route {
             way,
             frontend: Some(site.path("s.sock")),
@@ -181,21 +193,8 @@ impl Peer for Konnectivity {
                 ("server".to_owned(), server.id()),
                 ("agent".to_owned(), agent.id()),
             ],
-            namespace: None,
+            namespace: site.load_namespace(),
             running: vec![agent, server, target],
         })
     }
-}
-
-/// Whether the server has its agent, by its own account.
-fn is_ready(port: u16) -> bool {
-    let ask = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"GET /readyz HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    };
-    ask().is_ok_and(|answer| answer.split_whitespace().nth(1) == Some("200"))
 }

@@ -20,6 +20,7 @@ use crate::perf::scenario::{Scenario, Way};
 
 use haproxy::Middle;
 pub(crate) use konnectivity::Konnectivity;
+pub(crate) use namespace::{Namespaces, available};
 pub(crate) use plain::Plain;
 
 /// A path to targets that can be started.
@@ -32,6 +33,11 @@ pub(crate) trait Peer {
 
     /// The dialects it is measured in, of those the scenario asks for.
     fn ways(&self, asked: &[Way]) -> Vec<Way>;
+
+    /// Whether its two halves may lie at the ends of a [long path](super::long_path).
+    fn spans(&self) -> bool {
+        false
+    }
 
     /// Starts it with targets behind it, and waits until it carries bytes.
     ///
@@ -76,6 +82,7 @@ pub(crate) fn find(
         "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
         "adit" => Ok(Box::new(adit(programs)?)),
         "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
+        "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),
         "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
         "adit-again" => Ok(Box::new(adit(programs)?.again())),
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
@@ -88,7 +95,7 @@ pub(crate) fn find(
         }
         _ => anyhow::bail!(
             "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, \
-             adit-account, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+             adit-link, adit-account, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }

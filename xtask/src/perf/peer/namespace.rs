@@ -15,20 +15,20 @@ pub(super) const CABLE: [&str; 2] = ["10.98.0.1", "10.98.0.2"];
 pub(super) const TUNNEL: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
 
 /// See the module.
-pub(super) struct Namespaces {
+pub(crate) struct Namespaces {
     /// What `nsenter` is told to be in the client's.
-    pub(super) client: String,
+    pub(crate) client: String,
     /// The same for the server's.
-    pub(super) server: String,
+    pub(crate) server: String,
     /// The holders.
-    pub(super) running: Vec<Running>,
+    pub(crate) running: Vec<Running>,
 }
 
 /// Whether namespaces can be made here.
 ///
 /// # Errors
 /// Why not, for the report.
-pub(super) fn available() -> anyhow::Result<()> {
+pub(crate) fn available() -> anyhow::Result<()> {
     for tool in ["ip", "unshare", "nsenter"] {
         ensure!(super::on_path(tool).is_some(), "{tool} is not installed");
     }
@@ -42,12 +42,12 @@ pub(super) fn available() -> anyhow::Result<()> {
 }
 
 impl Namespaces {
-    /// Makes both and connects them.
+    /// Makes both, with nothing between them.
     ///
     /// # Errors
     /// The kernel refuses a step.
-    pub(super) fn new(site: &Site) -> anyhow::Result<Self> {
-        let hold = |name: &str| -> anyhow::Result<(String, u32, Running)> {
+    pub(crate) fn apart(site: &Site) -> anyhow::Result<Self> {
+        let hold = |name: &str| -> anyhow::Result<(String, Running)> {
             let args = ["--net", "sleep", "86400"].map(str::to_owned);
             let holder = site.spawn(name, Inside::Host, Path::new("unshare"), &args)?;
             let path = format!("/proc/{}/ns/net", holder.id());
@@ -55,16 +55,29 @@ impl Namespaces {
             site.wait_for("a network namespace", || {
                 fs::read_link(&path).is_ok_and(|theirs| theirs != ours)
             })?;
-            Ok((format!("--net={path}"), holder.id(), holder))
+            Ok((format!("--net={path}"), holder))
         };
-        let (client, _, first) = hold("client-namespace")?;
-        let (server, server_id, second) = hold("server-namespace")?;
-        let made = Self {
+        let (client, first) = hold("client-namespace")?;
+        let (server, second) = hold("server-namespace")?;
+        Ok(Self {
             client,
             server,
             running: vec![first, second],
-        };
-        let far = server_id.to_string();
+        })
+    }
+
+    /// Makes both and connects them.
+    ///
+    /// # Errors
+    /// The kernel refuses a step.
+    pub(super) fn new(site: &Site) -> anyhow::Result<Self> {
+        let made = Self::apart(site)?;
+        let far = made
+            .running
+            .last()
+            .context("both are held")?
+            .id()
+            .to_string();
         made.run(
             &made.client,
             &[
@@ -88,7 +101,7 @@ impl Namespaces {
     ///
     /// # Errors
     /// What it printed.
-    pub(super) fn run(&self, namespace: &str, command: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, namespace: &str, command: &[&str]) -> anyhow::Result<()> {
         let output = Command::new("nsenter")
             .arg(namespace)
             .arg("--")

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 
 use super::{Peer, Route, wait_for_echo};
-use crate::perf::process::{Inside, Site};
+use crate::perf::process::Site;
 use crate::perf::scenario::{Address, Way};
 
 /// See the module.
@@ -80,15 +80,19 @@ impl Peer for Plain {
         }
     }
 
+    fn spans(&self) -> bool {
+        matches!(self.kind, Kind::Direct)
+    }
+
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        let (target, own) = site.targets(Inside::Host, "127.0.0.1")?;
+        let (target, own) = site.targets(site.far(), site.far_host())?;
         let mut path = Route {
             running: vec![target],
             way,
             frontend: None,
             targets: own.clone(),
             processes: Vec::new(),
-            namespace: None,
+            namespace: site.load_namespace(),
         };
         match &self.kind {
             Kind::Direct => (),

@@ -48,7 +48,7 @@ impl Peer for Rathole {
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
         let (target, mut targets) = site.targets(Inside::Host, "127.0.0.1")?;
         key_file(site)?;
-        let (link, front) = (free_port()?, ports()?);
+        let (link, front) = (free_port()?, ports("127.0.0.1")?);
         let server = [
             format!("[server]\nbind_addr = \"127.0.0.1:{link}\"\n"),
             common("server"),

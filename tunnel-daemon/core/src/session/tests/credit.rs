@@ -107,6 +107,48 @@ fn a_hungry_leg_gets_a_larger_window_up_to_sixteen_mebibytes() {
     assert_eq!(rig.link.granted, WINDOW_MAX_BYTES);
 }
 
+/// Rule 25: what the credit allowed comes at once, and the next a round trip later. The leg says what it has drained when much
+/// of that burst is gone, not when half is, and later that all is.
+#[test]
+fn credit_grows_to_a_path_of_400_milliseconds_that_brings_bursts() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    let (mut burst, mut total) = (WINDOW_START_BYTES, 0);
+    let mut trips = 0;
+    while burst < 8 << 20 {
+        trips += 1;
+        assert!(trips < 20, "{burst} bytes after {trips} round trips");
+        rig.data(conn, burst);
+        let mut credit = 0;
+        for drained in [burst / 4 * 3, burst] {
+            rig.link.leg_drained(key, total + drained, rig.now);
+            for packet in rig.packets() {
+                match packet {
+                    Packet::Window { bytes, .. } => credit += bytes,
+                    other => panic!("credit, not {other:?}"),
+                }
+            }
+        }
+        total += burst;
+        burst = credit;
+        rig.now = rig.now.after(Duration::from_millis(400));
+    }
+}
+
+/// A leg that always has more than it takes would only hold more.
+#[test]
+fn a_window_does_not_grow_for_a_leg_that_is_behind() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.data(conn, WINDOW_START_BYTES);
+    for half in 1..20 {
+        rig.link.leg_drained(key, half * HALF, rig.now);
+        assert_eq!(rig.packets(), [window(conn, HALF)], "refill {half}");
+        rig.data(conn, HALF);
+        rig.now = rig.now.after(Duration::from_millis(10));
+    }
+}
+
 /// Rule 4: never promised twice; a window that had grown shrinks instead.
 #[test]
 fn a_grown_window_is_not_refilled_when_the_budget_is_short() {

@@ -1,0 +1,222 @@
+//! A long path: packets between two network namespaces, each held for a while, let through at a rate, some of them
+//! lost. It works on packets, so what the kernel's TCP does with distance is part of what is measured. For hosts whose
+//! kernel has no netem; each direction has two threads, and what it holds is bounded by time.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use rustix::fd::AsFd as _;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tappers::{Interface, Tun};
+
+/// Name of the device at both ends.
+const DEVICE: &str = "path";
+/// Largest packet of a device whose MTU nobody has raised, and more.
+const PACKET_BYTES_MAX: usize = 64 * 1024;
+/// Packets between the threads of one direction: never the limit, which is time.
+const PACKETS_MAX: usize = 64 * 1024;
+
+/// What the path is like.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Shape {
+    /// Milliseconds that a packet is on its way, each way.
+    #[arg(long)]
+    delay_ms: u64,
+    /// Megabits a second, each way.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    mbit_s: u32,
+    /// Milliseconds that a packet may wait for its turn before it is dropped: the buffer in front of the bottleneck.
+    #[arg(long, default_value_t = 100)]
+    queue_ms: u64,
+    /// Packets of a hundred that are lost, each way.
+    #[arg(long, default_value_t = 0.0)]
+    loss_percent: f64,
+}
+
+/// One direction. Times are those since an epoch of the caller's.
+struct Direction {
+    delay: Duration,
+    nanos_per_byte: f64,
+    queue: Duration,
+    loss: f64,
+    random: StdRng,
+    /// When the packets before have left.
+    free_at: Duration,
+}
+
+impl Direction {
+    /// `seed`: the same packets of a sequence are lost each time.
+    fn new(shape: &Shape, seed: u64) -> Self {
+        Self {
+            delay: Duration::from_millis(shape.delay_ms),
+            nanos_per_byte: 8e3 / f64::from(shape.mbit_s),
+            queue: Duration::from_millis(shape.queue_ms),
+            loss: shape.loss_percent / 100.0,
+            random: StdRng::seed_from_u64(seed),
+            free_at: Duration::ZERO,
+        }
+    }
+
+    /// When a packet of `bytes` that comes at `now` arrives; `None` if it is lost.
+    fn arrival(&mut self, now: Duration, bytes: usize) -> Option<Duration> {
+        let begin = self.free_at.max(now);
+        if begin - now > self.queue || self.random.random_bool(self.loss) {
+            return None;
+        }
+        let nanos = bytes as f64 * self.nanos_per_byte;
+        self.free_at = begin + Duration::from_secs_f64(nanos / 1e9);
+        Some(self.free_at + self.delay)
+    }
+}
+
+/// A packet, and when it arrives.
+type Held = (Instant, Vec<u8>);
+
+/// Carries packets until standard input closes. `near` and `far` are network namespaces, as in `/proc/PID/ns/net`; each
+/// gets a device, which is printed as JSON and still has to be given its address.
+///
+/// # Errors
+/// The shape makes no sense, or the devices cannot be made.
+pub(crate) fn serve(near: &Path, far: &Path, shape: &Shape) -> anyhow::Result<()> {
+    ensure!(
+        (0.0..=50.0).contains(&shape.loss_percent),
+        "--loss-percent {}: between 0 and 50",
+        shape.loss_percent
+    );
+    let ends = [device(near.to_owned())?, device(far.to_owned())?].map(Arc::new);
+    for (seed, [from, to]) in [[0, 1], [1, 0]].into_iter().enumerate() {
+        let [Some(from), Some(to)] =
+            [ends.get(from), ends.get(to)].map(Option::<&Arc<Tun>>::cloned)
+        else {
+            continue;
+        };
+        carry(from, to, Direction::new(shape, seed as u64))?;
+    }
+    println!("{{\"device\":\"{DEVICE}\"}}");
+    io::stdout().flush()?;
+    crate::tie::until_stdin_closes()
+}
+
+/// Makes the device of one end. Only a thread of its own goes into the namespace.
+fn device(namespace: PathBuf) -> anyhow::Result<Tun> {
+    let made = thread::spawn(move || {
+        let file =
+            File::open(&namespace).with_context(|| format!("opening {}", namespace.display()))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .with_context(|| format!("entering {}: this needs root", namespace.display()))?;
+        let tun = Tun::new_named(Interface::new(DEVICE)?);
+        tun.context("making a tunnel device: is there a /dev/net/tun?")
+    });
+    match made.join() {
+        Ok(made) => made,
+        Err(_panic) => anyhow::bail!("the thread that makes a device has failed"),
+    }
+}
+
+/// Starts both threads of a direction; they live as long as the process.
+fn carry(from: Arc<Tun>, to: Arc<Tun>, direction: Direction) -> io::Result<()> {
+    let (held, due) = sync_channel(PACKETS_MAX);
+    thread::Builder::new()
+        .name("take".to_owned())
+        .spawn(move || take(&from, direction, &held))?;
+    thread::Builder::new()
+        .name("give".to_owned())
+        .spawn(move || give(&to, &due))?;
+    Ok(())
+}
+
+fn take(from: &Tun, mut direction: Direction, held: &SyncSender<Held>) {
+    let epoch = Instant::now();
+    let mut buffer = vec![0; PACKET_BYTES_MAX];
+    loop {
+        // A device that is still down, or gone with its namespace.
+        let Ok(length) = from.recv(&mut buffer) else {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        let packet = buffer.get(..length).unwrap_or_default();
+        if let Some(arrival) = direction.arrival(epoch.elapsed(), length)
+            && held.send((epoch + arrival, packet.to_vec())).is_err()
+        {
+            return;
+        }
+    }
+}
+
+fn give(to: &Tun, due: &Receiver<Held>) {
+    while let Ok((arrival, packet)) = due.recv() {
+        let wait = arrival.saturating_duration_since(Instant::now());
+        if !wait.is_zero() {
+            thread::sleep(wait);
+        }
+        // A device that is down loses it, as a cable would.
+        let _sent = to.send(&packet);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        delay_ms: 50,
+        mbit_s: 100,
+        queue_ms: 100,
+        loss_percent: 0.0,
+    };
+
+    fn micros(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    #[test]
+    fn packets_leave_at_the_rate_and_arrive_after_the_delay() {
+        let mut direction = Direction::new(&SHAPE, 1);
+        // 1250 bytes are 100 us at 100 Mbit/s.
+        for (now, arrives) in [(0, 50_100), (0, 50_200), (10, 50_300), (1_000, 51_100)] {
+            let arrival = direction.arrival(micros(now), 1250);
+            assert_eq!(arrival, Some(micros(arrives)), "sent at {now} us");
+        }
+    }
+
+    #[test]
+    fn what_would_wait_longer_than_the_buffer_holds_is_dropped() {
+        let mut direction = Direction::new(&SHAPE, 1);
+        let passed = (0..2000).filter(|_| direction.arrival(micros(0), 1250).is_some());
+        assert_eq!(
+            passed.count(),
+            1001,
+            "100 ms of 100 us, and the one that leaves"
+        );
+        assert!(
+            direction.arrival(micros(200), 1250).is_some(),
+            "there is room again"
+        );
+    }
+
+    #[test]
+    fn the_asked_part_of_packets_is_lost_and_the_same_ones_each_time() {
+        let lossy = Shape {
+            loss_percent: 1.0,
+            ..SHAPE
+        };
+        let lost = |seed| {
+            let mut direction = Direction::new(&lossy, seed);
+            let lost =
+                (0..100_000_u64).filter(|at| direction.arrival(micros(at * 100), 100).is_none());
+            lost.collect::<Vec<_>>()
+        };
+        let first = lost(1);
+        assert!((900..=1_100).contains(&first.len()), "{}", first.len());
+        assert_eq!(first, lost(1));
+        assert_ne!(first, lost(2));
+    }
+}
