@@ -9,7 +9,7 @@ use std::time::Duration;
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
-    OpenRequest, OutFrame, PROOF_BYTES, Piece, RefusalCode, proof_input,
+    OpenRequest, OutFrame, PROOF_BYTES, Piece, Proof, RefusalCode, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
@@ -41,6 +41,16 @@ async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGr
     let hello = ServerHello::from_headers(pairs).expect("a welcome");
     assert!(world.server().links() > 0);
     (call, hello.lane_grant.expect("lanes are granted"))
+}
+
+/// As an agent that would have nothing but TLS.
+fn bind(link: LinkId, proof: Proof) -> Bind {
+    Bind {
+        link,
+        proof,
+        clear: false,
+        kernel_tls: false,
+    }
 }
 
 /// A connection to the agent port that speaks the lane protocol, with the certificate of that name.
@@ -110,8 +120,7 @@ impl Stub {
         let hello = self.hello().await;
         let link = grant.link;
         let proof = self.proof(&hello, link, &grant.secret);
-        let clear = false;
-        self.send(&Bind { link, proof, clear }.to_frame()).await;
+        self.send(&bind(link, proof).to_frame()).await;
         self.is_ready().await
     }
 
@@ -198,14 +207,10 @@ async fn lanes_without_proof_are_refused() {
     let hello = first.hello().await;
     let link_id = grant.link;
     let proof = first.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
+    let frame = bind(link_id, proof).to_frame();
     let mut second = Stub::connect(&world, "agent").await;
     second.hello().await;
-    second.send(&bind.to_frame()).await;
+    second.send(&frame).await;
     assert!(!second.is_ready().await);
     refused(&world, "proof", 2.0).await;
 
@@ -213,12 +218,8 @@ async fn lanes_without_proof_are_refused() {
     let mut third = Stub::connect(&world, "agent").await;
     let hello = third.hello().await;
     let proof = first.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
-    third.send(&bind.to_frame()).await;
+    let frame = bind(link_id, proof).to_frame();
+    third.send(&frame).await;
     assert!(!third.is_ready().await);
     refused(&world, "proof", 3.0).await;
 
@@ -227,12 +228,8 @@ async fn lanes_without_proof_are_refused() {
     let mut hello = fourth.hello().await;
     hello.server = ServerId::new("another");
     let proof = fourth.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
-    fourth.send(&bind.to_frame()).await;
+    let frame = bind(link_id, proof).to_frame();
+    fourth.send(&frame).await;
     assert!(!fourth.is_ready().await);
     refused(&world, "proof", 4.0).await;
 }

@@ -11,6 +11,7 @@ mod hostile_clients;
 mod hostile_lanes;
 mod hostile_servers;
 mod isolation;
+mod ktls_lanes;
 mod lane_faults;
 mod lane_processes;
 mod lanes;
