@@ -12,6 +12,8 @@ const PAIRS_MAX: usize = 1 << 20;
 pub struct Thresholds {
     /// Whether splice may be used at all.
     pub splice: bool,
+    /// And into sockets on kernel TLS, see [`crate::splices_into_kernel_tls`].
+    pub splice_into_tls: bool,
     /// A direction is copied until it has moved this many bytes.
     pub splice_after_bytes: u64,
     /// And until its last wake-ups brought at least this many bytes each, on average.
@@ -28,6 +30,7 @@ impl Default for Thresholds {
     fn default() -> Self {
         Self {
             splice: true,
+            splice_into_tls: false,
             splice_after_bytes: 256 * 1024,
             splice_wake_bytes: 32 * 1024,
             chatty_wake_bytes: 4 * 1024,

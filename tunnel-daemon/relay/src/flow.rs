@@ -9,11 +9,14 @@ use std::{
     },
 };
 
+use rustix::io::Errno;
+
 use crate::{
     buffers::Buffers,
     config::Thresholds,
     direction::{Direction, Io, Step},
     driver::Event,
+    kernel_tls::{self, KernelTls},
     outcome::{Op, PairEnd, Side},
     pair::{Job, Promise, Shared},
     pipes::{Pipe, Pipes},
@@ -44,6 +47,8 @@ pub(crate) struct OpenPair {
     sockets: [Arc<OwnedFd>; 2],
     /// By source: the first takes from side a.
     directions: [Direction<Pipe>; 2],
+    /// Of side b.
+    tls: Option<KernelTls>,
     /// A side that reported an error its reader has not met yet.
     suspect: [bool; 2],
     broken: Option<(Side, io::Error)>,
@@ -68,14 +73,24 @@ impl OpenPair {
             let _reset_already = socket::reset_on_close(fd);
         }
         let sockets = [Arc::new(pair.a), Arc::new(pair.b)];
+        let mut directions = [
+            Direction::new(pair.to_b, rules),
+            Direction::new(pair.to_a, rules),
+        ];
+        if pair.tls.is_some() {
+            let [to_b, to_a] = &mut directions;
+            // A read of kernel TLS ends where a record does, with others behind it that raise no event.
+            to_a.source_ready(true);
+            if !rules.splice_into_tls {
+                to_b.never_splice();
+            }
+        }
         // A pair is adopted once.
         let _first = shared.sockets.set(sockets.each_ref().map(Arc::downgrade));
         Self {
             sockets,
-            directions: [
-                Direction::new(pair.to_b, rules),
-                Direction::new(pair.to_a, rules),
-            ],
+            directions,
+            tls: pair.tls,
             suspect: [false; 2],
             broken,
             is_queued: false,
@@ -170,6 +185,11 @@ impl OpenPair {
             },
             finished: &self.shared.finished,
             spliced: &self.shared.spliced,
+            tls: match (&mut self.tls, sink) {
+                (None, _) => Tls::Neither,
+                (Some(tls), Side::A) => Tls::Source(tls),
+                (Some(tls), Side::B) => Tls::Sink(tls),
+            },
             pools,
         };
         self.directions[source.index()].run(&mut io, rules)
@@ -185,6 +205,7 @@ impl OpenPair {
                 delivered: &self.shared.to_a,
                 finished: &self.shared.finished,
                 spliced: &self.shared.spliced,
+                tls: Tls::Neither, // Nothing moves any more.
                 pools,
             });
         }
@@ -219,7 +240,26 @@ struct Sockets<'a> {
     delivered: &'a AtomicU64,
     finished: &'a AtomicU8,
     spliced: &'a AtomicU8,
+    tls: Tls<'a>,
     pools: &'a mut Pools,
+}
+
+/// Which of two sockets is on kernel TLS.
+enum Tls<'a> {
+    Neither,
+    Source(&'a mut KernelTls),
+    Sink(&'a mut KernelTls),
+}
+
+impl Tls<'_> {
+    /// # Errors
+    /// The sink's keys are used up.
+    fn check_sink(&self) -> io::Result<()> {
+        match self {
+            Self::Sink(tls) => tls.check(),
+            Self::Neither | Self::Source(_) => Ok(()),
+        }
+    }
 }
 
 impl Io for Sockets<'_> {
@@ -227,22 +267,44 @@ impl Io for Sockets<'_> {
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.pools.syscalls += 1;
-        socket::receive(self.source, into)
+        match &mut self.tls {
+            Tls::Source(tls) => tls.receive(self.source, into),
+            Tls::Neither | Tls::Sink(_) => socket::receive(self.source, into),
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tls.check_sink()?;
         self.pools.syscalls += 1;
-        socket::send(self.sink, bytes)
+        let sent = socket::send(self.sink, bytes)?;
+        if let Tls::Sink(tls) = &mut self.tls {
+            tls.sent(sent);
+        }
+        Ok(sent)
     }
 
     fn fill(&mut self, pipe: &Pipe) -> io::Result<usize> {
         self.pools.syscalls += 1;
-        pipe::transfer(self.source, &pipe.writer, pipe.capacity)
+        let filled = pipe::transfer(self.source, &pipe.writer, pipe.capacity);
+        match (filled, &mut self.tls) {
+            // An empty record, or an end: a read tells.
+            (Ok(0), Tls::Source(_)) => Err(Errno::INVAL.into()),
+            (Err(error), Tls::Source(tls)) => {
+                tls.refused(&error);
+                Err(error)
+            }
+            (filled, _) => filled,
+        }
     }
 
     fn drain(&mut self, pipe: &Pipe, held: usize) -> io::Result<usize> {
+        self.tls.check_sink()?;
         self.pools.syscalls += 1;
-        pipe::transfer(&pipe.reader, self.sink, held)
+        let sent = pipe::transfer(&pipe.reader, self.sink, held)?;
+        if let Tls::Sink(tls) = &mut self.tls {
+            tls.spliced(sent);
+        }
+        Ok(sent)
     }
 
     fn unload(&mut self, pipe: &Pipe, into: &mut [u8]) -> io::Result<usize> {
@@ -252,6 +314,11 @@ impl Io for Sockets<'_> {
 
     fn finish(&mut self) -> io::Result<()> {
         self.pools.syscalls += 1;
+        if let Tls::Sink(_) = self.tls {
+            kernel_tls::say_good_bye(self.sink)?;
+            self.finished.fetch_add(1, Relaxed);
+            return Ok(());
+        }
         self.finished.fetch_add(1, Relaxed);
         // A socket that is already reset says "not connected"; the reset itself is what to report.
         socket::finish_writing(self.sink)

@@ -1,7 +1,8 @@
 //! Moves bytes between two stream sockets, by copying or by splicing, driven by epoll or io_uring.
 //!
-//! This package knows descriptors and bytes. It refuses to know protocols, TLS, tokio and configuration files: whoever
-//! needs those hands over two sockets and whatever was already read from them, and hears once how it ended.
+//! This package knows descriptors and bytes. It refuses to know protocols, tokio and configuration files: whoever needs
+//! those hands over two sockets and whatever was already read from them, and hears once how it ended. Of TLS it knows
+//! what a socket needs whose records the kernel seals and opens.
 //!
 //! Each direction of a pair is a small state machine (`direction`) without descriptors of its own; both drivers
 //! (`driver`) run the same one. Relay threads own their pairs: no lock is taken and nothing is allocated per byte.
@@ -14,6 +15,7 @@ mod direction;
 mod driver;
 mod flow;
 mod inbox;
+mod kernel_tls;
 mod outcome;
 mod pair;
 mod pipes;
@@ -25,9 +27,13 @@ mod syscall;
 mod thread;
 
 pub use config::{ConfigError, RelayConfig, Thresholds};
+pub use kernel_tls::{
+    KernelTls, KernelTlsError, KeysUsedUp, TrafficKeys, attach_kernel_tls, probe_kernel_tls,
+    splices_into_kernel_tls,
+};
 pub use outcome::{Flow, Mover, Movers, Op, Outcome, PairEnd, Side};
 pub use pair::{Done, Pair, Progress, Submitted};
-pub use probe::{Choice, Engine, Preference, ProbeError, probe, probe_kernel_tls};
+pub use probe::{Choice, Engine, Preference, ProbeError, probe};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
 pub use stats::Stats;
 pub use syscall::{TcpState, tcp_state, unacknowledged_bytes};

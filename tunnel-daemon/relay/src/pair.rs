@@ -14,6 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     inbox::Inbox,
+    kernel_tls::KernelTls,
     outcome::{Flow, Outcome, PairEnd, Side},
     probe::Engine,
     sync::AtomicBool,
@@ -31,6 +32,8 @@ pub struct Pair {
     pub to_a: Bytes,
     /// Delivered to `b` before anything that comes from `a`.
     pub to_b: Bytes,
+    /// Of `b`, when it is on kernel TLS.
+    pub tls: Option<KernelTls>,
 }
 
 impl Pair {
@@ -42,6 +45,7 @@ impl Pair {
             b,
             to_a: Bytes::new(),
             to_b: Bytes::new(),
+            tls: None,
         }
     }
 }

@@ -2,12 +2,10 @@
 //! profile or a sysctl forbids.
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::str::FromStr;
 
 use rustix::io::Errno;
 
-use crate::syscall::attach_kernel_tls;
 use crate::syscall::ring::Ring;
 
 /// What the operator asks for.
@@ -108,16 +106,6 @@ fn choose(
             format!("io_uring is not possible here: {}", error.reason),
         ),
     }
-}
-
-/// Whether the kernel takes over the TLS of a connection: tried on one to this host itself.
-///
-/// # Errors
-/// What the kernel said.
-pub fn probe_kernel_tls() -> io::Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let connection = TcpStream::connect(listener.local_addr()?)?;
-    attach_kernel_tls(&connection)
 }
 
 /// The driver where both are possible: see ADR 0010.

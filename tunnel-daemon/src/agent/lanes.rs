@@ -281,8 +281,8 @@ impl LaneKeeper {
                 }
             };
             self.0.proved.store(true, Relaxed);
-            if request.raw && !lane.is_clear() {
-                let text = "a tunnel without frames needs a lane in clear text";
+            if request.raw && !lane.may_be_pipe() {
+                let text = "a tunnel without frames needs a lane in clear text, or on kernel TLS";
                 lane.end().refuse(RefusalCode::Denied, text);
                 continue;
             }
@@ -294,10 +294,15 @@ impl LaneKeeper {
                 until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };
             match answer {
-                Ok(Some(Ok(socket))) if request.raw => {
-                    return self.open_pipe(lane, socket, request.address);
+                Ok(Some(Ok(socket))) if request.raw => match lane.accept_pipe() {
+                    Ok(true) => return self.open_pipe(lane, socket, request.address),
+                    Ok(false) => return self.open(lane, socket, request.address),
+                    Err(failure) => return self.lost(&failure),
+                },
+                Ok(Some(Ok(socket))) => {
+                    lane.end().accept();
+                    return self.open(lane, socket, request.address);
                 }
-                Ok(Some(Ok(socket))) => return self.open(lane, socket, request.address),
                 Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
                 // Nobody waits for the answer any more.
                 Ok(None) => (),
@@ -337,9 +342,8 @@ impl LaneKeeper {
         }
     }
 
-    /// Starts the tunnel, in a task of its own: one that has waited and dialled keeps room for both.
-    fn open(&self, mut lane: Lane, socket: TcpStream, address: String) {
-        lane.end().accept();
+    /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
+    fn open(&self, lane: Lane, socket: TcpStream, address: String) {
         let context = &self.0.context;
         let home = Arc::new(Home(self.clone()));
         let mut leg = Leg::on_lane(lane, home);
@@ -357,13 +361,12 @@ impl LaneKeeper {
         let _full = context.tasks.spawn("target", tunnel);
     }
 
-    /// Starts a tunnel without frames: relay threads have both sockets from here on.
-    fn open_pipe(&self, mut lane: Lane, socket: TcpStream, address: String) {
-        lane.end().accept();
+    /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
+    fn open_pipe(&self, lane: Lane, socket: TcpStream, address: String) {
         let context = &self.0.context;
         let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
             (Ok(pipe), Some(relay)) => (pipe, relay),
-            // No lane is in clear text without a relay. The pipe is dropped, which resets it.
+            // No lane becomes a pipe without a relay. The pipe is dropped, which resets it.
             (Ok(_), None) => return,
             (Err(failure), _) => return self.lost(&failure),
         };
@@ -374,7 +377,7 @@ impl LaneKeeper {
             }
         };
         let open = context.metrics.open_endpoint_connection();
-        let entry = context.enter(&self.0.server, &address, Path::RawLane);
+        let entry = context.enter(&self.0.server, &address, pipe.path());
         let live = entry.live();
         let keeper = Arc::downgrade(&self.0);
         relay.hand_over(socket, pipe, &live, move |outcome| {

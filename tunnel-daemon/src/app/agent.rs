@@ -96,13 +96,14 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         Arc::new(Descriptors::of_process()),
     ));
     let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);
-    let (engine, relay) = relay::start(
+    let started_relay = relay::start(
         &plan.data_path,
         lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
         metrics.adit(),
         &services,
     )?;
+    let (data_path, relay) = (started_relay.data_path, started_relay.relay);
     let context = LinkContext {
         dialer: Arc::new(Dialer::accounted(
             Arc::clone(&resolver),
@@ -151,7 +152,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         },
         keepalive: plan.keepalive.time,
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
-        lane_security: plan.data_path.lane_security,
+        lane_security: data_path.lane_security,
     };
     let descriptors = Arc::clone(context.lane_room.descriptors());
     let redirect = Arc::new(RedirectView::new(metrics.adit()));
@@ -162,9 +163,9 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         budget: Arc::clone(&context.budget),
         link_budget_bytes: plan.isolation.agent_budget_bytes,
         descriptors: Arc::clone(&descriptors),
-        data_path: plan.data_path,
+        data_path,
         lanes_max: context.lane_room.lanes_max(),
-        engine: engine.clone(),
+        engine: started_relay.engine.clone(),
         relay_used: relay.is_some(),
         host: status::Common::host(plan.admin_socket.is_some()),
         redirect: Arc::clone(&redirect),
@@ -184,7 +185,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         common,
         servers: servers.clone(),
     };
-    let (engine, side) = (relay::detail(&engine) + &accounting, Arc::clone(&node));
+    let (engine, side) = (started_relay.detail + &accounting, Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
     let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
     Ok(RunningAgent {

@@ -1,9 +1,10 @@
-//! The relay of sockets in clear text: which engine, why, and whether there is anything for it to do.
+//! The relay of sockets: which engine, why, and whether there is anything for it to do. It has work where lanes may do
+//! without frames: in clear text, or on kernel TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_relay::{Choice, probe};
+use adit_relay::{Choice, probe, probe_kernel_tls};
 
 use super::privileges::give_up_here;
 use crate::config::plan::{DataPathPlan, LaneSecurity};
@@ -11,7 +12,18 @@ use crate::hub::PipeRelay;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 
-/// Finds the engine and says so in log and metrics. Relay threads run where lanes may be in clear text; there is nothing
+/// What came of the plan on this host.
+pub(super) struct Started {
+    pub(super) engine: Choice,
+    /// `None` when there is nothing to relay.
+    pub(super) relay: Option<Arc<PipeRelay>>,
+    /// The plan, without what this host cannot do.
+    pub(super) data_path: DataPathPlan,
+    /// Lines for `/readyz?verbose`.
+    pub(super) detail: String,
+}
+
+/// Finds the engine and says so in log and metrics. Relay threads run where tunnels may do without frames; there is nothing
 /// for them to move elsewhere.
 ///
 /// # Errors
@@ -22,25 +34,40 @@ pub(super) fn start(
     silence_max: Duration,
     metrics: &AditMetrics,
     services: &Tasks,
-) -> anyhow::Result<(Choice, Option<Arc<PipeRelay>>)> {
-    let choice = probe(plan.relay_engine)?;
-    metrics.relay_engine(choice.engine.into());
-    let used = plan.lane_security == LaneSecurity::Plaintext && plan.lanes_max > 0;
+) -> anyhow::Result<Started> {
+    let engine = probe(plan.relay_engine)?;
+    metrics.relay_engine(engine.engine.into());
+    let (data_path, tls_detail) = possible(*plan);
+    let used = data_path.lane_security != LaneSecurity::Tls && plan.lanes_max > 0;
     tracing::info!(
-        engine = choice.engine.name(),
-        reason = choice.reason,
+        engine = engine.engine.name(),
+        reason = engine.reason,
         used,
         "relay engine"
     );
-    if !used {
-        return Ok((choice, None));
-    }
-    tracing::warn!(
-        "lanes go on in clear text once both ends know each other: whoever is on the path reads and changes what tunnels carry"
+    let detail = format!(
+        "[+]relay-engine {}: {}\n{tls_detail}",
+        engine.engine.name(),
+        engine.reason
     );
-    metrics.insecure_flag("lane-security=plaintext");
+    let mut started = Started {
+        engine,
+        relay: None,
+        data_path,
+        detail,
+    };
+    if !used {
+        return Ok(started);
+    }
+    if data_path.lane_security == LaneSecurity::Plaintext {
+        tracing::warn!(
+            "lanes go on in clear text once both ends know each other: whoever is on the path reads and changes what tunnels carry"
+        );
+        metrics.insecure_flag("lane-security=plaintext");
+    }
+    let choice = started.engine.clone();
     let relay = PipeRelay::start(
-        choice.clone(),
+        choice,
         tunnels_max,
         silence_max,
         metrics.clone(),
@@ -48,14 +75,34 @@ pub(super) fn start(
     )?;
     let watched = Arc::clone(&relay);
     services.spawn_always("relay-watch", async move { watched.watch().await });
-    Ok((choice, Some(relay)))
+    started.relay = Some(relay);
+    Ok(started)
 }
 
-/// A line for `/readyz?verbose`.
-pub(super) fn detail(choice: &Choice) -> String {
-    format!(
-        "[+]relay-engine {}: {}\n",
-        choice.engine.name(),
-        choice.reason
-    )
+/// Kernel TLS, if it is asked for and there; else lanes stay with the TLS of this process. And a line about that.
+fn possible(plan: DataPathPlan) -> (DataPathPlan, String) {
+    if plan.lane_security != LaneSecurity::Ktls {
+        return (plan, String::new());
+    }
+    match probe_kernel_tls() {
+        Ok(()) => {
+            tracing::info!(
+                "tunnels without frames go over kernel TLS, where the other end can, too"
+            );
+            let line = "[+]kernel-tls ready for tunnels without frames\n";
+            (plan, line.to_owned())
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "no kernel TLS on this host: lanes stay with the TLS of this process; load the module tls, if the kernel has it"
+            );
+            let plan = DataPathPlan {
+                lane_security: LaneSecurity::Tls,
+                ..plan
+            };
+            let line = format!("[-]kernel-tls missing ({error}): lanes stay with tls\n");
+            (plan, line)
+        }
+    }
 }

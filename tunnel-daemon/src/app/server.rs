@@ -175,13 +175,15 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             leaving: stop.clone(),
         },
     )?;
-    let (engine, relay) = relay::start(
+    let started_relay = relay::start(
         &plan.agents.data_path,
         settings.lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
         &adit,
         &tasks.services,
     )?;
+    settings.lane_security = started_relay.data_path.lane_security;
+    let relay = started_relay.relay;
     let lanes_max = settings.lane_room.lanes_max();
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
@@ -228,7 +230,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
-    let (relaying, view) = (relay::detail(&engine), Arc::clone(captured.view()));
+    let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
     let detail = Arc::new(move || format!("{relaying}{}{accounting}", view.detail()));
     let source = ServerSource {
         common: status::Common {
@@ -238,9 +240,9 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             budget,
             link_budget_bytes: plan.isolation.agent_budget_bytes,
             descriptors,
-            data_path: plan.agents.data_path,
+            data_path: started_relay.data_path,
             lanes_max,
-            engine: engine.clone(),
+            engine: started_relay.engine.clone(),
             relay_used: relay.is_some(),
             host: status::Common::host(plan.admin_socket.is_some()),
             redirect: Arc::clone(captured.view()),

@@ -56,7 +56,7 @@ impl Carrier {
     pub fn path(&self) -> Path {
         match self {
             Self::Leg(leg) => leg.path(),
-            Self::Pipe(_) => Path::RawLane,
+            Self::Pipe(pipe) => pipe.path(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Tunnels whose two ends are sockets in clear text: relay threads move their bytes, and a watch ends those that would not
+//! Tunnels whose two ends are sockets, in clear text or on kernel TLS: relay threads move their bytes, and a watch ends those that would not
 //! end by themselves.
 
 use std::fmt;
@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use adit_relay::{
-    Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side, Submitted,
-    Why,
+    Choice, Done, Flow, KeysUsedUp, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
+    Submitted, Why,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -46,6 +46,8 @@ pub enum PipeEnd {
     SocketFailed(io::Error),
     /// The other end of the lane cut it off.
     LaneReset,
+    /// The keys of the lane have sealed as many records as they may, and the kernel takes no new ones.
+    KeysUsedUp,
     /// The lane failed, or its other end is gone.
     LaneLost,
     /// Half-closed, and not a byte for too long.
@@ -64,6 +66,7 @@ impl PipeEnd {
             Self::Finished => "closed",
             Self::SocketFailed(_) => "client_gone",
             Self::LaneReset => "peer_reset",
+            Self::KeysUsedUp => "keys_used_up",
             Self::LaneLost => "lane_lost",
             Self::HalfClosedIdle => "half_closed_idle",
             Self::Shutdown => "shutdown",
@@ -145,6 +148,9 @@ impl PipeRelay {
     ) -> io::Result<Arc<Self>> {
         let mut config = RelayConfig::new(choice);
         config.on_thread_start = on_thread_start;
+        let release = rustix::system::uname();
+        config.thresholds.splice_into_tls =
+            adit_relay::splices_into_kernel_tls(&release.release().to_string_lossy());
         // None that holds a lane is refused, unless thousands came between two turns of a thread.
         config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
         config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
@@ -217,6 +223,7 @@ impl PipeRelay {
             socket: lane,
             unsent,
             received,
+            tls,
             mut kept,
         } = pipe;
         let cause = Arc::new(Cause::new());
@@ -250,6 +257,7 @@ impl PipeRelay {
             } else {
                 [unsent, early].concat().into()
             },
+            tls,
         };
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
@@ -469,6 +477,7 @@ fn conclude(
             error,
             ..
         } => PipeEnd::SocketFailed(error),
+        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => PipeEnd::KeysUsedUp,
         PairEnd::Failed { error, .. } => match error.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => PipeEnd::LaneReset,
             _ => PipeEnd::LaneLost,

@@ -261,7 +261,7 @@ impl LanePool {
         outcome
     }
 
-    /// An idle lane. `pipe`: it may become a pipe, if it is in clear text and others are left: it is not used again, and
+    /// An idle lane. `pipe`: it may become a pipe, if both ends can do that and others are left: it is not used again, and
     /// dials in quick succession are better off with lanes that are.
     fn take(self: &Arc<Self>, pipe: bool) -> Option<Taken> {
         loop {
@@ -274,7 +274,8 @@ impl LanePool {
             };
             let now = Instant::now().into_std();
             let pipe =
-                pipe && lane.is_clear() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
+                pipe && lane.may_be_pipe() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
+            let pipe = pipe && lane.prepare_pipe();
             lane.count_as(self.settings.metrics.lane(LaneState::Busy));
             return Some(Taken { lane, left, pipe });
         }

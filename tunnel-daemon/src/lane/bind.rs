@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::connection::{Lane, Transport};
 use crate::config::plan::LaneSecurity;
 use crate::net::records::TakeOverError;
-use crate::net::stream::ByteStream;
+use crate::net::stream::{ByteStream, TlsConnection};
 
 /// Time from the end of the TLS handshake to READY.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -126,15 +126,20 @@ pub async fn greet_agent(
             nonce: rand::random::<[u8; NONCE_BYTES]>(),
         };
         greeter.send(&hello.to_frame()).await?;
-        let Greeting::Bind(Bind { link, proof, clear }) = greeter.receive().await? else {
+        let Greeting::Bind(bind) = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
+        let Bind { link, proof, .. } = bind;
         let secret = find(link)?;
         let input = greeter.proof_input(&hello, link)?;
         hmac::verify(&secret.key(), &input, &proof).map_err(|_wrong| BindError::Proof)?;
-        let clear = clear && security == LaneSecurity::Plaintext;
-        greeter.send(&Greeting::ready_frame(clear)).await?;
-        Ok((link, greeter.into_lane(LaneRole::Server, clear).await?))
+        let agreed = Agreed {
+            clear: bind.clear && security == LaneSecurity::Plaintext,
+            kernel_tls: bind.kernel_tls && greeter.may_use_kernel_tls(security),
+        };
+        let ready = Greeting::ready_frame(agreed.clear, agreed.kernel_tls);
+        greeter.send(&ready).await?;
+        Ok((link, greeter.into_lane(LaneRole::Server, agreed).await?))
     })
     .await
 }
@@ -164,15 +169,21 @@ pub async fn bind_to_server<T>(
             link: to.link,
             proof,
             clear: security == LaneSecurity::Plaintext,
+            kernel_tls: greeter.may_use_kernel_tls(security),
         };
         greeter.send(&bind.to_frame()).await?;
-        let Greeting::Ready { clear } = greeter.receive().await? else {
+        let Greeting::Ready { clear, kernel_tls } = greeter.receive().await? else {
             return Err(BindError::NotALane);
         };
         if clear && security != LaneSecurity::Plaintext {
             return Err(BindError::Plaintext);
         }
-        Ok((chosen, greeter.into_lane(LaneRole::Agent, clear).await?))
+        let agreed = Agreed {
+            clear,
+            // A server that says so unasked is asked for nothing.
+            kernel_tls: kernel_tls && bind.kernel_tls,
+        };
+        Ok((chosen, greeter.into_lane(LaneRole::Agent, agreed).await?))
     })
     .await
 }
@@ -181,6 +192,13 @@ async fn within<T>(greeting: impl Future<Output = Result<T, BindError>>) -> Resu
     tokio::time::timeout(DEADLINE, greeting)
         .await
         .unwrap_or(Err(BindError::TimedOut))
+}
+
+/// What both ends would have.
+#[derive(Clone, Copy)]
+struct Agreed {
+    clear: bool,
+    kernel_tls: bool,
 }
 
 struct Greeter {
@@ -195,6 +213,11 @@ impl Greeter {
         }
         let frames = FrameReader::default();
         Ok(Self { stream, frames })
+    }
+
+    fn may_use_kernel_tls(&self, security: LaneSecurity) -> bool {
+        let tls = self.stream.as_tls();
+        security == LaneSecurity::Ktls && tls.is_some_and(TlsConnection::is_aes_gcm)
     }
 
     fn proof_input(&self, hello: &Hello, link: LinkId) -> Result<Vec<u8>, BindError> {
@@ -241,19 +264,19 @@ impl Greeter {
     }
 
     /// What came behind READY belongs to the lane.
-    async fn into_lane(mut self, role: LaneRole, clear: bool) -> Result<Lane, BindError> {
-        if !clear {
+    async fn into_lane(mut self, role: LaneRole, agreed: Agreed) -> Result<Lane, BindError> {
+        if !agreed.clear {
             self.read_rest();
         }
         let ByteStream::Tls(tls) = self.stream else {
             return Err(BindError::NotALane);
         };
         let records = tls.into_records()?;
-        let transport = if clear {
+        let transport = if agreed.clear {
             Transport::Clear(records.into_clear().await?)
         } else {
             Transport::Tls(Box::new(records))
         };
-        Ok(Lane::bound(transport, role, self.frames))
+        Ok(Lane::bound(transport, role, self.frames, agreed.kernel_tls))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
-use adit_relay::{tcp_state, unacknowledged_bytes};
+use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -14,7 +14,7 @@ use crate::net::clear::ClearStream;
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
-use crate::telemetry::labels::LaneEnd as LaneEndLabel;
+use crate::telemetry::labels::{LaneEnd as LaneEndLabel, Path};
 use crate::telemetry::{AditMetrics, GaugeGuard};
 
 /// Bytes of frames handed to the stream before it has to take some.
@@ -74,8 +74,10 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+    /// `alone`: what is encrypted behind the next record may be for the kernel.
+    fn poll_read(&mut self, cx: &mut Context<'_>, alone: bool) -> Poll<io::Result<Bytes>> {
         match self {
+            Self::Tls(records) if alone => records.poll_read_record(cx),
             Self::Tls(records) => records.poll_read(cx),
             Self::Clear(stream) => stream.poll_read(cx),
         }
@@ -113,8 +115,21 @@ pub struct Pipe {
     pub unsent: Bytes,
     /// Read from the connection, and the first bytes of the tunnel.
     pub received: Bytes,
+    /// Of the connection, when the kernel does its TLS.
+    pub tls: Option<KernelTls>,
     /// What the lane holds and counts as, for as long as its connection lives.
     pub kept: Kept,
+}
+
+impl Pipe {
+    /// What its tunnel travels on.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        match self.tls {
+            Some(_) => Path::KtlsLane,
+            None => Path::RawLane,
+        }
+    }
 }
 
 fn reset_on_close(tcp: &TcpStream) {
@@ -149,10 +164,22 @@ impl Drop for Kept {
     }
 }
 
+/// How far an encrypted lane is on its way to being a pipe.
+#[derive(Debug)]
+enum KernelUse {
+    /// It cannot be one.
+    No,
+    /// Both ends would.
+    Agreed,
+    /// The kernel has taken the session over.
+    Started(KernelTls),
+}
+
 /// One end of a bound lane. Dropping it closes the connection; a tunnel on it is lost.
 #[derive(Debug)]
 pub struct Lane {
     transport: Transport,
+    kernel_tls: KernelUse,
     end: LaneEnd,
     frames: FrameReader,
     out: Outbox,
@@ -163,9 +190,19 @@ pub struct Lane {
 
 impl Lane {
     /// A lane whose greeting is over, with what was read behind it.
-    pub(super) fn bound(transport: Transport, role: LaneRole, frames: FrameReader) -> Self {
+    pub(super) fn bound(
+        transport: Transport,
+        role: LaneRole,
+        frames: FrameReader,
+        kernel_tls: bool,
+    ) -> Self {
         Self {
             transport,
+            kernel_tls: if kernel_tls {
+                KernelUse::Agreed
+            } else {
+                KernelUse::No
+            },
             end: LaneEnd::new(role),
             frames,
             out: Outbox::default(),
@@ -195,16 +232,55 @@ impl Lane {
         self.kept.held = Some(slot);
     }
 
-    /// Whether its bytes are in clear text, so that a tunnel on it may be a pipe.
+    /// Whether a tunnel on it may be a pipe: its bytes are in clear text, or both ends' kernels can do its TLS.
     #[must_use]
-    pub fn is_clear(&self) -> bool {
+    pub fn may_be_pipe(&self) -> bool {
         matches!(self.transport, Transport::Clear(_))
+            || matches!(self.kernel_tls, KernelUse::Agreed)
+    }
+
+    /// Opener: does now what cannot be done any more once the answer is there. False when the tunnel needs frames.
+    #[must_use]
+    pub fn prepare_pipe(&mut self) -> bool {
+        let Transport::Tls(records) = &mut self.transport else {
+            return true;
+        };
+        match records.attach_kernel_tls() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, "a lane stays with the TLS of this process");
+                self.kernel_tls = KernelUse::No;
+                false
+            }
+        }
+    }
+
+    /// Answers an OPEN that asks for a pipe. False when the tunnel has frames after all, since the kernel did not take the
+    /// lane's TLS over: then nothing else has changed.
+    ///
+    /// # Errors
+    /// The kernel took a part of it: the lane is to be dropped.
+    pub fn accept_pipe(&mut self) -> Result<bool, LaneFailure> {
+        if let Transport::Tls(records) = &mut self.transport {
+            match records.start_kernel_tls() {
+                // From here on what waits is sealed by the kernel, the answer with it.
+                Ok(tls) => self.kernel_tls = KernelUse::Started(tls),
+                Err(KernelTlsError::Untouched(error)) => {
+                    tracing::debug!(%error, "a tunnel keeps its frames");
+                    self.end.accept_framed();
+                    return Ok(false);
+                }
+                Err(KernelTlsError::HalfWay(error)) => return Err(error.into()),
+            }
+        }
+        self.end.accept();
+        Ok(true)
     }
 
     /// The connection itself, once frames are over on it ([`LaneEnd::is_raw`]). `metrics` hear when it is no more.
     ///
     /// # Errors
-    /// The lane is not in clear text, or its peer spoke out of turn; it is closed then.
+    /// The lane cannot be one, or its peer spoke out of turn; it is closed then.
     pub fn into_pipe(mut self, metrics: &AditMetrics) -> Result<Pipe, LaneFailure> {
         if let Some(tcp) = self.transport.tcp() {
             reset_on_close(tcp);
@@ -213,18 +289,32 @@ impl Lane {
         let mut received = received.ok_or(LaneViolation::OutOfTurn(FrameType::Data))?;
         self.fill();
         let unsent = self.out.take_bytes();
-        let Transport::Clear(stream) = self.transport else {
-            return Err(LaneViolation::OutOfTurn(FrameType::Open).into());
+        let (socket, tls) = match self.transport {
+            Transport::Clear(stream) => {
+                let (socket, left) = stream.into_parts();
+                if !left.is_empty() {
+                    received = [received, left].concat().into();
+                }
+                (socket, None)
+            }
+            Transport::Tls(mut records) => {
+                let tls = match self.kernel_tls {
+                    KernelUse::Started(tls) => tls,
+                    KernelUse::Agreed => records.start_kernel_tls().map_err(io::Error::other)?,
+                    KernelUse::No => {
+                        return Err(LaneViolation::OutOfTurn(FrameType::Open).into());
+                    }
+                };
+                let socket = records.into_tcp().ok_or(LaneFailure::Closed)?;
+                (socket, Some(tls))
+            }
         };
-        let (socket, left) = stream.into_parts();
-        if !left.is_empty() {
-            received = [received, left].concat().into();
-        }
         self.kept.closes = Some((metrics.clone(), LaneEndLabel::Used));
         Ok(Pipe {
             socket,
             unsent,
             received,
+            tls,
             kept: self.kept,
         })
     }
@@ -296,7 +386,7 @@ impl Lane {
             }
             // What the peer said before it stopped reading comes first.
             let flushed = self.poll_flush(cx);
-            match self.transport.poll_read(cx)? {
+            match self.transport.poll_read(cx, self.end.may_turn_raw())? {
                 Poll::Ready(bytes) if bytes.is_empty() => {
                     return Poll::Ready(Err(LaneFailure::Closed));
                 }

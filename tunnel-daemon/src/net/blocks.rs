@@ -118,6 +118,19 @@ impl Fill {
         Some(taken)
     }
 
+    /// As [`Self::poll_fill`], but no more than `most` bytes, which is at least one.
+    pub(super) fn poll_fill_at_most<S: AsyncRead + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+        most: usize,
+    ) -> Poll<io::Result<usize>> {
+        with_scratch(cx, stream, most, |read| {
+            self.bytes.extend_from_slice(read);
+            read.len()
+        })
+    }
+
     /// Reads once; returns how many bytes came, 0 at the end of the stream.
     pub(super) fn poll_fill<S: AsyncRead + Unpin>(
         &mut self,
@@ -130,7 +143,7 @@ impl Fill {
             }
             tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.bytes)
         } else {
-            with_scratch(cx, stream, |read| {
+            with_scratch(cx, stream, READ_BYTES, |read| {
                 if self.bytes.is_empty() {
                     // In its own size: `extend` would round up.
                     self.bytes = BytesMut::from(read);
@@ -158,7 +171,7 @@ pub async fn append<S: AsyncRead + Unpin>(
     bytes: &mut BytesMut,
 ) -> io::Result<usize> {
     poll_fn(|cx| {
-        with_scratch(cx, stream, |read| {
+        with_scratch(cx, stream, READ_BYTES, |read| {
             bytes.extend_from_slice(read);
             read.len()
         })
@@ -170,17 +183,19 @@ fn read_scratch<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,
 ) -> Poll<io::Result<Bytes>> {
-    with_scratch(cx, stream, Bytes::copy_from_slice)
+    with_scratch(cx, stream, READ_BYTES, Bytes::copy_from_slice)
 }
 
-/// Reads once into the thread's scratch area.
+/// Reads once into the thread's scratch area, at most so many bytes.
 fn with_scratch<S: AsyncRead + Unpin, T>(
     cx: &mut Context<'_>,
     stream: &mut S,
+    most: usize,
     read: impl FnOnce(&[u8]) -> T,
 ) -> Poll<io::Result<T>> {
     SCRATCH.with_borrow_mut(|scratch| {
-        let mut buf = ReadBuf::new(scratch);
+        let most = most.min(scratch.len());
+        let mut buf = ReadBuf::new(scratch.get_mut(..most).unwrap_or_default());
         match Pin::new(stream).poll_read(cx, &mut buf) {
             Poll::Ready(Ok(())) => Poll::Ready(Ok(read(buf.filled()))),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),

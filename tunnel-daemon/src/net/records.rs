@@ -5,6 +5,8 @@
 //! leaves in one write; a connection that waits holds keys and nothing else. The bytes on the wire are TLS as before, so
 //! the other end may do as it likes.
 
+mod kernel;
+
 use std::future::poll_fn;
 use std::io::{self, Read as _};
 use std::pin::Pin;
@@ -273,6 +275,8 @@ pub struct RecordStream {
     /// `None` whenever nothing waits.
     sealed: Option<Sealed>,
     empty_records: u32,
+    /// The kernel would take keys.
+    attached: bool,
     /// The peer asked for new keys of ours, or ours are used up.
     update_due: bool,
     ended: bool,
@@ -312,6 +316,7 @@ impl RecordStream {
             read: Fill::with(left),
             sealed: None,
             empty_records: 0,
+            attached: false,
             update_due: false,
             ended: false,
         })
@@ -331,6 +336,19 @@ impl RecordStream {
     /// # Errors
     /// The socket's; a record that does not verify or makes no sense; an end without good-bye.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.poll_next(cx, false)
+    }
+
+    /// As [`Self::poll_read`], but reads nothing that lies behind the record: for a peer that may be on its way to
+    /// [`Self::start_kernel_tls`], when this end has to follow.
+    ///
+    /// # Errors
+    /// As [`Self::poll_read`].
+    pub fn poll_read_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.poll_next(cx, true)
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>, alone: bool) -> Poll<io::Result<Bytes>> {
         loop {
             if self.ended {
                 return Poll::Ready(Ok(Bytes::new()));
@@ -341,11 +359,29 @@ impl RecordStream {
                 }
                 continue;
             }
-            if ready!(self.read.poll_fill(cx, &mut self.socket))? == 0 {
+            let filled = if alone {
+                let missing = self.missing_bytes();
+                self.read.poll_fill_at_most(cx, &mut self.socket, missing)
+            } else {
+                self.read.poll_fill(cx, &mut self.socket)
+            };
+            if ready!(filled)? == 0 {
                 let end = io::ErrorKind::UnexpectedEof;
                 return Poll::Ready(Err(io::Error::new(end, "the connection was cut off")));
             }
         }
+    }
+
+    /// Bytes that the record lacks whose beginning is there, or its header.
+    fn missing_bytes(&self) -> usize {
+        let there = self.read.bytes();
+        let wanted = match there.first_chunk() {
+            Some(&[_, _, _, high, low]) => {
+                HEADER_BYTES + usize::from(u16::from_be_bytes([high, low]))
+            }
+            None => HEADER_BYTES,
+        };
+        wanted.saturating_sub(there.len()).max(1)
     }
 
     /// A whole record, if one is there.

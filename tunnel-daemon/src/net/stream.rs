@@ -180,6 +180,19 @@ impl TlsConnection {
         self
     }
 
+    /// Whether its cipher is AES-GCM, of TLS 1.3 by its name: the one that kernel TLS gets keys for.
+    #[must_use]
+    pub fn is_aes_gcm(&self) -> bool {
+        use rustls::CipherSuite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384};
+        let suite = self.io.get_ref().1.negotiated_cipher_suite();
+        suite.is_some_and(|suite| {
+            matches!(
+                suite.suite(),
+                TLS13_AES_128_GCM_SHA256 | TLS13_AES_256_GCM_SHA384
+            )
+        })
+    }
+
     /// Leaves rustls behind. Everything received so far must have been read.
     ///
     /// # Errors

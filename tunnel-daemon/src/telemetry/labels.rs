@@ -184,7 +184,7 @@ impl TunnelEnd {
             "client_gone" => Self::ClientGone,
             "peer_error" | "peer_reset" | "target_reset" => Self::TargetReset,
             "link_lost" => Self::LinkLost,
-            "lane_lost" => Self::LaneLost,
+            "lane_lost" | "keys_used_up" => Self::LaneLost,
             "budget" => Self::Budget,
             "stalled" => Self::Stalled,
             "half_closed_idle" => Self::HalfClosedIdle,
@@ -207,6 +207,8 @@ label! {
         Lane = "lane",
         /// A lane of its own in clear text, without frames.
         RawLane = "raw-lane",
+        /// A lane of its own on kernel TLS, without frames.
+        KtlsLane = "ktls-lane",
     }
 }
 

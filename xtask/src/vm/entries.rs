@@ -47,7 +47,19 @@ const LOOPBACK: &str = "tunnel-daemon/tests/loopback/main.rs";
 const KERNEL: &str = "tunnel-daemon/tests/kernel/main.rs";
 
 /// Modules that are loaded before; with those they depend on.
-pub(super) const MODULES: &[&str] = &["tls", "veth", "sch_netem", "dummy", "inet_diag", "tcp_diag"];
+pub(super) const MODULES: &[&str] = &[
+    "tls",
+    // What it asks the kernel for by itself where modprobe is installed.
+    "ghash_generic",
+    "ctr",
+    "gcm",
+    "aesni_intel",
+    "veth",
+    "sch_netem",
+    "dummy",
+    "inet_diag",
+    "tcp_diag",
+];
 
 /// The rows, in the order of the table.
 pub(super) const ENTRIES: &[Entry] = &[
@@ -122,6 +134,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         when: When::Always,
     },
     Entry {
+        name: "relay-ktls",
+        row: "relay: kernel TLS, both drivers, copy and splice",
+        run: tests(RELAY, "kernel_tls:: --test-threads=2"),
+        limit_seconds: 600,
+        when: When::ByHand,
+    },
+    Entry {
         name: "ring-forbidden",
         row: "io_uring forbidden by seccomp: epoll, with the reason",
         run: tests(RELAY, "forbidden::"),
@@ -146,6 +165,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         name: "lanes",
         row: "tunnels on plaintext lanes, with and without frames",
         run: tests(LOOPBACK, "plaintext_lanes:: --test-threads=2"),
+        limit_seconds: 300,
+        when: When::ByHand,
+    },
+    Entry {
+        name: "ktls-lanes",
+        row: "tunnels on kernel TLS",
+        run: tests(LOOPBACK, "ktls_lanes:: --test-threads=2"),
         limit_seconds: 300,
         when: When::ByHand,
     },

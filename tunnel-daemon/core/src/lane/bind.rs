@@ -37,6 +37,8 @@ pub struct Bind {
     pub proof: Proof,
     /// The agent would go on in clear text.
     pub clear: bool,
+    /// The agent's kernel can take the lane's TLS over.
+    pub kernel_tls: bool,
 }
 
 /// A frame of the greeting, as read.
@@ -50,6 +52,8 @@ pub enum Greeting {
     Ready {
         /// In clear text, after a close_notify of both ends.
         clear: bool,
+        /// Tunnels without frames may be asked for, on kernel TLS at both ends.
+        kernel_tls: bool,
     },
 }
 
@@ -65,8 +69,9 @@ pub fn proof_input(hello: &Hello, link: LinkId, exported: &[u8; 32]) -> Vec<u8> 
     input
 }
 
-fn clear_flag(clear: bool) -> u8 {
-    if clear { Header::CLEAR } else { 0 }
+fn flags(clear: bool, kernel_tls: bool) -> u8 {
+    let clear = if clear { Header::CLEAR } else { 0 };
+    clear | if kernel_tls { Header::KERNEL_TLS } else { 0 }
 }
 
 impl Hello {
@@ -87,15 +92,16 @@ impl Bind {
         let mut payload = BytesMut::new();
         payload.put_u64(self.link.0);
         payload.put_slice(&self.proof);
-        OutFrame::new(FrameType::Bind, clear_flag(self.clear), 0, payload.freeze())
+        let flags = flags(self.clear, self.kernel_tls);
+        OutFrame::new(FrameType::Bind, flags, 0, payload.freeze())
     }
 }
 
 impl Greeting {
     /// READY.
     #[must_use]
-    pub fn ready_frame(clear: bool) -> OutFrame {
-        OutFrame::new(FrameType::Ready, clear_flag(clear), 0, Bytes::new())
+    pub fn ready_frame(clear: bool, kernel_tls: bool) -> OutFrame {
+        OutFrame::new(FrameType::Ready, flags(clear, kernel_tls), 0, Bytes::new())
     }
 
     /// Reads a frame of the greeting.
@@ -105,6 +111,7 @@ impl Greeting {
     pub fn read(header: Header, mut payload: Bytes) -> Result<Self, LaneViolation> {
         let unreadable = LaneViolation::Unreadable(header.kind);
         let clear = header.flags & Header::CLEAR != 0;
+        let kernel_tls = header.flags & Header::KERNEL_TLS != 0;
         match header.kind {
             FrameType::Hello => {
                 let mut nonce = [0; NONCE_BYTES];
@@ -122,9 +129,14 @@ impl Greeting {
                 let link = payload.try_get_u64().map_err(|_short| unreadable)?;
                 let proof = Proof::try_from(&payload[..]).map_err(|_bad| unreadable)?;
                 let link = LinkId(link);
-                Ok(Self::Bind(Bind { link, proof, clear }))
+                Ok(Self::Bind(Bind {
+                    link,
+                    proof,
+                    clear,
+                    kernel_tls,
+                }))
             }
-            FrameType::Ready => Ok(Self::Ready { clear }),
+            FrameType::Ready => Ok(Self::Ready { clear, kernel_tls }),
             other => Err(LaneViolation::OutOfTurn(other)),
         }
     }

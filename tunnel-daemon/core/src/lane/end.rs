@@ -1,5 +1,7 @@
 //! One end of one lane: which tunnel it carries, what may be sent, what a frame means.
 
+mod raw;
+
 use std::collections::VecDeque;
 
 use bytes::Bytes;
@@ -374,6 +376,7 @@ impl LaneEnd {
         }
         match (kind, self.state) {
             (FrameType::Opened, State::Opening) => {
+                self.raw &= header.flags & Header::FRAMED == 0;
                 self.opened();
                 self.events.push_back(LaneEvent::Opened);
             }

@@ -85,10 +85,14 @@ impl Header {
     pub const CLOSE: u8 = 1;
     /// On OPEN: after OPENED the lane is an unframed byte pipe. Between the two its sender says nothing.
     pub const RAW: u8 = 1;
+    /// On OPENED, in answer to an OPEN with RAW: the tunnel is open, and has frames after all.
+    pub const FRAMED: u8 = 1;
     /// On OPEN: the addresses of the connection it is for stand before the address to connect to.
     pub const ORIGIN: u8 = 2;
     /// On BIND: its sender would go on in clear text. On READY: both do, after a TLS close_notify each.
     pub const CLEAR: u8 = 1;
+    /// On BIND: its sender's kernel can take the lane's TLS over. On READY: both can, and RAW may be asked on this lane.
+    pub const KERNEL_TLS: u8 = 2;
 
     /// The header on the wire.
     #[must_use]

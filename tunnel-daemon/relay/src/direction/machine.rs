@@ -25,7 +25,7 @@ pub(crate) trait Io {
     fn drain(&mut self, pipe: &Self::Pipe, held: usize) -> io::Result<usize>;
     /// Reads from the pipe into memory, when its bytes cannot be spliced any further.
     fn unload(&mut self, pipe: &Self::Pipe, into: &mut [u8]) -> io::Result<usize>;
-    /// Tells the sink that nothing follows.
+    /// Tells the sink that nothing follows. `WouldBlock` when it has no room for that.
     fn finish(&mut self) -> io::Result<()>;
     /// The sink has taken this many bytes, in all.
     fn progress(&mut self, delivered: u64);
@@ -76,7 +76,7 @@ pub(crate) struct Direction<P> {
     state: State,
     readable: bool,
     writable: bool,
-    /// The source has said that it ends, so a short read proves nothing.
+    /// The source has said that it ends, or reads record by record, so a short read proves nothing.
     source_ends: bool,
     taken: u64,
     flow: Flow,
@@ -117,6 +117,11 @@ impl<P> Direction<P> {
     /// The sink has room, or an error.
     pub(crate) fn sink_ready(&mut self) {
         self.writable = true;
+    }
+
+    /// Every byte is copied.
+    pub(crate) fn never_splice(&mut self) {
+        self.may_splice = false;
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -175,11 +180,7 @@ impl<P> Direction<P> {
             }
             match self.state {
                 State::Done => return Ok(Step::Done),
-                State::Ended => {
-                    io.finish().map_err(|error| (Op::Write, error))?;
-                    self.state = State::Done;
-                    return Ok(Step::Done);
-                }
+                State::Ended => return self.finish(io),
                 State::Open if !self.readable => return Ok(Step::Idle),
                 State::Open if bytes_left == 0 || reads_left == 0 => return Ok(Step::Again),
                 State::Open => {}
@@ -191,6 +192,23 @@ impl<P> Direction<P> {
             };
             bytes_left = bytes_left.saturating_sub(taken);
             reads_left -= 1;
+        }
+    }
+
+    fn finish<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<Step, Failure> {
+        if !self.writable {
+            return Ok(Step::Blocked);
+        }
+        match io.finish() {
+            Ok(()) => {
+                self.state = State::Done;
+                Ok(Step::Done)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.writable = false;
+                Ok(Step::Blocked)
+            }
+            Err(error) => Err((Op::Write, error)),
         }
     }
 

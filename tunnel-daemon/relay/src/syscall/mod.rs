@@ -1,4 +1,4 @@
-//! The system calls of the byte path, each behind a safe signature. Only [`ring`] and [`tcp`] need unsafe code of their own.
+//! The system calls of the byte path, each behind a safe signature. Only [`ring`], [`tcp`] and [`tls`] need unsafe code of their own.
 //!
 //! A splice into a socket whose peer is gone raises SIGPIPE, and there is no flag against it. Rust programs ignore that
 //! signal from their start; a program that does not must ignore it before it starts a relay.
@@ -7,8 +7,9 @@ pub(crate) mod pipe;
 #[expect(unsafe_code, reason = "submission entries of io_uring")]
 pub(crate) mod ring;
 pub(crate) mod socket;
-#[expect(unsafe_code, reason = "TCP_INFO, TCP_ULP and SIOCOUTQ")]
+#[expect(unsafe_code, reason = "TCP_INFO and SIOCOUTQ")]
 mod tcp;
+#[expect(unsafe_code, reason = "keys and control messages of kernel TLS")]
+pub(crate) mod tls;
 
-pub(crate) use tcp::attach_kernel_tls;
 pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};

@@ -60,31 +60,6 @@ fn tcp_info(socket: &impl AsFd) -> io::Result<libc::tcp_info> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// Gives a connected socket to the kernel's TLS, which encrypts nothing before it has keys.
-///
-/// # Errors
-/// The kernel has none, or the socket is no connected TCP socket.
-pub(crate) fn attach_kernel_tls(socket: &impl AsFd) -> io::Result<()> {
-    const NAME: &[u8] = b"tls";
-    let fd = socket.as_fd().as_raw_fd();
-    let length =
-        libc::socklen_t::try_from(NAME.len()).map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes, which is the size of `NAME`.
-    let result = unsafe {
-        libc::setsockopt(
-            fd,
-            libc::IPPROTO_TCP,
-            libc::TCP_ULP,
-            NAME.as_ptr().cast(),
-            length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
 /// Of [`TcpState`] only what tells whether bytes move, in one system call less.
 ///
 /// # Errors

@@ -26,7 +26,7 @@ matrix!(
     both_sides_at_once_are_fine,
 );
 
-fn end_without_a_byte_is_passed_on(setup: &Setup) {
+pub(crate) fn end_without_a_byte_is_passed_on(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     tunnel.client.shutdown(Shutdown::Write).unwrap();
@@ -54,19 +54,19 @@ fn half_close(tunnel: &Tunnel, first: &Socket, second: &Socket) {
     assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
 }
 
-fn client_ends_first_with_data_pending_both_ways(setup: &Setup) {
+pub(crate) fn client_ends_first_with_data_pending_both_ways(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     half_close(&tunnel, &tunnel.client, &tunnel.target);
 }
 
-fn target_ends_first_with_data_pending_both_ways(setup: &Setup) {
+pub(crate) fn target_ends_first_with_data_pending_both_ways(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     half_close(&tunnel, &tunnel.target, &tunnel.client);
 }
 
-fn ended_direction_leaves_the_other_open(setup: &Setup) {
+pub(crate) fn ended_direction_leaves_the_other_open(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     send_all(&tunnel.client, b"request", 7, 1);
@@ -111,7 +111,7 @@ fn failed_side(tunnel: &Tunnel) -> Side {
 }
 
 /// A reset arrives as one; unix sockets have none, and report an end or an error.
-fn assert_reset(setup: &Setup, mut socket: &Socket) {
+pub(crate) fn assert_reset(setup: &Setup, mut socket: &Socket) {
     let mut buffer = vec![0; 1 << 16];
     let error = loop {
         match socket.read(&mut buffer) {
@@ -121,12 +121,14 @@ fn assert_reset(setup: &Setup, mut socket: &Socket) {
         }
     };
     match setup.transport {
-        Transport::Tcp => assert_eq!(error, Some(ErrorKind::ConnectionReset)),
+        Transport::Tcp | Transport::KernelTls => {
+            assert_eq!(error, Some(ErrorKind::ConnectionReset));
+        }
         Transport::Unix => assert_ne!(error, Some(ErrorKind::WouldBlock)),
     }
 }
 
-fn reset_by_either_side_while_bytes_flow_names_it(setup: &Setup) {
+pub(crate) fn reset_by_either_side_while_bytes_flow_names_it(setup: &Setup) {
     for side in [Side::A, Side::B] {
         let world = setup.start();
         let tunnel = world.open();
@@ -151,12 +153,12 @@ fn reset_by_either_side_while_bytes_flow_names_it(setup: &Setup) {
 fn abort(setup: &Setup, socket: &Socket) {
     match setup.transport {
         // Dissolving the association sends the reset that closing with zero linger would.
-        Transport::Tcp => rustix::net::connect_unspec(socket).unwrap(),
+        Transport::Tcp | Transport::KernelTls => rustix::net::connect_unspec(socket).unwrap(),
         Transport::Unix => socket.shutdown(Shutdown::Both).unwrap(),
     }
 }
 
-fn reset_of_a_paused_source_is_noticed(setup: &Setup) {
+pub(crate) fn reset_of_a_paused_source_is_noticed(setup: &Setup) {
     if setup.transport == Transport::Unix {
         return; // A unix peer that closes has delivered its bytes: they are drained, not dropped.
     }
@@ -177,7 +179,7 @@ fn reset_of_a_paused_source_is_noticed(setup: &Setup) {
     world.until_empty();
 }
 
-fn reset_of_a_paused_sink_is_noticed(setup: &Setup) {
+pub(crate) fn reset_of_a_paused_sink_is_noticed(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     fill(&tunnel.client);
@@ -236,7 +238,7 @@ fn sink_that_closes_first_ends_the_pair(setup: &Setup) {
     world.until_empty();
 }
 
-fn both_sides_at_once_are_fine(setup: &Setup) {
+pub(crate) fn both_sides_at_once_are_fine(setup: &Setup) {
     let world = setup.start();
     for _ in 0..200 {
         let tunnel = world.open_with(b"x", b"y");

@@ -7,6 +7,7 @@
 
 mod closing;
 mod forbidden;
+mod kernel_tls;
 mod lifecycle;
 mod scale;
 mod support;

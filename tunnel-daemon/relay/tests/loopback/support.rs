@@ -13,8 +13,8 @@ use std::{
 };
 
 use adit_relay::{
-    Choice, Done, Engine, Outcome, Pair, Preference, Relay, RelayConfig, RelayHandle, Stats,
-    Submitted, Thresholds, probe,
+    Choice, Done, Engine, KernelTls, Outcome, Pair, Preference, Relay, RelayConfig, RelayHandle,
+    Stats, Submitted, Thresholds, TrafficKeys, attach_kernel_tls, probe, probe_kernel_tls,
 };
 use bytes::Bytes;
 use socket2::{Domain, Socket, Type};
@@ -26,6 +26,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) enum Transport {
     Tcp,
     Unix,
+    /// Two pairs, one behind the other, and kernel TLS between them.
+    KernelTls,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,10 @@ impl Setup {
         config.threads = 1;
         config.thresholds = match self.moves {
             Moves::Copy => Thresholds::copy_only(),
-            Moves::Splice => Thresholds::splice_at_once(),
+            Moves::Splice => Thresholds {
+                splice_into_tls: true,
+                ..Thresholds::splice_at_once()
+            },
         };
         config
     }
@@ -185,7 +190,7 @@ impl World {
     /// Two connected sockets: ours, the relay's.
     pub(crate) fn sockets(&self) -> (Socket, Socket) {
         let (ours, relays) = match self.setup.transport {
-            Transport::Tcp => {
+            Transport::Tcp | Transport::KernelTls => {
                 let listener = self.listener.lock().unwrap();
                 let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
                 let (relays, peer) = listener.accept().unwrap();
@@ -212,6 +217,9 @@ impl World {
     }
 
     pub(crate) fn open_with(&self, to_a: &[u8], to_b: &[u8]) -> Tunnel {
+        if self.setup.transport == Transport::KernelTls {
+            return self.open_two(to_a, to_b);
+        }
         let (client, a) = self.sockets();
         let (target, b) = self.sockets();
         let (done, outcome) = promise();
@@ -224,6 +232,37 @@ impl World {
             client,
             target,
             submitted: self.handle.submit(pair, done).unwrap(),
+            outcome,
+        }
+    }
+
+    /// A tunnel through two pairs, as between a server and an agent. The first one's outcome counts.
+    fn open_two(&self, to_a: &[u8], to_b: &[u8]) -> Tunnel {
+        let (client, a) = self.sockets();
+        let (target, c) = self.sockets();
+        let (one, other) = self.sockets();
+        let tls = [
+            start_tls(&one, &keys(1), &keys(2)),
+            start_tls(&other, &keys(2), &keys(1)),
+        ];
+        let [near, far] = tls;
+        let far = Pair {
+            tls: Some(far),
+            ..Pair::new(c.into(), other.into())
+        };
+        let (unheard, _far_outcome) = promise();
+        let _far = self.handle.submit(far, unheard).unwrap();
+        let (done, outcome) = promise();
+        let near = Pair {
+            to_a: Bytes::copy_from_slice(to_a),
+            to_b: Bytes::copy_from_slice(to_b),
+            tls: Some(near),
+            ..Pair::new(a.into(), one.into())
+        };
+        Tunnel {
+            client,
+            target,
+            submitted: self.handle.submit(near, done).unwrap(),
             outcome,
         }
     }
@@ -254,6 +293,36 @@ impl World {
                 && stats.buffer_bytes == 0
         });
     }
+}
+
+/// Keys that both ends can make for themselves, for AES-256; the probe tries those for AES-128.
+pub(crate) fn keys(seed: u8) -> TrafficKeys {
+    TrafficKeys {
+        key: vec![seed; 32],
+        iv: [seed; 12],
+        sequence: 3,
+        records: 3,
+    }
+}
+
+pub(crate) fn start_tls(
+    socket: &Socket,
+    sending: &TrafficKeys,
+    receiving: &TrafficKeys,
+) -> KernelTls {
+    attach_kernel_tls(socket).unwrap();
+    KernelTls::start(socket, sending, receiving).unwrap()
+}
+
+/// Whether this host has kernel TLS. If not, `test` is skipped loudly, and fails where `ADIT_NEEDS_KTLS` is set.
+pub(crate) fn has_kernel_tls(test: &str) -> bool {
+    let Err(error) = probe_kernel_tls() else {
+        return true;
+    };
+    let needed = std::env::var_os("ADIT_NEEDS_KTLS").is_some();
+    assert!(!needed, "{test}: no kernel TLS: {error}");
+    writeln!(io::stderr(), "SKIPPED {test}: no kernel TLS: {error}").ok();
+    false
 }
 
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool, state: impl Fn() -> String) {

@@ -37,7 +37,7 @@ fn exchange(world: &World, up: &[u8], down: &[u8], chunk_max: usize, seed: u64) 
     assert_eq!(outcome.to_a.bytes, down.len() as u64);
 }
 
-fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: &Setup) {
+pub(crate) fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: &Setup) {
     let world = setup.start();
     let mut random = Pattern::new(1);
     let mut sizes = vec![(0, 0, 1), (1, 1, 1), (0, 4096, 512), (65_536, 1, 65_536)];
@@ -79,7 +79,7 @@ fn stream(world: &World, bytes: usize) {
     });
 }
 
-fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
+pub(crate) fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
     let world = setup.start();
     let tunnel = world.open();
     let mut expected = Progress {
@@ -117,7 +117,7 @@ fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {
     assert_eq!(outcome.to_b.movers.splice, setup.moves == Moves::Splice);
 }
 
-fn bytes_handed_over_come_first_in_both_directions(setup: &Setup) {
+pub(crate) fn bytes_handed_over_come_first_in_both_directions(setup: &Setup) {
     let world = setup.start();
     // More than socket buffers take at once, so that the rest waits for room.
     let early = Pattern::new(3).bytes(6 << 20);

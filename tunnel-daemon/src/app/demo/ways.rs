@@ -24,7 +24,7 @@ impl Ways {
         Self {
             link: opened("link"),
             lane: opened("lane"),
-            raw_lane: opened("raw-lane"),
+            raw_lane: opened("raw-lane") + opened("ktls-lane"),
             copied: moved("copy"),
             spliced: moved("splice"),
             uring: world.series("adit_relay_engine{engine=\"io-uring\"}") == 1,

@@ -71,7 +71,7 @@ impl Tally {
             *match live.path() {
                 Path::Link => &mut tally.counts.link,
                 Path::Lane => &mut tally.counts.lane,
-                Path::RawLane => &mut tally.counts.raw_lane,
+                Path::RawLane | Path::KtlsLane => &mut tally.counts.raw_lane,
             } += 1;
             let (to_target, to_client) = live.bytes();
             tally.counts.bytes_to_target += to_target;

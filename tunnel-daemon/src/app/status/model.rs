@@ -190,7 +190,7 @@ pub struct LaneStatus {
     pub limit_per_link: u64,
     /// Most of the process: descriptors decide.
     pub limit: u64,
-    /// `tls`, or `plaintext`.
+    /// `tls`, `ktls` or `plaintext`.
     pub security: String,
 }
 
@@ -288,7 +288,7 @@ pub struct TunnelStatus {
     pub peer: String,
     /// host:port as the client asked for it, at most 256 bytes of it. Text of a stranger.
     pub destination: String,
-    /// `link`, `lane` or `raw-lane`.
+    /// `link`, `lane`, `raw-lane` or `ktls-lane`.
     pub path: String,
     /// `copy` or `splice`.
     pub engine: String,

@@ -90,7 +90,7 @@ pub fn table(status: &Status) -> String {
     let used = if status.relay.used {
         ""
     } else {
-        " (not used: lanes are encrypted or off)"
+        " (not used: lanes are encrypted by this process or off)"
     };
     line(
         "relay",

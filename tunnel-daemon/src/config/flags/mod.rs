@@ -62,7 +62,7 @@ struct DemoFlags {
     /// Plain lines even on a terminal
     #[arg(long)]
     plain: bool,
-    /// What protects the lanes between server and agents: tls, or plaintext
+    /// What protects the lanes between server and agents: tls, ktls or plaintext
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     lane_security: LaneSecurity,
     /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl

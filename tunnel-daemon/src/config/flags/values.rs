@@ -167,11 +167,11 @@ impl IsolationFlags {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Data path")]
 pub(super) struct DataPathFlags {
-    /// What protects lanes behind their mutual TLS greeting: tls, or plaintext on a network that is trusted, if the other
-    /// end says so, too
+    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
+    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     lane_security: LaneSecurity,
-    /// What drives the relay of sockets in clear text: auto, io-uring or epoll
+    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     relay_engine: Preference,
 }

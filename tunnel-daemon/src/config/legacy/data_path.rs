@@ -32,7 +32,7 @@ impl DataPathOptions {
             Flag::new(
                 "lane-security",
                 Slot::Text(&mut self.lane_security),
-                "what protects lanes behind their mutual TLS greeting: tls, or plaintext on a network that is trusted",
+                "what protects lanes behind their mutual TLS greeting: tls, ktls for tunnels without frames on kernel TLS, or plaintext on a network that is trusted",
             ),
             Flag::new(
                 "relay-engine",

@@ -10,6 +10,8 @@ pub enum LaneSecurity {
     /// The same TLS session.
     #[default]
     Tls,
+    /// The same session, done by the kernel for tunnels without frames, if both ends are told so and can.
+    Ktls,
     /// Nothing, if both ends are told so: the network below is trusted.
     Plaintext,
 }
@@ -20,6 +22,7 @@ impl LaneSecurity {
     pub fn name(self) -> &'static str {
         match self {
             Self::Tls => "tls",
+            Self::Ktls => "ktls",
             Self::Plaintext => "plaintext",
         }
     }
@@ -31,8 +34,11 @@ impl FromStr for LaneSecurity {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "tls" => Ok(Self::Tls),
+            "ktls" => Ok(Self::Ktls),
             "plaintext" => Ok(Self::Plaintext),
-            _ => Err(format!("{text:?} is not known: write tls or plaintext")),
+            _ => Err(format!(
+                "{text:?} is not known: write tls, ktls or plaintext"
+            )),
         }
     }
 }
@@ -44,7 +50,7 @@ pub struct DataPathPlan {
     pub lanes_max: u32,
     /// Their protection.
     pub lane_security: LaneSecurity,
-    /// What drives the relay of pairs of sockets in clear text.
+    /// What drives the relay of pairs of sockets.
     pub relay_engine: Preference,
 }
 
@@ -54,11 +60,16 @@ mod tests {
 
     #[test]
     fn a_security_that_is_not_known_names_those_that_are() {
-        assert_eq!("tls".parse(), Ok(LaneSecurity::Tls));
-        assert_eq!("plaintext".parse(), Ok(LaneSecurity::Plaintext));
+        for security in [
+            LaneSecurity::Tls,
+            LaneSecurity::Ktls,
+            LaneSecurity::Plaintext,
+        ] {
+            assert_eq!(security.name().parse(), Ok(security));
+        }
         for text in ["", "TLS", "none"] {
             let error = text.parse::<LaneSecurity>().unwrap_err();
-            assert!(error.contains("tls or plaintext"), "{error}");
+            assert!(error.contains("tls, ktls or plaintext"), "{error}");
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use adit_relay::KernelTlsError;
 use proptest::prelude::*;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -335,4 +336,58 @@ proptest! {
             Ok(())
         })?;
     }
+}
+
+/// What the other kernel may take over is not read ahead, wherever the reads end.
+#[tokio::test]
+async fn a_record_read_alone_leaves_the_next_one_in_the_socket() {
+    let (mut server, mut client) = ours().await;
+    let sent = pattern(3 * 16_384 + 100);
+    let both = async {
+        tokio::join!(write(&mut server, [sent.clone()]), async {
+            let mut got = Vec::new();
+            while got.len() < sent.len() {
+                let next = poll_fn(|cx| client.poll_read_record(cx)).await.unwrap();
+                assert!(client.read.bytes().is_empty());
+                got.extend_from_slice(&next);
+            }
+            assert!(got == sent);
+        })
+    };
+    tokio::time::timeout(DEADLINE, both).await.unwrap();
+    // Read ahead once, part of a record is completed and no more.
+    write(&mut server, [pattern(40_000)]).await;
+    let first = read(&mut client).await.unwrap();
+    let mut got = first.len();
+    while got < 40_000 {
+        let next = poll_fn(|cx| client.poll_read_record(cx));
+        got += tokio::time::timeout(DEADLINE, next)
+            .await
+            .expect("something comes")
+            .unwrap()
+            .len();
+    }
+    assert!(client.read.bytes().is_empty());
+}
+
+/// A session that the kernel does not take goes on as if nobody had asked.
+#[tokio::test]
+async fn a_session_that_is_not_ready_for_the_kernel_goes_on() {
+    let (mut server, mut client) = ours().await;
+    write(&mut server, [pattern(100), pattern(40_000)]).await;
+    let mut got = read(&mut client).await.unwrap().len();
+    if client.read.bytes().is_empty() {
+        // The rest came later: without a byte ahead nothing would be refused.
+        client.update_due = true;
+    }
+    let refused = client.start_kernel_tls().unwrap_err();
+    assert!(
+        matches!(refused, KernelTlsError::Untouched(_)),
+        "{refused:?}"
+    );
+    while got < 40_100 {
+        got += read(&mut client).await.unwrap().len();
+    }
+    write(&mut client, [pattern(500)]).await;
+    assert_eq!(read_all(&mut server, 500).await, pattern(500));
 }

@@ -49,14 +49,10 @@ async fn lanes_without_proof_are_refused() {
     let hello = first.hello().await;
     let link_id = grant.link;
     let proof = first.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
+    let frame = bind(link_id, proof).to_frame();
     let mut second = Stub::connect(&world, "agent").await;
     second.hello().await;
-    second.send(&bind.to_frame()).await;
+    second.send(&frame).await;
     assert!(!second.is_ready().await);
     refused(&world, "proof", 2.0).await;
 
@@ -64,12 +60,8 @@ async fn lanes_without_proof_are_refused() {
     let mut third = Stub::connect(&world, "agent").await;
     let hello = third.hello().await;
     let proof = first.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
-    third.send(&bind.to_frame()).await;
+    let frame = bind(link_id, proof).to_frame();
+    third.send(&frame).await;
     assert!(!third.is_ready().await);
     refused(&world, "proof", 3.0).await;
 
@@ -78,12 +70,8 @@ async fn lanes_without_proof_are_refused() {
     let mut hello = fourth.hello().await;
     hello.server = ServerId::new("another");
     let proof = fourth.proof(&hello, link_id, &grant.secret);
-    let bind = Bind {
-        link: link_id,
-        proof,
-        clear: false,
-    };
-    fourth.send(&bind.to_frame()).await;
+    let frame = bind(link_id, proof).to_frame();
+    fourth.send(&frame).await;
     assert!(!fourth.is_ready().await);
     refused(&world, "proof", 4.0).await;
 }

@@ -13,6 +13,7 @@ mod hostile_lanes;
 mod hostile_opens;
 mod hostile_servers;
 mod isolation;
+mod ktls_lanes;
 mod lane_faults;
 mod lane_processes;
 mod lanes;

@@ -271,14 +271,14 @@ async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
 }
 
 /// What passes between an agent and its server, noted.
-struct Tap {
-    address: SocketAddr,
+pub(super) struct Tap {
+    pub(super) address: SocketAddr,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
     _accepting: JoinSet<()>,
 }
 
 impl Tap {
-    async fn on(server: SocketAddr) -> Self {
+    pub(super) async fn on(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it is bound");
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -300,7 +300,7 @@ impl Tap {
         }
     }
 
-    fn has_seen(&self, mark: &[u8]) -> bool {
+    pub(super) fn has_seen(&self, mark: &[u8]) -> bool {
         let seen = self.seen.lock().expect("nothing panics");
         let holds = |bytes: &Vec<u8>| bytes.windows(mark.len()).any(|window| window == mark);
         seen.iter().any(holds)

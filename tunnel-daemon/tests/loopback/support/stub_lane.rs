@@ -36,6 +36,16 @@ pub(crate) async fn link(world: &World, connection: &Connection, id: &str) -> (C
     (call, hello.lane_grant.expect("lanes are granted"))
 }
 
+/// As an agent that would have nothing but TLS.
+pub(crate) fn bind(link: LinkId, proof: Proof) -> Bind {
+    Bind {
+        link,
+        proof,
+        clear: false,
+        kernel_tls: false,
+    }
+}
+
 /// A connection to the agent port that speaks the lane protocol, with the certificate of that name.
 pub(crate) struct Stub {
     pub(crate) stream: TlsStream<TcpStream>,
@@ -103,8 +113,7 @@ impl Stub {
         let hello = self.hello().await;
         let link = grant.link;
         let proof = self.proof(&hello, link, &grant.secret);
-        let clear = false;
-        self.send(&Bind { link, proof, clear }.to_frame()).await;
+        self.send(&bind(link, proof).to_frame()).await;
         self.is_ready().await
     }
 

@@ -533,19 +533,28 @@ fn greetings_round_trip_and_broken_ones_are_refused() {
         server: ServerId::new("server-1"),
         nonce: [7; NONCE_BYTES],
     };
-    let bind = |clear| Bind {
+    let bind = |clear, kernel_tls| Bind {
         link: LinkId(42),
         proof: [9; PROOF_BYTES],
         clear,
+        kernel_tls,
     };
-    let ready = |clear| (Greeting::ready_frame(clear), Greeting::Ready { clear });
-    let bound = |clear| (bind(clear).to_frame(), Greeting::Bind(bind(clear)));
+    let ready = |clear, kernel_tls| {
+        let frame = Greeting::ready_frame(clear, kernel_tls);
+        (frame, Greeting::Ready { clear, kernel_tls })
+    };
+    let bound = |clear, kernel_tls| {
+        let bind = bind(clear, kernel_tls);
+        (bind.to_frame(), Greeting::Bind(bind))
+    };
     for (frame, greeting) in [
         (hello.to_frame(), Greeting::Hello(hello.clone())),
-        bound(false),
-        bound(true),
-        ready(false),
-        ready(true),
+        bound(false, false),
+        bound(true, false),
+        bound(false, true),
+        ready(false, false),
+        ready(true, false),
+        ready(false, true),
     ] {
         let mut reader = FrameReader::default();
         reader.push(frame.to_bytes());

@@ -61,6 +61,30 @@ fn a_refused_pipe_leaves_a_lane_that_can_be_used() {
     pair.open();
 }
 
+/// An agent whose kernel did not take the lane's TLS over: the dial is not lost, and the lane is of use afterwards.
+#[test]
+fn a_pipe_that_is_accepted_with_frames_is_a_tunnel_like_others() {
+    let mut pair = Pair::asked();
+    assert!(pair.ends[SERVER].may_turn_raw());
+    pair.ends[AGENT].accept_framed();
+    pair.ends[AGENT].send(Bytes::from_static(b"from the target"));
+    pair.settle();
+    let data = LaneEvent::Data(Bytes::from_static(b"from the target"));
+    assert_eq!(pair.take(SERVER), [LaneEvent::Opened, data]);
+    let server = &mut pair.ends[SERVER];
+    assert!(server.is_sending() && !server.is_raw() && !server.may_turn_raw());
+    server.send(Bytes::from_static(b"from the client"));
+    server.close("");
+    pair.settle();
+    let data = LaneEvent::Data(Bytes::from_static(b"from the client"));
+    let closed = LaneEvent::PeerClosed {
+        text: String::new(),
+    };
+    assert_eq!(pair.take(AGENT), [data, closed, LaneEvent::Idle]);
+    pair.take(SERVER);
+    pair.open();
+}
+
 /// An agent that cuts the tunnel off before it answered has not gone raw.
 #[test]
 fn a_pipe_reset_before_the_answer_is_acknowledged() {
@@ -157,6 +181,7 @@ fn a_pipe_that_crosses_an_open_wins_without_a_word() {
 enum Step {
     Open(usize, bool),
     Accept(usize),
+    AcceptFramed(usize),
     Refuse(usize),
     Send(usize, usize),
     Fin(usize),
@@ -171,6 +196,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (end.clone(), any::<bool>()).prop_map(|(at, raw)| Step::Open(at, raw)),
         4 => end.clone().prop_map(Step::Accept),
+        2 => end.clone().prop_map(Step::AcceptFramed),
         1 => end.clone().prop_map(Step::Refuse),
         4 => (end.clone(), 1..300_usize).prop_map(|(at, bytes)| Step::Send(at, bytes)),
         2 => end.clone().prop_map(Step::Fin),
@@ -199,6 +225,7 @@ proptest! {
                     let _busy = pair.ends[at].open(&OpenRequest { raw, ..request() }, want);
                 }
                 Step::Accept(at) => pair.ends[at].accept(),
+                Step::AcceptFramed(at) => pair.ends[at].accept_framed(),
                 Step::Refuse(at) => pair.ends[at].refuse(RefusalCode::Failed, "no"),
                 Step::Send(at, bytes) => {
                     let payload: Vec<u8> = (0..bytes).map(|_| { next = next.wrapping_add(1); next }).collect();

@@ -1,0 +1,362 @@
+//! A socket whose TLS 1.3 records the kernel seals and opens: how it gets there, and what its records mean.
+//!
+//! The kernel does AES-GCM with the keys it is given, and nothing else of TLS: an alert or a message of the handshake comes
+//! as a record of its own type, and is sent as one. Whoever hands a socket over has made the handshake, and must have read
+//! whole records only: the kernel begins with the next byte.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::syscall::tls::{self, Received, Way};
+
+/// Records one direction may seal with its keys before the pair is cut: few kernels take new ones. RFC 8446 section 5.5
+/// counts 2^24.5 as safe for AES-GCM; full records make this 256 GiB.
+const RECORDS_MAX: u32 = 1 << 24;
+/// Most bytes of one record.
+const RECORD_BYTES: usize = 1 << 14;
+/// Bytes that a splice puts into one record at least, other than its last.
+const SPLICED_BYTES: usize = 1 << 12;
+/// Records without payload that may follow each other.
+const EMPTY_RECORDS_MAX: u32 = 32;
+
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+const GOOD_BYE: [u8; 2] = [1, 0];
+const NEW_SESSION_TICKET: u8 = 4;
+
+/// Keys of one direction of a TLS 1.3 session with AES-GCM. Debug output masks them.
+pub struct TrafficKeys {
+    /// 16 or 32 bytes, for AES-128 or AES-256.
+    pub key: Vec<u8>,
+    /// The IV that each record's number is added to.
+    pub iv: [u8; 12],
+    /// Number of the next record.
+    pub sequence: u64,
+    /// Records that these keys have sealed or opened.
+    pub records: u64,
+}
+
+impl TrafficKeys {
+    fn info(&self) -> io::Result<Vec<u8>> {
+        tls::aes_gcm_info(&self.key, self.iv, self.sequence)
+    }
+}
+
+impl fmt::Debug for TrafficKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TrafficKeys(***)")
+    }
+}
+
+/// Why a socket was not given to kernel TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelTlsError {
+    /// Nothing has changed: whoever has the keys can go on with them.
+    #[error("the kernel takes no keys: {0}")]
+    Untouched(io::Error),
+    /// What it sends, the kernel encrypts, and it cannot be read any more: to be closed.
+    #[error("the kernel took the keys of one direction only: {0}")]
+    HalfWay(io::Error),
+}
+
+/// What this end still has to know of a socket on kernel TLS.
+#[derive(Debug)]
+pub struct KernelTls {
+    /// Records that may still be sealed.
+    records_left: u32,
+    /// The kernel has refused to splice what comes next: a read must find it.
+    has_refused: bool,
+}
+
+/// The keys of a direction are used up.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the connection's keys have sealed as many records as they may")]
+pub struct KeysUsedUp;
+
+impl KeysUsedUp {
+    /// Whether this is why a pair failed.
+    #[must_use]
+    pub fn is_cause_of(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<Self>())
+    }
+}
+
+/// Makes a connected socket ready to take keys. Until then it works as before.
+///
+/// # Errors
+/// The kernel has no TLS, or the socket is no TCP socket connected both ways.
+pub fn attach_kernel_tls(socket: &impl AsFd) -> io::Result<()> {
+    tls::attach(socket)
+}
+
+impl KernelTls {
+    /// Gives the keys of both directions to a socket that [`attach_kernel_tls`] has made ready. All that was sent before
+    /// must have been given to the socket, and all that was read must have been whole records.
+    ///
+    /// # Errors
+    /// See [`KernelTlsError`].
+    pub fn start(
+        socket: &impl AsFd,
+        sending: &TrafficKeys,
+        receiving: &TrafficKeys,
+    ) -> Result<Self, KernelTlsError> {
+        let infos = [sending.info(), receiving.info()];
+        let [Ok(out), Ok(into)] = infos else {
+            return Err(KernelTlsError::Untouched(ErrorKind::InvalidInput.into()));
+        };
+        tls::set_keys(socket, Way::Out, &out).map_err(KernelTlsError::Untouched)?;
+        tls::set_keys(socket, Way::In, &into).map_err(KernelTlsError::HalfWay)?;
+        Ok(Self {
+            records_left: u32::try_from(sending.records)
+                .map_or(0, |sealed| RECORDS_MAX.saturating_sub(sealed)),
+            has_refused: false,
+        })
+    }
+
+    /// A splice from the socket has failed. The kernel refuses records that are not data, and with the same error, once,
+    /// what is no record at all; after that it has nothing to read.
+    pub(crate) fn refused(&mut self, error: &io::Error) {
+        self.has_refused |= error.kind() == ErrorKind::InvalidInput;
+    }
+
+    /// As the function of this name, which says what a refused splice was about.
+    pub(crate) fn receive(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+        let has_refused = std::mem::take(&mut self.has_refused);
+        receive(socket, into).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock if has_refused => broken("what came is no TLS record"),
+            _ => error,
+        })
+    }
+
+    /// # Errors
+    /// [`KeysUsedUp`].
+    pub(crate) fn check(&self) -> io::Result<()> {
+        if self.records_left == 0 {
+            return Err(io::Error::other(KeysUsedUp));
+        }
+        Ok(())
+    }
+
+    /// So many bytes were taken by one call.
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.count(bytes, RECORD_BYTES);
+    }
+
+    /// So many bytes were spliced by one call.
+    pub(crate) fn spliced(&mut self, bytes: usize) {
+        self.count(bytes, SPLICED_BYTES);
+    }
+
+    fn count(&mut self, bytes: usize, record_bytes: usize) {
+        let records = u32::try_from(bytes / record_bytes + 1).unwrap_or(u32::MAX);
+        self.records_left = self.records_left.saturating_sub(records);
+    }
+}
+
+/// Reads payload; `Ok(0)` is the peer's good-bye. A short read says nothing about what there is.
+///
+/// # Errors
+/// The socket's; a record that does not verify or that kernel TLS cannot follow; an end without good-bye.
+fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+    let socket = socket.as_fd();
+    for _empty in 0..EMPTY_RECORDS_MAX {
+        let Received { count, kind } = tls::receive(socket, into)?;
+        match meaning(kind, into.get(..count).unwrap_or_default())? {
+            Meaning::Payload => return Ok(count),
+            Meaning::GoodBye => return Ok(0),
+            Meaning::Nothing => (),
+        }
+    }
+    Err(broken("too many records without payload"))
+}
+
+/// Tells the peer that nothing follows. The half-close is this record and no FIN: the kernel may still hold the end of what
+/// it has sealed, and sends nothing of that behind a FIN. There is room for it by then, so that it leaves with this call.
+///
+/// # Errors
+/// `WouldBlock` while there is no room; the socket's.
+pub(crate) fn say_good_bye(socket: impl AsFd) -> io::Result<()> {
+    let socket = socket.as_fd();
+    let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::OUT)];
+    poll(&mut watched, Some(&Timespec::default()))?;
+    let [watched] = watched;
+    if watched.revents().is_empty() {
+        return Err(ErrorKind::WouldBlock.into());
+    }
+    tls::send(socket, ALERT, &GOOD_BYE)
+}
+
+/// What a read is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    Payload,
+    GoodBye,
+    /// An empty record, or a message that nobody needs.
+    Nothing,
+}
+
+fn meaning(kind: Option<u8>, bytes: &[u8]) -> io::Result<Meaning> {
+    match (kind, bytes) {
+        (None, []) => Err(io::Error::new(
+            ErrorKind::UnexpectedEof,
+            "the connection was cut off: it ended without a close_notify",
+        )),
+        (Some(APPLICATION_DATA), []) => Ok(Meaning::Nothing),
+        (Some(APPLICATION_DATA), _) => Ok(Meaning::Payload),
+        // The level means nothing in TLS 1.3.
+        (Some(ALERT), [_level, 0]) => Ok(Meaning::GoodBye),
+        (Some(ALERT), _) => Err(broken("the peer sent a TLS alert")),
+        (Some(HANDSHAKE), [NEW_SESSION_TICKET, ..]) => Ok(Meaning::Nothing),
+        (Some(HANDSHAKE), _) => Err(broken(
+            "the peer changed its keys, which kernel TLS does not follow",
+        )),
+        _ => Err(broken("an unexpected TLS record")),
+    }
+}
+
+fn broken(what: &'static str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+/// Whether the kernel takes over the TLS of a connection: tried on one to this host itself, with keys, payload and
+/// good-bye.
+///
+/// # Errors
+/// What the kernel said.
+pub fn probe_kernel_tls() -> io::Result<()> {
+    /// Over at once, on this host.
+    const PATIENCE: Duration = Duration::from_secs(5);
+    const PAYLOAD: &[u8] = b"probe";
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let one = TcpStream::connect(listener.local_addr()?)?;
+    let (other, peer) = listener.accept()?;
+    if peer != one.local_addr()? {
+        return Err(io::Error::other("somebody else came to the probe's port"));
+    }
+    let keys = |key: u8| TrafficKeys {
+        key: vec![key; 16],
+        iv: [key; 12],
+        sequence: 0,
+        records: 0,
+    };
+    for (socket, out, into) in [(&one, 1, 2), (&other, 2, 1)] {
+        socket.set_read_timeout(Some(PATIENCE))?;
+        attach_kernel_tls(socket)?;
+        KernelTls::start(socket, &keys(out), &keys(into)).map_err(io::Error::other)?;
+    }
+    crate::syscall::socket::send(&one, PAYLOAD)?;
+    say_good_bye(&one)?;
+    let mut buffer = [0; 64];
+    let count = receive(&other, &mut buffer)?;
+    if buffer.get(..count) != Some(PAYLOAD) || receive(&other, &mut buffer)? != 0 {
+        return Err(broken("kernel TLS does not give back what was sent"));
+    }
+    Ok(())
+}
+
+/// Whether a kernel of this release (as `uname -r` says it) takes splices into kernel TLS. From 6.5 on a splice of many
+/// small pieces could send what was never written; that is mended in 6.12.55 and from 6.18 on. What is not known to be
+/// mended is copied.
+#[must_use]
+pub fn splices_into_kernel_tls(release: &str) -> bool {
+    let mut numbers = release
+        .split(|letter: char| !letter.is_ascii_digit())
+        .map(str::parse::<u32>);
+    let mut next = || numbers.next().and_then(Result::ok);
+    let (Some(major), Some(minor)) = (next(), next()) else {
+        return false;
+    };
+    let patch = next().unwrap_or(0);
+    match (major, minor) {
+        (..6, _) | (6, ..5) => true,
+        (6, 12) => patch >= 55,
+        (6, 18..) | (7.., _) => true,
+        (6, _) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(key: Vec<u8>) -> TrafficKeys {
+        TrafficKeys {
+            key,
+            iv: *b"saltintravec",
+            sequence: 0x0102_0304_0506_0708,
+            records: 0,
+        }
+    }
+
+    #[test]
+    fn keys_are_laid_out_as_the_kernel_reads_them() {
+        for (length, cipher) in [(16, 51_u16), (32, 52)] {
+            let info = keys(vec![7; length]).info().unwrap();
+            let mut expected = [0x0304_u16.to_ne_bytes(), cipher.to_ne_bytes()].concat();
+            expected.extend_from_slice(b"intravec");
+            expected.extend_from_slice(&vec![7; length]);
+            expected.extend_from_slice(b"salt\x01\x02\x03\x04\x05\x06\x07\x08");
+            assert_eq!(info, expected);
+        }
+        assert!(keys(vec![7; 24]).info().is_err());
+        assert_eq!(format!("{:?}", keys(vec![7; 16])), "TrafficKeys(***)");
+    }
+
+    #[test]
+    fn records_that_are_not_payload_end_the_stream_or_fail_it() {
+        let of = |kind, bytes: &[u8]| meaning(kind, bytes).map_err(|error| error.kind());
+        assert_eq!(of(Some(23), b"x"), Ok(Meaning::Payload));
+        assert_eq!(of(Some(23), b""), Ok(Meaning::Nothing));
+        assert_eq!(of(Some(22), &[4, 0, 0]), Ok(Meaning::Nothing));
+        for level in [1, 2] {
+            assert_eq!(of(Some(21), &[level, 0]), Ok(Meaning::GoodBye));
+            assert_eq!(of(Some(21), &[level, 20]), Err(ErrorKind::InvalidData));
+        }
+        for (kind, bytes) in [
+            (21, &[][..]),
+            (22, &[24, 0, 0, 1, 0]),
+            (22, &[]),
+            (20, &[1]),
+        ] {
+            assert_eq!(of(Some(kind), bytes), Err(ErrorKind::InvalidData));
+        }
+        assert_eq!(of(None, b""), Err(ErrorKind::UnexpectedEof));
+    }
+
+    #[test]
+    fn keys_are_used_up_by_records_not_by_bytes_alone() {
+        let mut tls = KernelTls {
+            records_left: 6,
+            has_refused: false,
+        };
+        tls.sent(1);
+        tls.sent(40_000);
+        assert_eq!(tls.records_left, 2);
+        tls.spliced(5000);
+        let used_up = tls.check().unwrap_err();
+        assert!(KeysUsedUp::is_cause_of(&used_up), "{used_up}");
+        assert!(!KeysUsedUp::is_cause_of(&broken("something else")));
+    }
+
+    #[test]
+    fn splices_go_into_kernels_that_are_known_to_be_mended() {
+        for release in [
+            "6.1.0-56-cloud-amd64",
+            "6.12.117+deb12-cloud-amd64",
+            "6.18.5",
+            "7.3.4+deb13-cloud-amd64",
+            "5.15.0",
+        ] {
+            assert!(splices_into_kernel_tls(release), "{release}");
+        }
+        for release in ["6.5.0", "6.8.0-31-generic", "6.12.54", "6.17.9", "", "six"] {
+            assert!(!splices_into_kernel_tls(release), "{release}");
+        }
+    }
+}

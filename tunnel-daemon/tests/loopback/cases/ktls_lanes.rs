@@ -1,0 +1,222 @@
+//! Lanes whose tunnels may do without frames and stay encrypted: by the kernel, where it can. Tests that need one which
+//! can are skipped elsewhere; `cargo xtask vm` runs them.
+
+use std::io::{self, Write as _};
+
+use adit::app::agent::RunningAgent;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::plaintext_lanes::Tap;
+use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, echo, sample};
+use crate::support::{connect, targets};
+
+const KTLS: &str = "--lane-security=ktls";
+const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
+const FRAMED: &str = "adit_tunnels_opened_total{path=\"lane\"}";
+const PIPED: &str = "adit_tunnels_opened_total{path=\"ktls-lane\"}";
+
+/// Whether this host has kernel TLS.
+fn has_kernel_tls() -> bool {
+    adit_relay::probe_kernel_tls().is_ok()
+}
+
+/// As [`has_kernel_tls`]; without it `test` is skipped loudly.
+fn is_possible(test: &str) -> bool {
+    if !has_kernel_tls() {
+        // Not captured: the table of kernels reads it.
+        writeln!(io::stderr(), "SKIPPED {test}: no kernel TLS on this host").ok();
+    }
+    has_kernel_tls()
+}
+
+/// A server and an agent that both want kernel TLS.
+async fn both(flags: &[&str]) -> (World, RunningAgent) {
+    let flags = [&[KTLS], flags].concat();
+    let world = World::start(&flags).await;
+    let agent = world.agent("agent-1", &flags).await;
+    world.links(1).await;
+    warm(&world).await;
+    (world, agent)
+}
+
+/// Waits until everything of a tunnel is accounted for.
+async fn over(world: &World, tunnels: f64) {
+    until("lanes are used up", || value(world, USED) == tunnels).await;
+    until("no lane is busy", || value(world, BUSY) == 0.0).await;
+}
+
+/// Whatever a host can do: the flag at one end or at both, nothing is lost, and nothing is readable on the way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_work_and_are_encrypted_whoever_has_the_flag() {
+    const MARK: &[u8] = b"nobody on the way may read this";
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for (server_flags, agent_flags) in [
+        (&[KTLS][..], &[][..]),
+        (&[], &[KTLS]),
+        (&[KTLS], &["--lane-security=plaintext"]),
+        (&[KTLS], &[KTLS]),
+    ] {
+        let world = World::start(server_flags).await;
+        let tap = Tap::on(world.server().agents).await;
+        let port = tap.address.port();
+        let _agent = world.agent_of(port, "agent-1", agent_flags).await;
+        world.links(1).await;
+        warm(&world).await;
+        let mut stream = connect::open(&world.connect(), &target).await;
+        connect::echo(&mut stream, MARK).await;
+        connect::echo_to_the_end(&mut stream, &targets::pattern(0, 300_000)).await;
+        let piped = server_flags == agent_flags && has_kernel_tls();
+        assert_eq!(value(&world, PIPED), f64::from(u8::from(piped)));
+        let mut tunnel = world.tunnel(&target).await;
+        echo(&mut tunnel, MARK).await;
+        assert_eq!(value(&world, HITS), 2.0);
+        assert!(!tap.has_seen(MARK));
+    }
+}
+
+/// A host without it says so, and goes on as without the flag.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_without_kernel_tls_uses_its_own() {
+    let (world, _agent) = both(&[]).await;
+    let (port, _target) = targets::echo().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"either way").await;
+    let (piped, framed) = (value(&world, PIPED), value(&world, FRAMED));
+    if has_kernel_tls() {
+        assert_eq!((piped, framed), (1.0, 0.0));
+    } else {
+        assert_eq!((piped, framed), (0.0, 1.0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_arrive_whole_with_either_engine() {
+    if !is_possible("bytes_arrive_whole_with_either_engine") {
+        return;
+    }
+    for engine in ["epoll", "io-uring"] {
+        let (world, agent) = both(&[&format!("--relay-engine={engine}")]).await;
+        let (port, _target) = targets::echo().await;
+        let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+        connect::echo(&mut stream, b"small").await;
+        let sent = targets::pattern(0, 6_000_000);
+        connect::echo_to_the_end(&mut stream, &sent).await;
+        over(&world, 1.0).await;
+        assert_eq!((value(&world, HITS), value(&world, PIPED)), (1.0, 1.0));
+        let moved =
+            ["copy", "splice"].map(|mover| format!("adit_relay_bytes_total{{mover=\"{mover}\"}}"));
+        let agents = agent.metrics.scrape().text();
+        let there: f64 = moved.iter().flat_map(|name| sample(&agents, name)).sum();
+        let here: f64 = moved.iter().map(|name| value(&world, name)).sum();
+        let expected = 2.0 * (sent.len() + 5) as f64;
+        assert_eq!((here, there), (expected, expected));
+        let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
+        world.server_metric(clean, 1.0).await;
+    }
+}
+
+/// The keys change hands while the target speaks and the client has spoken already: wherever that falls, no byte is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn first_bytes_of_either_side_arrive() {
+    if !is_possible("first_bytes_of_either_side_arrive") {
+        return;
+    }
+    let (world, _agent) = both(&[]).await;
+    let (echo, _echo) = targets::echo().await;
+    for round in 1..=24 {
+        let welcome: Vec<u8> = targets::pattern(0, 1 + 977 * round);
+        let (port, _target) = targets::server_first(welcome.clone().leak()).await;
+        until("enough lanes", || value(&world, IDLE) >= 3.0).await;
+        let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+        let mut got = vec![0; welcome.len()];
+        within("the greeting", stream.read_exact(&mut got))
+            .await
+            .expect("the tunnel lives");
+        assert!(got == welcome, "{round}");
+        drop(stream);
+        until("enough lanes", || value(&world, IDLE) >= 3.0).await;
+        let mut request = connect::head(&format!("127.0.0.1:{echo}"));
+        let early = targets::pattern(7, 1 + 463 * round);
+        request.extend_from_slice(&early);
+        let mut answer = connect::request(&world.connect(), &request).await;
+        let mut got = vec![0; early.len()];
+        within("early bytes", answer.stream.read_exact(&mut got))
+            .await
+            .expect("the tunnel lives");
+        assert!(got == early, "{round}");
+    }
+    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    assert!(value(&world, PIPED) > 0.0);
+    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
+    assert_eq!(value(&world, lost), 0.0);
+}
+
+/// Dials in quick succession, with frames and without, on lanes that come back and lanes that do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_of_dials_succeeds() {
+    const TUNNELS: usize = 100;
+    if !is_possible("a_burst_of_dials_succeeds") {
+        return;
+    }
+    let (world, _agent) = both(&[]).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (socket, mut opening) = (world.connect(), JoinSet::new());
+    for _tunnel in 0..TUNNELS {
+        let (socket, target) = (socket.clone(), target.clone());
+        opening.spawn(async move { connect::open(&socket, &target).await });
+    }
+    let mut streams = within("all dials", opening.join_all()).await;
+    for stream in &mut streams {
+        connect::echo(stream, b"each of them works").await;
+    }
+    drop(streams);
+    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    assert!(value(&world, PIPED) > 0.0);
+    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
+    assert_eq!(value(&world, lost), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_dials_keep_their_lane_and_one_given_up_takes_it_along() {
+    if !is_possible("failed_dials_keep_their_lane_and_one_given_up_takes_it_along") {
+        return;
+    }
+    let (world, _agent) = both(&[]).await;
+    let closed = targets::closed_port().await.to_string();
+    for _dial in 0..20 {
+        let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
+        assert!(text.contains("connection refused"), "{status} {text}");
+    }
+    assert_eq!((value(&world, HITS), value(&world, USED)), (20.0, 0.0));
+    let target = targets::silent_host();
+    let mut stream = UnixStream::connect(world.connect())
+        .await
+        .expect("it listens");
+    let head = connect::head(&target.address);
+    stream.write_all(&head).await.expect("taken");
+    until("the dial is under way", || value(&world, BUSY) == 1.0).await;
+    drop(stream);
+    over(&world, 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
+    if !is_possible("a_target_that_breaks_off_is_told_from_one_that_ends") {
+        return;
+    }
+    let (world, _agent) = both(&[]).await;
+    let (port, _target) = targets::resetting().await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    stream.write_all(b"go").await.expect("taken");
+    let mut rest = Vec::new();
+    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    over(&world, 1.0).await;
+    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+    world.server_metric(reset, 1.0).await;
+}
