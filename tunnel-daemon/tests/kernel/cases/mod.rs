@@ -8,3 +8,4 @@ mod load;
 mod node_redirect;
 pub(crate) mod packet_filter;
 mod redirect;
+pub(crate) mod sockmap;

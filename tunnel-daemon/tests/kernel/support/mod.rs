@@ -6,6 +6,7 @@ pub(crate) mod cgroup;
 pub(crate) mod client;
 pub(crate) mod privilege;
 pub(crate) mod role;
+pub(crate) mod sockmap;
 pub(crate) mod target;
 pub(crate) mod wait;
 pub(crate) mod world;
