@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use super::{GROWTH, UNGUARDED};
+use super::{GROWTH, UNGUARDED, limited};
 use crate::support::privilege::ready;
 use crate::support::role::{Role, tell, told};
 use crate::support::sockmap::{
@@ -14,6 +14,8 @@ use crate::support::sockmap::{
 const SENT: u64 = GROWTH / 4;
 /// What the relay of these tests copies at once.
 const BUFFER: usize = 64 * 1024;
+/// What the guard lets through, where there is one.
+const GUARD: u64 = 256 * 1024;
 
 /// Bytes on their way to a target that does not read.
 fn queued(sockmap: &mut Sockmap, crossing: &Crossing) -> crate::support::sockmap::Direction {
@@ -116,6 +118,20 @@ fn a_killed_sockmap_relay_loses_without_bound_and_tells_nobody() {
 }
 
 #[test]
+fn a_killed_sockmap_relay_with_a_guard_loses_less_and_tells_nobody() {
+    if !ready("a killed relay with a guard") {
+        return;
+    }
+    let (acknowledged, got, at_client, at_target) = killed("guarded");
+    report(&format!(
+        "relay with a guard killed: {got} of {acknowledged} acknowledged bytes arrive; target {at_target:?}, client {at_client:?}"
+    ));
+    assert!(got < acknowledged && acknowledged < GROWTH);
+    // What waits for user space is not where the kernel looks for bytes that nobody read.
+    assert_eq!((at_target, at_client), (End::Eof, End::Eof));
+}
+
+#[test]
 fn a_killed_copy_relay_resets_its_client() {
     let (acknowledged, got, at_client, at_target) = killed("copy");
     report(&format!(
@@ -140,7 +156,12 @@ pub(crate) fn play(arguments: &str) {
         return copy(&a, &b);
     }
     let mut sockmap = Sockmap::new();
-    let _there = sockmap.join(&a, &b, UNGUARDED);
+    let terms = if how == "guarded" {
+        limited(GUARD)
+    } else {
+        UNGUARDED
+    };
+    let _there = sockmap.join(&a, &b, terms);
     tell("relaying");
     // Until it is killed, or its test is gone.
     while told().is_some() {}
