@@ -177,7 +177,17 @@ fn a_guarded_direction_goes_on_after_its_reader_does() {
         "guard of {LIMIT}, reader goes on: {turns} turns of user space; {moved:?}"
     ));
     assert_eq!(moved.forwarded_bytes + moved.passed_bytes, GROWTH);
-    assert!(turns > 1 && moved.forwarded_bytes > LIMIT);
+    assert!(turns > 0 && moved.forwarded_bytes > 0);
+    // Caught up, the kernel forwards again.
+    relay(&mut sockmap, &mut there, a, b);
+    assert_eq!(there.grant.consumed_bytes, moved.passed_bytes);
+    push(client, GROWTH, LIMIT / 4, PATIENCE);
+    assert_eq!(
+        pull(target, GROWTH, LIMIT / 4, PATIENCE),
+        (LIMIT / 4, End::All)
+    );
+    let again = sockmap.moved(&there).forwarded_bytes - moved.forwarded_bytes;
+    assert_eq!(again, LIMIT / 4);
 }
 
 /// The target stalls, then the client sends while it stalls itself. What the relay's side looks like then.
@@ -251,21 +261,52 @@ fn the_guard_bounds_nothing_where_both_directions_stall() {
     assert_eq!(pull(a, from, held, PATIENCE), (held, End::All));
 }
 
-#[test]
-fn a_limit_that_the_send_buffer_always_takes_bounds_both_directions() {
-    if !ready("a limit below the send buffer") {
-        return;
-    }
-    const FEW: u64 = 64 * 1024;
+/// Has this thread's CPU do little else, the kernel's worker there included.
+fn hog() {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let all = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).unwrap());
+    sched_setaffinity(None, &one).unwrap();
+    // Of the calling thread alone, which ends with its test.
+    rustix::process::setpriority_process(None, -20).unwrap();
+}
+
+/// Grants so little that the send buffer always takes it, while both directions stall; what is taken from the client.
+fn little(bytes: u64) -> u64 {
     let relay = Sizes {
         receive: Sizes::SMALL.receive,
         send: 2 << 20,
     };
     let (mut sockmap, crossing) = (Sockmap::new(), Crossing::sized(Sizes::SMALL, relay));
-    let (seen, ..) = both_stalled(&mut sockmap, &crossing, limited(FEW));
+    let (seen, ..) = both_stalled(&mut sockmap, &crossing, limited(bytes));
+    assert!(seen.there.forwarded_bytes <= bytes && seen.there.passed_bytes > 0);
+    // Nothing stands in the way for good.
+    assert!(seen.is_there);
+    seen.sent
+}
+
+#[test]
+fn a_limit_that_the_send_buffer_always_takes_holds_only_while_the_worker_is_in_time() {
+    const FEW: u64 = 64 * 1024;
+    const ROUNDS: usize = 5;
+    if !ready("a limit below the send buffer") {
+        return;
+    }
+    let quiet = little(FEW);
+    let hogging = || {
+        hog();
+        let mut most = 0;
+        for _ in 0..ROUNDS {
+            if most < BOUND {
+                most = most.max(little(FEW));
+            }
+        }
+        most
+    };
+    let busy = thread::spawn(hogging).join().unwrap();
+    // How late the worker is is the scheduler's word, so that is no claim of this test.
     report(&format!(
-        "limit of {FEW} below the send buffer, both directions stalled: {} bytes taken from the client ({:?}), what was passed can be read: {}",
-        seen.sent, seen.stop, seen.is_there
+        "limit of {FEW} below the send buffer, both directions stalled: {quiet} bytes taken from the client, {busy} where its CPU is busy"
     ));
-    assert!(seen.sent < BOUND && seen.stop == Stop::Stalled && seen.is_there);
 }
