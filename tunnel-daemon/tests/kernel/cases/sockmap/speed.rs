@@ -23,7 +23,7 @@ const SIZES: Sizes = Sizes {
 /// Who moves the bytes of a crossing.
 enum By {
     Copy(Relay, Submitted),
-    Sockmap(Sockmap),
+    Sockmap(Box<Sockmap>),
 }
 
 struct Row {
@@ -62,7 +62,7 @@ fn start(is_copy: bool) -> (TcpStream, TcpStream, By, Vec<TcpStream>) {
     let mut sockmap = Sockmap::new();
     sockmap.join(&a, &b, UNGUARDED);
     sockmap.join(&b, &a, UNGUARDED);
-    (client, target, By::Sockmap(sockmap), vec![a, b])
+    (client, target, By::Sockmap(Box::new(sockmap)), vec![a, b])
 }
 
 fn measure(is_copy: bool) -> Row {
