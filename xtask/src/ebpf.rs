@@ -1,6 +1,7 @@
-//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds, or says whether the committed one is current.
+//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds and the one of experiments that only tests load, or says
+//! whether the committed ones are current.
 //!
-//! The object is committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
+//! They are committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
 //! the sources of the standard library, and bpf-linker.
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,9 @@ const LOCK: &str = "ebpf-programs/programs/Cargo.lock";
 const ABI: &str = "ebpf-programs/abi";
 const PINS: &str = "ebpf-programs/toolchain.toml";
 const OBJECT: &str = "ebpf-programs/prebuilt/adit-ebpf.o";
+const EXPERIMENT: &str = "ebpf-programs/prebuilt/adit-sockmap.o";
+/// What a build leaves; that of the daemon's object is beside it.
+const EXPERIMENT_BUILT: &str = "adit-sockmap";
 const MANIFEST: &str = "ebpf-programs/prebuilt/manifest.toml";
 /// Little-endian, which all our machines are.
 const TARGET: &str = "bpfel-unknown-none";
@@ -53,8 +57,10 @@ impl Args {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
-    /// SHA-256 of the object.
+    /// SHA-256 of the object that the daemon embeds.
     object: String,
+    /// SHA-256 of the object of experiments.
+    experiment: String,
     /// SHA-256 over the paths and contents of all sources.
     sources: String,
     /// SHA-256 of the lock file.
@@ -90,20 +96,30 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         toolchain == pinned,
         "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions, or change the pins in a commit of their own"
     );
-    let object = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
     let folder = workspace.path("ebpf-programs/prebuilt");
-    std::fs::create_dir_all(folder).context("create the folder of the object")?;
-    std::fs::write(workspace.path(OBJECT), &object).with_context(|| format!("write {OBJECT}"))?;
+    std::fs::create_dir_all(folder).context("create the folder of the objects")?;
     let manifest = Manifest {
-        object: hex(&object),
+        object: taken(workspace, &built, OBJECT)?,
+        experiment: taken(
+            workspace,
+            &built.with_file_name(EXPERIMENT_BUILT),
+            EXPERIMENT,
+        )?,
         sources: sources(workspace)?,
         lock: hash_of(workspace, LOCK)?,
         toolchain,
     };
     std::fs::write(workspace.path(MANIFEST), written(&manifest))
         .with_context(|| format!("write {MANIFEST}"))?;
-    println!("{OBJECT}: {} bytes", object.len());
     Ok(())
+}
+
+/// Takes over a built object, and gives its hash.
+fn taken(workspace: &Workspace, built: &Path, to: &str) -> anyhow::Result<String> {
+    let object = std::fs::read(built).with_context(|| format!("read {}", built.display()))?;
+    std::fs::write(workspace.path(to), &object).with_context(|| format!("write {to}"))?;
+    println!("{to}: {} bytes", object.len());
+    Ok(hex(&object))
 }
 
 /// Fails when anything changed since the committed object was built.
@@ -113,6 +129,11 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let mut changed = Vec::new();
     for (what, now, then) in [
         ("the object", hash_of(workspace, OBJECT)?, &manifest.object),
+        (
+            "the object of experiments",
+            hash_of(workspace, EXPERIMENT)?,
+            &manifest.experiment,
+        ),
         ("the sources", sources(workspace)?, &manifest.sources),
         ("the lock file", hash_of(workspace, LOCK)?, &manifest.lock),
     ] {
@@ -125,7 +146,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
     }
     ensure!(
         changed.is_empty(),
-        "{} changed since {OBJECT} was built: run `cargo xtask ebpf`",
+        "{} changed since the objects in ebpf-programs/prebuilt were built: run `cargo xtask ebpf`",
         changed.join(" and ")
     );
     Ok(())
@@ -153,7 +174,7 @@ pub(crate) fn availability() -> Result<Toolchain, String> {
     })
 }
 
-/// Builds the programs and gives the path of the object.
+/// Builds the programs and gives the path of the object that the daemon embeds; that of experiments is beside it.
 pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
     let target = workspace.path("target/ebpf");
     let mut command = nightly();
@@ -169,7 +190,9 @@ pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace));
     run_command(&mut command, BUILD)?;
     let built = target.join(TARGET).join("release/adit-ebpf");
-    ensure!(built.is_file(), "the build left no {}", built.display());
+    for object in [&built, &built.with_file_name(EXPERIMENT_BUILT)] {
+        ensure!(object.is_file(), "the build left no {}", object.display());
+    }
     Ok(built)
 }
 
@@ -235,12 +258,13 @@ fn text_of(hash: &[u8]) -> String {
 fn written(manifest: &Manifest) -> String {
     let Manifest {
         object,
+        experiment,
         sources,
         lock,
         toolchain: Toolchain { rustc, bpf_linker },
     } = manifest;
     format!(
-        "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
+        "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nexperiment = \"{experiment}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
          rustc = \"{rustc}\"\nbpf-linker = \"{bpf_linker}\"\n"
     )
 }
@@ -259,12 +283,13 @@ fn answer(command: &mut Command) -> Option<String> {
 mod tests {
     use super::*;
 
-    const FILES: [(&str, &str); 5] = [
+    const FILES: [(&str, &str); 6] = [
         ("ebpf-programs/abi/src/lib.rs", "//! abi"),
         ("ebpf-programs/programs/src/main.rs", "//! programs"),
         (LOCK, "lock"),
         (OBJECT, "object"),
         (PINS, "rustc = \"1\"\nbpf-linker = \"2\"\n"),
+        (EXPERIMENT, "experiment"),
     ];
 
     /// A tree whose manifest fits.
@@ -278,6 +303,7 @@ mod tests {
         }
         let manifest = Manifest {
             object: hash_of(&workspace, OBJECT).unwrap(),
+            experiment: hash_of(&workspace, EXPERIMENT).unwrap(),
             sources: sources(&workspace).unwrap(),
             lock: hash_of(&workspace, LOCK).unwrap(),
             toolchain: pins(&workspace).unwrap(),
@@ -296,6 +322,7 @@ mod tests {
             "lock file",
             "object",
             "toolchain pins",
+            "object of experiments",
         ]
         .into_iter()
         .enumerate()

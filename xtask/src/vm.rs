@@ -232,7 +232,10 @@ fn boot(
     bail!("Linux {} does not boot here", kernel.release)
 }
 
-/// What each entry took, and what the failed ones printed.
+/// Begins what a test found out about the kernel it runs on.
+const FOUND: &str = "FOUND ";
+
+/// What each entry took, what its tests found out, and what the failed ones printed.
 fn report(entries: &[&Entry], console: &Console) {
     for line in &console.modules {
         println!("vm: module not loaded: {line}");
@@ -248,8 +251,16 @@ fn report(entries: &[&Entry], console: &Console) {
         println!("  {:16} status {status}, {:.1} s", entry.name, ran.seconds);
         let fact = matches!(entry.run, Run::Fact(_));
         let quiet = ran.status == Some(0) && entry.when != When::Wan;
+        let found = ran
+            .lines
+            .iter()
+            .filter_map(|line| line.find(FOUND).map(|at| &line[at..]));
         if !fact && !quiet {
             for line in &ran.lines {
+                println!("    {line}");
+            }
+        } else {
+            for line in found {
                 println!("    {line}");
             }
         }

@@ -148,7 +148,9 @@ fn attach(
     }
     if let Some(netns) = &plan.netns {
         let parts = (Arc::clone(&redirect), 0, Arc::clone(&view), serve);
-        if let Some((namespaces, helper)) = Namespaces::start(netns, &plan.cgroup, parts, accounts, stop) {
+        if let Some((namespaces, helper)) =
+            Namespaces::start(netns, &plan.cgroup, parts, accounts, stop)
+        {
             services.spawn_always("redirect-netns", namespaces.keep(helper));
         }
     }

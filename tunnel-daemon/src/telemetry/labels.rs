@@ -393,8 +393,6 @@ label! {
         Copy = "copy",
         /// splice(2) between two sockets.
         Splice = "splice",
-        /// An eBPF sock map.
-        Sockmap = "sockmap",
     }
 }
 

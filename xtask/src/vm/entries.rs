@@ -180,10 +180,17 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "eBPF: redirect and accounting, without a packet filter",
         run: tests(
             KERNEL,
-            "--test-threads=1 --skip packet_filter:: --skip freshly_built",
+            "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap::",
         ),
         limit_seconds: 300,
         when: When::Always,
+    },
+    Entry {
+        name: "sockmap",
+        row: "sockmap as a mover of bytes: the flaws of ADR 0017",
+        run: tests(KERNEL, "sockmap:: --test-threads=1"),
+        limit_seconds: 300,
+        when: When::ByHand,
     },
     Entry {
         name: "wan",

@@ -18,6 +18,11 @@ pub struct TcpState {
     pub rtt: Duration,
     /// Segments sent again since the connection began.
     pub retransmits: u32,
+    /// What the peer's kernel has acknowledged since the connection began. Our SYN counts as a byte if we connected, and so
+    /// does our FIN.
+    pub bytes_acked: u64,
+    /// What came from the peer since the connection began. Its FIN counts as a byte.
+    pub bytes_received: u64,
 }
 
 /// Asks the kernel.
@@ -34,6 +39,8 @@ pub fn tcp_state(socket: &impl AsFd) -> io::Result<TcpState> {
         is_unanswered: info.tcpi_retransmits > 0 || info.tcpi_probes >= 2,
         rtt: Duration::from_micros(info.tcpi_rtt.into()),
         retransmits: info.tcpi_total_retrans,
+        bytes_acked: info.tcpi_bytes_acked,
+        bytes_received: info.tcpi_bytes_received,
     })
 }
 
@@ -111,7 +118,11 @@ mod tests {
             assert!(Instant::now() < limit, "all was read");
             std::thread::yield_now();
         }
-        assert!(tcp_state(&writer).unwrap().silent_for < Duration::from_secs(10));
+        let end = tcp_state(&writer).unwrap();
+        assert!(end.silent_for < Duration::from_secs(10));
+        // It connected, so its SYN is among them.
+        assert_eq!(end.bytes_acked, written as u64 + 1);
+        assert_eq!(tcp_state(&reader).unwrap().bytes_received, written as u64);
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub(super) fn lines(facts: &Facts) -> Vec<Capability> {
         seccomp(facts),
         ring(facts),
         splice(facts),
-        sockmap(facts),
+        sockmap(),
         kernel_tls(facts),
         descriptors(facts),
     ]
@@ -253,18 +253,12 @@ fn privileged(facts: &Facts) -> bool {
     facts.has(SYS_RESOURCE) || facts.has(SYS_ADMIN)
 }
 
-fn sockmap(facts: &Facts) -> Capability {
-    const NAME: &str = "sockmap";
-    match facts.release() {
-        Some(release) if release.has_sound_sockmap() => {
-            ok(NAME, format!("{release} has the fixes it takes"))
-        }
-        _ => degraded(
-            NAME,
-            "this kernel's sockmap may lose or repeat bytes, or nobody has looked through its series: it is not used",
-            "nothing to do: relays splice instead; 6.12.104, 7.2.9 and later ones of these series have the fixes",
-        ),
-    }
+/// Not a matter of the host: no kernel's sockmap is used (ADR 0017). Who looks for it finds that here.
+fn sockmap() -> Capability {
+    ok(
+        "sockmap",
+        "not part of this program on any kernel: relays copy and splice",
+    )
 }
 
 fn kernel_tls(facts: &Facts) -> Capability {
@@ -338,7 +332,7 @@ mod tests {
     #[test]
     fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
         type Change = fn(&mut Facts);
-        let changes: [(&str, Verdict, Change); 17] = [
+        let changes: [(&str, Verdict, Change); 16] = [
             ("kernel", Verdict::Degraded, |f| {
                 f.release = Some("5.15.0".into())
             }),
@@ -365,9 +359,6 @@ mod tests {
                 f.release = Some("6.1.0".into())
             }),
             ("splice", Verdict::Degraded, |f| f.pipe_bytes_max = None),
-            ("sockmap", Verdict::Degraded, |f| {
-                f.release = Some("6.18.1".into())
-            }),
             ("kernel-tls", Verdict::Degraded, |f| {
                 f.kernel_tls = Err("ENOENT".into())
             }),

@@ -1,4 +1,4 @@
-//! Kernel releases, and which of them may be trusted with sockmap.
+//! Kernel releases.
 
 use std::fmt;
 
@@ -31,17 +31,6 @@ impl Release {
         let (major, minor) = (number()?, number()?);
         Some(Self::new(major, minor, number().unwrap_or(0)))
     }
-
-    /// Whether its sockmap has every fix that losing no byte and no page takes. Series that nobody has looked through are
-    /// not among them.
-    pub(super) fn has_sound_sockmap(self) -> bool {
-        match (self.major, self.minor) {
-            (6, 12) => self.patch >= 104,
-            (7, 2) => self.patch >= 9,
-            (7, minor) => minor > 2,
-            (major, _) => major > 7,
-        }
-    }
 }
 
 impl fmt::Display for Release {
@@ -65,24 +54,6 @@ mod tests {
             ("6", None),
         ] {
             assert_eq!(Release::parse(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn only_series_that_were_looked_through_are_trusted_with_sockmap() {
-        for (text, sound) in [
-            ("6.1.200", false),
-            ("6.12.103", false),
-            ("6.12.104", true),
-            ("6.18.50", false),
-            ("7.1.30", false),
-            ("7.2.8", false),
-            ("7.2.9", true),
-            ("7.3.0", true),
-            ("8.0.0", true),
-        ] {
-            let release = Release::parse(text).unwrap();
-            assert_eq!(release.has_sound_sockmap(), sound, "{text}");
         }
     }
 }

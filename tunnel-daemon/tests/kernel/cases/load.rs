@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use adit::ebpf::object::{OBJECT, load};
 use adit::ebpf::redirect::Redirect;
+use aya::Ebpf;
 use aya::programs::{Program, ProgramError};
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::cgroup::Cgroup;
 use crate::support::privilege::{ready, say};
+use crate::support::sockmap;
 
 /// Names a freshly built object; `cargo xtask test` sets it where the eBPF toolchain is.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
@@ -32,6 +34,17 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     };
     if ready("loading a freshly built object") {
         load_all(&std::fs::read(&path).unwrap());
+        // A build leaves both side by side.
+        let experiment = path.with_file_name("adit-sockmap");
+        let mut experiment = sockmap::load(&std::fs::read(experiment).unwrap());
+        assert_eq!(loaded(&mut experiment), 2);
+    }
+}
+
+#[test]
+fn every_program_of_the_committed_experiment_passes_the_verifier() {
+    if ready("loading the committed experiment") {
+        assert_eq!(loaded(&mut sockmap::load(sockmap::EXPERIMENT)), 2);
     }
 }
 
@@ -72,12 +85,19 @@ fn kernel() -> (u32, u32) {
 }
 
 fn load_all(object: &[u8]) {
-    let mut ebpf = load(object).unwrap();
+    let loaded = loaded(&mut load(object).unwrap());
+    assert!(loaded >= 6, "only {loaded} programs");
+}
+
+/// Loads all programs; how many these are.
+fn loaded(ebpf: &mut Ebpf) -> usize {
     let mut loaded = 0;
     for (name, program) in ebpf.programs_mut() {
         let outcome = match program {
             Program::CgroupSockAddr(program) => program.load(),
             Program::SockOps(program) => program.load(),
+            Program::SkSkb(program) => program.load(),
+            Program::SkMsg(program) => program.load(),
             other => panic!("{name}: nothing here loads {:?}", other.prog_type()),
         };
         if let Err(ProgramError::LoadError {
@@ -90,5 +110,5 @@ fn load_all(object: &[u8]) {
         outcome.unwrap();
         loaded += 1;
     }
-    assert!(loaded >= 6, "only {loaded} programs");
+    loaded
 }

@@ -12,3 +12,4 @@ pub(crate) mod packet_filter;
 mod privileges;
 mod redirect;
 mod rules;
+pub(crate) mod sockmap;

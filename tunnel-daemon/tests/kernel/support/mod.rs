@@ -8,6 +8,7 @@ pub(crate) mod daemon;
 pub(crate) mod namespace;
 pub(crate) mod privilege;
 pub(crate) mod role;
+pub(crate) mod sockmap;
 pub(crate) mod target;
 pub(crate) mod wait;
 pub(crate) mod world;

@@ -121,6 +121,7 @@ fn play() {
         "agent" => world::play_agent(&arguments),
         "packet-filter" => crate::cases::packet_filter::play(),
         "exempt" => crate::cases::exempt::play(&arguments),
+        "sockmap-relay" => crate::cases::sockmap::play(&arguments),
         other => panic!("no role {other:?}"),
     }
 }

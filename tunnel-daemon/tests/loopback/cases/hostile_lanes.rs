@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use adit_core::ids::{LinkId, ServerId};
-use adit_core::lane::{Bind, FrameType, Header, LaneEvent, Piece};
+use adit_core::lane::{FrameType, Header, LaneEvent, Piece};
 use adit_core::wire::metadata::LaneGrant;
 use tokio::task::JoinSet;
 
 use crate::support::connect;
 use crate::support::lanes::value;
 use crate::support::raw::Connection;
-use crate::support::stub_lane::{Stub, bound, link, one_idle};
+use crate::support::stub_lane::{Stub, bind, bound, link, one_idle};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 

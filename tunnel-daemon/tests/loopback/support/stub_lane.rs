@@ -3,7 +3,7 @@
 use adit_core::ids::LinkId;
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
-    PROOF_BYTES, Piece, proof_input,
+    PROOF_BYTES, Piece, Proof, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
