@@ -28,7 +28,8 @@ use self::loan::Loans;
 use super::link::LinkContext;
 use super::targets::dial_target;
 use crate::hub::{
-    LaneHome, LaneWatch, Leg, LegWatch, Unsettled, moment, serve_target, settle, until_answered,
+    LaneHome, LaneWatch, Leg, LegWatch, PipeEnd, Unsettled, moment, serve_target, settle,
+    until_answered,
 };
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
 use crate::telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
@@ -382,6 +383,12 @@ impl LaneKeeper {
         let keeper = Arc::downgrade(&self.0);
         relay.hand_over(socket, pipe, &live, move |outcome| {
             drop((entry, open));
+            if matches!(outcome.end, PipeEnd::KeysUsedUp) {
+                tracing::warn!(
+                    target_address = address,
+                    "a tunnel was cut: the keys of its kernel TLS are used up; --lane-security=tls has no such limit"
+                );
+            }
             tracing::debug!(
                 target_address = address,
                 from_target = outcome.from_socket,

@@ -181,7 +181,7 @@ impl Namespaces {
         if look.unreadable > 0 && self.unreadable == 0 {
             tracing::warn!(
                 processes = look.unreadable,
-                "network namespaces of captured processes cannot be read: give CAP_SYS_PTRACE at the start"
+                "network namespaces of captured processes cannot be read: give CAP_SYS_PTRACE at the start, and the host's process namespace (hostPID)"
             );
         }
         self.unreadable = look.unreadable;

@@ -15,15 +15,22 @@ use crate::config::limits;
 use crate::config::plan::{RuleFile, RuleFileOf};
 use crate::net::reload::{Changes, POLL_PERIOD};
 
-/// Puts the rules of a file in force: how many there are then, and the how many-th set they are.
-pub(super) type Apply = Arc<dyn Fn(RuleFile) -> anyhow::Result<(usize, u64)> + Send + Sync>;
+/// How many rules are in force, and the how many-th set they are.
+type InForce = (usize, u64);
+
+/// Puts the rules of a file in force.
+pub(super) type Apply = Arc<dyn Fn(RuleFile) -> anyhow::Result<InForce> + Send + Sync>;
+
+/// What came of a look at the file. `None`: it holds what it held.
+type Looked = Option<Result<InForce, String>>;
 
 /// A file of rules and what it held when it was read last.
 #[derive(Clone)]
 pub(super) struct Followed {
     path: PathBuf,
     of: RuleFileOf,
-    text: String,
+    /// `None` after an error: whatever it holds then is new.
+    text: Option<String>,
 }
 
 impl Followed {
@@ -38,6 +45,7 @@ impl Followed {
             .map_err(anyhow::Error::msg)
             .with_context(named)?;
         let path = path.to_owned();
+        let text = Some(text);
         Ok((Self { path, of, text }, file))
     }
 
@@ -70,29 +78,21 @@ impl Followed {
         }
     }
 
-    /// Reads, and puts what is new in force. `None`: it holds what it held.
-    fn look(
-        self,
-        apply: &dyn Fn(RuleFile) -> anyhow::Result<(usize, u64)>,
-    ) -> (String, Option<Result<(usize, u64), String>>) {
+    /// Reads, and puts what is new in force.
+    fn look(self, apply: &dyn Fn(RuleFile) -> anyhow::Result<InForce>) -> (Option<String>, Looked) {
         match read(&self.path) {
-            Ok(text) if text == self.text => (text, None),
+            Ok(text) if self.text.as_ref() == Some(&text) => (self.text, None),
             Ok(text) => {
                 let file = RuleFile::parse(&text, self.of).map_err(anyhow::Error::msg);
                 let outcome = file.and_then(apply);
+                let text = outcome.is_ok().then_some(text);
                 (text, Some(outcome.map_err(|error| format!("{error:#}"))))
             }
-            // Whatever it holds when it can be read again is new.
-            Err(error) => (String::new(), Some(Err(error.to_string()))),
+            Err(error) => (None, Some(Err(error.to_string()))),
         }
     }
 
-    fn told(
-        &self,
-        outcome: Option<Result<(usize, u64), String>>,
-        view: &RedirectView,
-        last_error: &mut Option<String>,
-    ) {
+    fn told(&self, outcome: Looked, view: &RedirectView, last_error: &mut Option<String>) {
         let file = self.path.display();
         match outcome {
             None => (),

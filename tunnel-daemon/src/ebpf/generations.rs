@@ -1,10 +1,11 @@
 //! Sets of rules, of which a call sees one and never a part of two.
 //!
 //! The table has room for two generations, told apart by the first byte of a key. A new set is written whole beside the one in
-//! force, then one number says which of them counts. What it took the place of stays until the next set needs the room, so a
-//! call that has begun ends with the set it began with.
+//! force, then one number says which of them counts. What it took the place of stays until the next set needs the room, which
+//! is a while later, so a call that has begun ends with the set it began with.
 
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use adit_ebpf_abi::{Rule, RuleKey};
 
@@ -14,6 +15,9 @@ use super::redirect::RedirectRule;
 
 type Place = (RuleKey, u32);
 
+/// A set that is no longer in force is kept for so long: a call takes microseconds, unless its processor is taken away.
+const KEPT_FOR: Duration = Duration::from_millis(100);
+
 /// What is in the table.
 #[derive(Default)]
 pub(super) struct Generations {
@@ -22,6 +26,7 @@ pub(super) struct Generations {
     written: [HashSet<Place>; 2],
     current: u8,
     sets: u64,
+    replaced_at: Option<Instant>,
 }
 
 impl Generations {
@@ -39,13 +44,16 @@ impl Generations {
         Ok(())
     }
 
-    /// Puts a set in force and says the how many-th it is. After an error the old one is.
+    /// Puts a set in force and says the how many-th it is. After an error the old one is. Blocks for moments after another set.
     pub(super) fn replace(
         &mut self,
         maps: &mut RedirectMaps,
         rules: &[RedirectRule],
     ) -> Result<u64, KernelError> {
         let next = 1 - self.current;
+        if let Some(at) = self.replaced_at {
+            std::thread::sleep(KEPT_FOR.saturating_sub(at.elapsed()));
+        }
         self.clear(maps, next)?;
         let kept: Vec<RedirectRule> = self.kept.values().copied().collect();
         for rule in rules.iter().chain(&kept) {
@@ -56,6 +64,7 @@ impl Generations {
         }
         maps.set_generation(next)?;
         self.current = next;
+        self.replaced_at = Some(Instant::now());
         self.sets += 1;
         Ok(self.sets)
     }

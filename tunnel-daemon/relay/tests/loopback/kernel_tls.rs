@@ -162,7 +162,7 @@ mod own {
         world.until_empty();
     }
 
-    /// The reader sleeps until the writer has said all: what the kernel has sealed and not sent must not be lost.
+    /// Sinks of small buffers and a slow reader: what the kernel has sealed and not sent must not be lost behind the end.
     pub(super) fn a_full_sink_takes_its_last_bytes_and_the_good_bye_later(setup: &Setup) {
         let mut world = setup.start();
         world.socket_bytes = Some(64 * 1024);

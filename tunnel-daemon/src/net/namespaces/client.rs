@@ -8,13 +8,14 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 use super::wire::{self, Reply, receive, send};
 use crate::config::NetnsHelperOptions;
 
-/// For the helper to start, and to answer a request. It enters a few hundred namespaces at most.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// For the helper to start, and to answer a request. It enters a few hundred namespaces at most, but a node that boots is busy,
+/// and one that was given up does not come back.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 static PROGRAM: OnceLock<fn() -> Command> = OnceLock::new();
 
@@ -79,7 +80,7 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts one and waits until it says that it can work. Blocks, at most five seconds.
+    /// Starts one and waits until it says that it can work. Blocks, at most half a minute.
     ///
     /// # Errors
     /// It lacks a privilege, or cannot be started.
@@ -114,7 +115,7 @@ impl Helper {
         }
     }
 
-    /// Asks what is there now; `held` are namespaces with a listener already. Blocks, at most five seconds.
+    /// Asks what is there now; `held` are namespaces with a listener already. Blocks, at most half a minute.
     ///
     /// # Errors
     /// It does not answer in time, or is gone: it is of no use any more.
@@ -125,15 +126,18 @@ impl Helper {
         loop {
             match self.reply(deadline)? {
                 Reply::Have(id) => look.still.push(id),
-                Reply::New(id, name, sockets) if !sockets.is_empty() => {
-                    look.opened.push(Opened { id, name, sockets });
+                // Asked for again with the next look.
+                Reply::New(_, name, sockets) if sockets.is_empty() => {
+                    let why = "its sockets did not arrive: file descriptors run low";
+                    look.failed.push((name, why.to_owned()));
                 }
+                Reply::New(id, name, sockets) => look.opened.push(Opened { id, name, sockets }),
                 Reply::Fail(name, why) => look.failed.push((name, why)),
                 Reply::Done { over, unreadable } => {
                     (look.over, look.unreadable) = (over, unreadable);
                     return Ok(look);
                 }
-                Reply::New(..) | Reply::Ready | Reply::Refused(_) => {
+                Reply::Ready | Reply::Refused(_) => {
                     return Err(HelperError::Gone("answered something else".to_owned()));
                 }
             }
@@ -159,13 +163,18 @@ impl Helper {
         HelperError::Gone(match error.kind() {
             io::ErrorKind::WouldBlock => "does not answer".to_owned(),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                // Without effect on one that is ending.
-                let _ending = self.child.kill();
+                self.end();
                 let ended = self.child.wait().map(|status| format!("ended: {status}"));
                 ended.unwrap_or_else(|_unknown| "ended".to_owned())
             }
             _ => format!("cannot be asked: {error}"),
         })
+    }
+
+    /// Tells it to end, in both ways there are: a seccomp profile may be without one. No effect on one that is ending.
+    fn end(&mut self) {
+        let _closed = shutdown(&self.channel, Shutdown::Both);
+        let _killed = self.child.kill();
     }
 
     /// Its process.
@@ -178,7 +187,7 @@ impl Helper {
 impl Drop for Helper {
     fn drop(&mut self) {
         // It has nothing to finish. Not reaped twice: a child that was waited for keeps its status.
-        let _ended_before = self.child.kill();
+        self.end();
         let _reaped = self.child.wait();
     }
 }

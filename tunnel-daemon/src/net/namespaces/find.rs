@@ -66,7 +66,12 @@ impl Found {
             }
             // One that was removed meanwhile has none.
             let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-            for process in members.lines().filter(|line| *line != "0") {
+            for process in members.lines() {
+                // It is in a process namespace that is not ours to see.
+                if process == "0" {
+                    self.unreadable += 1;
+                    continue;
+                }
                 processes += 1;
                 if processes > PROCESSES_MAX {
                     return;

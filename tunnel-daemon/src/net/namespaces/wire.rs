@@ -8,8 +8,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
@@ -50,17 +51,23 @@ pub(super) fn receive(channel: impl AsFd) -> io::Result<Option<(String, Vec<Owne
     let mut bytes = vec![0; PACKET_BYTES_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        channel,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
+    let got = loop {
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        // With a timeout the kernel does not begin again by itself after a signal.
+        match recvmsg(&channel, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => (),
+            other => break other?,
+        }
+    };
     let mut sockets = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(found) = message {
             sockets.extend(found);
         }
+    }
+    // Descriptors ran out: half a namespace is none.
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        sockets.clear();
     }
     if got.bytes == 0 {
         return Ok(None);

@@ -62,8 +62,10 @@ pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[
     args.push("--health-server-port=0".to_owned());
     args.extend_from_slice(flags);
     let agent = Daemon::start(user, "agent", &args, world.dir());
-    server.until("the agent is linked", |server| {
+    // Lanes are bound a moment after the link.
+    server.until("the agent is linked and has lanes", |server| {
         server.get("/readyz").starts_with("HTTP/1.1 200")
+            && server.metric("adit_lanes{state=\"idle\"}") >= 1.0
     });
     agent
 }

@@ -283,7 +283,7 @@ fn a_target_that_breaks_off_resets_the_client_and_does_not_end_it() {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             // Half an answer. What a reset throws away on its way is not sent before it has arrived.
-            write!(stream, "{}\n", stream.peer_addr().unwrap()).unwrap();
+            writeln!(stream, "{}", stream.peer_addr().unwrap()).unwrap();
             let mut word = [0; 16];
             stream.read_exact(&mut word).unwrap();
             let linger = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));

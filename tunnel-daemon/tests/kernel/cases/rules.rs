@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
@@ -51,18 +51,21 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
     ];
     assert_eq!(redirect.replace_rules(&sets[0]).unwrap(), 1);
     let mut client = Client::start(Some(cgroup.path()));
-    let done = AtomicBool::new(false);
+    let (done, sets_put) = (AtomicBool::new(false), AtomicU64::new(1));
     let replaced = std::thread::scope(|scope| {
         let replacing = scope.spawn(|| {
             let mut last = 1;
             while !done.load(Relaxed) {
                 for set in sets.iter().rev() {
                     last = redirect.replace_rules(set).unwrap();
+                    sets_put.store(last, Relaxed);
                 }
             }
             last
         });
-        for _ in 0..300 {
+        let mut calls = 0;
+        while calls < 300 || sets_put.load(Relaxed) < 6 {
+            calls += 1;
             let seen = client.call(asked);
             if !seen.as_ref().is_ok_and(|seen| seen.peer == asked) {
                 done.store(true, Relaxed);

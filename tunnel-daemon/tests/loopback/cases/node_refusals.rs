@@ -246,7 +246,7 @@ async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_mor
         let refused = count("limit");
         assert_reset(agent.target_listeners[0]).await;
         if count("no_server") == given_up {
-            assert_eq!((refused, count("limit")), (0.0, 1.0));
+            assert_eq!(count("limit"), refused + 1.0);
             return;
         }
         drop(held);

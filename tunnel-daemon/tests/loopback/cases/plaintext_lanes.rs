@@ -51,9 +51,12 @@ async fn bytes_arrive_whole_with_either_engine() {
         assert_eq!(value(&world, HITS), 1.0);
         let moved = value(&world, COPIED) + value(&world, SPLICED);
         assert_eq!(moved, 2.0 * (sent.len() + 5) as f64);
-        let agents = agent.metrics.scrape().text();
-        let agent_moved = [COPIED, SPLICED].map(|series| sample(&agents, series));
-        assert_eq!(agent_moved.iter().flatten().sum::<f64>(), moved);
+        until("the agent has counted as much", || {
+            let agents = agent.metrics.scrape().text();
+            let agent_moved = [COPIED, SPLICED].map(|series| sample(&agents, series));
+            agent_moved.iter().flatten().sum::<f64>() == moved
+        })
+        .await;
         // Client and target say nothing more, and the server's own end of it is told as such.
         let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
         world.server_metric(clean, 1.0).await;
