@@ -1,104 +1,184 @@
-//! The transparent frontend without eBPF: a REDIRECT rule of nftables, in a network namespace of its own.
+//! The transparent frontend without eBPF: REDIRECT and TPROXY rules of nftables, in a network namespace of their own.
 
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use adit::app::{agent, server};
+use adit::app::agent::{self, RunningAgent};
+use adit::app::server::{self, RunningServer};
 use adit::config::Command as Program;
 use socket2::{Domain, Socket, Type};
+use tokio::runtime::Runtime;
 
-use crate::support::client::over;
+use crate::support::client::{Seen, over};
 use crate::support::privilege::skip;
 use crate::support::role::{Role, tell, told};
 use crate::support::target::target;
 use crate::support::world::{World, command, get, runtime};
 
-const SETUP: &str = r#"set -e
+const REDIRECT: &str = r#"set -e
 ip link set lo up
 nft add table ip probe
 nft 'add chain ip probe out { type nat hook output priority -100; }'
 nft add rule ip probe out ip daddr 127.9.9.9 tcp dport 9 redirect to :10
 exec "$@""#;
 
-#[test]
-fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
+/// What a process sends to itself comes in by loopback, where these rules are.
+const TPROXY: &str = r#"set -e
+ip link set lo up
+ip -6 address add fd00:9::1/128 dev lo nodad
+ip -6 address add fd00:9::2/128 dev lo nodad
+nft add table inet probe
+nft 'add chain inet probe in { type filter hook prerouting priority mangle; }'
+nft add rule inet probe in ip daddr 127.9.9.9 tcp dport 9 tproxy ip to :10
+nft add rule inet probe in ip6 daddr fd00:9::9 tcp dport 9 tproxy ip6 to :10
+exec "$@""#;
+
+/// The role, in a namespace with these rules; `None`, loudly, where they are not to be had.
+fn behind(setup: &str, what: &str, role: &str) -> Option<Role> {
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
-        command.args(["--net", "sh", "-c", SETUP, "sh"]).args(words);
+        command.args(["--net", "sh", "-c", setup, "sh"]).args(words);
         command
     };
-    let probe = unshare(&["true"]).output();
-    match probe {
+    match unshare(&["true"]).output() {
         Ok(output) if output.status.success() => (),
         Ok(output) => {
             let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return skip("packet filter rules", &why);
+            skip(what, &why);
+            return None;
         }
-        Err(error) => return skip("packet filter rules", &error.to_string()),
+        Err(error) => {
+            skip(what, &error.to_string());
+            return None;
+        }
     }
-    let program = std::env::current_exe().unwrap();
-    let mut role = Role::start_by(
-        unshare(&[&program.display().to_string()]),
-        "packet-filter",
-        None,
-        "",
-    );
+    let program = std::env::current_exe().unwrap().display().to_string();
+    Some(Role::start_by(unshare(&[&program]), role, None, ""))
+}
+
+#[test]
+fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
+    let Some(mut role) = behind(REDIRECT, "packet filter rules", "packet-filter") else {
+        return;
+    };
     assert_eq!(role.hear(), "peer as asked, not direct");
     assert_eq!(role.hear(), "refused: 1");
 }
 
-/// Everything in one process: only the client's source address is redirected, so the agent's own dial is not.
-pub(crate) fn play() {
-    let world = World::new();
-    let runtime = runtime();
-    let Program::Server(plan) =
-        command(world.server_args(&["--transparent-bind-address=127.0.0.1:0".to_owned()]))
-    else {
-        panic!("no server");
+#[test]
+fn tproxy_rules_lead_through_the_tunnel_over_either_family() {
+    let Some(mut role) = behind(TPROXY, "TPROXY rules", "tproxy") else {
+        return;
     };
-    let server = runtime.block_on(server::start(&plan)).unwrap();
-    let listener = server.transparent.unwrap();
-    let Program::Agent(plan) = command(world.agent_args(server.agents)) else {
-        panic!("no agent");
-    };
-    let _agent = runtime.block_on(agent::start(&plan)).unwrap();
-    let health = server.health.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !get(health, "/readyz").starts_with("HTTP/1.1 200") {
-        assert!(Instant::now() < deadline, "no link");
-        std::thread::yield_now();
+    for _family in ["IPv4", "IPv6"] {
+        assert_eq!(role.hear(), "peer as asked, direct");
+        assert_eq!(role.hear(), "peer as asked, not direct");
     }
-    let target = target("127.9.0.1");
-    let rule = format!(
-        "add rule ip probe out ip saddr 127.9.0.2 ip daddr {} tcp dport {} redirect to :{}",
-        target.ip(),
-        target.port(),
-        listener.port()
-    );
+}
+
+/// Everything in one process: rules name the client's source address, so the agent's own dial is not theirs.
+struct Stand {
+    _world: World,
+    _runtime: Runtime,
+    _server: RunningServer,
+    _agent: RunningAgent,
+    health: SocketAddr,
+    listener: SocketAddr,
+}
+
+impl Stand {
+    fn start(bind: &str) -> Self {
+        let world = World::new();
+        let runtime = runtime();
+        let Program::Server(plan) =
+            command(world.server_args(&[format!("--transparent-bind-address={bind}")]))
+        else {
+            panic!("no server");
+        };
+        let server = runtime.block_on(server::start(&plan)).unwrap();
+        let Program::Agent(plan) = command(world.agent_args(server.agents)) else {
+            panic!("no agent");
+        };
+        let agent = runtime.block_on(agent::start(&plan)).unwrap();
+        let (health, listener) = (server.health.unwrap(), server.transparent.unwrap());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !get(health, "/readyz").starts_with("HTTP/1.1 200") {
+            assert!(Instant::now() < deadline, "no link");
+            std::thread::yield_now();
+        }
+        Self {
+            _world: world,
+            _runtime: runtime,
+            _server: server,
+            _agent: agent,
+            health,
+            listener,
+        }
+    }
+}
+
+fn nft(rule: &str) {
     assert!(Command::new("nft").arg(rule).status().unwrap().success());
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket
-        .bind(&std::net::SocketAddr::from(([127, 9, 0, 2], 0)).into())
-        .unwrap();
-    let seen = over(socket, target).unwrap();
+}
+
+/// A call from the address that rules name.
+fn call(from: &str, to: SocketAddr) -> std::io::Result<Seen> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    let from = SocketAddr::new(from.parse().unwrap(), 0);
+    socket.bind(&from.into()).unwrap();
+    over(socket, to)
+}
+
+fn tell_seen(seen: &Seen, asked: SocketAddr) {
     let direct = if seen.is_direct() {
         "direct"
     } else {
         "not direct"
     };
-    let peer = if seen.peer == target {
+    let peer = if seen.peer == asked {
         "as asked"
     } else {
         "another"
     };
     tell(&format!("peer {peer}, {direct}"));
+}
+
+pub(crate) fn play() {
+    let stand = Stand::start("127.0.0.1:0");
+    let (target, listener) = (target("127.9.0.1"), stand.listener);
+    nft(&format!(
+        "add rule ip probe out ip saddr 127.9.0.2 ip daddr {} tcp dport {} redirect to :{}",
+        target.ip(),
+        target.port(),
+        listener.port()
+    ));
+    tell_seen(&call("127.9.0.2", target).unwrap(), target);
     // Nobody redirected this one: its destination is the listener itself.
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    assert!(over(socket, listener).is_err());
-    let refused = get(health, "/metrics");
+    assert!(call("127.9.0.3", listener).is_err());
+    let refused = get(stand.health, "/metrics");
     let line = refused
         .lines()
         .find_map(|line| line.strip_prefix("adit_redirect_refused_total{reason=\"own_address\"} "));
     tell(&format!("refused: {}", line.unwrap()));
+    while told().is_some() {}
+}
+
+pub(crate) fn play_tproxy() {
+    let stand = Stand::start("[::]:0");
+    let port = stand.listener.port();
+    for (family, client, at) in [
+        ("ip", "127.9.0.2", "127.9.0.1"),
+        ("ip6", "fd00:9::2", "fd00:9::1"),
+    ] {
+        let target = target(at);
+        tell_seen(&call(client, target).unwrap(), target);
+        let rule = format!(
+            "add rule inet probe in {family} saddr {client} tcp dport {} tproxy {family} to :{port}",
+            target.port()
+        );
+        nft(&rule);
+        tell_seen(&call(client, target).unwrap(), target);
+    }
     while told().is_some() {}
 }

@@ -120,6 +120,7 @@ fn play() {
         "server" => world::play_server(&arguments),
         "agent" => world::play_agent(&arguments),
         "packet-filter" => crate::cases::packet_filter::play(),
+        "tproxy" => crate::cases::packet_filter::play_tproxy(),
         "exempt" => crate::cases::exempt::play(&arguments),
         "sockmap-relay" => crate::cases::sockmap::play(&arguments),
         other => panic!("no role {other:?}"),
