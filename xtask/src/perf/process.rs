@@ -103,8 +103,15 @@ impl Site {
     fn tied(&self, inside: Inside<'_>, program: &Path) -> Command {
         let mut command = Command::new(&self.load);
         command.args(["tie", "--parent", &std::process::id().to_string(), "--"]);
-        if let Inside::Namespace(namespace) = inside {
-            command.arg("nsenter").arg(namespace).arg("--");
+        match inside {
+            Inside::Host => (),
+            Inside::Namespace(namespace) => {
+                command.arg("nsenter").arg(namespace).arg("--");
+            }
+            Inside::Cgroup(cgroup) => {
+                let enter = r#"echo 0 > "$1/cgroup.procs" && shift && exec "$@""#;
+                command.args(["sh", "-c", enter, "sh"]).arg(cgroup);
+            }
         }
         command.arg(program);
         command
@@ -275,6 +282,8 @@ pub(crate) enum Inside<'a> {
     Host,
     /// In another network namespace: the argument of `nsenter` that names it.
     Namespace(&'a str),
+    /// In a cgroup.
+    Cgroup(&'a Path),
 }
 
 /// Waits for a child with captured output, and kills it past the deadline.

@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 
 use super::long_path::Shape;
 use super::peer::{Peer, Route};
-use super::process::{Inside, Site, output_within};
+use super::process::{Site, output_within};
 use super::results::Sample;
 use super::scenario::{LoadPlan, Way};
 
@@ -72,10 +72,7 @@ pub(crate) fn load(
     route: &Route,
     plan: &LoadPlan,
 ) -> anyhow::Result<Sample> {
-    let inside = match &route.namespace {
-        Some(namespace) => Inside::Namespace(namespace),
-        None => Inside::Host,
-    };
+    let inside = route.inside();
     let mut command: Command = match route.way {
         Way::GrpcGo => {
             let program = tools.go_load.context("the Go load tool is not built")?;

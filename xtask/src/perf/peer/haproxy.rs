@@ -105,7 +105,7 @@ impl Peer for HaProxy {
             frontend: None,
             targets,
             processes,
-            namespace: site.load_namespace(),
+            place: site.load_namespace().into(),
         };
         wait_for_echo(site, &route)?;
         Ok(route)

@@ -193,7 +193,7 @@ impl Peer for Konnectivity {
                 ("server".to_owned(), server.id()),
                 ("agent".to_owned(), agent.id()),
             ],
-            namespace: site.load_namespace(),
+            place: site.load_namespace().into(),
             running: vec![agent, server, target],
         })
     }

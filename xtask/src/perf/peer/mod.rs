@@ -3,6 +3,7 @@
 //! A peer knows how to start itself for one measurement. Why one cannot be measured here is an answer, not an error of
 //! the run: it becomes a row of the report.
 
+mod captured;
 mod haproxy;
 mod konnectivity;
 mod namespace;
@@ -14,10 +15,11 @@ mod wireguard;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::perf::process::{Running, Site, Targets};
+use crate::perf::process::{Inside, Running, Site, Targets};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Scenario, Way};
 
+use captured::{Captured, Cgroup};
 use haproxy::Middle;
 pub(crate) use konnectivity::Konnectivity;
 pub(crate) use namespace::{Namespaces, available};
@@ -58,8 +60,35 @@ pub(crate) struct Route {
     pub(crate) targets: Targets,
     /// Role and process id of those whose memory and CPU time count.
     pub(crate) processes: Vec<(String, u32)>,
-    /// The network namespace of the load, if it is not ours.
-    pub(crate) namespace: Option<String>,
+    /// Where the load runs.
+    pub(crate) place: Place,
+}
+
+/// Where the load of a path runs.
+pub(crate) enum Place {
+    /// With us.
+    Here,
+    /// In a network namespace: the argument of `nsenter` that names it.
+    Namespace(String),
+    /// In a cgroup.
+    Cgroup(Cgroup),
+}
+
+impl From<Option<String>> for Place {
+    fn from(namespace: Option<String>) -> Self {
+        namespace.map_or(Self::Here, Self::Namespace)
+    }
+}
+
+impl Route {
+    /// For the load tool.
+    pub(crate) fn inside(&self) -> Inside<'_> {
+        match &self.place {
+            Place::Here => Inside::Host,
+            Place::Namespace(namespace) => Inside::Namespace(namespace),
+            Place::Cgroup(cgroup) => Inside::Cgroup(cgroup.path()),
+        }
+    }
 }
 
 /// A peer by name.
@@ -84,6 +113,7 @@ pub(crate) fn find(
         "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
         "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),
         "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
+        "adit-redirect" => Ok(Box::new(Captured::find(programs)?)),
         "adit-again" => Ok(Box::new(adit(programs)?.again())),
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
         "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
@@ -95,7 +125,7 @@ pub(crate) fn find(
         }
         _ => anyhow::bail!(
             "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, \
-             adit-link, adit-account, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+             adit-link, adit-account, adit-redirect, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }
@@ -121,13 +151,8 @@ fn version_of(program: &str, flag: &str) -> anyhow::Result<String> {
 /// # Errors
 /// It does not; the error has the logs.
 fn wait_for_echo(site: &Site, path: &Route) -> anyhow::Result<()> {
-    use crate::perf::process::Inside;
-    let inside = match &path.namespace {
-        Some(namespace) => Inside::Namespace(namespace),
-        None => Inside::Host,
-    };
     let targets = serde_json::to_string(&path.targets)?;
-    let mut probe = site.load(inside);
+    let mut probe = site.load(path.inside());
     probe.args(["probe".to_owned(), format!("--targets={targets}")]);
     let limit = crate::perf::process::START_LIMIT * 2;
     crate::perf::process::output_within(probe, site, limit)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, ensure};
 
 use super::namespace::{CABLE, Namespaces, TUNNEL, available};
-use super::{Peer, Route, on_path, version_of, wait_for_echo};
+use super::{Peer, Place, Route, on_path, version_of, wait_for_echo};
 use crate::perf::process::{Inside, Site};
 use crate::perf::scenario::Way;
 
@@ -116,7 +116,7 @@ impl Peer for OpenVpn {
             frontend: None,
             targets,
             processes,
-            namespace: Some(client),
+            place: Place::Namespace(client),
         };
         wait_for_echo(site, &route)?;
         Ok(route)

@@ -92,7 +92,7 @@ impl Peer for Plain {
             frontend: None,
             targets: own.clone(),
             processes: Vec::new(),
-            namespace: site.load_namespace(),
+            place: site.load_namespace().into(),
         };
         match &self.kind {
             Kind::Direct => (),

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use super::haproxy::ports;
-use super::{Peer, Route, TARGETS, wait_for_echo};
+use super::{Peer, Place, Route, TARGETS, wait_for_echo};
 use crate::perf::process::{Inside, Site, Targets, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::Way;
@@ -87,7 +87,7 @@ impl Peer for Rathole {
             frontend: None,
             targets,
             processes,
-            namespace: None,
+            place: Place::Here,
         };
         wait_for_echo(site, &route)?;
         Ok(route)

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 
 use super::namespace::{CABLE, Namespaces, TUNNEL, available};
-use super::{Peer, Route, on_path, version_of, wait_for_echo};
+use super::{Peer, Place, Route, on_path, version_of, wait_for_echo};
 use crate::perf::process::{Inside, Site};
 use crate::perf::scenario::Way;
 
@@ -105,7 +105,7 @@ impl Peer for WireGuard {
             frontend: None,
             targets,
             processes: Vec::new(),
-            namespace: Some(namespaces.client),
+            place: Place::Namespace(namespaces.client),
         };
         wait_for_echo(site, &route)?;
         Ok(route)
