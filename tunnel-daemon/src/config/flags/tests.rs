@@ -1,6 +1,7 @@
 //! Native command lines through the public door.
 
 mod node;
+mod redirect;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,8 +12,7 @@ use tempfile::TempDir;
 
 use super::values;
 use crate::config::plan::{
-    AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, OnFailure,
-    ServerPlan,
+    AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LaneSecurity, LogFormat, ServerPlan,
 };
 use crate::config::{CheckGiven, Command, ConfigError, DemoOptions, Parsed, TopSort, parse};
 
@@ -513,54 +513,4 @@ fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
     assert!(matches!(compat.given, CheckGiven::Refused(_)), "{compat:?}");
     let help = run(&["check", "server", "--help"]).unwrap().command;
     assert!(matches!(help, Command::Print(text) if text.contains("--cluster-cert")));
-}
-
-#[test]
-fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
-    let with = |more: &[&str]| {
-        let mut args = vec!["--cluster-ca-cert", "PEM"];
-        args.extend_from_slice(more);
-        server(&args)
-    };
-    let whole = [
-        "--redirect",
-        "10.0.0.0/8",
-        "--redirect-cgroup",
-        "/sys/fs/cgroup/x",
-    ];
-    // It is a way in by itself.
-    let (plan, _) = with(&whole).unwrap();
-    let redirect = plan.transparent.redirect.as_ref().unwrap();
-    assert_eq!(
-        (redirect.targets.len(), redirect.on_failure),
-        (1, OnFailure::Open)
-    );
-    let (plan, _) = with(&["--transparent-bind-address", "127.0.0.1:15001"]).unwrap();
-    assert!(plan.transparent.redirect.is_none() && plan.transparent.bind.is_some());
-    let many: Vec<String> = (0..4097)
-        .map(|number| format!("--redirect=10.{}.{}.0/24", number / 256, number % 256))
-        .collect();
-    let mut too_many = vec!["--redirect-cgroup", "/x"];
-    too_many.extend(many.iter().map(String::as_str));
-    let both = [&whole[..], &["--redirect-exclude", "10.0.0.0/8"]].concat();
-    for (args, said) in [
-        (&whole[..2], "--redirect-cgroup"),
-        (&whole[2..], "--redirect"),
-        (&["--redirect-exclude", "10.0.0.0/8"][..], "--redirect"),
-        (&both[..], "both name 10.0.0.0/8"),
-        (
-            &[&whole[..], &["--redirect-on-failure", "ajar"]].concat()[..],
-            "open or closed",
-        ),
-        (&too_many[..], "4097"),
-        (&[][..], "no frontend"),
-    ] {
-        let error = with(args).unwrap_err();
-        assert!(
-            error.rendered().contains(said),
-            "{said}: {}",
-            error.rendered()
-        );
-    }
-    assert!(with(&too_many[..4097]).is_ok());
 }
