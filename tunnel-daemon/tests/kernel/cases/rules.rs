@@ -160,8 +160,12 @@ fn a_servers_rules_follow_their_file_and_a_broken_one_changes_nothing() {
     std::fs::remove_file(&file).unwrap();
     server.metric_is(FAILED, 2.0);
     assert!(!direct(other));
-    put(&file, &format!("redirect {inside}\n"));
+    // No rules at all are a set, too.
+    put(&file, "");
     server.metric_is(OK, 2.0);
+    assert!(direct(inside) && direct(other));
+    put(&file, &format!("redirect {inside}\n"));
+    server.metric_is(OK, 3.0);
     assert!(!direct(inside) && direct(other));
     assert!(
         server.readyz().contains("[+]redirect-file"),
