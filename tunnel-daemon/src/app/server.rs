@@ -102,21 +102,7 @@ fn process_budget_bytes(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> u
 /// # Errors
 /// Whatever a listener, certificate or the admin thread says, with its name.
 pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
-    let strategies: Vec<&'static str> = plan
-        .strategies
-        .iter()
-        .map(|strategy| strategy.name())
-        .collect();
-    let metrics = ServerMetrics::new(&strategies);
-    let registry = Registry::new(strategies.join(",").parse()?);
-    let pending_max = usize::try_from(plan.dial.pending_max.get())?;
-    let hub = Hub::new(
-        registry,
-        DialLimits {
-            pending_max,
-            timeout: plan.dial.timeout,
-        },
-    );
+    let (metrics, hub) = metrics_and_hub(plan)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
         links: Tasks::new(AGENT_TASKS_MAX),
@@ -137,26 +123,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         accounts: &accounts,
         watched: Vec::new(),
     };
-
-    if plan.agents.insecure_unauthenticated {
-        tracing::warn!(
-            "agents are not authenticated: anyone who reaches the agent port can register as an agent"
-        );
-        adit.insecure_flag("insecure-allow-unauthenticated-agents");
-    }
-    if plan
-        .frontends
-        .iter()
-        .any(|frontend| matches!(frontend.listen, FrontendListen::Tcp { tls: None, .. }))
-    {
-        tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
-        adit.insecure_flag("insecure-plaintext-frontend");
-    }
-    if plan.agents.grants.is_empty() {
-        tracing::info!(
-            "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
-        );
-    }
+    say_what_is_open(plan, &adit);
     let access = Arc::new(AccessLog::new(
         EVENTS_PER_SECOND,
         EVENTS_BURST,
@@ -187,14 +154,9 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let lanes_max = settings.lane_room.lanes_max();
     let lane_watch = Arc::clone(&settings.lane_watch);
     let watch = Arc::clone(&lane_watch);
-    tasks
-        .services
-        .spawn_always("lane-watch", async move { watch.run().await });
-    let (counted, pools) = (Arc::clone(&descriptors), Arc::clone(&hub));
-    let giving_up = counted.run(descriptors::CLOSED_AFTER, move |lanes| {
-        give_up_lanes(&pools, lanes);
-    });
-    tasks.services.spawn_always("descriptors", giving_up);
+    let services = &tasks.services;
+    services.spawn_always("lane-watch", async move { watch.run().await });
+    spare_descriptors(services, &descriptors, &hub);
     let backend = Backend::new(
         Arc::clone(&hub),
         settings,
@@ -219,14 +181,10 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let watched = std::mem::take(&mut listening.watched);
     drop(listening);
     let events = Arc::new(CountedReloads(adit.clone()));
-    tasks.services.spawn_always(
-        "tls-files",
-        reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
-    );
-    tasks.services.spawn_always(
-        "gauges",
-        gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub)),
-    );
+    let watching = reload::watch(watched, reload::POLL_PERIOD, events, stop.clone());
+    services.spawn_always("tls-files", watching);
+    let gauges = gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
+    services.spawn_always("gauges", gauges);
 
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
@@ -272,6 +230,49 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         stopping,
         probes,
     })
+}
+
+fn metrics_and_hub(plan: &ServerPlan) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
+    let strategies = plan.strategies.iter();
+    let strategies: Vec<&'static str> = strategies.map(|strategy| strategy.name()).collect();
+    let limits = DialLimits {
+        pending_max: usize::try_from(plan.dial.pending_max.get())?,
+        timeout: plan.dial.timeout,
+    };
+    let registry = Registry::new(strategies.join(",").parse()?);
+    Ok((ServerMetrics::new(&strategies), Hub::new(registry, limits)))
+}
+
+/// What anyone could do who should perhaps not.
+fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
+    if plan.agents.insecure_unauthenticated {
+        tracing::warn!(
+            "agents are not authenticated: anyone who reaches the agent port can register as an agent"
+        );
+        metrics.insecure_flag("insecure-allow-unauthenticated-agents");
+    }
+    if plan
+        .frontends
+        .iter()
+        .any(|frontend| matches!(frontend.listen, FrontendListen::Tcp { tls: None, .. }))
+    {
+        tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
+        metrics.insecure_flag("insecure-plaintext-frontend");
+    }
+    if plan.agents.grants.is_empty() {
+        tracing::info!(
+            "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
+        );
+    }
+}
+
+/// Closes idle lanes as descriptors run low.
+fn spare_descriptors(services: &Tasks, descriptors: &Arc<Descriptors>, hub: &Arc<Hub>) {
+    let (counted, pools) = (Arc::clone(descriptors), Arc::clone(hub));
+    let giving_up = counted.run(descriptors::CLOSED_AFTER, move |lanes| {
+        give_up_lanes(&pools, lanes);
+    });
+    services.spawn_always("descriptors", giving_up);
 }
 
 /// Closes idle lanes, of each link in proportion to what it has.
