@@ -7,6 +7,8 @@
 pub const ACCOUNT_BYTES: usize = 56;
 /// Bytes of a [`Closed`].
 pub const CLOSED_BYTES: usize = 72;
+/// How often the daemon reads the ring of ends without being woken, in milliseconds.
+pub const RING_READ_EVERY_MS: u64 = 100;
 
 /// The connection is established: its numbers mean something.
 pub const FLAG_ESTABLISHED: u32 = 1;
@@ -126,6 +128,27 @@ fn our_fin_acknowledged(reading: &Reading) -> bool {
         TCP_FIN_WAIT1 | TCP_CLOSING | TCP_LAST_ACK => reading.snd_una == reading.snd_nxt,
         _ => false,
     }
+}
+
+/// Segments up to which each round-trip measurement of a connection is taken over.
+const SEGMENTS_EAGER: u32 = 256;
+/// After that one in so many: a power of two.
+const SAMPLED_ONE_IN: u32 = 8;
+
+/// Whether a round-trip measurement is taken over: all of them at the beginning, then some by chance, since each costs as
+/// much as a twentieth of an echo. What a connection comes to is exact at its end.
+#[inline(always)]
+#[must_use]
+pub fn is_sampled(segments_out: u32, random: u32) -> bool {
+    segments_out <= SEGMENTS_EAGER || random.is_multiple_of(SAMPLED_ONE_IN)
+}
+
+/// Whether the daemon is woken to read the ring: it reads it every [`RING_READ_EVERY_MS`] milliseconds by itself, and an
+/// eighth of the ring leaves it the time to come.
+#[inline(always)]
+#[must_use]
+pub fn wakes(waiting_bytes: u64, ring_bytes: u64) -> bool {
+    waiting_bytes >= ring_bytes / 8
 }
 
 /// What becomes of the end of a connection, counted per CPU in an array whose index is the outcome.

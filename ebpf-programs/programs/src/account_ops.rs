@@ -6,14 +6,16 @@
 //! after. Connections inherit what their listener asked to hear of. Missing anything: nothing is counted of that
 //! connection but, at its end, that it was missed; no connection is ever touched.
 
-use adit_ebpf_abi::{Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading};
+use adit_ebpf_abi::{
+    Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading, is_sampled, wakes,
+};
 use aya_ebpf::bindings::{
-    BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG,
+    BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG,
     BPF_SOCK_OPS_RTT_CB, BPF_SOCK_OPS_RTT_CB_FLAG, BPF_SOCK_OPS_STATE_CB,
     BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB,
     BPF_TCP_CLOSE, BPF_TCP_FIN_WAIT2, bpf_sock_ops,
 };
-use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 
@@ -29,7 +31,11 @@ pub fn adit_account_ops(context: SockOpsContext) -> u32 {
     match context.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB | BPF_SOCK_OPS_TCP_LISTEN_CB => watch(&context),
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => connected(&context),
-        BPF_SOCK_OPS_RTT_CB | BPF_SOCK_OPS_RETRANS_CB => update(&context),
+        // Before anything is looked up: most of them cost a comparison and a random number.
+        BPF_SOCK_OPS_RTT_CB if is_sampled(field!(context.ops, segs_out), random()) => {
+            update(&context);
+        }
+        BPF_SOCK_OPS_RETRANS_CB => update(&context),
         BPF_SOCK_OPS_STATE_CB => match context.arg(1) {
             BPF_TCP_CLOSE => close(&context),
             BPF_TCP_FIN_WAIT2 => half_close(&context),
@@ -113,10 +119,22 @@ fn close(context: &SockOpsContext) {
         None => CloseOutcome::RingFull,
         Some(mut entry) => {
             entry.write(closed);
-            entry.submit(0);
+            entry.submit(wake_up());
             CloseOutcome::Told
         }
     });
+}
+
+/// The daemon looks into the ring every now and then; it is woken only where the ring might fill before that.
+#[inline(always)]
+fn wake_up() -> u64 {
+    let waiting = ACCOUNT_CLOSED.query(u64::from(BPF_RB_AVAIL_DATA));
+    let size = ACCOUNT_CLOSED.query(u64::from(BPF_RB_RING_SIZE));
+    u64::from(if wakes(waiting, size) {
+        BPF_RB_FORCE_WAKEUP
+    } else {
+        BPF_RB_NO_WAKEUP
+    })
 }
 
 /// The entry of the socket, if it is the daemon's.
@@ -131,6 +149,12 @@ fn account(context: &SockOpsContext) -> Option<&mut Account> {
 #[inline(always)]
 fn full(context: &SockOpsContext) -> bool {
     field!(context.ops, is_fullsock) == 1
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: the helper takes nothing.
+    unsafe { bpf_get_prandom_u32() }
 }
 
 #[inline(always)]

@@ -105,3 +105,23 @@ fn bytes_of_maps_lead_back_to_the_values() {
     assert_eq!(Closed::from_bytes(&event), Some(closed));
     assert_eq!(Closed::from_bytes(&event[1..]), None);
 }
+
+#[test]
+fn measurements_are_all_taken_over_at_first_and_one_in_eight_later() {
+    let taken = |segments_out| {
+        (0..1_024)
+            .filter(|random| is_sampled(segments_out, *random))
+            .count()
+    };
+    assert_eq!(taken(1), 1_024);
+    assert_eq!(taken(256), 1_024);
+    assert_eq!(taken(257), 128);
+    assert_eq!(taken(u32::MAX), 128);
+}
+
+#[test]
+fn daemon_is_woken_once_an_eighth_of_the_ring_waits() {
+    assert!(!wakes(0, 512 * 1024));
+    assert!(!wakes(64 * 1024 - 1, 512 * 1024));
+    assert!(wakes(64 * 1024, 512 * 1024));
+}

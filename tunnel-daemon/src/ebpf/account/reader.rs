@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_ebpf_abi::{ACCOUNTS_MAX, Account, CloseOutcome, Closed, FLAG_ESTABLISHED};
+use adit_ebpf_abi::{
+    ACCOUNTS_MAX, Account, CloseOutcome, Closed, FLAG_ESTABLISHED, RING_READ_EVERY_MS,
+};
 use aya::maps::{MapData, RingBuf};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -63,6 +65,9 @@ impl Reader {
         self.ledger.metrics.attached(true);
         let mut sweep = interval(SWEEP_EVERY);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // The program wakes us where ends come fast only: to be woken costs more than to count.
+        let mut read = interval(Duration::from_millis(RING_READ_EVERY_MS));
+        read.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 ready = self.ring.readable_mut() => {
@@ -77,6 +82,9 @@ impl Reader {
                         ready.clear_ready();
                     }
                 }
+                _tick = read.tick() => while !self.ledger.take(self.ring.get_mut()) {
+                    tokio::task::yield_now().await;
+                },
                 _tick = sweep.tick() => {
                     self.ledger.lost();
                     self.ledger.look(&self.sockets).await;
