@@ -77,9 +77,10 @@ pub async fn accept_loop<I, H, F>(
 ) -> I
 where
     I: Incoming,
-    H: Fn(ByteStream) -> F + Clone + Send + 'static,
+    H: Fn(ByteStream) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
+    let handle = Arc::new(handle);
     let handshakes_max = tls
         .as_ref()
         .map_or(Semaphore::MAX_PERMITS, |tls| tls.handshakes_max);
@@ -90,7 +91,11 @@ where
         events,
     };
     while let Some((socket, peer, permit)) = stop.run_until_cancelled(acceptor.next()).await {
-        let (tls, events, handle) = (tls.clone(), Arc::clone(&acceptor.events), handle.clone());
+        let (tls, events, handle) = (
+            tls.clone(),
+            Arc::clone(&acceptor.events),
+            Arc::clone(&handle),
+        );
         // Boxed: what a greeting needs would stay in the connection's task for as long as that lives.
         let greeting = Box::pin(async move {
             let greeted = greet(socket, peer, tls, &*events).await;

@@ -7,14 +7,18 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
 
 /// Service tasks (listeners, watchers, timers) at once per [`Tasks`]. More means that something spawns them in a loop.
 const SERVICES_MAX: usize = 256;
@@ -49,6 +53,8 @@ struct Inner {
     tracker: TaskTracker,
     stopping: CancellationToken,
     cut_off: CancellationToken,
+    /// Set before `cut_off` is cancelled: tasks look at it at every turn, and the token has a lock.
+    is_cut_off: AtomicBool,
     panics: AtomicU64,
     services: AtomicUsize,
 }
@@ -64,6 +70,7 @@ impl Tasks {
             tracker: TaskTracker::new(),
             stopping: CancellationToken::new(),
             cut_off: CancellationToken::new(),
+            is_cut_off: AtomicBool::new(false),
             panics: AtomicU64::new(0),
             services: AtomicUsize::new(0),
         }))
@@ -147,19 +154,15 @@ impl Tasks {
         work: impl Future<Output = ()> + Send + 'static,
         held: impl Send + 'static,
     ) {
-        let inner = Arc::clone(&self.0);
-        // Each `async` layer around `work` would keep it twice; boxed, it is there once.
-        let work = Box::pin(work);
-        let tracked = self.0.tracker.track_future(async move {
-            let guard = PanicGuard {
-                name,
-                inner: &inner,
-            };
-            // Not being cut off is the common end, and its output is nothing, too.
-            let _finished = inner.cut_off.run_until_cancelled(work).await;
-            drop(guard);
-            drop(held);
-        });
+        let guarded = Guarded {
+            work,
+            cut_off: self.0.cut_off.clone().cancelled_owned(),
+            is_registered: false,
+            name,
+            inner: Arc::clone(&self.0),
+            _held: held,
+        };
+        let tracked = self.0.tracker.track_future(guarded);
         tokio::spawn(tracked);
     }
 
@@ -191,6 +194,7 @@ impl Tasks {
             Ok(()) => 0,
             Err(_elapsed) => {
                 let left = self.running();
+                self.0.is_cut_off.store(true, Ordering::Release);
                 self.0.cut_off.cancel();
                 self.0.tracker.wait().await;
                 left
@@ -206,6 +210,50 @@ struct ServiceGuard(Arc<Inner>);
 impl Drop for ServiceGuard {
     fn drop(&mut self) {
         self.0.services.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// Work in a task of its own. Not an `async` block: that would keep the work twice.
+    struct Guarded<F, H> {
+        #[pin]
+        work: F,
+        // Wakes the task that polled it first, which is the only one.
+        #[pin]
+        cut_off: WaitForCancellationFutureOwned,
+        is_registered: bool,
+        name: &'static str,
+        inner: Arc<Inner>,
+        _held: H,
+    }
+}
+
+impl<F: Future<Output = ()>, H> Future for Guarded<F, H> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let guard = PanicGuard {
+            name: this.name,
+            inner: this.inner,
+        };
+        let polled = this.work.poll(cx);
+        drop(guard);
+        if polled.is_ready() {
+            return Poll::Ready(());
+        }
+        // Not being cut off is the common end.
+        let is_cut_off = if *this.is_registered {
+            this.inner.is_cut_off.load(Ordering::Acquire)
+        } else {
+            *this.is_registered = true;
+            this.cut_off.poll(cx).is_ready()
+        };
+        if is_cut_off {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 }
 
