@@ -13,8 +13,8 @@ use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, LaneEvent, Lanes, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
@@ -354,12 +354,9 @@ impl LaneKeeper {
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, Path::Lane);
         leg.tell(entry.live());
-        let tunnel = async move {
-            let _outcome = serve_target(socket, leg, &address).await;
-            drop((entry, open));
-        };
+        let tunnel = serve_target(socket, leg, address, (entry, open));
         // Without room the leg is dropped, which ends the tunnel.
-        let _full = context.tasks.spawn("target", tunnel);
+        let _full = context.tasks.spawn("target", tunnel.map(drop));
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.

@@ -467,10 +467,10 @@ async fn dial_and_serve(
         if context.warn_on_channel_limit {
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
-        let _open = context.metrics.open_endpoint_connection();
+        let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&server, &address, Path::Link);
         leg.tell(entry.live());
-        let _outcome = serve_target(socket, leg, &address).await;
+        let _outcome = serve_target(socket, leg, address, (entry, open)).await;
     }
 }
 

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use adit_core::http2::Limits;
 use adit_core::lane;
@@ -198,24 +197,17 @@ impl Listening<'_> {
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream| {
-                    serve_grpc(
-                        stream,
-                        Arc::clone(&hub),
-                        context.clone(),
-                        keepalive,
-                        streams.clone(),
-                    )
+                    let io = AuthorityIo::new(stream, Limits::default());
+                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    grpc::serve(io, hub, context, keepalive, streams.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpConnect => {
                 let heads = self.plan.connect;
                 let serve = move |stream: ByteStream| {
-                    let (hub, context) = (Arc::clone(&hub), context.clone());
-                    async move {
-                        let client = stream.peer();
-                        http_connect::serve(stream, &hub, &context, heads, client).await;
-                    }
+                    let client = stream.peer();
+                    http_connect::serve(stream, Arc::clone(&hub), context.clone(), heads, client)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -248,7 +240,7 @@ impl Listening<'_> {
         label: ListenerLabel,
         serve: H,
     ) where
-        H: Fn(ByteStream) -> F + Clone + Send + 'static,
+        H: Fn(ByteStream) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
         let deadline = if self.plan.compat {
@@ -278,17 +270,6 @@ impl Listening<'_> {
         self.services
             .spawn_always("listener", async move { drop(accepting.await) });
     }
-}
-
-async fn serve_grpc(
-    stream: ByteStream,
-    hub: Arc<Hub>,
-    context: FrontendContext,
-    keepalive: Duration,
-    streams: Tasks,
-) {
-    let io = AuthorityIo::new(stream, Limits::default());
-    grpc::serve(io, &hub, &context, keepalive, &streams).await;
 }
 
 fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {

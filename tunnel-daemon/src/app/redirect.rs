@@ -310,7 +310,7 @@ impl Listening<'_> {
             let serve = move |stream: ByteStream| {
                 let (hub, context) = (Arc::clone(&hub), context.clone());
                 let origins = Arc::clone(&origins);
-                async move { transparent::serve(stream, &hub, &context, &*origins).await }
+                transparent::serve(stream, hub, context, origins)
             };
             let (clients, events) = (clients.clone(), Arc::clone(&events));
             Box::pin(async move {

@@ -247,7 +247,7 @@ impl Asked {
 }
 
 async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
-    let outcome = serve_target(socket, leg, address).await;
+    let outcome = serve_target(socket, leg, address, ()).await;
     let reason = match &outcome.end {
         // Here the agent's end is the client's.
         PumpEnd::Tunnel(end) => match end.reason() {

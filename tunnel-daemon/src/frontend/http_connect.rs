@@ -4,6 +4,7 @@
 //! is watched while the dial runs, the 200 is written whole before any tunnel byte, and bytes the client had
 //! sent behind its request go first.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 
+use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
 use crate::config::plan::ConnectPlan;
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
+use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PumpEnd};
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
-use crate::telemetry::GaugeGuard;
 use crate::telemetry::labels::ClientDialect;
 
 /// Bytes a client may send behind its request before the tunnel is open.
@@ -31,44 +32,48 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 /// Serves one connection to its end. `client` is named in logs.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub async fn serve<S>(
+pub fn serve<S>(
     io: S,
-    hub: &Arc<Hub>,
-    context: &FrontendContext,
+    hub: Arc<Hub>,
+    context: FrontendContext,
     plan: ConnectPlan,
     client: PeerAddr,
-) where
-    S: Connection,
+) -> impl Future<Output = ()> + Send + use<S>
+where
+    S: Connection + Send + 'static,
 {
-    // Boxed: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
-    let Some((mut client, carrier)) = Box::pin(open(io, hub, context, plan, client)).await else {
-        return;
-    };
-    match (carrier, &context.relay) {
-        (Carrier::Leg(mut leg), _) => {
-            let ended = relay(&mut client, &mut leg).await;
-            // What it held is accounted for until it goes.
-            drop(leg);
-            if ended {
-                // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
-                let closing = client.io.shutdown();
-                let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
-            }
+    // Boxed, one after the other: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
+    let opening = Box::pin(async move {
+        let opened = open(io, &hub, &context, plan, client).await;
+        opened.map(|(client, carrier)| tunnel(client, carrier))
+    });
+    async move {
+        if let Some(tunnel) = opening.await {
+            tunnel.await;
         }
-        // Boxed: other tunnels need not keep room for it.
-        (Carrier::Pipe(pipe), Some(relay)) => Box::pin(splice(client, pipe, relay)).await,
-        // Not asked for.
-        (Carrier::Pipe(_), None) => client.tunnel.ended(0, 0, "relay_failed"),
     }
 }
 
-/// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
-struct Client<S> {
-    io: S,
-    /// Sent behind the request.
-    early: BytesMut,
-    tunnel: ClientTunnel,
-    _open: GaugeGuard,
+fn tunnel<S: Connection + Send + 'static>(
+    client: Client<S>,
+    carrier: Carrier,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    match carrier {
+        Carrier::Leg(leg) => Box::pin(carry(client, leg)),
+        Carrier::Pipe(pipe) => Box::pin(splice(client, pipe)),
+    }
+}
+
+/// From the answer to the end, by this task. Not an `async` function: that would keep what it is called with twice.
+fn carry<S: Connection>(mut client: Client<S>, leg: Leg) -> impl Future<Output = ()> + use<S> {
+    let mut leg = Some(leg);
+    async move {
+        if relay(&mut client, &mut leg).await {
+            // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
+            let closing = client.io.shutdown();
+            let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
+        }
+    }
 }
 
 /// From the request to the tunnel. `None`: refused, or gone.
@@ -118,7 +123,8 @@ where
                 io,
                 early,
                 tunnel,
-                _open: connection,
+                relay: context.relay.clone(),
+                open: Some(connection),
             };
             Some((client, open.carrier))
         }
@@ -212,58 +218,52 @@ async fn answer<S: Connection>(
     Ok(())
 }
 
-/// Hands both sockets over to relay threads. A cancelled call resets them.
-async fn splice<S: Connection>(client: Client<S>, pipe: Pipe, relay: &PipeRelay) {
-    let Client {
-        mut io,
-        mut early,
-        mut tunnel,
-        _open,
-    } = client;
+/// From the answer to the end, by relay threads. A cancelled call resets both sockets.
+async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
     let target_speaks = async {
         if pipe.received.is_empty() {
             // A failure is found again by the relay.
             let _ready = pipe.socket.readable().await;
         }
     };
+    let relay = client.relay.clone();
+    let stopped = async {
+        match &relay {
+            Some(relay) => relay.stopped().await,
+            None => std::future::pending().await,
+        }
+    };
+    let Client {
+        io, early, tunnel, ..
+    } = &mut client;
     // Wherever this ends early, the pipe is dropped, which resets it.
     let answered = tokio::select! {
         biased;
-        () = relay.stopped() => return tunnel.ended(0, 0, "shutdown"),
-        answered = answer(&mut io, &mut early, target_speaks) => answered,
+        () = stopped => return tunnel.ended(0, 0, "shutdown"),
+        answered = answer(io, early, target_speaks) => answered,
     };
     if answered.is_err() {
         tunnel.answer_lost();
         return tunnel.ended(0, 0, "client_gone");
     }
-    let (Some(socket), Some(live)) = (io.into_descriptor(), tunnel.live()) else {
-        return tunnel.ended(0, 0, "relay_failed");
-    };
-    let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
-    tracing::debug!(end = ?outcome.end, "relayed tunnel over");
-    tunnel.moved_by(outcome.engine, outcome.driver);
-    let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
-    tunnel.ended(from_client, to_client, outcome.end.reason());
+    client.splice(pipe).await;
 }
 
 /// Moves bytes until the tunnel ends (`true`) or the client has gone.
-async fn relay<S: Connection>(client: &mut Client<S>, leg: &mut Leg) -> bool {
+async fn relay<S: Connection>(client: &mut Client<S>, carrier: &mut Option<Leg>) -> bool {
     let Client {
         io, early, tunnel, ..
     } = client;
+    let Some(leg) = carrier else {
+        return false;
+    };
     tunnel.watch(leg);
-    if answer(io, early, leg.readable()).await.is_err() {
+    if Box::pin(answer(io, early, leg.readable())).await.is_err() {
         tunnel.answer_lost();
         tunnel.ended(0, 0, "client_gone");
         return false;
     }
-    let outcome = pump(io, leg, early.split().freeze()).await;
-    let reason = match &outcome.end {
-        PumpEnd::Tunnel(end) => end.reason(),
-        PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
-    };
-    tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
-    matches!(outcome.end, PumpEnd::Tunnel(_))
+    matches!(client.pump(carrier).await, Some(PumpEnd::Tunnel(_)))
 }
 
 #[cfg(test)]

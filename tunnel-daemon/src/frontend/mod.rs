@@ -1,5 +1,6 @@
 //! Listeners that speak one dialect each to clients.
 
+mod carry;
 pub mod events;
 pub mod grpc;
 pub mod http_connect;

@@ -3,6 +3,7 @@
 //! A client believes it is connected to its target, so there is nothing to answer: a dial that fails resets the connection,
 //! and what the client says meanwhile waits.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use bytes::BytesMut;
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
 
+use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::limits;
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PipeRelay, PumpEnd, pump};
-use crate::lane::Pipe;
+use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PumpEnd};
 use crate::net::blocks;
 use crate::net::origin::{OriginError, OriginSource};
-use crate::net::stream::{ByteStream, Connection as _, PeerAddr};
+use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::labels::{ClientDialect, RedirectRefusal};
 
 /// Bytes a client may send before its tunnel is open; then it waits.
@@ -27,14 +28,60 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// Serves one connection to its end.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub async fn serve(
+pub fn serve(
+    io: ByteStream,
+    hub: Arc<Hub>,
+    context: FrontendContext,
+    origins: Arc<impl OriginSource>,
+) -> impl Future<Output = ()> + Send {
+    // Boxed, one after the other, as in the CONNECT dialect.
+    let opening = Box::pin(async move {
+        let opened = open(io, &hub, &context, &*origins).await;
+        opened.map(|(client, carrier)| tunnel(client, carrier))
+    });
+    async move {
+        if let Some(tunnel) = opening.await {
+            tunnel.await;
+        }
+    }
+}
+
+fn tunnel(
+    client: Client<ByteStream>,
+    carrier: Carrier,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    match carrier {
+        Carrier::Leg(leg) => Box::pin(carry(client, leg)),
+        Carrier::Pipe(pipe) => Box::pin(client.splice(pipe)),
+    }
+}
+
+/// Moves the bytes by this task. Not an `async` function: that would keep what it is called with twice.
+fn carry(mut client: Client<ByteStream>, mut leg: Leg) -> impl Future<Output = ()> {
+    client.tunnel.watch(&mut leg);
+    let mut leg = Some(leg);
+    async move {
+        if let Some(PumpEnd::Tunnel(end)) = client.pump(&mut leg).await {
+            if end.is_in_order() {
+                let closing = client.io.shutdown();
+                let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
+            } else {
+                // A target that broke off must not look like one that closed, not even for a moment.
+                reset(&client.io);
+            }
+        }
+    }
+}
+
+/// From the connection to the tunnel. `None`: refused, or gone.
+async fn open(
     mut io: ByteStream,
     hub: &Arc<Hub>,
     context: &FrontendContext,
     origins: &dyn OriginSource,
-) {
+) -> Option<(Client<ByteStream>, Carrier)> {
     let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), io.peer()) else {
-        return; // Listeners of this dialect are TCP.
+        return None; // Listeners of this dialect are TCP.
     };
     let destination = match origins.origin(socket, client) {
         Ok(destination) => destination.to_string(),
@@ -46,7 +93,8 @@ pub async fn serve(
                 OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
                 OriginError::Kernel(_) => RedirectRefusal::Kernel,
             });
-            return reset(&io);
+            reset(&io);
+            return None;
         }
     };
     let admission = context.admit();
@@ -60,24 +108,27 @@ pub async fn serve(
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
-        None => tunnel.abandoned(),
+        None => {
+            tunnel.abandoned();
+            None
+        }
         Some(Err(failure)) => {
             tunnel.failed(&failure);
             reset(&io);
+            None
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
             context.account(&io, open.agent.as_str());
             tracing::debug!(%client, target_address = destination, agent = %open.agent, "tunnel open");
-            match (open.carrier, &context.relay) {
-                (Carrier::Leg(leg), _) => relay(&mut io, early, leg, tunnel).await,
-                (Carrier::Pipe(pipe), Some(relay)) => {
-                    // Boxed: other tunnels need not keep room for it.
-                    Box::pin(splice(io, early, pipe, relay, tunnel)).await;
-                }
-                // Not asked for.
-                (Carrier::Pipe(_), None) => tunnel.ended(0, 0, "relay_failed"),
-            }
+            let client = Client {
+                io,
+                early,
+                tunnel,
+                relay: context.relay.clone(),
+                open: None,
+            };
+            Some((client, open.carrier))
         }
     }
 }
@@ -115,45 +166,5 @@ fn reset(io: &ByteStream) {
         && let Err(error) = SockRef::from(socket).set_linger(Some(Duration::ZERO))
     {
         tracing::debug!(%error, "cannot reset a connection");
-    }
-}
-
-/// Hands both sockets over to relay threads. A cancelled call resets them.
-async fn splice(
-    io: ByteStream,
-    early: BytesMut,
-    pipe: Pipe,
-    relay: &PipeRelay,
-    mut tunnel: ClientTunnel,
-) {
-    let (Some(socket), Some(live)) = (io.into_descriptor(), tunnel.live()) else {
-        return tunnel.ended(0, 0, "relay_failed");
-    };
-    let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
-    tracing::debug!(end = ?outcome.end, "relayed tunnel over");
-    tunnel.moved_by(outcome.engine, outcome.driver);
-    let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
-    tunnel.ended(from_client, to_client, outcome.end.reason());
-}
-
-async fn relay(io: &mut ByteStream, early: BytesMut, mut leg: Leg, mut tunnel: ClientTunnel) {
-    tunnel.watch(&mut leg);
-    let outcome = pump(io, &mut leg, early.freeze()).await;
-    let reason = match &outcome.end {
-        PumpEnd::Tunnel(end) => {
-            // A target that broke off must not look like one that closed.
-            if !end.is_in_order() {
-                reset(io);
-            }
-            end.reason()
-        }
-        PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
-    };
-    tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
-    // What it held is accounted for until it goes.
-    drop(leg);
-    // Not behind a reset: the end it would send first looks like that of a whole answer.
-    if matches!(&outcome.end, PumpEnd::Tunnel(end) if end.is_in_order()) {
-        let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, io.shutdown()).await;
     }
 }

@@ -42,9 +42,14 @@ pub struct PumpOutcome {
     pub end: PumpEnd,
 }
 
-struct Pump<'a, S> {
+/// What a pump joins.
+struct Ends<'a, S> {
     socket: &'a mut S,
     leg: &'a mut Leg,
+}
+
+/// What has moved, and what is on its way. It owns neither socket nor leg, so that whoever does needs no second place for them.
+pub(super) struct Pump {
     reader: BlockReader,
     read_done: bool,
     pending: Outbox,
@@ -62,38 +67,55 @@ struct Pump<'a, S> {
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller shuts it
 /// down, with a limit. A cancelled call leaves the
 /// leg to its `Drop`: the tunnel is reset.
-pub async fn pump<S: AsyncRead + AsyncWrite + Unpin>(
-    socket: &mut S,
-    leg: &mut Leg,
+pub fn pump<'a, S: AsyncRead + AsyncWrite + Unpin>(
+    socket: &'a mut S,
+    leg: &'a mut Leg,
     first: Bytes,
-) -> PumpOutcome {
-    let from_socket = first.len() as u64;
-    leg.send(first);
-    let mut pump = Pump {
-        socket,
-        leg,
-        reader: BlockReader::default(),
-        read_done: false,
-        pending: Outbox::default(),
-        peer_fin: false,
-        write_shut: false,
-        write_failed: None,
-        tunnel_end: None,
-        from_socket,
-        to_socket: 0,
-    };
-    let end = std::future::poll_fn(|cx| pump.poll(cx)).await;
-    PumpOutcome {
-        from_socket: pump.from_socket,
-        to_socket: pump.to_socket,
-        end,
-    }
+) -> impl Future<Output = PumpOutcome> + use<'a, S> {
+    let mut pump = Pump::new(leg, first);
+    // Not an `async` function: that keeps what it was called with twice, for days.
+    std::future::poll_fn(move |cx| pump.poll(cx, socket, leg))
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<PumpEnd> {
+impl Pump {
+    pub(super) fn new(leg: &mut Leg, first: Bytes) -> Self {
+        let from_socket = first.len() as u64;
+        leg.send(first);
+        Self {
+            reader: BlockReader::default(),
+            read_done: false,
+            pending: Outbox::default(),
+            peer_fin: false,
+            write_shut: false,
+            write_failed: None,
+            tunnel_end: None,
+            from_socket,
+            to_socket: 0,
+        }
+    }
+
+    /// To be asked with the same socket and the same leg, and not again once it is ready.
+    pub(super) fn poll<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut S,
+        leg: &mut Leg,
+    ) -> Poll<PumpOutcome> {
+        self.poll_end(cx, &mut Ends { socket, leg })
+            .map(|end| PumpOutcome {
+                from_socket: self.from_socket,
+                to_socket: self.to_socket,
+                end,
+            })
+    }
+
+    fn poll_end<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        ends: &mut Ends<'_, S>,
+    ) -> Poll<PumpEnd> {
         for _round in 0..ROUNDS_PER_POLL {
-            let wrote = match self.poll_to_socket(cx) {
+            let wrote = match self.poll_to_socket(cx, ends) {
                 Ok(progress) => progress,
                 Err(error) => {
                     // The other end may have answered before it stopped taking; read that first.
@@ -102,38 +124,38 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
                     true
                 }
             };
-            self.drop_unwritable();
+            self.drop_unwritable(ends.leg);
             if self.read_done
                 && let Some(error) = self.write_failed.take()
             {
                 return Poll::Ready(PumpEnd::WriteFailed(error));
             }
             if let Some(end) = &self.tunnel_end
-                && (self.pending.is_empty() || self.leg.poll_aborted(cx))
+                && (self.pending.is_empty() || ends.leg.poll_aborted(cx))
             {
                 // What is cut off here did not end as it was told.
-                let cut = (!self.pending.is_empty()).then(|| self.leg.last_end());
+                let cut = (!self.pending.is_empty()).then(|| ends.leg.last_end());
                 let end = cut.flatten().unwrap_or_else(|| end.clone());
                 return Poll::Ready(PumpEnd::Tunnel(end));
             }
-            let read = match self.poll_from_socket(cx) {
+            let read = match self.poll_from_socket(cx, ends) {
                 Ok(progress) => progress,
                 Err(error) => return Poll::Ready(PumpEnd::ReadFailed(error)),
             };
             if !wrote && !read {
-                self.leg.poll_flush(cx);
+                ends.leg.poll_flush(cx);
                 self.pending.rest();
                 return Poll::Pending;
             }
         }
-        self.leg.poll_flush(cx);
+        ends.leg.poll_flush(cx);
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    fn drop_unwritable(&mut self) {
+    fn drop_unwritable(&mut self, leg: &mut Leg) {
         if self.write_failed.is_some() {
-            self.leg.drained(self.pending.clear());
+            leg.drained(self.pending.clear());
         }
     }
 
@@ -142,14 +164,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
     }
 
     /// Returns whether another round may find something.
-    fn poll_to_socket(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        if self.tunnel_end.is_none() && self.is_full() && self.leg.poll_aborted(cx) {
+    fn poll_to_socket<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        Ends { socket, leg }: &mut Ends<'_, S>,
+    ) -> io::Result<bool> {
+        if self.tunnel_end.is_none() && self.is_full() && leg.poll_aborted(cx) {
             // A socket that takes nothing must not hide that there is no more use in waiting for it.
-            self.tunnel_end = self.leg.last_end();
+            self.tunnel_end = leg.last_end();
         }
         let mut more_from_leg = false;
         while self.tunnel_end.is_none() && !self.is_full() {
-            match self.leg.poll_recv(cx) {
+            match leg.poll_recv(cx) {
                 Poll::Ready(Incoming::Data(bytes)) => {
                     self.pending.push(bytes);
                     more_from_leg = true;
@@ -164,23 +190,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
             return Ok(more_from_leg);
         }
         while !self.pending.is_empty() {
-            let Poll::Ready(written) = self.pending.poll_write(cx, self.socket)? else {
-                self.leg.stalled();
+            let Poll::Ready(written) = self.pending.poll_write(cx, *socket)? else {
+                leg.stalled();
                 return Ok(progress);
             };
             progress = true;
             self.to_socket += written as u64;
-            self.leg.drained(written);
+            leg.drained(written);
         }
         // Not after every write: while more is pending, the next write pushes the buffer out.
-        if let Poll::Ready(flushed) = self.pending.poll_flush(cx, self.socket) {
+        if let Poll::Ready(flushed) = self.pending.poll_flush(cx, *socket) {
             flushed?;
         }
         // What was cut off is not to look like an end: the owner of the socket says how it goes.
         let in_order = self.tunnel_end.as_ref().is_some_and(TunnelEnd::is_in_order);
         if (self.peer_fin || in_order)
             && !self.write_shut
-            && let Poll::Ready(shut) = Pin::new(&mut *self.socket).poll_shutdown(cx)
+            && let Poll::Ready(shut) = Pin::new(&mut **socket).poll_shutdown(cx)
         {
             self.write_shut = true;
             // The other side may be gone already; reading finds out.
@@ -192,20 +218,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pump<'_, S> {
         Ok(progress || more_from_leg)
     }
 
-    fn poll_from_socket(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        if self.read_done || self.tunnel_end.is_some() || self.leg.poll_ready(cx).is_pending() {
+    fn poll_from_socket<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        Ends { socket, leg }: &mut Ends<'_, S>,
+    ) -> io::Result<bool> {
+        if self.read_done || self.tunnel_end.is_some() || leg.poll_ready(cx).is_pending() {
             return Ok(false);
         }
-        let Poll::Ready(bytes) = self.reader.poll_read(cx, self.socket)? else {
+        let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket)? else {
             return Ok(false);
         };
         if bytes.is_empty() {
             self.read_done = true;
-            self.leg.fin();
+            leg.fin();
             return Ok(true);
         }
         self.from_socket += bytes.len() as u64;
-        self.leg.send(bytes);
+        leg.send(bytes);
         Ok(true)
     }
 }

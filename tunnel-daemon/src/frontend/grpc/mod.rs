@@ -28,54 +28,54 @@ const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 /// Serves one client connection to its end; every `Proxy` call is admitted by `tasks` and runs beside it.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
-pub async fn serve<S>(
+pub fn serve<S>(
     io: S,
-    hub: &Arc<Hub>,
-    context: &FrontendContext,
+    hub: Arc<Hub>,
+    context: FrontendContext,
     keepalive: Duration,
-    tasks: &Tasks,
-) where
+    tasks: Tasks,
+) -> impl Future<Output = ()> + Send + use<S>
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let admission = context.admit();
-    let windows = Windows {
-        frame_bytes: grpc::SMALL_FRAME_BYTES,
-        stream_bytes: STREAM_WINDOW_BYTES,
-        send_buffer_bytes: SEND_BUFFER_BYTES,
-    };
-    let greeted = {
-        let builder = grpc::server_builder(windows);
-        let greeting = pin!(grpc::accept(&builder, io));
-        admission.within(greeting).await
-    };
-    let connection = match greeted {
-        Some(Ok(connection)) => connection,
-        Some(Err(error)) => return tracing::debug!(%error, "client connection is not HTTP/2"),
-        None => return,
-    };
-    let served = connection.serve(keepalive, |request, mut respond| {
-        if !grpc::is_call(&request, METHOD, &mut respond) {
-            return None;
-        }
-        let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
-        let stream = ProxyStream::new(
-            Arc::clone(hub),
-            request.into_body(),
-            respond,
-            admission,
-            GrpcEvents::new(context),
-        );
-        let work = async move {
-            stream.run().await;
-            drop(counted);
+    // Boxed: the connection has a place of its own afterwards.
+    let mut greeting = Box::pin(async move {
+        let windows = Windows {
+            frame_bytes: grpc::SMALL_FRAME_BYTES,
+            stream_bytes: STREAM_WINDOW_BYTES,
+            send_buffer_bytes: SEND_BUFFER_BYTES,
         };
-        let admitted = tasks.admit("proxy-stream", work);
-        if admitted.is_err() {
-            tracing::warn!("client stream refused: too many streams");
-        }
-        admitted.ok()
+        grpc::accept(&grpc::server_builder(windows), io).await
     });
-    if let Some(Err(error)) = admission.within(pin!(served)).await {
-        tracing::debug!(%error, "client connection ended");
+    async move {
+        let connection = match admission.within(greeting.as_mut()).await {
+            Some(Ok(connection)) => connection,
+            Some(Err(error)) => {
+                return tracing::debug!(%error, "client connection is not HTTP/2");
+            }
+            None => return,
+        };
+        let served = connection.serve(keepalive, |request, mut respond| {
+            if !grpc::is_call(&request, METHOD, &mut respond) {
+                return None;
+            }
+            let stream = ProxyStream::new(
+                Arc::clone(&hub),
+                request.into_body(),
+                respond,
+                admission,
+                GrpcEvents::new(&context),
+            );
+            let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
+            let admitted = tasks.admit("proxy-stream", stream.run(counted));
+            if admitted.is_err() {
+                tracing::warn!("client stream refused: too many streams");
+            }
+            admitted.ok()
+        });
+        if let Some(Err(error)) = admission.within(pin!(served)).await {
+            tracing::debug!(%error, "client connection ended");
+        }
     }
 }

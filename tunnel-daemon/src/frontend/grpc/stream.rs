@@ -113,9 +113,18 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
-    /// Serves the stream to its end.
-    pub async fn run(mut self) {
-        let done = std::future::poll_fn(|cx| self.poll(cx)).await;
+    /// Serves the stream to its end. `kept` is dropped with it.
+    ///
+    /// Not an `async` function: that would keep the stream twice.
+    pub fn run<K>(mut self, kept: K) -> impl Future<Output = ()> {
+        async move {
+            let _kept = &kept;
+            let done = std::future::poll_fn(|cx| self.poll(cx)).await;
+            self.over(done);
+        }
+    }
+
+    fn over(&mut self, done: Done) {
         match done {
             Done::ClientFinished => {
                 self.leave(true, "client_closed");

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-use crate::hub::{DialLimits, Leg, Mailbox};
+use crate::hub::{Conduit, DialLimits, Leg, Mailbox};
 use crate::net::descriptors::Descriptors;
 use crate::telemetry::labels::Path;
 use crate::telemetry::{AccessLog, ServerMetrics};
@@ -45,7 +45,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
-        serve(server, &hub, &context, plan, PeerAddr::Unix).await;
+        serve(server, hub, context, plan, PeerAddr::Unix).await;
         started.elapsed()
     };
     let trickling = async {
@@ -89,25 +89,8 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
     };
-    let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-    let open = OpenTunnel {
-        carrier: leg,
-        conn: ConnId(1),
-        link: LinkId(1),
-        agent: AgentId::new("a"),
-    };
-    let mut tunnel = ClientTunnel::new(&context, ClientDialect::HttpConnect);
-    tunnel.dialing("a.test:1");
-    tunnel.opened(&open, Path::Link);
-    let (io, gone) = duplex(1024);
-    drop(gone);
-    let mut client = Client {
-        io,
-        early: BytesMut::new(),
-        tunnel,
-        _open: metrics.http_connection(),
-    };
-    let mut leg = open.carrier;
+    let (_gone, client, leg) = opened(&context);
+    let (mut client, mut leg) = (client, Some(leg));
     relay(&mut client, &mut leg).await;
     drop((client, leg));
     let text = metrics.scrape().text();
@@ -118,6 +101,30 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
     }
+}
+
+/// A tunnel that has just opened, for a client that is gone already.
+fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Leg) {
+    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    let open = OpenTunnel {
+        carrier: leg,
+        conn: ConnId(1),
+        link: LinkId(1),
+        agent: AgentId::new("a"),
+    };
+    let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
+    tunnel.dialing("a.test:1");
+    tunnel.opened(&open, Path::Link);
+    let (io, gone) = duplex(1024);
+    drop(gone);
+    let client = Client {
+        io,
+        early: BytesMut::new(),
+        tunnel,
+        relay: None,
+        open: Some(context.metrics.http_connection()),
+    };
+    (conduit, client, open.carrier)
 }
 
 /// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
@@ -138,18 +145,21 @@ fn the_state_of_a_connection_stays_small() {
         relay: None,
     };
     let (_client, server) = duplex(64);
+    let (_conduit, client, leg) = opened(&context);
+    let bytes = size_of_val(&carry(client, leg));
+    assert!(bytes <= 600, "{bytes} bytes for a tunnel of http-connect");
     let serving = serve(
         server,
-        &hub,
-        &context,
+        Arc::clone(&hub),
+        context.clone(),
         ConnectPlan::default(),
         PeerAddr::Unix,
     );
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 960, "{bytes} bytes for http-connect");
+    assert!(bytes <= 48, "{bytes} bytes around it");
     let (_client, server) = duplex(64);
     let tasks = crate::net::tasks::Tasks::new(1);
-    let serving = crate::frontend::grpc::serve(server, &hub, &context, Duration::MAX, &tasks);
+    let serving = crate::frontend::grpc::serve(server, hub, context, Duration::MAX, tasks);
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 640, "{bytes} bytes for grpc");
+    assert!(bytes <= 480, "{bytes} bytes for grpc");
 }

@@ -1,0 +1,62 @@
+//! A tunnel that is open, from its client's side: what frontends without packets of their own have in common.
+
+use std::sync::Arc;
+
+use bytes::BytesMut;
+
+use super::events::ClientTunnel;
+use crate::hub::{Leg, PipeRelay, PumpEnd, pump};
+use crate::lane::Pipe;
+use crate::net::stream::Connection;
+use crate::telemetry::GaugeGuard;
+
+/// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
+pub(super) struct Client<S> {
+    pub(super) io: S,
+    /// What it has sent before the tunnel was open.
+    pub(super) early: BytesMut,
+    pub(super) tunnel: ClientTunnel,
+    /// For a tunnel that is a pipe.
+    pub(super) relay: Option<Arc<PipeRelay>>,
+    /// Where open connections are counted.
+    pub(super) open: Option<GaugeGuard>,
+}
+
+impl<S: Connection> Client<S> {
+    /// Moves bytes until the tunnel or the client has ended, and reports it. `leg` is empty then: what it held is accounted
+    /// for until it goes.
+    pub(super) async fn pump(&mut self, leg: &mut Option<Leg>) -> Option<PumpEnd> {
+        let Self {
+            io, early, tunnel, ..
+        } = self;
+        let outcome = pump(io, leg.as_mut()?, early.split().freeze()).await;
+        let reason = match &outcome.end {
+            PumpEnd::Tunnel(end) => end.reason(),
+            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
+        };
+        tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
+        *leg = None;
+        Some(outcome.end)
+    }
+
+    /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.
+    pub(super) async fn splice(self, pipe: Pipe) {
+        let Self {
+            io,
+            early,
+            mut tunnel,
+            relay,
+            open: _open,
+        } = self;
+        // Without a relay nobody asks for a pipe, which resets when it is dropped.
+        let (Some(relay), Some(socket), Some(live)) = (relay, io.into_descriptor(), tunnel.live())
+        else {
+            return tunnel.ended(0, 0, "relay_failed");
+        };
+        let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
+        tracing::debug!(end = ?outcome.end, "relayed tunnel over");
+        tunnel.moved_by(outcome.engine, outcome.driver);
+        let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
+        tunnel.ended(from_client, to_client, outcome.end.reason());
+    }
+}
