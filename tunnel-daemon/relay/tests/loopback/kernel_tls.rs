@@ -6,11 +6,14 @@ use std::{
     net::Shutdown,
 };
 
-use adit_relay::{Engine, KeysUsedUp, Op, Pair, PairEnd, Side};
+use adit_relay::{
+    Engine, KernelTls, KernelTlsError, KeysUsedUp, Op, Pair, PairEnd, Side, attach_kernel_tls,
+};
 use socket2::Socket;
 
 use crate::{
     closing::{self, assert_reset},
+    scale,
     support::{
         Moves, Pattern, Setup, Transport, World, has_kernel_tls, is_allowed, keys, promise,
         receive_all, receive_exactly, send_all, start_tls,
@@ -60,6 +63,8 @@ over_kernel_tls!(
     own::bytes_that_are_no_record_fail_the_pair,
     own::used_up_keys_cut_the_pair_and_say_so,
     own::a_full_sink_takes_its_last_bytes_and_the_good_bye_later,
+    own::keys_that_the_kernel_takes_in_part_are_told_from_those_it_leaves,
+    scale::slow_readers_hold_bounded_memory,
 );
 
 /// What only TLS has.
@@ -181,5 +186,31 @@ mod own {
             assert_eq!(outcome.to_b.bytes, sent.len() as u64);
         }
         world.until_empty();
+    }
+
+    /// Whoever hands keys over must know whether it can go on with them itself.
+    pub(super) fn keys_that_the_kernel_takes_in_part_are_told_from_those_it_leaves(setup: &Setup) {
+        let world = setup.start();
+        let (peer, socket) = world.sockets();
+        let mut short = keys(2);
+        short.key.truncate(20);
+        let refused = KernelTls::start(&socket, &keys(1), &short);
+        assert!(
+            matches!(refused, Err(KernelTlsError::Untouched(_))),
+            "{refused:?}"
+        );
+        // It still speaks in clear text.
+        attach_kernel_tls(&socket).unwrap();
+        (&socket).write_all(b"clear").unwrap();
+        assert_eq!(receive_exactly(&peer, 5), b"clear");
+        // Both directions have to be of one cipher, which shows with the second of them.
+        short.key.truncate(16);
+        let refused = KernelTls::start(&socket, &keys(1), &short);
+        assert!(
+            matches!(refused, Err(KernelTlsError::HalfWay(_))),
+            "{refused:?}"
+        );
+        (&socket).write_all(b"sealed").unwrap();
+        assert_ne!(receive_exactly(&peer, 6), b"sealed");
     }
 }

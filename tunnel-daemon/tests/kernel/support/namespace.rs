@@ -91,14 +91,17 @@ impl Drop for Namespace {
 
 /// This program is not `adit`: its helper is this test once more.
 pub(crate) fn helped_by_ourselves() {
-    namespaces::start_by(|| {
-        let mut command = Command::new("/proc/self/exe");
-        command
-            .args(["--exact", "support::role::play", "--nocapture"])
-            .env(ROLE, HELPER)
-            .env_remove(CGROUP);
-        command
-    });
+    namespaces::start_by(helper);
+}
+
+/// Starts the helper, once its arguments are added.
+pub(crate) fn helper() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["--exact", "support::role::play", "--nocapture"])
+        .env(ROLE, HELPER)
+        .env_remove(CGROUP);
+    command
 }
 
 /// The helper's process.

@@ -2,10 +2,19 @@
 //! can are skipped elsewhere; `cargo xtask vm` runs them.
 
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use adit::app::agent::RunningAgent;
+use adit::config::tls_policy::TlsPolicy;
+use adit::net::handshake::{accept_tls, connect_tls};
+use adit::net::reload::Reloadable;
+use adit::net::selfsigned::ThrowawayFiles;
+use adit::net::stream::{ByteStream, PeerAddr, Socket};
+use adit::net::tls::{Alpn, ClientTls, ServerTls};
+use adit_relay::{Pair, PairEnd, Preference, Relay, RelayConfig, probe};
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use super::plaintext_lanes::Tap;
@@ -13,6 +22,9 @@ use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
+
+/// For a handshake.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 const KTLS: &str = "--lane-security=ktls";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
@@ -226,4 +238,118 @@ async fn a_target_that_breaks_off_is_told_from_one_that_ends() {
     over(&world, 1.0).await;
     let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
     world.server_metric(reset, 1.0).await;
+}
+
+/// Both ends of a fresh TLS connection that speaks as lanes do, and the greeting behind which no ticket comes any more.
+async fn session() -> (ByteStream, ByteStream) {
+    const PROTOCOL: &str = "records/1";
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).expect("made");
+    let server = Reloadable::load(ServerTls {
+        cert: files.cert("server"),
+        key: files.key("server"),
+        client_ca: Some(files.ca_file()),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc::<&str>(&[]).with_records(PROTOCOL),
+    });
+    let client = Reloadable::load(ClientTls {
+        ca: files.ca_file(),
+        identity: Some((files.cert("agent"), files.key("agent"))),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::only_records(PROTOCOL),
+    });
+    let (server, client) = (server.expect("loaded"), client.expect("loaded"));
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("bound");
+    let address = listener.local_addr().expect("bound");
+    let peer = PeerAddr::Tcp(address);
+    let accept = async {
+        let (socket, _peer) = listener.accept().await.expect("accepted");
+        accept_tls(Socket::Tcp(socket), peer, &server, DEADLINE).await
+    };
+    let connect = async {
+        let socket = Socket::Tcp(TcpStream::connect(address).await.expect("connected"));
+        let name = ServerName::try_from("localhost").expect("a name");
+        connect_tls(socket, peer, &client, name, None, DEADLINE).await
+    };
+    let (server, client) = tokio::join!(accept, connect);
+    let (mut server, mut client) = (server.expect("greeted"), client.expect("greeted"));
+    let mut five = [0; 5];
+    server.write_all(b"hello").await.expect("taken");
+    server.flush().await.expect("taken");
+    client.read_exact(&mut five).await.expect("sent");
+    client.write_all(b"hello").await.expect("taken");
+    client.flush().await.expect("taken");
+    server.read_exact(&mut five).await.expect("sent");
+    (server, client)
+}
+
+/// What the kernel seals is TLS as any other, and it opens what any other seals, to the good-byes of both: while a pipe
+/// runs, its peer may as well do its TLS by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
+    if !is_possible("a_peer_of_a_running_pipe_may_stay_with_rustls") {
+        return;
+    }
+    for (engine, kernel_is_server) in [
+        (Preference::Epoll, true),
+        (Preference::Epoll, false),
+        (Preference::IoUring, true),
+        (Preference::IoUring, false),
+    ] {
+        let (server, client) = session().await;
+        let (ours, mut peer) = if kernel_is_server {
+            (server, client)
+        } else {
+            (client, server)
+        };
+        let ByteStream::Tls(ours) = ours else {
+            panic!("no TLS")
+        };
+        let mut records = ours.into_records().expect("a session of ours");
+        let tls = records.start_kernel_tls().expect("kernel TLS");
+        let lane = records.into_tcp().expect("TCP").into_std().expect("let go");
+        let (a, target) = UnixStream::pair().expect("made");
+        let (from_target, mut to_target) = target.into_split();
+        let a = a.into_std().expect("let go");
+        let relay = Relay::start(&RelayConfig::new(probe(engine).expect("there"))).expect("runs");
+        let (done, outcome) = tokio::sync::oneshot::channel();
+        let pair = Pair {
+            tls: Some(tls),
+            ..Pair::new(a.into(), lane.into())
+        };
+        let tell = Box::new(|outcome| drop(done.send(outcome)));
+        let _submitted = relay.handle().submit(pair, tell).expect("taken");
+        let (up, down) = (
+            targets::pattern(1, 3_000_000),
+            targets::pattern(2, 2_000_000),
+        );
+        let mut from_target = from_target;
+        let (mut got_up, mut got_down) = (Vec::new(), Vec::new());
+        // Each end says good-bye while the other one still sends.
+        let (mut peer_reads, mut peer_writes) = tokio::io::split(&mut peer);
+        within("both directions", async {
+            tokio::join!(
+                async {
+                    to_target.write_all(&up).await.expect("taken");
+                    to_target.shutdown().await.expect("open");
+                },
+                async {
+                    peer_writes.write_all(&down).await.expect("taken");
+                    peer_writes.shutdown().await.expect("open");
+                },
+                async { peer_reads.read_to_end(&mut got_up).await.expect("in order") },
+                async { from_target.read_to_end(&mut got_down).await.expect("open") },
+            )
+        })
+        .await;
+        assert!(got_up == up && got_down == down);
+        let outcome = within("the end", outcome).await.expect("told");
+        assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
+        assert_eq!(
+            (outcome.to_b.bytes, outcome.to_a.bytes),
+            (3_000_000, 2_000_000)
+        );
+        tokio::task::spawn_blocking(move || relay.stop(Duration::ZERO))
+            .await
+            .expect("it stops");
+    }
 }
