@@ -114,8 +114,10 @@ impl<E: StreamEvents> ProxyStream<E> {
     }
 
     /// Serves the stream to its end. `kept` is dropped with it.
-    ///
-    /// Not an `async` function: that would keep the stream twice.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async` function would keep the stream twice"
+    )]
     pub fn run<K>(mut self, kept: K) -> impl Future<Output = ()> {
         async move {
             let _kept = &kept;
