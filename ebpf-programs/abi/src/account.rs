@@ -130,17 +130,28 @@ fn our_fin_acknowledged(reading: &Reading) -> bool {
     }
 }
 
-/// Segments up to which each round-trip measurement of a connection is taken over.
-const SEGMENTS_EAGER: u32 = 256;
-/// After that one in so many: a power of two.
-const SAMPLED_ONE_IN: u32 = 8;
+/// Places that remember when a connection was last looked at: a power of two.
+pub const LOOKS: u32 = 4096;
+/// A connection is looked at again after so long, in nanoseconds divided by 2^20: 101 ms.
+const LOOK_AGAIN_AFTER: u32 = 96;
 
-/// Whether a round-trip measurement is taken over: all of them at the beginning, then some by chance, since each costs as
-/// much as a twentieth of an echo. What a connection comes to is exact at its end.
+/// The place of a connection among [`LOOKS`].
 #[inline(always)]
 #[must_use]
-pub fn is_sampled(segments_out: u32, random: u32) -> bool {
-    segments_out <= SEGMENTS_EAGER || random.is_multiple_of(SAMPLED_ONE_IN)
+pub fn look_place(cookie: u64) -> u32 {
+    cookie as u32 % LOOKS
+}
+
+/// Whether a round-trip measurement is taken over, and what the connection's place holds then. To look up a connection and
+/// write its numbers costs as much as a twentieth of an echo, so one that measures often is looked at ten times a second;
+/// what it comes to is exact at its end. Two that share a place are looked at each time.
+#[inline(always)]
+#[must_use]
+pub fn look(place: u64, cookie: u64, now_ns: u64) -> Option<u64> {
+    let (owner, then) = ((place >> 32) as u32, place as u32);
+    let now = (now_ns >> 20) as u32;
+    let is_due = owner != cookie as u32 || now.wrapping_sub(then) >= LOOK_AGAIN_AFTER;
+    is_due.then_some((cookie as u32 as u64) << 32 | now as u64)
 }
 
 /// Whether the daemon is woken to read the ring: it reads it every [`RING_READ_EVERY_MS`] milliseconds by itself, and an

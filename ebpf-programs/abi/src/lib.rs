@@ -17,7 +17,7 @@ mod tables;
 
 pub use account::{
     ACCOUNT_BYTES, Account, CLOSE_OUTCOMES, CLOSED_BYTES, CloseOutcome, Closed, FLAG_CONNECTED,
-    FLAG_ESTABLISHED, RING_READ_EVERY_MS, Reading, is_sampled, wakes,
+    FLAG_ESTABLISHED, LOOKS, RING_READ_EVERY_MS, Reading, look, look_place, wakes,
 };
 pub use connect::{Call, Decision, Surroundings, decide};
 pub use counters::{CALL_OUTCOMES, CallOutcome};

@@ -1,13 +1,19 @@
 //! The maps of the accounting. The daemon says which sockets are its own and what they are; the program counts.
 
-use adit_ebpf_abi::{ACCOUNTS_MAX, Account, CLOSE_OUTCOMES, CLOSED_RING_BYTES, CloseOutcome};
+use adit_ebpf_abi::{
+    ACCOUNTS_MAX, Account, CLOSE_OUTCOMES, CLOSED_RING_BYTES, CloseOutcome, LOOKS,
+};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray, RingBuf};
 
 /// Connections and listeners of the daemon, by socket cookie.
 #[map]
 pub static ACCOUNT_SOCKETS: LruHashMap<u64, Account> =
     LruHashMap::with_max_entries(ACCOUNTS_MAX, 0);
+
+/// When connections were looked at last, by a part of their cookie.
+#[map]
+pub static ACCOUNT_LOOKS: Array<u64> = Array::with_max_entries(LOOKS, 0);
 
 /// Connections that ended.
 #[map]

@@ -1,25 +1,27 @@
 //! Counts bytes, round-trip time, retransmissions and segments of the daemon's own connections.
 //!
 //! Hook: cgroup `sock_ops`, by bpf_link. Floor: Linux 5.8 (ring buffer, socket cookie here); tested from 6.1. Licence: any.
-//! Maps, entries at most: ACCOUNT_SOCKETS 65,536, ACCOUNT_CLOSED 512 KiB, ACCOUNT_OUTCOMES 3.
+//! Maps, entries at most: ACCOUNT_SOCKETS 65,536, ACCOUNT_LOOKS 4,096, ACCOUNT_CLOSED 512 KiB, ACCOUNT_OUTCOMES 3.
 //! A socket that the daemon did not register costs one lookup that finds nothing, when it connects or listens, and nothing
 //! after. Connections inherit what their listener asked to hear of. Missing anything: nothing is counted of that
 //! connection but, at its end, that it was missed; no connection is ever touched.
 
 use adit_ebpf_abi::{
-    Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading, is_sampled, wakes,
+    Account, CloseOutcome, Closed, FLAG_CONNECTED, FLAG_ESTABLISHED, Reading, look, look_place,
+    wakes,
 };
 use aya_ebpf::bindings::{
-    BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG,
+    BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE,
+    BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB, BPF_SOCK_OPS_RETRANS_CB, BPF_SOCK_OPS_RETRANS_CB_FLAG,
     BPF_SOCK_OPS_RTT_CB, BPF_SOCK_OPS_RTT_CB_FLAG, BPF_SOCK_OPS_STATE_CB,
     BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_TCP_LISTEN_CB,
-    BPF_TCP_CLOSE, BPF_TCP_FIN_WAIT2, bpf_sock_ops,
+    BPF_TCP_CLOSE, BPF_TCP_FIN_WAIT2, BPF_TCP_SYN_RECV, BPF_TCP_SYN_SENT, bpf_sock_ops,
 };
-use aya_ebpf::helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::sock_ops;
 use aya_ebpf::programs::SockOpsContext;
 
-use crate::account_maps::{ACCOUNT_CLOSED, ACCOUNT_SOCKETS, count};
+use crate::account_maps::{ACCOUNT_CLOSED, ACCOUNT_LOOKS, ACCOUNT_SOCKETS, count};
 use crate::context::{connection_cookie, field};
 
 /// The end of a connection; each round-trip measurement, which is at most one for each round trip; retransmissions.
@@ -31,10 +33,7 @@ pub fn adit_account_ops(context: SockOpsContext) -> u32 {
     match context.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB | BPF_SOCK_OPS_TCP_LISTEN_CB => watch(&context),
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => connected(&context),
-        // Before anything is looked up: most of them cost a comparison and a random number.
-        BPF_SOCK_OPS_RTT_CB if is_sampled(field!(context.ops, segs_out), random()) => {
-            update(&context);
-        }
+        BPF_SOCK_OPS_RTT_CB if is_due(&context) => update(&context),
         BPF_SOCK_OPS_RETRANS_CB => update(&context),
         BPF_SOCK_OPS_STATE_CB => match context.arg(1) {
             BPF_TCP_CLOSE => close(&context),
@@ -69,7 +68,36 @@ fn connected(context: &SockOpsContext) {
     if let Some(account) = account(context) {
         account.flags |= FLAG_ESTABLISHED | FLAG_CONNECTED;
         account.since_ns = now();
+        if full(context) {
+            // The handshake was a round trip.
+            account.update(&reading(context, field!(context.ops, state)));
+        }
     }
+}
+
+/// Whether a round-trip measurement is taken over. Most are not, and cost this.
+#[inline(always)]
+fn is_due(context: &SockOpsContext) -> bool {
+    // The handshake's own measurement comes before it is known that our SYN is among the bytes.
+    if matches!(
+        field!(context.ops, state),
+        BPF_TCP_SYN_SENT | BPF_TCP_SYN_RECV
+    ) {
+        return false;
+    }
+    let cookie = connection_cookie(context);
+    let Some(place) = ACCOUNT_LOOKS.get_ptr_mut(look_place(cookie)) else {
+        return false;
+    };
+    // SAFETY: the map gives a valid pointer. Another socket that shares the place may write at the same time: then one of
+    // the two is looked at once more or once less.
+    let held = unsafe { place.read_volatile() };
+    let Some(next) = look(held, cookie, now()) else {
+        return false;
+    };
+    // SAFETY: as above.
+    unsafe { place.write_volatile(next) };
+    true
 }
 
 #[inline(always)]
@@ -149,12 +177,6 @@ fn account(context: &SockOpsContext) -> Option<&mut Account> {
 #[inline(always)]
 fn full(context: &SockOpsContext) -> bool {
     field!(context.ops, is_fullsock) == 1
-}
-
-#[inline(always)]
-fn random() -> u32 {
-    // SAFETY: the helper takes nothing.
-    unsafe { bpf_get_prandom_u32() }
 }
 
 #[inline(always)]

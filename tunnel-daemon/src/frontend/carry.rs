@@ -24,7 +24,7 @@ pub(super) struct Client<S> {
 
 impl<S: Connection> Client<S> {
     /// Moves bytes until the tunnel or the client has ended, and reports it. `leg` is empty then: what it held is accounted
-    /// for until it goes.
+    /// for until it goes. A cancelled call leaves both to their `Drop`: the tunnel is reset.
     pub(super) async fn pump(&mut self, leg: &mut Option<Leg>) -> Option<PumpEnd> {
         let Self {
             io, early, tunnel, ..

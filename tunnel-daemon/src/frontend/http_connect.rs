@@ -68,7 +68,9 @@ fn tunnel<S: Connection + Send + 'static>(
 fn carry<S: Connection>(mut client: Client<S>, leg: Leg) -> impl Future<Output = ()> + use<S> {
     let mut leg = Some(leg);
     async move {
-        if relay(&mut client, &mut leg).await {
+        // In this order they are dropped, if it comes to that.
+        let (leg, client) = (&mut leg, &mut client);
+        if relay(client, leg).await {
             // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
             let closing = client.io.shutdown();
             let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;

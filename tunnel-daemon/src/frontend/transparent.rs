@@ -61,7 +61,9 @@ fn carry(mut client: Client<ByteStream>, mut leg: Leg) -> impl Future<Output = (
     client.tunnel.watch(&mut leg);
     let mut leg = Some(leg);
     async move {
-        if let Some(PumpEnd::Tunnel(end)) = client.pump(&mut leg).await {
+        // In this order they are dropped, if it comes to that.
+        let (leg, client) = (&mut leg, &mut client);
+        if let Some(PumpEnd::Tunnel(end)) = client.pump(leg).await {
             if end.is_in_order() {
                 let closing = client.io.shutdown();
                 let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;

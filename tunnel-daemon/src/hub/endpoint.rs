@@ -23,9 +23,9 @@ pub fn serve_target<A: AsRef<str> + Unpin, K: Unpin>(
 ) -> impl Future<Output = PumpOutcome> + use<A, K> {
     let pump = Pump::new(&mut leg, Bytes::new());
     ServeTarget(Some(Joined {
-        socket,
-        leg,
         pump,
+        leg,
+        socket,
         address,
         _kept: kept,
     }))
@@ -34,10 +34,11 @@ pub fn serve_target<A: AsRef<str> + Unpin, K: Unpin>(
 /// Not an `async` function: that would keep socket and leg twice, for as long as the tunnel lives.
 struct ServeTarget<A, K>(Option<Joined<A, K>>);
 
+/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
 struct Joined<A, K> {
-    socket: TcpStream,
-    leg: Leg,
     pump: Pump,
+    leg: Leg,
+    socket: TcpStream,
     address: A,
     _kept: K,
 }
@@ -47,8 +48,7 @@ impl<A: AsRef<str> + Unpin, K: Unpin> Future for ServeTarget<A, K> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PumpOutcome> {
         let Some(joined) = &mut self.0 else {
-            // Asked again after its end, which nobody does.
-            return Poll::Pending;
+            unreachable!("a target's connection is asked again after its end");
         };
         let outcome = ready!(joined.pump.poll(cx, &mut joined.socket, &mut joined.leg));
         joined.over(&outcome);

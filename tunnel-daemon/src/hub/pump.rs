@@ -62,7 +62,8 @@ pub(super) struct Pump {
     to_socket: u64,
 }
 
-/// Runs until the tunnel has ended or the socket has failed. `first` are bytes already read from the socket.
+/// Runs until the tunnel has ended or the socket has failed. `first` are bytes already read from the socket, which the call
+/// itself hands over.
 ///
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller shuts it
 /// down, with a limit. A cancelled call leaves the

@@ -101,7 +101,7 @@ impl Tasks {
     ) -> Result<Admitted, Overloaded> {
         let permit = self.permit()?;
         let inner = Arc::clone(&self.0);
-        let work = Box::pin(work); // once, as in `start`
+        let work = Box::pin(work); // each layer around it would keep it twice
         let guarded = async move {
             let guard = PanicGuard {
                 name,
@@ -155,7 +155,7 @@ impl Tasks {
         held: impl Send + 'static,
     ) {
         let guarded = Guarded {
-            work,
+            work: Some(work),
             cut_off: self.0.cut_off.clone().cancelled_owned(),
             is_registered: false,
             name,
@@ -216,9 +216,11 @@ impl Drop for ServiceGuard {
 pin_project_lite::pin_project! {
     /// Work in a task of its own. Not an `async` block: that would keep the work twice.
     struct Guarded<F, H> {
+        // Until it is over.
         #[pin]
-        work: F,
-        // Wakes the task that polled it first, which is the only one.
+        work: Option<F>,
+        // Polled once: it wakes the task that did, which is the only one there is. It must not be one that gives way to other
+        // work without having registered; those of tokio's `Notify` are not.
         #[pin]
         cut_off: WaitForCancellationFutureOwned,
         is_registered: bool,
@@ -232,28 +234,27 @@ impl<F: Future<Output = ()>, H> Future for Guarded<F, H> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.project();
-        let guard = PanicGuard {
+        let mut this = self.project();
+        // Also for a panic of what is dropped below.
+        let _guard = PanicGuard {
             name: this.name,
             inner: this.inner,
         };
-        let polled = this.work.poll(cx);
-        drop(guard);
-        if polled.is_ready() {
+        let work = this.work.as_mut().as_pin_mut();
+        let is_over = work.is_none_or(|work| work.poll(cx).is_ready());
+        let is_cut_off = || {
+            if *this.is_registered {
+                this.inner.is_cut_off.load(Ordering::Acquire)
+            } else {
+                *this.is_registered = true;
+                this.cut_off.poll(cx).is_ready()
+            }
+        };
+        if is_over || is_cut_off() {
+            this.work.set(None);
             return Poll::Ready(());
         }
-        // Not being cut off is the common end.
-        let is_cut_off = if *this.is_registered {
-            this.inner.is_cut_off.load(Ordering::Acquire)
-        } else {
-            *this.is_registered = true;
-            this.cut_off.poll(cx).is_ready()
-        };
-        if is_cut_off {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
+        Poll::Pending
     }
 }
 
@@ -351,6 +352,49 @@ mod tests {
         );
         assert_eq!(started.elapsed(), Duration::from_secs(5));
         assert!(dropped.await.is_err(), "the work was dropped");
+    }
+
+    /// One that has been woken for its own sake since it began, and sleeps again.
+    #[tokio::test(start_paused = true)]
+    async fn drain_cuts_off_what_has_worked_and_waits_again() {
+        let tasks = Tasks::new(8);
+        let (held, dropped) = oneshot::channel::<()>();
+        let (go, gone) = oneshot::channel::<()>();
+        let (worked, works) = oneshot::channel::<()>();
+        tasks
+            .spawn("stuck", async move {
+                let _held = held;
+                gone.await.unwrap();
+                worked.send(()).unwrap();
+                pending().await
+            })
+            .unwrap();
+        tokio::task::yield_now().await;
+        go.send(()).unwrap();
+        works.await.unwrap();
+        let cut_off = tokio::time::timeout(Duration::from_secs(60), tasks.drain(Duration::ZERO));
+        assert_eq!(cut_off.await, Ok(Drained { cut_off: 1 }));
+        assert!(dropped.await.is_err(), "the work was dropped");
+    }
+
+    #[tokio::test]
+    async fn what_panics_while_it_is_cut_off_is_counted() {
+        struct Bad;
+        impl Drop for Bad {
+            fn drop(&mut self) {
+                panic!("on purpose");
+            }
+        }
+        let tasks = Tasks::new(1);
+        tasks
+            .spawn("panics", async {
+                let _bad = Bad;
+                pending().await
+            })
+            .unwrap();
+        tokio::task::yield_now().await;
+        let drained = tasks.drain(Duration::ZERO).await;
+        assert_eq!((drained, tasks.panics()), (Drained { cut_off: 1 }, 1));
     }
 
     #[tokio::test]

@@ -184,7 +184,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
-        limit_seconds: 300,
+        limit_seconds: 600,
         when: When::Always,
     },
     Entry {

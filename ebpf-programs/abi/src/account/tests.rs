@@ -107,16 +107,21 @@ fn bytes_of_maps_lead_back_to_the_values() {
 }
 
 #[test]
-fn measurements_are_all_taken_over_at_first_and_one_in_eight_later() {
-    let taken = |segments_out| {
-        (0..1_024)
-            .filter(|random| is_sampled(segments_out, *random))
-            .count()
-    };
-    assert_eq!(taken(1), 1_024);
-    assert_eq!(taken(256), 1_024);
-    assert_eq!(taken(257), 128);
-    assert_eq!(taken(u32::MAX), 128);
+fn a_connection_is_looked_at_ten_times_a_second_and_the_first_time() {
+    const MS: u64 = 1_000_000;
+    // Numbers of sockets begin at 1, and the clock has run for a while.
+    let first = look(0, 7, 5_000 * MS).expect("the first");
+    assert_eq!(look(first, 7, 5_001 * MS), None);
+    assert_eq!(look(first, 7, 5_099 * MS), None);
+    let second = look(first, 7, 5_102 * MS).expect("later");
+    assert_eq!(look(second, 7, 5_110 * MS), None);
+    // The place of one that is gone, or that is shared, keeps nobody from being looked at.
+    assert_eq!(look_place(7 + u64::from(LOOKS)), look_place(7));
+    assert!(look(second, 7 + u64::from(LOOKS), 5_110 * MS).is_some());
+    // The clock of the place begins again after some weeks.
+    let late = look(0, 7, u64::from(u32::MAX) << 20).expect("the first");
+    assert_eq!(look(late, 7, (u64::from(u32::MAX) + 2) << 20), None);
+    assert!(look(late, 7, (u64::from(u32::MAX) + 200) << 20).is_some());
 }
 
 #[test]

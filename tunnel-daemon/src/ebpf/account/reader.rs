@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_ebpf_abi::{
-    ACCOUNTS_MAX, Account, CloseOutcome, Closed, FLAG_ESTABLISHED, RING_READ_EVERY_MS,
+    ACCOUNTS_MAX, Account, CLOSED_BYTES, CLOSED_RING_BYTES, CloseOutcome, Closed, FLAG_ESTABLISHED,
+    RING_READ_EVERY_MS,
 };
 use aya::maps::{MapData, RingBuf};
 use tokio::io::Interest;
@@ -20,6 +21,8 @@ use crate::telemetry::{AccountCounts, AccountMetrics};
 
 /// Ends of connections that are taken in one turn; others run in between.
 const ENDS_PER_TURN: usize = 256;
+/// So many portions are more than a ring holds.
+const ENDS_PER_RING: usize = CLOSED_RING_BYTES as usize / CLOSED_BYTES / ENDS_PER_TURN + 1;
 /// Connections that are looked at in one turn.
 const LIVE_PER_TURN: usize = 256;
 /// How often connections that go on are looked at.
@@ -60,7 +63,7 @@ impl Reader {
         })
     }
 
-    /// Runs until it is dropped, which loses what was not read yet.
+    /// Runs until it is dropped, which counts what has ended before.
     pub async fn run(mut self) {
         self.ledger.metrics.attached(true);
         let mut sweep = interval(SWEEP_EVERY);
@@ -170,9 +173,15 @@ impl Ledger {
     }
 }
 
-impl Drop for Ledger {
+impl Drop for Reader {
+    /// What ended within the last moments is counted, too. Bounded: at most as much as the ring holds.
     fn drop(&mut self) {
-        self.metrics.attached(false);
+        for _portion in 0..ENDS_PER_RING {
+            if self.ledger.take(self.ring.get_mut()) {
+                break;
+            }
+        }
+        self.ledger.metrics.attached(false);
     }
 }
 

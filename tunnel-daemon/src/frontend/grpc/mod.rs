@@ -49,7 +49,9 @@ where
         grpc::accept(&grpc::server_builder(windows), io).await
     });
     async move {
-        let connection = match admission.within(greeting.as_mut()).await {
+        let greeted = admission.within(greeting.as_mut()).await;
+        drop(greeting);
+        let connection = match greeted {
             Some(Ok(connection)) => connection,
             Some(Err(error)) => {
                 return tracing::debug!(%error, "client connection is not HTTP/2");

@@ -120,9 +120,10 @@ impl<E: StreamEvents> ProxyStream<E> {
     )]
     pub fn run<K>(mut self, kept: K) -> impl Future<Output = ()> {
         async move {
-            let _kept = &kept;
-            let done = std::future::poll_fn(|cx| self.poll(cx)).await;
-            self.over(done);
+            // In this order they are dropped, if it comes to that.
+            let (stream, _kept) = (&mut self, &kept);
+            let done = std::future::poll_fn(|cx| stream.poll(cx)).await;
+            stream.over(done);
         }
     }
 

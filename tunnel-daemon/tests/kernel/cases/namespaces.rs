@@ -15,6 +15,7 @@ use adit::config::NetnsHelperOptions;
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use adit::net::namespaces::Helper;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
     SocketType, recvmsg, socketpair,
@@ -320,6 +321,8 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
         .stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     drop(command);
+    let limit = Some(Duration::from_secs(60));
+    set_socket_timeout(&ours, Timeout::Recv, limit).unwrap();
     let (mut answers, mut sockets) = (Vec::new(), 0);
     let mut next = || {
         let (text, came) = packet(&ours)?;
@@ -339,7 +342,7 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
 
 fn packet(channel: &OwnedFd) -> Option<(String, usize)> {
     let mut bytes = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut bytes)];
     let got = recvmsg(channel, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;

@@ -295,6 +295,14 @@ async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
         (Preference::IoUring, true),
         (Preference::IoUring, false),
     ] {
+        let choice = match probe(engine) {
+            Ok(choice) => choice,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "{error}");
+                writeln!(io::stderr(), "SKIPPED a pipe beside rustls: {error}").ok();
+                continue;
+            }
+        };
         let (server, client) = session().await;
         let (ours, mut peer) = if kernel_is_server {
             (server, client)
@@ -310,7 +318,7 @@ async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
         let (a, target) = UnixStream::pair().expect("made");
         let (from_target, mut to_target) = target.into_split();
         let a = a.into_std().expect("let go");
-        let relay = Relay::start(&RelayConfig::new(probe(engine).expect("there"))).expect("runs");
+        let relay = Relay::start(&RelayConfig::new(choice)).expect("runs");
         let (done, outcome) = tokio::sync::oneshot::channel();
         let pair = Pair {
             tls: Some(tls),
