@@ -139,7 +139,7 @@ const LOOK_AGAIN_AFTER: u32 = 96;
 #[inline(always)]
 #[must_use]
 pub fn look_place(cookie: u64) -> u32 {
-    cookie as u32 % LOOKS
+    low(cookie) % LOOKS
 }
 
 /// Whether a round-trip measurement is taken over, and what the connection's place holds then. To look up a connection and
@@ -148,10 +148,16 @@ pub fn look_place(cookie: u64) -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn look(place: u64, cookie: u64, now_ns: u64) -> Option<u64> {
-    let (owner, then) = ((place >> 32) as u32, place as u32);
-    let now = (now_ns >> 20) as u32;
-    let is_due = owner != cookie as u32 || now.wrapping_sub(then) >= LOOK_AGAIN_AFTER;
-    is_due.then_some((cookie as u32 as u64) << 32 | now as u64)
+    let (owner, then) = (low(place >> 32), low(place));
+    let now = low(now_ns >> 20);
+    let is_due = owner != low(cookie) || now.wrapping_sub(then) >= LOOK_AGAIN_AFTER;
+    is_due.then_some(u64::from(low(cookie)) << 32 | u64::from(now))
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+fn low(word: u64) -> u32 {
+    word as u32
 }
 
 /// Whether the daemon is woken to read the ring: it reads it every [`RING_READ_EVERY_MS`] milliseconds by itself, and an
