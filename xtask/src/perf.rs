@@ -4,6 +4,7 @@
 //! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
 
 mod guard;
+mod instructions;
 mod long_path;
 mod machine;
 mod markdown;
@@ -56,7 +57,8 @@ pub(crate) struct Args {
     /// A binary of ours to measure in place of this tree's release build.
     #[arg(long)]
     adit: Option<PathBuf>,
-    /// Fail where ours is worse than upstream, or where stalled readers slow the echo of others.
+    /// Fail where ours is worse than upstream, or where stalled readers slow the echo of others; with --instructions,
+    /// where counting again gives something else.
     #[arg(long)]
     check: bool,
     /// Compare this tree with the commit before and with a bare relay, and fail on a regression; nothing else is run.
@@ -65,6 +67,9 @@ pub(crate) struct Args {
     /// With --guard: also measure ours slowed down on purpose, and fail if that goes unnoticed.
     #[arg(long, requires = "guard")]
     planted: bool,
+    /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
+    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "adit"])]
+    instructions: bool,
 }
 
 impl Args {
@@ -114,6 +119,9 @@ impl Args {
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.guard {
         return guard::run(workspace, args.quick, args.planted);
+    }
+    if args.instructions {
+        return instructions::run(workspace, args.check);
     }
     let scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
@@ -271,6 +279,12 @@ mod tests {
             error.contains("echos") && error.contains("echo,"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn counting_takes_nothing_from_a_scenario() {
+        assert!(Args::parse("--instructions --check").unwrap().instructions);
+        assert!(Args::parse("--instructions --rounds=5").is_err());
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::hint::black_box;
 
 use adit_core::lane::{FrameReader, FrameType, Header, OutFrame, Piece};
 use bytes::{Bytes, BytesMut};
-use criterion::{BenchmarkId, Criterion, Throughput};
+
+use crate::operation::Operation;
 
 /// Payload of an echo, and of bulk.
 const SIZES: [usize; 2] = [64, 256 << 10];
@@ -34,26 +35,31 @@ fn decode(reader: &mut FrameReader, input: Bytes) -> usize {
     payload
 }
 
-pub(super) fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("frame");
-    group.bench_function("encode/header", |bencher| {
+/// All of this file.
+pub(super) fn operations() -> impl Iterator<Item = Operation> {
+    let header = Operation::new("frame", "encode/header", || {
         let header = frame(64).header;
-        bencher.iter(|| black_box(header).to_bytes());
-    });
-    for size in SIZES {
-        let mut input = BytesMut::new();
-        for _ in 0..FRAMES {
-            input.extend_from_slice(&frame(size).to_bytes());
+        move || {
+            black_box(black_box(header).to_bytes());
         }
-        let input = input.freeze();
-        group.throughput(Throughput::Bytes((size * FRAMES) as u64));
-        group.bench_function(BenchmarkId::new("decode/8-frames", size), |bencher| {
-            let mut reader = FrameReader::default();
-            bencher.iter(|| {
-                let payload = decode(&mut reader, black_box(input.clone()));
-                assert_eq!(payload, size * FRAMES);
-            });
-        });
+    });
+    let decode = SIZES.into_iter().map(|size| {
+        Operation::new("frame", "decode/8-frames", move || decode_frames(size))
+            .with(size)
+            .moving(size * FRAMES)
+    });
+    std::iter::once(header).chain(decode)
+}
+
+fn decode_frames(size: usize) -> impl FnMut() {
+    let mut input = BytesMut::new();
+    for _ in 0..FRAMES {
+        input.extend_from_slice(&frame(size).to_bytes());
     }
-    group.finish();
+    let input = input.freeze();
+    let mut reader = FrameReader::default();
+    move || {
+        let payload = decode(&mut reader, black_box(input.clone()));
+        assert_eq!(payload, size * FRAMES);
+    }
 }

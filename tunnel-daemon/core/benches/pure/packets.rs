@@ -7,7 +7,8 @@ use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::{Packet, Received};
 use bytes::{Buf as _, Bytes};
-use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+
+use crate::operation::Operation;
 
 /// Payload of an echo, of a packet to a Go peer, and of a large one to a gRPC client.
 const SIZES: [usize; 3] = [64, 32 << 10, 1 << 20];
@@ -55,28 +56,34 @@ fn decode(pieces: Vec<Bytes>) -> usize {
     payload
 }
 
-pub(super) fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("packet");
-    group.bench_function("encode/dial", |bencher| {
-        bencher.iter_batched(dial, MessageBuf::packet, BatchSize::SmallInput);
-    });
-    let message = pieces(dial());
-    group.bench_function("decode/dial", |bencher| {
-        bencher.iter(|| decode(black_box(message.clone())));
-    });
-    for size in SIZES {
-        group.throughput(Throughput::Bytes(size as u64));
-        let packet = data(size);
-        group.bench_function(BenchmarkId::new("encode/data", size), |bencher| {
-            bencher.iter(|| MessageBuf::packet(black_box(packet.clone())));
-        });
-        let message = pieces(packet);
-        group.bench_function(BenchmarkId::new("decode/data", size), |bencher| {
-            bencher.iter(|| {
+/// All of this file.
+pub(super) fn operations() -> impl Iterator<Item = Operation> {
+    let dials = [
+        // With the copy of its texts: a dial that was encoded is gone.
+        Operation::new("packet", "encode/dial", || encode(dial())),
+        Operation::new("packet", "decode/dial", || {
+            let message = pieces(dial());
+            move || {
+                black_box(decode(black_box(message.clone())));
+            }
+        }),
+    ];
+    let data = SIZES.into_iter().flat_map(|size| {
+        let encode = Operation::new("packet", "encode/data", move || encode(data(size)));
+        let decode = Operation::new("packet", "decode/data", move || {
+            let message = pieces(data(size));
+            move || {
                 let payload = decode(black_box(message.clone()));
                 assert_eq!(payload, size);
-            });
+            }
         });
+        [encode, decode].map(|operation| operation.with(size).moving(size))
+    });
+    dials.into_iter().chain(data)
+}
+
+fn encode(packet: Packet) -> impl FnMut() {
+    move || {
+        black_box(MessageBuf::packet(black_box(packet.clone())));
     }
-    group.finish();
 }

@@ -9,10 +9,12 @@ use adit_core::session::{
 };
 use adit_core::wire::packet::{Packet, Received};
 use bytes::Bytes;
-use criterion::{BenchmarkId, Criterion};
+
+use crate::operation::Operation;
 
 /// Open tunnels.
 const TUNNELS: [usize; 2] = [1, 1_000];
+/// What a leg or a peer hands over at a time.
 const PIECE_BYTES: usize = 4 << 10;
 
 /// A server's end of a link without credit, as with a Go agent, and its open tunnels.
@@ -53,39 +55,46 @@ fn open(count: usize) -> (Link, Vec<(TunnelKey, ConnId)>) {
     (link, tunnels)
 }
 
-pub(super) fn bench(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("session");
+/// All of this file.
+pub(super) fn operations() -> impl Iterator<Item = Operation> {
+    TUNNELS.into_iter().flat_map(|count| {
+        [
+            Operation::new("session", "peer-to-leg", move || peer_to_leg(count)),
+            Operation::new("session", "leg-to-peer", move || leg_to_peer(count)),
+        ]
+        .map(|operation| operation.with(count))
+    })
+}
+
+fn peer_to_leg(count: usize) -> impl FnMut() {
     let bytes = Bytes::from(vec![7; PIECE_BYTES]);
-    for count in TUNNELS {
-        let (mut link, tunnels) = open(count);
-        let mut drained = vec![0; count];
-        let mut at = 0;
-        group.bench_function(BenchmarkId::new("peer-to-leg", count), |bencher| {
-            bencher.iter(|| {
-                let (key, conn) = tunnels[at];
-                let data = Packet::Data {
-                    conn,
-                    bytes: bytes.clone(),
-                };
-                link.handle_packet(Received::Packet(data), Moment::default());
-                let action = link.poll_action();
-                assert!(matches!(action, Some(Action::Deliver { .. })), "{action:?}");
-                drained[at] += PIECE_BYTES as u64;
-                link.leg_drained(key, drained[at], Moment::default());
-                at = (at + 1) % count;
-            });
-        });
-        let (mut link, tunnels) = open(count);
-        let mut at = 0;
-        group.bench_function(BenchmarkId::new("leg-to-peer", count), |bencher| {
-            bencher.iter(|| {
-                let (key, _conn) = tunnels[at];
-                assert!(link.leg_data(key, bytes.clone()), "the tunnel is open");
-                let next = link.poll_transmit(Moment::default());
-                assert!(matches!(next, Some(Transmit::Data { .. })), "{next:?}");
-                at = (at + 1) % count;
-            });
-        });
+    let (mut link, tunnels) = open(count);
+    let mut drained = vec![0; count];
+    let mut at = 0;
+    move || {
+        let (key, conn) = tunnels[at];
+        let data = Packet::Data {
+            conn,
+            bytes: bytes.clone(),
+        };
+        link.handle_packet(Received::Packet(data), Moment::default());
+        let action = link.poll_action();
+        assert!(matches!(action, Some(Action::Deliver { .. })), "{action:?}");
+        drained[at] += PIECE_BYTES as u64;
+        link.leg_drained(key, drained[at], Moment::default());
+        at = (at + 1) % count;
     }
-    group.finish();
+}
+
+fn leg_to_peer(count: usize) -> impl FnMut() {
+    let bytes = Bytes::from(vec![7; PIECE_BYTES]);
+    let (mut link, tunnels) = open(count);
+    let mut at = 0;
+    move || {
+        let (key, _conn) = tunnels[at];
+        assert!(link.leg_data(key, bytes.clone()), "the tunnel is open");
+        let next = link.poll_transmit(Moment::default());
+        assert!(matches!(next, Some(Transmit::Data { .. })), "{next:?}");
+        at = (at + 1) % count;
+    }
 }
