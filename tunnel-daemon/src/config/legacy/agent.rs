@@ -53,6 +53,7 @@ pub(super) struct AgentOptions {
     pub(super) kubeconfig: String,
     pub(super) kube_api_content_type: String,
     /// Ours, not upstream's.
+    pub(super) allow_targets: Vec<String>,
     pub(super) data_path: DataPathOptions,
     pub(super) account: AccountOptions,
     pub(super) klog: KlogOptions,
@@ -90,6 +91,7 @@ impl AgentOptions {
             server_count_source: "default".to_owned(),
             kubeconfig: String::new(),
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
+            allow_targets: Vec::new(),
             data_path: DataPathOptions::default(),
             account: AccountOptions::default(),
             klog: KlogOptions::default(),
@@ -133,6 +135,7 @@ impl AgentOptions {
             text("server-count-source", &mut self.server_count_source, "default or max"),
             text("kubeconfig", &mut self.kubeconfig, "Kubernetes API access (unused yet)"),
             text("kube-api-content-type", &mut self.kube_api_content_type, "Kubernetes API encoding (unused yet)"),
+            Flag::new("allow-target", Slot::Repeated(&mut self.allow_targets), "a target that may be dialled: address, network or name, with a port if you like; repeatable; default: all but link-local and metadata addresses"),
         ];
         let lanes = "data connections to each Adit server for its tunnels; 0 is none";
         flags.extend(self.data_path.flags("lanes", lanes));
@@ -213,7 +216,7 @@ impl AgentOptions {
                 enabled: self.enable_profiling,
                 contention: self.enable_contention_profiling,
             },
-            allow_targets: None,
+            allow_targets: Some(self.allow_targets.clone()).filter(|targets| !targets.is_empty()),
             target_listeners: Vec::new(),
             redirect: None,
             data_path: self.data_path.plan("--lanes")?,

@@ -45,6 +45,7 @@ fn defaults_are_upstreams_exactly() {
         server_count_source: text("default"),
         kubeconfig: text(""),
         kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
+        allow_targets: Vec::new(),
         data_path: DataPathOptions {
             lanes: 4096,
             lane_security: text("tls"),
@@ -309,4 +310,18 @@ fn the_forward_proxy_of_the_environment_is_in_the_plan() {
     );
     assert_eq!(plan.forward_proxy.no_proxy.as_deref(), Some("localhost"));
     assert_eq!(plan.agent_id.as_str(), "me");
+}
+
+/// Upstream has no such flag; without it a drop-in could not reach what we refuse unless it is named.
+#[test]
+fn targets_can_be_named_as_natively() {
+    let files = Files::new();
+    let flags = [
+        "--allow-target=0.0.0.0/0",
+        "-allow-target",
+        "169.254.20.10:53",
+    ];
+    let (plan, _warnings) = agent(&files, &flags).unwrap();
+    let named = ["0.0.0.0/0", "169.254.20.10:53"].map(str::to_owned);
+    assert_eq!(plan.allow_targets, Some(named.to_vec()));
 }
