@@ -241,6 +241,13 @@ impl Leg {
         }
     }
 
+    /// How long bytes for this side's client have waited without any being taken; zero if none wait, or nobody watches.
+    #[must_use]
+    pub fn stalled_for(&self) -> Duration {
+        let stalled = self.stalled.as_ref();
+        stalled.map_or(Duration::ZERO, |stalled| moment().since(stalled.since))
+    }
+
     /// `bytes` received earlier have left this side (its socket or stream took them).
     pub fn drained(&mut self, bytes: usize) {
         if let Some(LegWatch::Client(metrics)) = &self.watch

@@ -181,7 +181,7 @@ impl TunnelEnd {
             "peer_closed" | "closed" | "unconfirmed" | "client_closed" | "target_closed" => {
                 Self::Clean
             }
-            "client_gone" => Self::ClientGone,
+            "client_gone" | "client_stalled" => Self::ClientGone,
             "peer_error" | "peer_reset" | "target_reset" => Self::TargetReset,
             "link_lost" => Self::LinkLost,
             "lane_lost" | "keys_used_up" => Self::LaneLost,

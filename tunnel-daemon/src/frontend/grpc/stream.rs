@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{ConnId, DialId};
@@ -23,6 +24,10 @@ use adit_core::wire::encode::MessageBuf;
 const REBUKES_MAX: u32 = 256;
 /// Rounds before the task lets others run.
 const ROUNDS_PER_POLL: usize = 32;
+
+/// The Go client library gives a tunnel up whose user takes none of its bytes for 10 s. Measured here from what waits in this
+/// process, which begins to wait a little later.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 
 /// What a stream tells the world. Called inside its task: must not block.
 pub trait StreamEvents: Send {
@@ -152,6 +157,9 @@ impl<E: StreamEvents> ProxyStream<E> {
                     leg.close();
                 }
                 let (from_client, to_client) = leg.bytes();
+                // Whoever cut it, it was not us.
+                let gave_up = reason == "client_gone" && leg.stalled_for() >= CLIENT_PATIENCE;
+                let reason = if gave_up { "client_stalled" } else { reason };
                 self.events.ended(from_client, to_client, reason);
             }
             State::Fresh | State::Over => (),
