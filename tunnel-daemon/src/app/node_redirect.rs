@@ -12,7 +12,9 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, RedirectOrigin, join, listen, look_after, not_redirected};
+use super::redirect::{
+    LISTENER, RedirectOrigin, join, listen, look_after, not_redirected, say_neighbours,
+};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
@@ -118,6 +120,7 @@ fn attach(
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
     view.active(&plan.cgroup, rules.len());
+    say_neighbours();
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(
         cgroup,

@@ -199,13 +199,7 @@ impl Listening<'_> {
         match self.capture(capturing, hub, context, clients) {
             Ok((programs, listeners)) => {
                 let cgroup = redirect.cgroup.display().to_string();
-                let others = neighbours();
-                if !others.is_empty() {
-                    tracing::info!(
-                        ?others,
-                        "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
-                    );
-                }
+                say_neighbours();
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 let looked_after = look_after(
                     Arc::clone(&programs),
@@ -318,6 +312,17 @@ impl Listening<'_> {
                 drop(accept_loop(listener, None, clients, events, stop, serve).await);
             })
         })
+    }
+}
+
+/// Other programs that rewrite calls of connect, for the log.
+pub(super) fn say_neighbours() {
+    let others = neighbours();
+    if !others.is_empty() {
+        tracing::info!(
+            ?others,
+            "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
+        );
     }
 }
 
