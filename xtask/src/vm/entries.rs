@@ -177,7 +177,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "ebpf",
-        row: "eBPF: redirect and accounting, without a packet filter",
+        row: "eBPF: redirect and accounting; not the packet filter, node addresses, missing privileges",
         // Nor tests for which the ip and setpriv of busybox can too little.
         run: tests(
             KERNEL,

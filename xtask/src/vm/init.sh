@@ -24,7 +24,7 @@ for module in /modules/*.ko; do
   insmod "$module" 2>/tmp/insmod || echo "@@module $(basename "$module") $(cat /tmp/insmod)"
 done
 # A skipped test would look like one that passed.
-export CI=true RUST_BACKTRACE=1
+export CI=true RUST_BACKTRACE=1 ADIT_NEEDS_KTLS=true
 cd /tmp
 for entry in /entries/*; do
   name=$(basename "$entry")

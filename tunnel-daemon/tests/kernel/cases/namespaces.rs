@@ -331,6 +331,21 @@ fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
         Some(text)
     };
     assert_eq!(next().as_deref(), Some("ready"));
+    // The thread that serves has what entering a namespace takes, and no more. The others are the harness's.
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let kept = tasks
+        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .filter(|status| {
+            // CAP_SYS_PTRACE and CAP_SYS_ADMIN.
+            ["CapPrm", "CapEff"]
+                .iter()
+                .all(|set| status.contains(&format!("{set}:\t0000000000280000")))
+                && status.contains("CapInh:\t0000000000000000")
+                && status.contains("CapAmb:\t0000000000000000")
+                && status.contains("NoNewPrivs:\t1")
+        })
+        .count();
+    assert_eq!(kept, 1);
     rustix::net::send(&ours, request, SendFlags::NOSIGNAL).unwrap();
     // To the end of the answer, or of the helper.
     while next().is_some_and(|text| !text.starts_with("done ")) {}

@@ -229,17 +229,38 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     let (port, _target) = targets::echo().await;
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
-    let dir = world.dir.path().to_owned();
-    for name in ["proxy-server", "proxy-agent"] {
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), dir.join(name)).expect("a link");
-    }
+    linked(&world);
+    let (_server, mut agent, health) = upstreams_flags(&world, "-mode=http-connect", &[]).await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"drop-in").await;
+    // Compat 15.1: the first signal drains without limit, the second ends it with 0.
+    agent.signal(Signal::TERM);
+    let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
+    metric(health, drained, 1.0).await;
+    connect::echo(&mut stream, b"draining").await;
+    agent.signal(Signal::TERM);
+    assert!(agent.end(Duration::from_secs(5)).success());
+}
+
+/// A server and an agent in upstream's names and flags, with a link between them, and the server's health port.
+async fn upstreams_flags(
+    world: &World,
+    mode: &str,
+    flags: &[&str],
+) -> (Process, Process, std::net::SocketAddr) {
     // Upstream's flags take no port 0: these are free now, and nothing else here asks for fixed ones.
     let [agents, health, admin, agent_health, agent_admin] = free_ports();
     let file = |path: std::path::PathBuf| path.display().to_string();
-    let server = [
+    let dir = world.dir.path();
+    let socket = if mode.ends_with("grpc") {
+        world.grpc()
+    } else {
+        world.connect()
+    };
+    let mut server = vec![
         file(dir.join("proxy-server")),
-        format!("--uds-name={}", file(world.connect())),
-        "-mode=http-connect".to_owned(),
+        format!("--uds-name={}", file(socket)),
+        mode.to_owned(),
         "--server-port=0".to_owned(),
         format!("--agent-port={agents}"),
         format!("--health-port={health}"),
@@ -249,6 +270,7 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
         format!("--cluster-ca-cert={}", file(world.files.ca_file())),
         "--v=2".to_owned(),
     ];
+    server.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let agent = [
         file(dir.join("proxy-agent")),
         "--proxy-server-host=127.0.0.1".to_owned(),
@@ -259,8 +281,8 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
         format!("--health-server-port={agent_health}"),
         format!("--admin-server-port={agent_admin}"),
     ];
-    let _server = Process::start_program("compat-server", &dir.join("proxy-server"), &server, &dir);
-    let mut agent = Process::start_program("compat-agent", &dir.join("proxy-agent"), &agent, &dir);
+    let server = Process::start_program("compat-server", &dir.join("proxy-server"), &server, dir);
+    let agent = Process::start_program("compat-agent", &dir.join("proxy-agent"), &agent, dir);
     let health = std::net::SocketAddr::from(([127, 0, 0, 1], health));
     within("the server listens", async {
         while tokio::net::TcpStream::connect(health).await.is_err() {
@@ -269,15 +291,124 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     })
     .await;
     metric(health, LINKS, 1.0).await;
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    connect::echo(&mut stream, b"drop-in").await;
-    // Compat 15.1: the first signal drains without limit, the second ends it with 0.
-    agent.signal(Signal::TERM);
-    let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
-    metric(health, drained, 1.0).await;
-    connect::echo(&mut stream, b"draining").await;
-    agent.signal(Signal::TERM);
-    assert!(agent.end(Duration::from_secs(5)).success());
+    (server, agent, health)
+}
+
+/// Rules 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
+    let (port, _target) = targets::echo().await;
+    for (flag, grace) in [
+        ("--graceful-shutdown-timeout=0s", Duration::ZERO),
+        ("--graceful-shutdown-timeout=1s", Duration::from_secs(1)),
+    ] {
+        let mut world = World::start(&[]).await;
+        world.stop_server(Duration::ZERO).await;
+        linked(&world);
+        let (mut server, _agent, _health) = upstreams_flags(&world, "--mode=grpc", &[flag]).await;
+        let connection = Connection::client(&world).await;
+        let mut call = connection.proxy().await;
+        let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+        call.echo(conn, b"open").await;
+        let start = Instant::now();
+        server.signal(Signal::TERM);
+        assert_eq!(server.end(grace + Duration::from_secs(5)).code(), Some(0));
+        assert!(start.elapsed() >= grace / 2, "it did not wait");
+    }
+}
+
+/// Each tunnel and each dial that failed is in the log, once, with what it moved.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_client_has_one_access_event_with_its_bytes_and_end() {
+    let (port, _target) = targets::echo().await;
+    let (target, closed) = (
+        format!("127.0.0.1:{port}"),
+        targets::closed_port().await.to_string(),
+    );
+    let processes = Processes::start(&[]).await;
+    let _agent = processes.agent("agent-7", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    let mut stream = connect::open(&processes.world.connect(), &target).await;
+    connect::echo(&mut stream, b"five.").await;
+    drop(stream);
+    let connection = Connection::client(&processes.world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &target).await;
+    call.echo(conn, b"and seven").await;
+    drop(call);
+    let refused = connect::refused(&processes.world.connect(), &connect::head(&closed)).await;
+    assert!(refused.1.contains("connection refused"), "{refused:?}");
+    let events = || -> Vec<serde_json::Value> {
+        let log = processes.server.log();
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        lines
+            .filter(|event: &serde_json::Value| event["target"] == "adit::access")
+            .collect()
+    };
+    until("three events", || events().len() >= 3).await;
+    drop(connection);
+    let mut seen: Vec<[String; 6]> = events()
+        .iter()
+        .map(|event| {
+            for time in ["dial_seconds", "life_seconds"] {
+                assert!(
+                    event[time].as_f64().is_some_and(|time| time < 60.0),
+                    "{event}"
+                );
+            }
+            [
+                "client_dialect",
+                "agent",
+                "destination",
+                "bytes_to_target",
+                "bytes_to_client",
+                "end",
+            ]
+            .map(|field| event[field].to_string().replace('"', ""))
+        })
+        .collect();
+    seen.sort();
+    let expected = [
+        ["grpc", "agent-7", &target, "9", "9", "client_gone"],
+        ["http-connect", "", &closed, "0", "0", "other"],
+        ["http-connect", "agent-7", &target, "5", "5", "clean"],
+    ];
+    assert_eq!(seen, expected.map(|row| row.map(str::to_owned)));
+}
+
+/// Compat D-9: the Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
+    let (port, _target) = targets::source(1 << 30).await;
+    let processes = Processes::start(&[]).await;
+    let _agent = processes.agent("a", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    let connection = Connection::client(&processes.world).await;
+    let mut call = connection.proxy().await;
+    call.open(1, &format!("127.0.0.1:{port}")).await;
+    // Its window fills, and it reads no more: time is what this is about.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    drop((call, connection));
+    until("its event", || {
+        processes.server.log().contains("\"client_stalled\"")
+    })
+    .await;
+    let log = processes.server.log();
+    let event = log.lines().find(|line| line.contains("client_stalled"));
+    assert!(
+        event.is_some_and(|event| event.contains("client_gone")),
+        "{log}"
+    );
+}
+
+/// The names upstream's programs have.
+fn linked(world: &World) {
+    for name in ["proxy-server", "proxy-agent"] {
+        let link = world.dir.path().join(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), link).expect("a link");
+    }
 }
 
 /// Below the ephemeral range, which upstream's flags demand.

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
+use crate::support::raw::Connection;
 use crate::support::targets::{Sum, pattern};
 use crate::support::wait::within;
 use crate::support::world::{World, echo};
@@ -262,6 +263,44 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
         }
     })
     .await;
+}
+
+/// A frontend on TCP proves itself and its clients by certificates, as one on a unix socket need not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[
+        "--frontend=grpc=tcp:127.0.0.1:0",
+        "--server-cert={certs}/server.crt",
+        "--server-key={certs}/server.key",
+        "--server-ca-cert={certs}/ca.crt",
+    ])
+    .await;
+    let _agent = world.agent("a", &[]).await;
+    world.links(1).await;
+    let address = world.server().frontends[0];
+    let ca = world.files.ca_file();
+    let (cert, key) = (world.files.cert("client"), world.files.key("client"));
+    let identity = Some((cert.as_path(), key.as_path()));
+    let stream = tls::dial_as(b"h2", address, &ca, identity)
+        .await
+        .expect("welcome");
+    let connection = Connection::over(stream).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    call.echo(conn, b"over TLS").await;
+
+    assert!(
+        tls::dial_as(b"http/1.1", address, &ca, identity)
+            .await
+            .is_err(),
+        "HTTP/2 only"
+    );
+    let nobody = tls::dial_as(b"h2", address, &ca, None).await;
+    assert!(
+        super::hostile_agents::turned_away(nobody).await,
+        "no certificate"
+    );
 }
 
 /// Rules 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.

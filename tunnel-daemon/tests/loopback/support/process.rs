@@ -1,6 +1,6 @@
 //! The real binary as a child process, with its ports read from its log.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
@@ -133,11 +133,13 @@ impl Process {
             let (queues, inode) = (fields.nth(4)?, fields.nth(4)?);
             let (sending, receiving) = queues.split_once(':')?;
             let bytes = |hex| u64::from_str_radix(hex, 16).ok();
-            sockets
-                .contains(inode)
-                .then_some(bytes(sending)? + bytes(receiving)?)
+            let both = bytes(sending)? + bytes(receiving)?;
+            sockets.contains(inode).then(|| (inode.to_owned(), both))
         };
-        table.expect("it runs").lines().filter_map(queues).sum()
+        let table = table.expect("it runs");
+        // A table that changes while it is read may name a socket more than once.
+        let each: HashMap<String, u64> = table.lines().filter_map(queues).collect();
+        each.values().sum()
     }
 
     /// Open descriptors now.
