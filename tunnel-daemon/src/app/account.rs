@@ -1,20 +1,25 @@
 //! Accounting in the kernel: whether it is there, why not, and who reads its numbers.
 
+use super::status::model::AccountStatus;
 use crate::config::plan::{AccountMode, AccountPlan};
 use crate::ebpf::account::{self, Accounts, Options};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 
-/// Begins to account, if that is wanted and possible; what became of it, for `/readyz?verbose`.
+/// Begins to account, if that is wanted and possible; what became of it.
 ///
 /// Never a reason not to start: what is missing is said once.
 pub(super) fn start(
     plan: AccountPlan,
     metrics: &AditMetrics,
     services: &Tasks,
-) -> (Accounts, String) {
+) -> (Accounts, AccountStatus) {
+    let status = |state: &str, reason| AccountStatus {
+        state: state.to_owned(),
+        reason,
+    };
     if plan.mode == AccountMode::Off {
-        return (Accounts::off(), "[+]account off\n".to_owned());
+        return (Accounts::off(), status("off", None));
     }
     let series_max = usize::try_from(plan.series_max).unwrap_or(usize::MAX);
     let options = Options::with_series_max(series_max);
@@ -23,7 +28,8 @@ pub(super) fn start(
             services.spawn_always("account", reader.run());
             let program = accounts.program().unwrap_or_default();
             tracing::info!(program, "the kernel accounts for connections");
-            (accounts, format!("[+]account on: eBPF program {program}\n"))
+            let reason = format!("eBPF program {program}");
+            (accounts, status("on", Some(reason)))
         }
         Err(error) => {
             if plan.mode == AccountMode::On {
@@ -31,10 +37,15 @@ pub(super) fn start(
             } else {
                 tracing::info!(%error, "the kernel does not account for connections");
             }
-            (
-                Accounts::off(),
-                format!("[+]account unavailable: {error}\n"),
-            )
+            let reason = error.to_string();
+            (Accounts::off(), status("unavailable", Some(reason)))
         }
     }
+}
+
+/// The line of `/readyz?verbose`.
+pub(super) fn line(status: &AccountStatus) -> String {
+    let colon = status.reason.as_ref().map_or("", |_reason| ": ");
+    let reason = status.reason.as_deref().unwrap_or_default();
+    format!("[+]account {}{colon}{reason}\n", status.state)
 }

@@ -156,6 +156,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     };
     let descriptors = Arc::clone(context.lane_room.descriptors());
     let redirect = Arc::new(RedirectView::new(metrics.adit()));
+    let account_line = account::line(&accounting);
     let common = status::Common {
         id: plan.agent_id.as_str().to_owned(),
         started,
@@ -169,6 +170,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         relay_used: relay.is_some(),
         host: status::Common::host(plan.admin_socket.is_some()),
         redirect: Arc::clone(&redirect),
+        account: accounting,
     };
     let servers = Servers::start(settings, context, &services);
     let node = NodeSide::start(
@@ -185,7 +187,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         common,
         servers: servers.clone(),
     };
-    let (engine, side) = (started_relay.detail + &accounting, Arc::clone(&node));
+    let (engine, side) = (started_relay.detail + &account_line, Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
     let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
     Ok(RunningAgent {

@@ -189,7 +189,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let stopping = Arc::new(AtomicBool::new(false));
     let asker = readiness(&hub, &stopping, &tasks.services);
     let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
-    let detail = Arc::new(move || format!("{relaying}{}{accounting}", view.detail()));
+    let account_line = account::line(&accounting);
+    let detail = Arc::new(move || format!("{relaying}{}{account_line}", view.detail()));
     let source = ServerSource {
         common: status::Common {
             id: plan.server_id.as_str().to_owned(),
@@ -204,6 +205,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             relay_used: relay.is_some(),
             host: status::Common::host(plan.admin_socket.is_some()),
             redirect: Arc::clone(captured.view()),
+            account: accounting,
         },
         hub: Arc::clone(&hub),
     };

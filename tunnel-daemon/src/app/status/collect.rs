@@ -10,8 +10,8 @@ use adit_relay::Choice;
 
 use super::answer::{LINKS_MAX, Source};
 use super::model::{
-    API, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory, Readiness,
-    RelayStatus, Role, Status, TunnelCounts,
+    API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory,
+    Readiness, RelayStatus, Role, Status, TunnelCounts,
 };
 use crate::agent::servers::Servers;
 use crate::app::check;
@@ -40,6 +40,7 @@ pub(in crate::app) struct Common {
     /// As it was at the start: later this process may no longer try things out.
     pub(in crate::app) host: Vec<Capability>,
     pub(in crate::app) redirect: Arc<RedirectView>,
+    pub(in crate::app) account: AccountStatus,
 }
 
 /// A server.
@@ -73,6 +74,7 @@ impl Tally {
                 Path::Lane => &mut tally.counts.lane,
                 Path::RawLane | Path::KtlsLane => &mut tally.counts.raw_lane,
             } += 1;
+            tally.counts.ktls_lane += u64::from(live.path() == Path::KtlsLane);
             let (to_target, to_client) = live.bytes();
             tally.counts.bytes_to_target += to_target;
             tally.counts.bytes_to_client += to_client;
@@ -150,6 +152,7 @@ impl Common {
                 budget_bytes: self.budget.max_bytes(),
             },
             redirect: self.redirect.status(),
+            account: self.account.clone(),
         }
     }
 }

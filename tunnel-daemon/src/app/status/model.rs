@@ -47,6 +47,18 @@ pub struct Status {
     /// What the redirect is; `None` without one.
     #[serde(default)]
     pub redirect: Option<RedirectStatus>,
+    /// Accounting in the kernel.
+    #[serde(default)]
+    pub account: AccountStatus,
+}
+
+/// Accounting by eBPF.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct AccountStatus {
+    /// `off`, `on` or `unavailable`.
+    pub state: String,
+    /// The number of its program, or why it is not there.
+    pub reason: Option<String>,
 }
 
 /// The redirect by eBPF.
@@ -135,6 +147,9 @@ pub struct TunnelCounts {
     pub lane: u64,
     /// Those on lanes without frames.
     pub raw_lane: u64,
+    /// Of these, those that the kernel's TLS encrypts.
+    #[serde(default)]
+    pub ktls_lane: u64,
     /// Payload bytes that open tunnels have moved from client to target.
     pub bytes_to_target: u64,
     /// And from target to client.

@@ -56,6 +56,10 @@ pub fn table(status: &Status) -> String {
         },
     );
     let tunnels = &status.tunnels;
+    let encrypted = match tunnels.ktls_lane {
+        0 => String::new(),
+        count => format!(" ({count} encrypted by the kernel)"),
+    };
     let pending = status
         .pending_dials
         .map(|count| format!("; {count} dials pending"))
@@ -63,7 +67,7 @@ pub fn table(status: &Status) -> String {
     line(
         "tunnels",
         &format!(
-            "{} open: {} on lanes, {} on raw lanes, {} on links{pending}",
+            "{} open: {} on lanes, {} on raw lanes{encrypted}, {} on links{pending}",
             tunnels.open, tunnels.lane, tunnels.raw_lane, tunnels.link
         ),
     );
@@ -118,6 +122,12 @@ pub fn table(status: &Status) -> String {
     }
     if let Some(redirect) = &status.redirect {
         line("redirect", &redirect_text(redirect));
+    }
+    let account = &status.account;
+    if !matches!(account.state.as_str(), "" | "off") {
+        let reason = account.reason.as_deref().unwrap_or("?");
+        let text = format!("{}: {}", clean(&account.state, 20), clean(reason, 200));
+        line("account", &text);
     }
     for capability in lacking(&status.capabilities) {
         line(
@@ -215,7 +225,7 @@ fn row(link: &LinkStatus) -> String {
 #[cfg(test)]
 pub(in crate::app) mod tests {
     use super::super::model::{
-        API, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RedirectFile,
+        API, AccountStatus, Descriptors, LaneStatus, LinkLanes, Memory, Readiness, RedirectFile,
         RedirectNamespaces, RelayStatus, TunnelCounts,
     };
     use super::*;
@@ -252,6 +262,8 @@ pub(in crate::app) mod tests {
             },
             tunnels: TunnelCounts {
                 open: u64::MAX,
+                raw_lane: 17,
+                ktls_lane: 9,
                 ..TunnelCounts::default()
             },
             pending_dials: Some(16_384),
@@ -298,6 +310,10 @@ pub(in crate::app) mod tests {
                 }),
                 ..RedirectStatus::default()
             }),
+            account: AccountStatus {
+                state: "unavailable".to_owned(),
+                reason: Some("it needs \x1b[2JCAP_BPF".repeat(9)),
+            },
         }
     }
 
@@ -311,6 +327,8 @@ pub(in crate::app) mod tests {
         for part in [
             "no: no connection to any proxy agent",
             "missing      kernel-tls: ",
+            "17 on raw lanes (9 encrypted",
+            "account      unavailable: it needs",
             "9999+9999",
             "and 1960 more",
         ] {

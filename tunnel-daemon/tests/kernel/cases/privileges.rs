@@ -137,6 +137,10 @@ fn redirecting_server(user: User) {
         status.contains(held) && !status.contains("CAP_BPF\""),
         "{status}"
     );
+    assert!(
+        status.contains("\"account\":{\"state\":\"on\",\"reason\":\"eBPF program "),
+        "{status}"
+    );
     // What the host allowed is what it allowed then.
     assert!(status.contains("programs can be loaded"), "{status}");
     drop(agent);

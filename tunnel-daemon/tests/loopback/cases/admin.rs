@@ -90,7 +90,16 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
         assert_eq!(ends, [target.as_str(); 2]);
         assert_eq!(here.peer, "agent-1");
         assert_eq!(here.client.as_deref(), Some("http-connect"));
-        assert_eq!(there.peer, status(&server_socket(&world)).id);
+        let server = status(&server_socket(&world));
+        assert_eq!(there.peer, server.id);
+        let raw = u64::from(path == "raw-lane");
+        let counts = server.tunnels;
+        let seen = (counts.lane, counts.raw_lane, counts.ktls_lane);
+        assert_eq!(seen, (1 - raw, raw, 0));
+        assert_eq!(
+            (server.account.state.as_str(), server.account.reason),
+            ("off", None)
+        );
         assert_eq!(there.client, None);
         // Asked by now; a tunnel on a lane with frames answers when it moves again.
         connect::echo(&mut stream, b"once more").await;
