@@ -321,4 +321,21 @@ mod tests {
         let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
         assert!(ready.is_ready(), "what the link sent makes room");
     }
+
+    /// From the first write that waits until one does not, whatever happens in between.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_a_client_takes_nothing_is_known() {
+        let (mut leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        leg.stalled();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(leg.stalled_for(), Duration::ZERO, "nobody watches");
+        leg.watch(LegWatch::Client(ServerMetrics::new(&["default"])));
+        leg.stalled();
+        tokio::time::advance(Duration::from_secs(3)).await;
+        leg.stalled();
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(leg.stalled_for(), Duration::from_secs(7));
+        leg.drained(1);
+        assert_eq!(leg.stalled_for(), Duration::ZERO);
+    }
 }

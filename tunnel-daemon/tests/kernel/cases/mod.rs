@@ -7,6 +7,7 @@ mod alone;
 pub(crate) mod exempt;
 mod load;
 mod namespaces;
+mod netns_helper;
 mod node_redirect;
 pub(crate) mod packet_filter;
 mod privileges;

@@ -2,30 +2,21 @@
 //!
 //! As in `redirect`, the agent alone reaches 198.51.100.0/24; these namespaces have no route to anywhere.
 
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use adit::config::NetnsHelperOptions;
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use adit::net::namespaces::Helper;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
-    SocketType, recvmsg, socketpair,
-};
 
 use super::redirect::{Scene, scene};
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
-use crate::support::namespace::{Namespace, helped_by_ourselves, helper};
+use crate::support::namespace::{Namespace, helped_by_ourselves};
 use crate::support::privilege::{ready, skip};
 use crate::support::target::target;
 use crate::support::world::World;
@@ -38,7 +29,7 @@ fn asked() -> SocketAddr {
 }
 
 /// As many as asked for, or why this host has none.
-fn namespaces<const N: usize>(test: &str) -> Option<[Namespace; N]> {
+pub(super) fn namespaces<const N: usize>(test: &str) -> Option<[Namespace; N]> {
     if !ready(test) {
         return None;
     }
@@ -301,106 +292,6 @@ fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
     let mut late = Client::start_in(&other, scene.clients.path());
     assert!(late.call(asked()).is_err());
     assert_eq!(scene.server.metric(CAPTURED), 1.0);
-}
-
-/// A daemon that was taken over, and what its helper answers to one request of it: the packets, and how many sockets came.
-fn asked_by_hand(named: &Namespace, request: &[u8]) -> (Vec<String>, usize) {
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    let mut command = helper();
-    // No mark, no cgroup, one namespace.
-    command.args(["0", ""]).arg(named.path());
-    command
-        .stdin(Stdio::from(theirs))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
-    drop(command);
-    let limit = Some(Duration::from_secs(60));
-    set_socket_timeout(&ours, Timeout::Recv, limit).unwrap();
-    let (mut answers, mut sockets) = (Vec::new(), 0);
-    let mut next = || {
-        let (text, came) = packet(&ours)?;
-        sockets += came;
-        answers.push(text.clone());
-        Some(text)
-    };
-    assert_eq!(next().as_deref(), Some("ready"));
-    // The thread that serves has what entering a namespace takes, and no more. The others are the harness's.
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
-    let kept = tasks
-        .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok())
-        .filter(|status| {
-            // CAP_SYS_PTRACE and CAP_SYS_ADMIN.
-            ["CapPrm", "CapEff"]
-                .iter()
-                .all(|set| status.contains(&format!("{set}:\t0000000000280000")))
-                && status.contains("CapInh:\t0000000000000000")
-                && status.contains("CapAmb:\t0000000000000000")
-                && status.contains("NoNewPrivs:\t1")
-        })
-        .count();
-    assert_eq!(kept, 1);
-    rustix::net::send(&ours, request, SendFlags::NOSIGNAL).unwrap();
-    // To the end of the answer, or of the helper.
-    while next().is_some_and(|text| !text.starts_with("done ")) {}
-    child.kill().unwrap();
-    child.wait().unwrap();
-    answers.remove(0);
-    (answers, sockets)
-}
-
-fn packet(channel: &OwnedFd) -> Option<(String, usize)> {
-    let mut bytes = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut into = [IoSliceMut::new(&mut bytes)];
-    let got = recvmsg(channel, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
-    let sockets = control.drain().map(|message| match message {
-        RecvAncillaryMessage::ScmRights(sockets) => sockets.count(),
-        _ => 0,
-    });
-    let sockets = sockets.sum();
-    let text = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
-    (got.bytes > 0).then_some((text, sockets))
-}
-
-#[test]
-fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
-    let Some([named, other]) = namespaces("a helper that is asked for more") else {
-        return;
-    };
-    let id = |namespace: &Namespace| std::fs::metadata(namespace.path()).unwrap().ino();
-    let path = other.path();
-    // As it is asked usually, and with the other namespace as one that it is said to hold.
-    for held in [String::new(), format!(" {}", id(&other))] {
-        let (answers, sockets) = asked_by_hand(&named, format!("look{held}").as_bytes());
-        assert_eq!(answers.len(), 2, "{answers:?}");
-        assert!(
-            answers[0].starts_with(&format!("new {} ", id(&named))),
-            "{answers:?}"
-        );
-        assert!((1..=2).contains(&sockets), "{sockets}");
-    }
-    // What is no request ends it, and gets nothing.
-    for request in [
-        format!("new {} {}", id(&other), path.display()),
-        format!("look {}", path.display()),
-        format!("open {}", path.display()),
-        format!("look -1 {}", id(&other)),
-        "look 99999999999999999999".to_owned(),
-        "\0".to_owned(),
-    ] {
-        let (answers, sockets) = asked_by_hand(&named, request.as_bytes());
-        assert_eq!((answers.as_slice(), sockets), (&[][..], 0), "{request:?}");
-    }
-    let (answers, sockets) = asked_by_hand(&named, &[0xff, 0xfe]);
-    assert_eq!((answers.as_slice(), sockets), (&[][..], 0));
 }
 
 /// The process whose parent is this one.

@@ -1,5 +1,6 @@
 //! Tunnels that work: every byte, in order, both ways, to the end.
 
+use adit::app::agent::RunningAgent;
 use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -265,19 +266,25 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
     .await;
 }
 
-/// A frontend on TCP proves itself and its clients by certificates, as one on a unix socket need not.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
-    let (port, _target) = targets::echo().await;
+/// A frontend of that dialect on TCP, with certificates, and an agent.
+async fn on_tcp(dialect: &str) -> (World, RunningAgent) {
     let world = World::start(&[
-        "--frontend=grpc=tcp:127.0.0.1:0",
+        &format!("--frontend={dialect}=tcp:127.0.0.1:0"),
         "--server-cert={certs}/server.crt",
         "--server-key={certs}/server.key",
         "--server-ca-cert={certs}/ca.crt",
     ])
     .await;
-    let _agent = world.agent("a", &[]).await;
+    let agent = world.agent("a", &[]).await;
     world.links(1).await;
+    (world, agent)
+}
+
+/// A frontend on TCP proves itself and its clients by certificates, as one on a unix socket need not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = on_tcp("grpc").await;
     let address = world.server().frontends[0];
     let ca = world.files.ca_file();
     let (cert, key) = (world.files.cert("client"), world.files.key("client"));
@@ -307,15 +314,7 @@ async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     let (port, _target) = targets::echo().await;
-    let world = World::start(&[
-        "--frontend=http-connect=tcp:127.0.0.1:0",
-        "--server-cert={certs}/server.crt",
-        "--server-key={certs}/server.key",
-        "--server-ca-cert={certs}/ca.crt",
-    ])
-    .await;
-    let _agent = world.agent("a", &[]).await;
-    world.links(1).await;
+    let (world, _agent) = on_tcp("http-connect").await;
     let address = world.server().frontends[0];
     let ca = world.files.ca_file();
     let (cert, key) = (world.files.cert("client"), world.files.key("client"));
