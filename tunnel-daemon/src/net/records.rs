@@ -6,36 +6,31 @@
 //! the other end may do as it likes.
 
 mod kernel;
+mod keys;
 
 use std::future::poll_fn;
 use std::io::{self, Read as _};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use aws_lc_rs::aead::{
-    AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
-};
-use aws_lc_rs::hkdf::{self, KeyType, Prk};
 use bytes::{Buf as _, Bytes, BytesMut};
-use rustls::{ConnectionTrafficSecrets, KeyLog, ProtocolVersion};
+use rustls::ProtocolVersion;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 
+pub(super) use self::keys::TrafficSecrets;
+use self::keys::{APPLICATION_DATA, HEADER_BYTES, Half, TAG_BYTES, broken};
 use super::blocks::Fill;
 use super::buffered::{borrow, give_back};
 use super::clear::ClearStream;
 use super::outbox::Outbox;
 use super::stream::Socket;
 
-/// Bytes of a record's header.
-const HEADER_BYTES: usize = 5;
 /// Most plain text in one record.
 const PLAIN_BYTES_MAX: usize = 1 << 14;
 /// Most bytes behind a record's header: plain text, its type, tag, and what padding the standard leaves room for.
 const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
-/// Bytes of a tag, the same for every suite of TLS 1.3 that rustls has.
-const TAG_BYTES: usize = 16;
 /// What a record adds to its plain text: header, type, tag.
 const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
@@ -45,47 +40,10 @@ const EMPTY_RECORDS_MAX: u32 = 32;
 
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
-const APPLICATION_DATA: u8 = 23;
 const WARNING: u8 = 1;
 const CLOSE_NOTIFY: u8 = 0;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
-
-/// Notes the traffic secrets of one handshake, from which later keys are derived. Logs nothing.
-#[derive(Default)]
-pub(super) struct TrafficSecrets {
-    client: OnceLock<Vec<u8>>,
-    server: OnceLock<Vec<u8>>,
-}
-
-impl TrafficSecrets {
-    fn slot(&self, label: &str) -> Option<&OnceLock<Vec<u8>>> {
-        match label {
-            "CLIENT_TRAFFIC_SECRET_0" => Some(&self.client),
-            "SERVER_TRAFFIC_SECRET_0" => Some(&self.server),
-            _ => None,
-        }
-    }
-}
-
-impl KeyLog for TrafficSecrets {
-    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
-        if let Some(slot) = self.slot(label) {
-            // Each comes once a connection.
-            let _first = slot.set(secret.to_vec());
-        }
-    }
-
-    fn will_log(&self, label: &str) -> bool {
-        self.slot(label).is_some()
-    }
-}
-
-impl std::fmt::Debug for TrafficSecrets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("TrafficSecrets(***)")
-    }
-}
 
 /// Why a connection cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -99,163 +57,6 @@ pub enum TakeOverError {
     /// rustls refused.
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
-}
-
-/// Keys of one direction.
-struct Half {
-    suite: &'static Suite,
-    key: LessSafeKey,
-    iv: [u8; 12],
-    sequence: u64,
-    /// Records with this key.
-    records: u64,
-    secret: Vec<u8>,
-}
-
-/// What a cipher suite is made of.
-struct Suite {
-    aead: &'static aws_lc_rs::aead::Algorithm,
-    hkdf: hkdf::Algorithm,
-}
-
-static AES_128: Suite = Suite {
-    aead: &AES_128_GCM,
-    hkdf: hkdf::HKDF_SHA256,
-};
-static AES_256: Suite = Suite {
-    aead: &AES_256_GCM,
-    hkdf: hkdf::HKDF_SHA384,
-};
-static CHACHA: Suite = Suite {
-    aead: &CHACHA20_POLY1305,
-    hkdf: hkdf::HKDF_SHA256,
-};
-
-struct Length(usize);
-
-impl KeyType for Length {
-    fn len(&self) -> usize {
-        self.0
-    }
-}
-
-const BAD_SECRET: TakeOverError =
-    TakeOverError::Session("its traffic secret does not fit its keys");
-
-impl Half {
-    /// From rustls' sequence number and keys, and the secret they were derived from.
-    fn new(
-        (sequence, keys): (u64, ConnectionTrafficSecrets),
-        secret: Option<&Vec<u8>>,
-    ) -> Result<Self, TakeOverError> {
-        let (suite, key, iv) = match &keys {
-            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128, key, iv),
-            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256, key, iv),
-            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA, key, iv),
-            _ => return Err(TakeOverError::Session("its cipher suite is not known")),
-        };
-        let secret = secret.ok_or(BAD_SECRET)?.clone();
-        let half = Self::derived(suite, secret, sequence).map_err(|_unfit| BAD_SECRET)?;
-        // The key itself is compared by what it seals to; the IV is as good a witness of the secret.
-        let expected = (iv.as_ref(), key.as_ref().len());
-        if (&half.iv[..], suite.aead.key_len()) != expected {
-            return Err(BAD_SECRET);
-        }
-        Ok(half)
-    }
-
-    fn derived(suite: &'static Suite, secret: Vec<u8>, sequence: u64) -> io::Result<Self> {
-        let mut key = [0; 32];
-        let key = key.get_mut(..suite.aead.key_len()).unwrap_or_default();
-        expand_label(suite, &secret, b"key", key)?;
-        let mut iv = [0; 12];
-        expand_label(suite, &secret, b"iv", &mut iv)?;
-        let key = UnboundKey::new(suite.aead, key).map_err(|_length| broken("bad key length"))?;
-        Ok(Self {
-            suite,
-            key: LessSafeKey::new(key),
-            iv,
-            sequence,
-            records: 0,
-            secret,
-        })
-    }
-
-    /// The keys that follow (RFC 8446 section 7.2).
-    fn update(&mut self) -> io::Result<()> {
-        let mut secret = vec![0; self.secret.len()];
-        expand_label(self.suite, &self.secret, b"traffic upd", &mut secret)?;
-        *self = Self::derived(self.suite, secret, 0)?;
-        Ok(())
-    }
-
-    /// RFC 8446 section 5.3. Each number is used once: it is counted up here and nowhere else.
-    fn nonce(&mut self) -> io::Result<Nonce> {
-        let mut nonce = self.iv;
-        for (byte, number) in nonce.iter_mut().skip(4).zip(self.sequence.to_be_bytes()) {
-            *byte ^= number;
-        }
-        let next = self.sequence.checked_add(1);
-        self.sequence = next.ok_or_else(|| broken("out of sequence numbers"))?;
-        self.records += 1;
-        Ok(Nonce::assume_unique_for_key(nonce))
-    }
-
-    /// Seals what lies behind the header in `record`, up to the room for the tag at its end.
-    fn seal(&mut self, record: &mut [u8]) -> io::Result<()> {
-        let sealed = u16::try_from(record.len() - HEADER_BYTES);
-        let [high, low] = sealed
-            .map_err(|_long| broken("record too long"))?
-            .to_be_bytes();
-        let header = [APPLICATION_DATA, 3, 3, high, low];
-        let (head, rest) = record.split_at_mut(HEADER_BYTES);
-        head.copy_from_slice(&header);
-        let (plain, room) = rest.split_at_mut(rest.len() - TAG_BYTES);
-        let nonce = self.nonce()?;
-        let tag = self
-            .key
-            .seal_in_place_separate_tag(nonce, Aad::from(header), plain)
-            .map_err(|_failed| broken("cannot seal"))?;
-        room.copy_from_slice(tag.as_ref());
-        Ok(())
-    }
-
-    /// Opens a record in place: its type and how many bytes behind the header are plain text.
-    fn open(&mut self, record: &mut [u8]) -> io::Result<(u8, usize)> {
-        let (header, sealed) = record.split_at_mut(HEADER_BYTES);
-        let header: [u8; HEADER_BYTES] = [
-            header.first().copied().unwrap_or_default(),
-            header.get(1).copied().unwrap_or_default(),
-            header.get(2).copied().unwrap_or_default(),
-            header.get(3).copied().unwrap_or_default(),
-            header.get(4).copied().unwrap_or_default(),
-        ];
-        let nonce = self.nonce()?;
-        let plain = self
-            .key
-            .open_in_place(nonce, Aad::from(header), sealed)
-            .map_err(|_forged| broken("a record does not verify"))?;
-        // The type is behind the payload, before padding.
-        let end = plain.iter().rposition(|byte| *byte != 0);
-        let end = end.ok_or_else(|| broken("a record without a type"))?;
-        let kind = plain.get(end).copied().unwrap_or_default();
-        Ok((kind, end))
-    }
-}
-
-/// HKDF-Expand-Label with an empty context (RFC 8446 section 7.1).
-fn expand_label(suite: &Suite, secret: &[u8], label: &[u8], out: &mut [u8]) -> io::Result<()> {
-    let length = u16::try_from(out.len()).unwrap_or(u16::MAX).to_be_bytes();
-    let label_length = [u8::try_from(6 + label.len()).unwrap_or(u8::MAX)];
-    let info: [&[u8]; 5] = [&length, &label_length, b"tls13 ", label, &[0]];
-    Prk::new_less_safe(suite.hkdf, secret)
-        .expand(&info, Length(out.len()))
-        .and_then(|okm| okm.fill(out))
-        .map_err(|_length| broken("cannot derive keys"))
-}
-
-fn broken(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 /// Sealed records on their way out: `from..to` of a borrowed buffer.

@@ -5,7 +5,8 @@ use std::io;
 use adit_relay::{KernelTls, KernelTlsError, TrafficKeys};
 use tokio::net::TcpStream;
 
-use super::{CHACHA, Half, RecordStream, Socket, broken, expand_label};
+use super::keys::{CHACHA, Half, broken, expand_label};
+use super::{RecordStream, Socket};
 
 impl Half {
     /// As kernel TLS takes them; `None` for a cipher that it does not get from us.
