@@ -16,7 +16,7 @@ use crate::config::plan::ForwardProxy;
 use crate::ebpf::account::{Accounts, Labels};
 use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::reload::ReloadableClientTls;
-use crate::net::resolve::{Resolve, ResolveError, servers};
+use crate::net::resolve::{Resolve, ResolveError, servers_of_host, servers_of_service};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
 use crate::net::tls::{Alpn, TlsError, server_name};
@@ -117,12 +117,8 @@ impl Reach {
         address: &ServerAddress,
         purpose: Purpose,
     ) -> Result<Reached, ReachError> {
-        let (name, port) = match address {
-            ServerAddress::Host { host, port } => (host.as_str(), *port),
-            ServerAddress::Srv { name } => (name.as_str(), 0),
-        };
-        if let (ServerAddress::Host { host, port }, Some(proxy)) =
-            (address, self.proxy_for(name, port))
+        if let ServerAddress::Host { host, port } = address
+            && let Some(proxy) = self.proxy_for(host, *port)
         {
             let proxy = proxy_address(proxy).map_err(|why| ReachError::Proxy {
                 proxy: "of HTTPS_PROXY".to_owned(),
@@ -133,14 +129,20 @@ impl Reach {
             let tcp = self.through(&proxy, &join(host, *port)).await?;
             return self.secure(tcp, host, *port, purpose).await;
         }
-        let draw = |below| rand::random_range(0..below);
-        let found = servers(&*self.resolver, name, port, draw)
-            .await
-            .map_err(|source| ReachError::Resolve {
-                name: name.to_owned(),
-                source,
-            })?;
-        let mut last = ReachError::NoAddress(name.to_owned());
+        let (name, found) = match address {
+            ServerAddress::Host { host, port } => {
+                (host, servers_of_host(&*self.resolver, host, *port).await)
+            }
+            ServerAddress::Srv { name } => {
+                let draw = |below| rand::random_range(0..below);
+                (name, servers_of_service(&*self.resolver, name, draw).await)
+            }
+        };
+        let found = found.map_err(|source| ReachError::Resolve {
+            name: name.clone(),
+            source,
+        })?;
+        let mut last = ReachError::NoAddress(name.clone());
         for server in found {
             match self.dial(server.addr, purpose).await {
                 Ok(tcp) => {
@@ -210,7 +212,7 @@ impl Reach {
         )
         .await?;
         let authority = if self.tls.spec().identity.is_some() {
-            host.to_owned()
+            bracketed(host)
         } else {
             join(host, port)
         };
@@ -270,10 +272,15 @@ impl Reach {
 }
 
 fn join(host: &str, port: u16) -> String {
+    format!("{}:{port}", bracketed(host))
+}
+
+/// As RFC 3986 section 3.2.2 writes hosts.
+fn bracketed(host: &str) -> String {
     if host.contains(':') {
-        format!("[{host}]:{port}")
+        format!("[{host}]")
     } else {
-        format!("{host}:{port}")
+        host.to_owned()
     }
 }
 
@@ -361,6 +368,20 @@ fn split_port(entry: &str) -> (&str, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_can_be_the_authority_of_calls() {
+        for (host, expected) in [
+            ("fd00::1", "[fd00::1]"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("server.test", "server.test"),
+        ] {
+            let authority = bracketed(host);
+            assert_eq!(authority, expected);
+            assert!(authority.parse::<http::uri::Authority>().is_ok());
+        }
+        assert_eq!(join("::1", 8091), "[::1]:8091");
+    }
 
     /// The table of Go's `httpproxy`, and entries that its documentation names.
     #[test]

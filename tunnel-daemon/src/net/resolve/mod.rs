@@ -7,7 +7,7 @@ mod system;
 use std::net::IpAddr;
 use std::pin::Pin;
 
-pub use servers::{ServerAddress, servers};
+pub use servers::{ServerAddress, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
 
 /// A boxed answer, so that a resolver can be a trait object.

@@ -17,19 +17,14 @@ pub struct ServerAddress {
     pub addr: SocketAddr,
 }
 
-/// The addresses behind `host`, in the order to try them; never empty.
-///
-/// A literal address is itself, and `port` belongs to it and to a host's addresses. A name that starts with
-/// `_` (`_konnectivity._tcp.example.org`) is a service: its SRV records bring the ports, lower priorities
-/// come first, and among equals the order is drawn by weight. `draw(n)` gives a number below `n`, n > 0.
+/// The addresses behind `host`, in the order to try them; never empty. A literal address is itself.
 ///
 /// # Errors
-/// The failure of the lookup. A service with some targets that resolve uses those.
-pub async fn servers(
+/// The failure of the lookup.
+pub async fn servers_of_host(
     resolver: &dyn Resolve,
     host: &str,
     port: u16,
-    draw: impl FnMut(u64) -> u64,
 ) -> Result<Vec<ServerAddress>, ResolveError> {
     let literal = host
         .strip_prefix('[')
@@ -42,13 +37,24 @@ pub async fn servers(
             addr,
         }]);
     }
-    if !host.starts_with('_') {
-        let ips = resolver.lookup_ip(host).await?;
-        return Ok(addresses(host, &ips, port).take(SERVERS_MAX).collect());
-    }
+    let ips = resolver.lookup_ip(host).await?;
+    Ok(addresses(host, &ips, port).take(SERVERS_MAX).collect())
+}
+
+/// The addresses behind the SRV records of a service (`_konnectivity._tcp.example.org`), in the order to try them; never
+/// empty. Records bring the ports; lower priorities come first, and among equals the order is drawn by weight. `draw(n)`
+/// gives a number below `n`, n > 0.
+///
+/// # Errors
+/// The failure of the lookup. A service with some targets that resolve uses those.
+pub async fn servers_of_service(
+    resolver: &dyn Resolve,
+    service: &str,
+    draw: impl FnMut(u64) -> u64,
+) -> Result<Vec<ServerAddress>, ResolveError> {
     let mut found = Vec::new();
     let mut failure = ResolveError::NotFound;
-    for record in in_order(resolver.lookup_srv(host).await?, draw) {
+    for record in in_order(resolver.lookup_srv(service).await?, draw) {
         match resolver.lookup_ip(&record.target).await {
             Ok(ips) => found.extend(addresses(&record.target, &ips, record.port)),
             Err(cause) => failure = failure.or_worse(cause),
@@ -73,7 +79,8 @@ fn addresses(host: &str, ips: &[IpAddr], port: u16) -> impl Iterator<Item = Serv
     })
 }
 
-/// RFC 2782: by priority, then repeatedly one record drawn with a chance in proportion to its weight.
+/// RFC 2782: by priority, then repeatedly one record drawn with a chance in proportion to its weight; where none has any, all
+/// have the same chance, so that agents spread.
 fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Vec<SrvRecord> {
     records.truncate(SERVERS_MAX);
     // Weight 0 goes first within a priority, where it is taken only when the draw is 0.
@@ -85,13 +92,18 @@ fn in_order(mut records: Vec<SrvRecord>, mut draw: impl FnMut(u64) -> u64) -> Ve
             .iter()
             .take_while(|record| record.priority == priority);
         let weights: Vec<u64> = equals.map(|record| u64::from(record.weight)).collect();
-        let drawn = draw(weights.iter().sum::<u64>() + 1);
-        let mut sum = 0;
-        let reached = |weight: &u64| {
-            sum += weight;
-            sum >= drawn
+        let all: u64 = weights.iter().sum();
+        let at = if all == 0 {
+            usize::try_from(draw(weights.len() as u64)).unwrap_or(0)
+        } else {
+            let drawn = draw(all + 1);
+            let mut sum = 0;
+            let reached = |weight: &u64| {
+                sum += weight;
+                sum >= drawn
+            };
+            weights.iter().position(reached).unwrap_or(0)
         };
-        let at = weights.iter().position(reached).unwrap_or(0);
         ordered.push(records.remove(at));
     }
     ordered
@@ -130,7 +142,11 @@ mod tests {
     }
 
     async fn found(book: &Book, host: &str, drawn: u64) -> Result<Vec<String>, ResolveError> {
-        let servers = servers(book, host, 8132, |below| drawn.min(below - 1)).await?;
+        let servers = if host.starts_with('_') {
+            servers_of_service(book, host, |below| drawn.min(below - 1)).await?
+        } else {
+            servers_of_host(book, host, 8132).await?
+        };
         Ok(servers
             .into_iter()
             .map(|s| format!("{} {}", s.host, s.addr))
@@ -188,5 +204,14 @@ mod tests {
                 .clone()
         };
         assert_eq!([0, 1, 2, 3, 4].map(first_of).join(""), "aabbb");
+    }
+
+    #[test]
+    fn records_without_weights_are_drawn_evenly() {
+        let first_of = |drawn| {
+            let records = vec![srv(1, 0, "a"), srv(1, 0, "b"), srv(1, 0, "c")];
+            in_order(records, |below| drawn % below)[0].target.clone()
+        };
+        assert_eq!([0, 1, 2].map(first_of).join(""), "abc");
     }
 }
