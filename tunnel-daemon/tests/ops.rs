@@ -209,6 +209,11 @@ impl Files {
 
     /// A check of a server with this certificate and key, as JSON, and its exit code.
     fn check(&self, cert: &Path, key: &Path) -> (Value, Option<i32>) {
+        self.check_with(cert, key, &[])
+    }
+
+    /// With more flags.
+    fn check_with(&self, cert: &Path, key: &Path, flags: &[String]) -> (Value, Option<i32>) {
         let output = Command::new(env!("CARGO_BIN_EXE_adit"))
             .args([
                 "check",
@@ -225,6 +230,7 @@ impl Files {
             .arg(key)
             .arg("--cluster-ca-cert")
             .arg(self.0.ca_file())
+            .args(flags)
             .output()
             .expect("the binary runs");
         let json = serde_json::from_slice(&output.stdout)
@@ -347,6 +353,45 @@ fn check_finds_what_is_wrong_with_certificates() {
         "{json}"
     );
     assert_eq!(code, Some(2));
+}
+
+#[test]
+fn check_says_what_redirect_and_accounting_would_meet() {
+    let files = Files::create();
+    let (cert, key) = (files.0.cert("server"), files.0.key("server"));
+    let (json, _) = files.check(&cert, &key);
+    for name in ["redirect", "redirect-cgroup", "account", "transparent"] {
+        assert!(lines_of(&json, name).is_empty(), "nobody asked: {json}");
+    }
+    let rules = files.path("rules");
+    fs::write(&rules, "redirect 192.0.2.0/24\n").expect("a file");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = listener.local_addr().expect("an address");
+    let flags = [
+        "--redirect=10.0.0.0/8".to_owned(),
+        "--redirect-cgroup=/nonexistent/cgroup".to_owned(),
+        format!("--redirect-file={rules}"),
+        "--redirect-netns=/nonexistent/netns".to_owned(),
+        "--account=auto".to_owned(),
+        format!("--transparent-bind-address={taken}"),
+    ];
+    let (json, code) = files.check_with(&cert, &key, &flags);
+    for (name, verdict, part) in [
+        ("redirect-cgroup", "missing", "/nonexistent/cgroup"),
+        ("redirect-rules", "ok", "2 of flags and file"),
+        ("redirect-netns", "degraded", "/nonexistent/netns"),
+        ("transparent", "missing", "cannot listen"),
+    ] {
+        assert!(has(&json, name, verdict, part), "{name}: {json}");
+    }
+    // What they say is the host's matter.
+    for name in ["redirect", "account"] {
+        assert_eq!(lines_of(&json, name).len(), 1, "{name}: {json}");
+    }
+    assert_eq!(code, Some(2));
+    fs::write(&rules, "redirect nothing\n").expect("a file");
+    let (json, _) = files.check_with(&cert, &key, &flags);
+    assert!(has(&json, "redirect-rules", "missing", "line 1"), "{json}");
 }
 
 #[test]

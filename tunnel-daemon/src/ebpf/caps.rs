@@ -12,10 +12,7 @@ use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
-/// Bits of the effective capability set.
-const CAP_NET_ADMIN: u32 = 12;
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_BPF: u32 = 39;
+use super::release::{Release, WITHOUT_PERFMON};
 
 /// One thing a host has or lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +43,7 @@ impl Capability {
 /// What this host allows.
 #[derive(Clone, Debug)]
 pub struct HostCaps {
-    /// CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+    /// What loading and attaching takes, and what of it is missing.
     pub capabilities: Capability,
     /// Whether bpf(2) loads a program of the kinds that are needed.
     pub bpf: Capability,
@@ -65,6 +62,7 @@ impl HostCaps {
         Self {
             capabilities: capabilities(
                 &fs::read_to_string("/proc/self/status").unwrap_or_default(),
+                Release::running(),
             ),
             bpf: bpf(),
             btf: btf(),
@@ -89,30 +87,44 @@ impl HostCaps {
     }
 }
 
-fn capabilities(status: &str) -> Capability {
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    let Some(set) = effective else {
+fn capabilities(status: &str, release: Option<Release>) -> Capability {
+    let Some(effective) = effective(status) else {
         return Capability::Missing(
             "/proc/self/status names no capabilities: mount /proc".to_owned(),
         );
     };
-    let has = |bit: u32| set & (1 << bit) != 0;
-    if has(CAP_SYS_ADMIN) && has(CAP_NET_ADMIN) {
-        return Capability::Ready("CAP_SYS_ADMIN, CAP_NET_ADMIN".to_owned());
+    let lacking = lacking(effective, release);
+    if lacking.is_empty() {
+        return Capability::Ready("enough to load and attach programs".to_owned());
     }
-    let missing: Vec<&str> = [(CAP_BPF, "CAP_BPF"), (CAP_NET_ADMIN, "CAP_NET_ADMIN")]
-        .into_iter()
-        .filter(|(bit, _)| !has(*bit))
-        .map(|(_, name)| name)
-        .collect();
-    if missing.is_empty() {
-        return Capability::Ready("CAP_BPF, CAP_NET_ADMIN".to_owned());
-    }
-    let missing = missing.join(" and ");
-    Capability::Missing(format!("{missing} missing: run with it"))
+    let lacking = lacking.join(" and ");
+    Capability::Missing(format!("{lacking} missing: run with it"))
+}
+
+/// The effective capabilities of `/proc/PID/status`; `None`: it names none.
+pub(crate) fn effective(status: &str) -> Option<CapabilitySet> {
+    let bits = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    let bits = u64::from_str_radix(bits.trim(), 16).ok()?;
+    Some(CapabilitySet::from_bits_retain(bits))
+}
+
+/// What loading and attaching programs takes, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
+/// CAP_NET_ADMIN, which marking sockets asks for by itself.
+pub(crate) fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {
+    // The verifier of older kernels takes pointers of ours only from who may watch the system's performance.
+    let perfmon = release.is_some_and(|release| release < WITHOUT_PERFMON);
+    let covered = effective.contains(CapabilitySet::SYS_ADMIN);
+    [
+        (CapabilitySet::BPF, "CAP_BPF", !covered),
+        (CapabilitySet::PERFMON, "CAP_PERFMON", perfmon && !covered),
+        (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", true),
+    ]
+    .into_iter()
+    .filter(|(capability, _, needed)| *needed && !effective.contains(*capability))
+    .map(|(_, name, _)| name)
+    .collect()
 }
 
 fn bpf() -> Capability {
@@ -247,20 +259,31 @@ mod tests {
 
     #[test]
     fn each_missing_capability_is_named() {
-        let with = |set: u64| capabilities(&format!("Name:\tx\nCapEff:\t{set:016x}\n"));
-        assert!(with(1 << CAP_BPF | 1 << CAP_NET_ADMIN).is_ready());
-        assert!(with(1 << CAP_SYS_ADMIN | 1 << CAP_NET_ADMIN).is_ready());
-        let none = with(0);
-        assert!(
-            none.reason().contains("CAP_BPF and CAP_NET_ADMIN"),
-            "{none:?}"
-        );
-        let one = with(1 << CAP_BPF);
-        assert!(
-            !one.is_ready() && !one.reason().contains("CAP_BPF"),
-            "{one:?}"
-        );
-        assert!(!capabilities("").is_ready());
+        const NEW: Release = Release::new(6, 12, 0);
+        const OLD: Release = Release::new(6, 1, 0);
+        let bpf = CapabilitySet::BPF;
+        let (net, sys) = (CapabilitySet::NET_ADMIN, CapabilitySet::SYS_ADMIN);
+        for (set, release, lacks) in [
+            (bpf | net, Some(NEW), &[] as &[&str]),
+            (bpf | net, None, &[]),
+            (bpf | net, Some(OLD), &["CAP_PERFMON"]),
+            (bpf | net | CapabilitySet::PERFMON, Some(OLD), &[]),
+            (sys | net, Some(OLD), &[]),
+            (sys, Some(NEW), &["CAP_NET_ADMIN"]),
+            (bpf, Some(NEW), &["CAP_NET_ADMIN"]),
+            (
+                CapabilitySet::empty(),
+                Some(OLD),
+                &["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"],
+            ),
+        ] {
+            assert_eq!(lacking(set, release), lacks, "{set:?} {release:?}");
+            let status = format!("Name:\tx\nCapEff:\t{:016x}\n", set.bits());
+            let said = capabilities(&status, release);
+            assert_eq!(said.is_ready(), lacks.is_empty(), "{said:?}");
+            assert!(said.reason().contains(&lacks.join(" and ")), "{said:?}");
+        }
+        assert!(!capabilities("", Some(NEW)).is_ready());
     }
 
     #[test]

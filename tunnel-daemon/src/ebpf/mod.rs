@@ -12,3 +12,4 @@ pub mod netns;
 pub mod object;
 pub mod pins;
 pub mod redirect;
+pub(crate) mod release;

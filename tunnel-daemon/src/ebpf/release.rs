@@ -1,22 +1,21 @@
-//! Kernel releases.
+//! Releases of the kernel.
 
 use std::fmt;
+use std::fs;
 
 /// `6.12.104` of `6.12.104-1-amd64`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Release {
-    pub(super) major: u32,
-    pub(super) minor: u32,
-    pub(super) patch: u32,
+pub(crate) struct Release {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) patch: u32,
 }
 
-/// The relay's floor on io_uring, and that of everything measured.
-pub(super) const FLOOR: Release = Release::new(6, 1, 0);
-/// From here on the kernel moves more than one page at once from a pipe to a socket.
-pub(super) const SPLICE_BATCHED: Release = Release::new(6, 5, 0);
+/// From here on programs of ours load without `CAP_PERFMON`.
+pub(crate) const WITHOUT_PERFMON: Release = Release::new(6, 8, 0);
 
 impl Release {
-    pub(super) const fn new(major: u32, minor: u32, patch: u32) -> Self {
+    pub(crate) const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self {
             major,
             minor,
@@ -24,8 +23,13 @@ impl Release {
         }
     }
 
+    /// That of the running kernel; `None` without /proc.
+    pub(crate) fn running() -> Option<Self> {
+        Self::parse(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+    }
+
     /// `None`: it does not begin with two numbers.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(['.', '-', '+', '~', '_', ' ']);
         let mut number = || parts.next()?.parse::<u32>().ok();
         let (major, minor) = (number()?, number()?);

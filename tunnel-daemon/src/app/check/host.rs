@@ -5,21 +5,21 @@ use std::path::Path;
 
 use adit_relay::Preference;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 
-use super::kernel::{FLOOR, Release, SPLICE_BATCHED};
 use super::{degraded, missing, ok};
 use crate::app::status::model::Capability;
+use crate::ebpf::caps;
+use crate::ebpf::release::Release;
 
+/// The relay's floor on io_uring, and that of everything measured.
+const FLOOR: Release = Release::new(6, 1, 0);
+/// From here on the kernel moves more than one page at once from a pipe to a socket.
+const SPLICE_BATCHED: Release = Release::new(6, 5, 0);
 /// Fewer descriptors are too few for a cluster: each tunnel takes two.
 const DESCRIPTORS: u64 = 65_536;
 /// What a pipe for splicing holds, and what all of a user's pipes should hold together.
 const PIPE_BYTES: u64 = 1 << 20;
-/// `CAP_NET_ADMIN`, by its number.
-const NET_ADMIN: u32 = 12;
-/// `CAP_SYS_ADMIN`.
-const SYS_ADMIN: u32 = 21;
-/// `CAP_BPF`.
-const BPF: u32 = 39;
 
 /// What was found; `None` where nothing could be read.
 #[derive(Clone, Debug)]
@@ -30,8 +30,8 @@ pub(super) struct Facts {
     btf: bool,
     /// Where cgroup2 is mounted.
     cgroup2: Option<String>,
-    /// Effective capabilities, one bit each.
-    capabilities: Option<u64>,
+    /// The effective ones.
+    capabilities: Option<CapabilitySet>,
     /// 0 none, 1 strict, 2 a filter.
     seccomp: Option<u64>,
     /// A ring could be made; else why not, and the remedy.
@@ -55,8 +55,7 @@ impl Facts {
             cgroup2: fs::read_to_string("/proc/self/mountinfo")
                 .ok()
                 .and_then(|mounts| cgroup2_of(&mounts)),
-            capabilities: field(&status, "CapEff:")
-                .and_then(|hex| u64::from_str_radix(hex, 16).ok()),
+            capabilities: caps::effective(&status),
             seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
             ring: adit_relay::probe(Preference::IoUring)
                 .map(|_choice| ())
@@ -72,9 +71,9 @@ impl Facts {
         Release::parse(self.release.as_deref()?)
     }
 
-    fn has(&self, capability: u32) -> bool {
+    fn has(&self, capability: CapabilitySet) -> bool {
         self.capabilities
-            .is_some_and(|bits| bits >> capability & 1 == 1)
+            .is_some_and(|set| set.contains(capability))
     }
 }
 
@@ -138,14 +137,11 @@ fn kernel(facts: &Facts) -> Capability {
 fn btf(facts: &Facts) -> Capability {
     const NAME: &str = "btf";
     if facts.btf {
-        return ok(
-            NAME,
-            "the kernel describes its types: eBPF programs can be loaded",
-        );
+        return ok(NAME, "the kernel describes its types");
     }
     degraded(
         NAME,
-        "no /sys/kernel/btf/vmlinux: eBPF is not possible; tunnels do not need it",
+        "no /sys/kernel/btf/vmlinux: our programs do without, tools that look into the kernel do not",
         "use a kernel with CONFIG_DEBUG_INFO_BTF, and mount /sys",
     )
 }
@@ -164,20 +160,22 @@ fn cgroup2(facts: &Facts) -> Capability {
 
 fn capabilities(facts: &Facts) -> Capability {
     const NAME: &str = "capabilities";
-    if facts.capabilities.is_none() {
+    let Some(effective) = facts.capabilities else {
         return degraded(
             NAME,
             "not known: /proc/self/status says nothing",
             "mount /proc",
         );
+    };
+    let lacking = caps::lacking(effective, facts.release());
+    if lacking.is_empty() {
+        return ok(NAME, "what eBPF takes, or more");
     }
-    if facts.has(SYS_ADMIN) || facts.has(BPF) && facts.has(NET_ADMIN) {
-        return ok(NAME, "CAP_BPF and CAP_NET_ADMIN, or more: eBPF may be used");
-    }
+    let lacking = lacking.join(" and ");
     degraded(
         NAME,
-        "without CAP_BPF and CAP_NET_ADMIN: no eBPF; tunnels need no capability",
-        "add both capabilities only if you use eBPF",
+        format!("without {lacking}: no eBPF; tunnels need no capability"),
+        format!("add {lacking} only if you use eBPF"),
     )
 }
 
@@ -249,8 +247,7 @@ fn splice(facts: &Facts) -> Capability {
 
 /// The limits of a user's pipes do not hold for those.
 fn privileged(facts: &Facts) -> bool {
-    const SYS_RESOURCE: u32 = 24;
-    facts.has(SYS_RESOURCE) || facts.has(SYS_ADMIN)
+    facts.has(CapabilitySet::SYS_RESOURCE) || facts.has(CapabilitySet::SYS_ADMIN)
 }
 
 /// Not a matter of the host: no kernel's sockmap is used (ADR 0017). Who looks for it finds that here.
@@ -300,7 +297,7 @@ mod tests {
             release: Some("6.12.104-1-amd64".to_owned()),
             btf: true,
             cgroup2: Some("/sys/fs/cgroup".to_owned()),
-            capabilities: Some(u64::MAX),
+            capabilities: Some(CapabilitySet::all()),
             seccomp: Some(0),
             ring: Ok(()),
             pipe_bytes_max: Some(1 << 20),
@@ -332,7 +329,7 @@ mod tests {
     #[test]
     fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
         type Change = fn(&mut Facts);
-        let changes: [(&str, Verdict, Change); 16] = [
+        let changes: [(&str, Verdict, Change); 17] = [
             ("kernel", Verdict::Degraded, |f| {
                 f.release = Some("5.15.0".into())
             }),
@@ -340,12 +337,17 @@ mod tests {
             ("btf", Verdict::Degraded, |f| f.btf = false),
             ("cgroup2", Verdict::Degraded, |f| f.cgroup2 = None),
             ("capabilities", Verdict::Degraded, |f| {
-                f.capabilities = Some(0)
+                f.capabilities = Some(CapabilitySet::empty())
             }),
             ("capabilities", Verdict::Degraded, |f| {
-                f.capabilities = Some(1 << BPF)
+                f.capabilities = Some(CapabilitySet::BPF)
             }),
             ("capabilities", Verdict::Degraded, |f| f.capabilities = None),
+            // Without CAP_PERFMON.
+            ("capabilities", Verdict::Degraded, |f| {
+                f.release = Some("6.1.0".into());
+                f.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
+            }),
             ("seccomp", Verdict::Missing, |f| f.seccomp = Some(1)),
             ("seccomp", Verdict::Degraded, |f| f.seccomp = None),
             ("io_uring", Verdict::Degraded, |f| {
@@ -354,7 +356,9 @@ mod tests {
             ("splice", Verdict::Degraded, |f| {
                 f.pipe_bytes_max = Some(65_536)
             }),
-            ("splice", Verdict::Degraded, |f| f.capabilities = Some(0)),
+            ("splice", Verdict::Degraded, |f| {
+                f.capabilities = Some(CapabilitySet::empty())
+            }),
             ("splice", Verdict::Degraded, |f| {
                 f.release = Some("6.1.0".into())
             }),
@@ -377,7 +381,7 @@ mod tests {
     fn what_need_not_be_there_is_fine_when_it_is_not() {
         let mut facts = best();
         (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
-        facts.capabilities = Some(1 << BPF | 1 << NET_ADMIN);
+        facts.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
         facts.descriptors = (None, None);
         for name in ["seccomp", "splice", "capabilities", "descriptors"] {
             assert_eq!(verdict(&facts, name), Verdict::Ok, "{name}");

@@ -4,7 +4,7 @@
 
 mod certificates;
 mod host;
-mod kernel;
+mod kernel_paths;
 mod places;
 mod report;
 mod servers;
@@ -28,7 +28,8 @@ const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     super::descriptors::raise_limit();
     let now = SystemTime::now();
-    let mut lines = host_lines();
+    let host = HostCaps::probe();
+    let mut lines = lines_of(&host);
     lines.push(clock(now));
     match &options.given {
         CheckGiven::Nothing => (),
@@ -41,11 +42,13 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             lines.extend(configuration(warnings));
             lines.extend(certificates::of_server(plan, now));
             lines.extend(places::of_server(plan));
+            lines.extend(kernel_paths::of_server(plan, &host));
         }
         CheckGiven::Agent(plan, warnings) => {
             lines.extend(configuration(warnings));
             lines.extend(certificates::of_agent(plan, now));
             lines.extend(places::of_agent(plan));
+            lines.extend(kernel_paths::of_agent(plan, &host));
             if options.connect {
                 lines.extend(servers::of_agent(plan)?);
             }
@@ -69,15 +72,21 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
 
 /// What the host allows, as `adit status` shows it, too.
 pub(super) fn host_lines() -> Vec<Capability> {
+    lines_of(&HostCaps::probe())
+}
+
+fn lines_of(host: &HostCaps) -> Vec<Capability> {
     let mut lines = host::lines(&host::Facts::gather());
-    lines.push(ebpf(&HostCaps::probe()));
+    lines.push(ebpf(host));
     lines
 }
 
 /// Whether programs can be loaded: the first thing that is missing, with its remedy.
 fn ebpf(host: &HostCaps) -> Capability {
     const NAME: &str = "ebpf";
-    for (what, capability) in host.rows() {
+    // Programs of ours do without type information.
+    let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
+    for (what, capability) in needed {
         if let caps::Capability::Missing(why) = capability {
             return degraded(
                 NAME,

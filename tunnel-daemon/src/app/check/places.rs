@@ -21,6 +21,8 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
             FrontendListen::Tcp { bind, .. } => lines.push(port("frontend", bind)),
         }
     }
+    let transparent = plan.transparent.bind.iter();
+    lines.extend(transparent.map(|bind| port("transparent", bind)));
     lines.push(port("agent-port", &plan.agents.bind));
     lines.extend(both(
         &plan.health,
@@ -32,7 +34,14 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
 
 /// Lines about an agent's.
 pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
-    both(&plan.health, &plan.admin, plan.admin_socket.as_deref())
+    let targets = plan.target_listeners.iter();
+    let mut lines: Vec<Capability> = targets.map(|at| port("target", &at.bind)).collect();
+    lines.extend(both(
+        &plan.health,
+        &plan.admin,
+        plan.admin_socket.as_deref(),
+    ));
+    lines
 }
 
 fn both(

@@ -1,0 +1,365 @@
+//! What a command line asks of the kernel, redirect and accounting: whether it would get it, now.
+//!
+//! Neither keeps a server or an agent from starting, which is why somebody should be told beforehand.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+use rustix::thread::CapabilitySet;
+
+use super::{degraded, missing, ok};
+use crate::app::redirect_rules::Followed;
+use crate::app::status::model::Capability;
+use crate::config::ConfigError;
+use crate::config::plan::{
+    AccountMode, AccountPlan, AgentPlan, NetnsPlan, NodeRedirectPlan, OnFailure, RedirectPlan,
+    RuleFile, RuleFileOf, ServerPlan,
+};
+use crate::ebpf::caps::{self, HostCaps};
+use crate::ebpf::pins::bpffs_mount;
+use crate::net::interfaces::local_addresses;
+
+/// Lines about a server's.
+pub(super) fn of_server(plan: &ServerPlan, host: &HostCaps) -> Vec<Capability> {
+    let redirect = plan.transparent.redirect.as_ref();
+    let mut lines = redirect.map_or_else(Vec::new, |redirect| of_redirect(redirect, host));
+    lines.extend(account(plan.account, host));
+    lines
+}
+
+/// Lines about an agent's.
+pub(super) fn of_agent(plan: &AgentPlan, host: &HostCaps) -> Vec<Capability> {
+    let redirect = plan.redirect.as_ref();
+    let mut lines = redirect.map_or_else(Vec::new, |redirect| of_node_redirect(redirect, host));
+    lines.extend(account(plan.account, host));
+    lines
+}
+
+fn of_redirect(plan: &RedirectPlan, host: &HostCaps) -> Vec<Capability> {
+    let count = |all: RedirectPlan| all.targets.len() + all.excluded.len();
+    let rules = match &plan.file {
+        None => Ok(count(plan.clone())),
+        Some(path) => of_file(path, RuleFileOf::Server, |file| plan.with(file).map(count)),
+    };
+    let mut lines = vec![programs(host), cgroup(&plan.cgroup), rules_line(rules)];
+    if plan.on_failure == OnFailure::Closed {
+        lines.push(pinned(bpffs_mount()));
+    }
+    lines.extend(plan.netns.iter().flat_map(namespaces));
+    lines
+}
+
+fn of_node_redirect(plan: &NodeRedirectPlan, host: &HostCaps) -> Vec<Capability> {
+    let count = |all: NodeRedirectPlan| all.services.len();
+    let rules = match &plan.file {
+        None => Ok(count(plan.clone())),
+        Some(path) => of_file(path, RuleFileOf::Agent, |file| plan.with(file).map(count)),
+    };
+    let mut lines = vec![programs(host), cgroup(&plan.cgroup), rules_line(rules)];
+    let here = local_addresses();
+    let at = plan.node_addresses.iter();
+    lines.extend(at.map(|ip| node_address(*ip, &here)));
+    lines.extend(plan.netns.iter().flat_map(namespaces));
+    lines
+}
+
+/// The first thing that the host lacks, of what programs take that are attached to a cgroup.
+fn first_missing(host: &HostCaps) -> Option<String> {
+    let needed = [
+        ("capabilities", &host.capabilities),
+        ("bpf", &host.bpf),
+        ("cgroup2", &host.cgroup2),
+    ];
+    let (what, why) = needed.into_iter().find(|(_, there)| !there.is_ready())?;
+    Some(format!("{what}: {}", why.reason()))
+}
+
+fn programs(host: &HostCaps) -> Capability {
+    const NAME: &str = "redirect";
+    match first_missing(host) {
+        None => ok(NAME, "its programs can be loaded and attached"),
+        Some(why) => missing(
+            NAME,
+            format!("nothing would be captured: {why}"),
+            "give the process what is named, or drop the flags of the redirect",
+        ),
+    }
+}
+
+/// Every cgroup of version 2 has that file, and none of version 1.
+fn cgroup(path: &Path) -> Capability {
+    const NAME: &str = "redirect-cgroup";
+    let shown = path.display();
+    match fs::metadata(path.join("cgroup.controllers")) {
+        Ok(_) => ok(NAME, format!("{shown} is a cgroup")),
+        Err(error) if path.is_dir() => missing(
+            NAME,
+            format!("{shown} is no cgroup of version 2: {error}"),
+            "give a folder below the mount point that the line cgroup2 names",
+        ),
+        Err(error) => missing(
+            NAME,
+            format!("nothing would be captured: {shown}: {error}"),
+            "create the cgroup before the start, or correct --redirect-cgroup",
+        ),
+    }
+}
+
+fn of_file(
+    path: &Path,
+    of: RuleFileOf,
+    count: impl FnOnce(RuleFile) -> Result<usize, ConfigError>,
+) -> Result<usize, String> {
+    let (_followed, file) = Followed::load(path, of).map_err(|error| format!("{error:#}"))?;
+    count(file).map_err(|error| format!("--redirect-file {}: {error}", path.display()))
+}
+
+fn rules_line(rules: Result<usize, String>) -> Capability {
+    const NAME: &str = "redirect-rules";
+    match rules {
+        Ok(0) => degraded(
+            NAME,
+            "no rule yet: nothing is captured until the file has one",
+            "add rules to the file",
+        ),
+        Ok(count) => ok(NAME, format!("{count} of flags and file fit together")),
+        Err(why) => missing(NAME, why, "correct the file: it would not start like this"),
+    }
+}
+
+fn pinned(mount: Result<impl AsRef<Path>, String>) -> Capability {
+    const NAME: &str = "redirect-closed";
+    match mount {
+        Ok(mount) => ok(
+            NAME,
+            format!("links can be kept in {}", mount.as_ref().display()),
+        ),
+        Err(why) => missing(
+            NAME,
+            format!("nothing would be captured, or denied: {why}"),
+            "mount bpffs, or give --redirect-on-failure=open",
+        ),
+    }
+}
+
+fn node_address(ip: IpAddr, here: &[IpAddr]) -> Capability {
+    const NAME: &str = "redirect-node";
+    if here.contains(&ip) {
+        return ok(NAME, format!("{ip} is an address of this host"));
+    }
+    missing(
+        NAME,
+        format!("nothing would be captured: {ip} is no address of this host"),
+        "correct --redirect-node-address",
+    )
+}
+
+fn namespaces(plan: &NetnsPlan) -> Vec<Capability> {
+    let effective = caps::effective(&fs::read_to_string("/proc/self/status").unwrap_or_default());
+    let may = effective.is_some_and(|set| set.contains(CapabilitySet::SYS_ADMIN));
+    let mut lines = vec![helper(may)];
+    let absent = plan.paths.iter().filter(|path| !path.exists());
+    lines.extend(absent.map(|path| {
+        degraded(
+            NETNS,
+            format!("{} is not there; captured once it is", path.display()),
+            "create it, or correct --redirect-netns",
+        )
+    }));
+    lines
+}
+
+const NETNS: &str = "redirect-netns";
+
+fn helper(may: bool) -> Capability {
+    if may {
+        return ok(
+            NETNS,
+            "listeners can be opened in other network namespaces, by a helper",
+        );
+    }
+    missing(
+        NETNS,
+        "without CAP_SYS_ADMIN other network namespaces would not be captured, only our own",
+        "give it CAP_SYS_ADMIN at the start: only its small helper keeps it",
+    )
+}
+
+/// `None`: nobody asked for it.
+fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
+    const NAME: &str = "account";
+    const REMEDY: &str = "give the process what is named, or --account=off";
+    let why = first_missing(host).or_else(|| {
+        let ring = &host.ring_buffer;
+        (!ring.is_ready()).then(|| format!("ring-buffer: {}", ring.reason()))
+    });
+    match (plan.mode, why) {
+        (AccountMode::Off, _) => None,
+        (_, None) => Some(ok(NAME, "the kernel can account for connections")),
+        (AccountMode::Auto, Some(why)) => {
+            let text = format!("--account=auto would be off: {why}");
+            Some(degraded(NAME, text, REMEDY))
+        }
+        (AccountMode::On, Some(why)) => {
+            let text = format!("nothing would be accounted: {why}");
+            Some(missing(NAME, text, REMEDY))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::app::status::model::Verdict;
+    use crate::config::plan::RedirectTarget;
+
+    fn host() -> HostCaps {
+        let ready = || caps::Capability::Ready("yes".to_owned());
+        HostCaps {
+            capabilities: ready(),
+            bpf: ready(),
+            btf: ready(),
+            cgroup2: ready(),
+            ring_buffer: ready(),
+        }
+    }
+
+    fn no() -> caps::Capability {
+        caps::Capability::Missing("not today".to_owned())
+    }
+
+    fn plan() -> RedirectPlan {
+        RedirectPlan {
+            targets: vec!["10.0.0.0/8".parse().unwrap()],
+            excluded: Vec::new(),
+            cgroup: "/nonexistent/cgroup".into(),
+            on_failure: OnFailure::Open,
+            file: None,
+            netns: None,
+        }
+    }
+
+    fn of<'a>(lines: &'a [Capability], name: &str) -> &'a Capability {
+        let found = lines.iter().find(|line| line.name == name);
+        found.unwrap_or_else(|| panic!("no line {name}: {lines:?}"))
+    }
+
+    #[test]
+    fn what_programs_take_and_the_host_lacks_is_named_in_the_line_of_who_wants_them() {
+        type Change = fn(&mut HostCaps);
+        let changes: [(&str, Change, bool); 4] = [
+            ("capabilities", |host| host.capabilities = no(), true),
+            ("bpf", |host| host.bpf = no(), true),
+            ("cgroup2", |host| host.cgroup2 = no(), true),
+            ("ring-buffer", |host| host.ring_buffer = no(), false),
+        ];
+        let plan_of = |mode| AccountPlan {
+            mode,
+            series_max: 1,
+        };
+        for (name, change, is_for_redirect) in changes {
+            let mut host = host();
+            change(&mut host);
+            let redirect = programs(&host);
+            assert_eq!(redirect.verdict == Verdict::Missing, is_for_redirect);
+            let on = account(plan_of(AccountMode::On), &host).unwrap();
+            assert_eq!(on.verdict, Verdict::Missing, "{on:?}");
+            assert!(on.text.contains(&format!("{name}: not today")), "{on:?}");
+            let auto = account(plan_of(AccountMode::Auto), &host).unwrap();
+            assert_eq!(auto.verdict, Verdict::Degraded, "{auto:?}");
+            assert_eq!(account(plan_of(AccountMode::Off), &host), None);
+        }
+        assert_eq!(programs(&host()).verdict, Verdict::Ok);
+        let on = account(plan_of(AccountMode::On), &host()).unwrap();
+        assert_eq!(on.verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_cgroup_is_told_from_any_other_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = cgroup(dir.path());
+        assert!(line.text.contains("no cgroup of version 2"), "{line:?}");
+        let line = cgroup(&dir.path().join("none"));
+        assert!(
+            line.remedy
+                .as_ref()
+                .is_some_and(|to_do| to_do.contains("create")),
+            "{line:?}"
+        );
+        fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
+        assert_eq!(cgroup(dir.path()).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_file_of_rules_is_read_with_the_flags_it_adds_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rules");
+        let plan = RedirectPlan {
+            file: Some(path.clone()),
+            ..plan()
+        };
+        let line = || of(&of_redirect(&plan, &host()), "redirect-rules").clone();
+        assert_eq!(line().verdict, Verdict::Missing, "no file");
+        for (text, verdict, said) in [
+            ("", Verdict::Ok, "1 of flags"),
+            ("redirect 192.0.2.0/24", Verdict::Ok, "2 of flags"),
+            ("redirect nonsense", Verdict::Missing, "line 1"),
+            ("redirect-exclude 10.0.0.0/8", Verdict::Missing, "both name"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let line = line();
+            assert_eq!(line.verdict, verdict, "{line:?}");
+            assert!(line.text.contains(said), "{line:?}");
+        }
+        let plan = RedirectPlan {
+            targets: Vec::<RedirectTarget>::new(),
+            ..plan
+        };
+        fs::write(&path, "# none yet").unwrap();
+        let lines = of_redirect(&plan, &host());
+        assert_eq!(of(&lines, "redirect-rules").verdict, Verdict::Degraded);
+    }
+
+    #[test]
+    fn closed_wants_a_place_to_keep_links() {
+        let names = |plan: &RedirectPlan| -> Vec<String> {
+            let lines = of_redirect(plan, &host());
+            lines.into_iter().map(|line| line.name).collect()
+        };
+        assert!(!names(&plan()).iter().any(|name| name == "redirect-closed"));
+        let closed = RedirectPlan {
+            on_failure: OnFailure::Closed,
+            ..plan()
+        };
+        assert!(names(&closed).iter().any(|name| name == "redirect-closed"));
+        assert_eq!(pinned(Ok("/sys/fs/bpf")).verdict, Verdict::Ok);
+        let none: Result<&str, String> = Err("mounted nowhere".to_owned());
+        assert_eq!(pinned(none).verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn other_namespaces_take_a_privilege_and_may_come_later() {
+        assert_eq!(helper(true).verdict, Verdict::Ok);
+        let without = helper(false);
+        assert!(
+            without.verdict == Verdict::Missing && without.text.contains("CAP_SYS_ADMIN"),
+            "{without:?}"
+        );
+        let plan = NetnsPlan {
+            auto: false,
+            paths: vec!["/nonexistent/netns".into(), "/proc/self/ns/net".into()],
+        };
+        let lines = namespaces(&plan);
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert!(lines[1].text.contains("/nonexistent/netns"), "{lines:?}");
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_found() {
+        let here = ["192.0.2.1".parse().unwrap()];
+        assert_eq!(node_address(here[0], &here).verdict, Verdict::Ok);
+        let other = node_address("2001:db8::1".parse().unwrap(), &here);
+        assert_eq!(other.verdict, Verdict::Missing);
+    }
+}
