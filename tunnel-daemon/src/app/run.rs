@@ -15,6 +15,11 @@ use crate::net::namespaces;
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
 
+/// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
+/// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
+/// docs/performance.md, "Echo beside bulk".
+const POLLS_BETWEEN_EVENTS: u32 = 8;
+
 /// Runs a parsed command line to its end.
 pub fn run(parsed: Parsed) -> ExitCode {
     let log = match &parsed.command {
@@ -46,7 +51,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         // The demo starts programs of others.
         _ => (),
     }
-    let _lines = match start_log(&log) {
+    let lines = match start_log(&log) {
         Ok(guard) => guard,
         Err(error) => return fail(&error.into()),
     };
@@ -55,6 +60,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
     }
     super::descriptors::raise_limit();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .event_interval(POLLS_BETWEEN_EVENTS)
         .on_thread_start(privileges::give_up_here)
         .enable_all()
         .build()
@@ -76,6 +82,8 @@ pub fn run(parsed: Parsed) -> ExitCode {
     });
     // Tasks that were told to end get no further say; sockets close with the process.
     runtime.shutdown_background();
+    // What is logged is written before what is said last.
+    drop(lines);
     outcome.unwrap_or_else(|error| fail(&error))
 }
 

@@ -16,8 +16,9 @@ use crate::net::outbox::Outbox;
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
 /// Pieces of them: crumbs cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
-/// Rounds before the task lets others run.
-const ROUNDS_PER_POLL: usize = 16;
+/// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
+/// Measured in docs/performance.md, "Echo beside bulk".
+const ROUNDS_PER_POLL: usize = 4;
 
 /// Who ended a pump, and how.
 #[derive(Debug)]
@@ -40,6 +41,20 @@ pub struct PumpOutcome {
     pub to_socket: u64,
     /// How it ended.
     pub end: PumpEnd,
+}
+
+impl PumpOutcome {
+    /// The reason in metrics and the access log where the socket is a target's, so that the peer is the client's end.
+    #[must_use]
+    pub fn reason_at_target(&self) -> &'static str {
+        match &self.end {
+            PumpEnd::Tunnel(end) => match end.reason() {
+                "peer_error" | "peer_reset" => "client_gone",
+                reason => reason,
+            },
+            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "target_reset",
+        }
+    }
 }
 
 /// What a pump joins.
