@@ -21,10 +21,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod loan;
+mod pause;
 
 pub use loan::{Borrowed, Opened};
 
 use self::loan::Loans;
+use self::pause::Pause;
 use super::link::LinkContext;
 use super::targets::dial_target;
 use crate::hub::{
@@ -32,16 +34,11 @@ use crate::hub::{
     until_answered,
 };
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
+use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
 
 /// Lanes that one keeper opens at once.
 const OPENING_MAX: usize = 4;
-/// Attempts in a row that may fail or lead to another server before there is a pause.
-const MISSES_MAX: u32 = 3;
-/// First pause after too many of them; each further one is twice as long.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
 /// How often the number of idle lanes is looked at when nothing happens.
@@ -354,9 +351,13 @@ impl LaneKeeper {
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&self.0.server, &address, Path::Lane);
         leg.tell(entry.live());
+        let counted = CountedTunnel::opened(self.adit(), Path::Lane);
         let tunnel = serve_target(socket, leg, address, (entry, open));
+        let tunnel = tunnel.map(move |outcome| {
+            counted.ended(outcome.reason_at_target());
+        });
         // Without room the leg is dropped, which ends the tunnel.
-        let _full = context.tasks.spawn("target", tunnel.map(drop));
+        let _full = context.tasks.spawn("target", tunnel);
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
@@ -378,8 +379,10 @@ impl LaneKeeper {
         let entry = context.enter(&self.0.server, &address, pipe.path());
         let live = entry.live();
         let keeper = Arc::downgrade(&self.0);
+        let counted = CountedTunnel::opened(self.adit(), pipe.path());
         relay.hand_over(socket, pipe, &live, move |outcome| {
             drop((entry, open));
+            counted.ended(outcome.end.reason_at_target());
             if matches!(outcome.end, PipeEnd::KeysUsedUp) {
                 tracing::warn!(
                     target_address = address,
@@ -495,60 +498,5 @@ impl LaneHome for Home {
 
     fn want(&self) {
         self.0.short();
-    }
-}
-
-/// The time after failures during which no lane is tried.
-#[derive(Default)]
-struct Pause {
-    misses: u32,
-    length: Duration,
-    until: Option<Instant>,
-}
-
-impl Pause {
-    fn note(&mut self, success: bool) {
-        if success {
-            *self = Self::default();
-            return;
-        }
-        self.misses += 1;
-        if self.misses >= MISSES_MAX {
-            self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-            // A tenth at random, so that agents which lost the same server do not come back together.
-            let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
-            self.until = Some(Instant::now() + self.length + spread);
-        }
-    }
-
-    fn left(&self) -> Option<Duration> {
-        let left = self.until?.saturating_duration_since(Instant::now());
-        (left > Duration::ZERO).then_some(left)
-    }
-
-    fn lasts(&self) -> bool {
-        self.left().is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
-        let mut pause = Pause::default();
-        pause.note(false);
-        pause.note(false);
-        assert!(!pause.lasts());
-        pause.note(true);
-        let mut lengths = Vec::new();
-        for _miss in 0..12 {
-            pause.note(false);
-            lengths.push(pause.left().map_or(0, |left| left.as_millis() / 1000));
-            tokio::time::advance(PAUSE_MAX * 2).await;
-        }
-        assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
-        assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
     }
 }

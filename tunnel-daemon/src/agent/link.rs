@@ -27,6 +27,7 @@ use crate::net::dial::Dialer;
 use crate::net::grpc::{self, ConnectionError, Windows};
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
+use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Path, Segment};
 use crate::telemetry::{AgentMetrics, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_core::wire::encode::MessageBuf;
@@ -470,7 +471,9 @@ async fn dial_and_serve(
         let open = context.metrics.open_endpoint_connection();
         let entry = context.enter(&server, &address, Path::Link);
         leg.tell(entry.live());
-        let _outcome = serve_target(socket, leg, address, (entry, open)).await;
+        let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
+        let outcome = serve_target(socket, leg, address, (entry, open)).await;
+        counted.ended(outcome.reason_at_target());
     }
 }
 

@@ -43,6 +43,8 @@ pub struct ServersSettings {
     pub lanes_max: usize,
     /// What protects them behind their greeting.
     pub lane_security: LaneSecurity,
+    /// Connections of this node wait for lanes: a server without them is worth a warning.
+    pub serves_node: bool,
 }
 
 /// Handle to the search and its links. Clones name the same.
@@ -250,6 +252,13 @@ impl Shared {
         }
         let lanes = link.lanes.clone();
         tracing::info!(%server, adit = credit, lanes = lanes.is_some(), "connected to a server");
+        if lanes.is_none() && self.settings.serves_node {
+            tracing::warn!(
+                %server,
+                "this server takes no lanes, so no connection of this node goes through it: it is not Adit, has \
+                 --lanes-per-link=0, or does not ask this agent for a certificate"
+            );
+        }
         let mut links = locked(&self.links);
         if locked(&self.state).is_draining() {
             announce_drain(&link);

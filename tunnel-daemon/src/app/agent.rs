@@ -153,6 +153,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         keepalive: plan.keepalive.time,
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: data_path.lane_security,
+        serves_node: plan.redirect.is_some() || !plan.target_listeners.is_empty(),
     };
     let descriptors = Arc::clone(context.lane_room.descriptors());
     let redirect = Arc::new(RedirectView::new(metrics.adit()));

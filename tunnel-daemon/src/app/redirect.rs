@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use socket2::SockRef;
 use tokio::net::TcpStream;
@@ -143,6 +144,22 @@ impl OriginSource for RedirectOrigin {
     }
 }
 
+/// As that, and knows the rules that captured them.
+struct RuleOrigin {
+    maps: RedirectOrigin,
+    rules: Arc<ArcSwap<RedirectPlan>>,
+}
+
+impl OriginSource for RuleOrigin {
+    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
+        self.maps.origin(socket, peer)
+    }
+
+    fn rule(&self, destination: SocketAddr) -> Option<String> {
+        Some(self.rules.load().target_of(destination)?.to_string())
+    }
+}
+
 /// `SO_MARK` of listeners, and of what they accept; 0 is none.
 pub(super) type Mark = u32;
 /// Bits by which kube-proxy and the kubelet tell packets to be dropped or masqueraded.
@@ -257,7 +274,11 @@ impl Listening<'_> {
         }
         view.active(&plan.cgroup, rules.len());
         // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
-        let origins = Arc::new(RedirectOrigin(Arc::clone(&redirect)));
+        let in_force = Arc::new(ArcSwap::from_pointee(file.plan));
+        let origins = Arc::new(RuleOrigin {
+            maps: RedirectOrigin(Arc::clone(&redirect)),
+            rules: Arc::clone(&in_force),
+        });
         let serve = self.door(origins, hub, context, clients);
         for listener in bound {
             let serving = serve(listener, self.stop.clone());
@@ -267,8 +288,11 @@ impl Listening<'_> {
             view.file(followed.path());
             let (redirect, plan) = (Arc::clone(&redirect), plan.clone());
             let apply: Apply = Arc::new(move |file| {
-                let rules = self::rules(&plan.with(file).map_err(anyhow::Error::new)?)?;
-                Ok((rules.len(), redirect.replace_rules(&rules)?))
+                let all = plan.with(file).map_err(anyhow::Error::new)?;
+                let rules = self::rules(&all)?;
+                let set = redirect.replace_rules(&rules)?;
+                in_force.store(Arc::new(all));
+                Ok((rules.len(), set))
             });
             let following = followed.follow(apply, Arc::clone(view), self.stop.clone());
             self.services.spawn_always("redirect-file", following);

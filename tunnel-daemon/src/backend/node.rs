@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::quota::{Quota, Quotas};
-use crate::hub::{AgentOpen, AgentOpens, Leg, PumpEnd, serve_target};
+use crate::hub::{AgentOpen, AgentOpens, Leg, serve_target};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::dial::{DialError, Dialer, Permit};
 use crate::net::own::OwnListeners;
@@ -27,7 +27,9 @@ use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
     ClientDialect, Driver, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
-use crate::telemetry::{AccessLog, AditMetrics, GaugeGuard, TunnelFacts, TunnelRecord, TunnelSide};
+use crate::telemetry::{
+    AccessLog, AditMetrics, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord, TunnelSide,
+};
 
 /// Dials for agents in all without an answer.
 const DIALS_MAX: usize = 4096;
@@ -124,12 +126,12 @@ impl AgentOpens for AgentDoor {
     fn asked(&self, open: AgentOpen) {
         let settings = &self.door.settings;
         if open.request().raw {
-            settings.metrics.node_refused(NodeRefusal::Failed);
+            self.refused(NodeRefusal::Failed);
             let text = "tunnels that agents open have frames";
             return open.refuse(RefusalCode::Denied, text);
         }
         if let Err(refusal) = self.admit() {
-            settings.metrics.node_refused(refusal);
+            self.refused(refusal);
             return open.refuse(code(refusal), text(refusal));
         }
         let asked = Asked {
@@ -137,16 +139,27 @@ impl AgentOpens for AgentDoor {
             agent: self.agent.clone(),
             principal: Arc::clone(&self.principal),
             quota: Arc::clone(&self.quota),
+            counts: self.counts(),
         };
         let serving = async move { asked.serve(open).await };
         if settings.tasks.spawn("node-tunnel", serving).is_err() {
             // Dropped, which has refused it.
-            settings.metrics.node_refused(NodeRefusal::Limit);
+            self.refused(NodeRefusal::Limit);
         }
     }
 }
 
 impl AgentDoor {
+    fn counts(&self) -> NodeAgent {
+        let agents = self.door.settings.metrics.node_agents();
+        agents.of(self.agent.as_str())
+    }
+
+    fn refused(&self, why: NodeRefusal) {
+        self.door.settings.metrics.node_refused(why);
+        self.counts().refused();
+    }
+
     fn admit(&self) -> Result<(), NodeRefusal> {
         let settings = &self.door.settings;
         if settings.leaving.is_cancelled() {
@@ -168,6 +181,7 @@ struct Asked {
     agent: AgentId,
     principal: Arc<str>,
     quota: Arc<Quota>,
+    counts: NodeAgent,
 }
 
 impl Asked {
@@ -248,14 +262,7 @@ impl Asked {
 
 async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
     let outcome = serve_target(socket, leg, address, ()).await;
-    let reason = match &outcome.end {
-        // Here the agent's end is the client's.
-        PumpEnd::Tunnel(end) => match end.reason() {
-            "peer_error" | "peer_reset" => "client_gone",
-            reason => reason,
-        },
-        PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "target_reset",
-    };
+    let reason = outcome.reason_at_target();
     record.ended(outcome.to_socket, outcome.from_socket, reason);
 }
 
@@ -272,12 +279,14 @@ impl Record<'_> {
     fn opened(&mut self) {
         self.waiting = None;
         let guard = self.asked.door.settings.metrics.node_tunnel();
+        self.asked.counts.opened();
         self.open = Some((guard, self.started.elapsed()));
     }
 
     fn refused(&mut self, why: NodeRefusal) {
         self.waiting = None;
         self.asked.door.settings.metrics.node_refused(why);
+        self.asked.counts.refused();
         let dial = self.started.elapsed();
         self.write((0, 0), dial, TunnelEnd::Other, why.as_str());
     }
@@ -289,6 +298,7 @@ impl Record<'_> {
         let end = TunnelEnd::of_reason(reason);
         let metrics = &self.asked.door.settings.metrics;
         metrics.node_tunnel_closed(end, to_target, to_client);
+        self.asked.counts.closed(to_target, to_client);
         self.write((to_target, to_client), dial, end, reason);
     }
 

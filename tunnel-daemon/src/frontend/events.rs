@@ -58,13 +58,21 @@ impl FrontendContext {
         }
     }
 
-    /// From here on it is known whose client this is.
-    pub fn account<S: Connection>(&self, io: &S, agent: &str) {
+    /// From here on it is known whose client this is, and by which rule or identifier its destination was found, if by any.
+    pub fn account<S: Connection>(
+        &self,
+        io: &S,
+        agent: &str,
+        class: impl FnOnce() -> Option<String>,
+    ) {
+        if !self.accounts.is_on() {
+            return;
+        }
         if let Some(tcp) = io.tcp() {
             let labels = Labels {
                 role: AccountRole::Client,
                 agent,
-                destination_class: "",
+                destination_class: &class().unwrap_or_default(),
             };
             self.accounts.accepted(tcp, &labels);
         }

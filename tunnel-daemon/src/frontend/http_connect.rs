@@ -119,7 +119,9 @@ where
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
-            context.account(&io, open.agent.as_str());
+            context.account(&io, open.agent.as_str(), || {
+                hub.class_of(&request.authority, open.link)
+            });
             tracing::debug!(%client, target_address = request.authority, agent = %open.agent, "tunnel open");
             let client = Client {
                 io,

@@ -85,8 +85,8 @@ async fn open(
     let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), io.peer()) else {
         return None; // Listeners of this dialect are TCP.
     };
-    let destination = match origins.origin(socket, client) {
-        Ok(destination) => destination.to_string(),
+    let wanted = match origins.origin(socket, client) {
+        Ok(wanted) => wanted,
         Err(error) => {
             tracing::debug!(%client, %error, "connection refused");
             let metrics = context.metrics.adit();
@@ -99,6 +99,7 @@ async fn open(
             return None;
         }
     };
+    let destination = wanted.to_string();
     let admission = context.admit();
     let mut tunnel = ClientTunnel::new(context, ClientDialect::Transparent);
     tunnel.dialing(&destination);
@@ -121,7 +122,10 @@ async fn open(
         }
         Some(Ok(open)) => {
             tunnel.opened(&open, open.carrier.path());
-            context.account(&io, open.agent.as_str());
+            context.account(&io, open.agent.as_str(), || {
+                let rule = origins.rule(wanted);
+                rule.or_else(|| hub.class_of(&destination, open.link))
+            });
             tracing::debug!(%client, target_address = destination, agent = %open.agent, "tunnel open");
             let client = Client {
                 io,

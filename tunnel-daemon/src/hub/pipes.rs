@@ -73,6 +73,16 @@ impl PipeEnd {
             Self::RelayFailed => "relay_failed",
         }
     }
+
+    /// The same on an agent, where the socket is a target's.
+    #[must_use]
+    pub fn reason_at_target(&self) -> &'static str {
+        match self {
+            Self::SocketFailed(_) => "target_reset",
+            Self::LaneReset => "client_gone",
+            other => other.reason(),
+        }
+    }
 }
 
 /// How a tunnel went.

@@ -244,6 +244,12 @@ impl Hub {
         Some(locked(&self.links).get(&link)?.info.agent.clone())
     }
 
+    /// The identifier by which a link's agent answers for a destination; `None`: it answers for all, or is gone.
+    #[must_use]
+    pub fn class_of(&self, address: &str, link: LinkId) -> Option<String> {
+        locked(&self.registry).class(&Host::of_address(address), link)
+    }
+
     /// Dials waiting for an answer now.
     #[must_use]
     pub fn pending_dials(&self) -> usize {

@@ -27,6 +27,11 @@ pub trait OriginSource: Send + Sync + 'static {
     /// # Errors
     /// It is not known, or nothing to be dialled.
     fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError>;
+
+    /// The rule that sends connections with this destination here; `None` where rules are not ours.
+    fn rule(&self, _destination: SocketAddr) -> Option<String> {
+        None
+    }
 }
 
 /// Asks the socket: a REDIRECT rule leaves the destination with the connection tracker, a TPROXY rule in the socket itself.

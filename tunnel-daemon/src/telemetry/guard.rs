@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use prometheus::IntGauge;
 
 use super::families::LazyHistogram;
+use super::labels::{Path, TunnelEnd};
+use super::metrics_adit::AditMetrics;
 
 /// Holds a gauge one higher for as long as it lives.
 #[must_use = "the gauge goes back down as soon as the guard is dropped"]
@@ -53,6 +55,35 @@ impl AmountGuard {
 impl Drop for AmountGuard {
     fn drop(&mut self) {
         self.gauge.sub(self.amount);
+    }
+}
+
+/// A tunnel at an agent. Its end is counted once, also when its task is cut off, which only the end of the process does.
+#[must_use = "the tunnel counts as ended as soon as this is dropped"]
+pub struct CountedTunnel {
+    metrics: AditMetrics,
+    end: TunnelEnd,
+}
+
+impl CountedTunnel {
+    /// Its target has accepted.
+    pub fn opened(metrics: &AditMetrics, path: Path) -> Self {
+        metrics.tunnel_opened(path);
+        Self {
+            metrics: metrics.clone(),
+            end: TunnelEnd::Shutdown,
+        }
+    }
+
+    /// It ended, for a reason as access events spell it.
+    pub fn ended(mut self, reason: &str) {
+        self.end = TunnelEnd::of_reason(reason);
+    }
+}
+
+impl Drop for CountedTunnel {
+    fn drop(&mut self) {
+        self.metrics.tunnel_closed(self.end);
     }
 }
 

@@ -15,6 +15,7 @@ use super::labels::{
     Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
+use super::metrics_node::NodeAgents;
 use super::metrics_redirect::RedirectMetrics;
 use super::tunnels::OpenTunnels;
 
@@ -55,6 +56,7 @@ struct Inner {
     node_bytes: Counters<Direction>,
     node_refusals: Counters<NodeRefusal>,
     node_retries: IntCounter,
+    node_agents: NodeAgents,
     accept_errors: Counters<Listener>,
     accept_pauses: Counters<Listener>,
     control_overflows: IntCounter,
@@ -178,6 +180,7 @@ impl AditMetrics {
                 "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
                 "reason",
             ),
+            node_agents: NodeAgents::register(&families),
             node_retries: families.counter(
                 "node_retries_total",
                 "Tunnels that an agent asked for again, on another lane or of another server",
@@ -376,6 +379,12 @@ impl AditMetrics {
     /// There is no such tunnel.
     pub fn node_refused(&self, why: NodeRefusal) {
         self.0.node_refusals.of(why).inc();
+    }
+
+    /// The same at a server, by agent.
+    #[must_use]
+    pub fn node_agents(&self) -> &NodeAgents {
+        &self.0.node_agents
     }
 
     /// It was asked for again.

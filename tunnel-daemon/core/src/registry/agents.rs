@@ -254,6 +254,28 @@ impl Registry {
             })
     }
 
+    /// The identifier by which a link answers for a host, by the first strategy that it answers to: the host itself, or the
+    /// longest network around it. `None`: by that strategy it answers for hosts of all kinds, or it answers to none.
+    #[must_use]
+    pub fn class(&self, host: &Host, link: LinkId) -> Option<String> {
+        let keys = &self.links.get(&link)?.keys;
+        for strategy in self.strategies.iter() {
+            let class = match strategy {
+                Strategy::Default => return None,
+                Strategy::DefaultRoute if keys.contains(&Key::DefaultRoute) => return None,
+                Strategy::DefaultRoute => None,
+                Strategy::DestHost => keys
+                    .contains(&Key::Host(host.clone()))
+                    .then(|| host.to_string()),
+                Strategy::DestCidr => longest_around(keys, host).map(|net| net.to_string()),
+            };
+            if class.is_some() {
+                return class;
+            }
+        }
+        None
+    }
+
     /// Number of keys under a strategy, for `ready_backends`: agents, but for `destHost` distinct hosts and
     /// for `destCIDR` distinct networks. 0 for a strategy that is not in use.
     #[must_use]
@@ -375,6 +397,17 @@ impl Registry {
             Key::Net(net) => self.nets.pools.get_mut(net),
         }
     }
+}
+
+fn longest_around(keys: &[Key], host: &Host) -> Option<IpNet> {
+    let Host::Ip(ip) = host else {
+        return None;
+    };
+    let around = keys.iter().filter_map(|key| match key {
+        Key::Net(net) if net.contains(ip) => Some(*net),
+        _ => None,
+    });
+    around.max_by_key(IpNet::prefix_len)
 }
 
 /// Removes a link from the pool under `key`, and the pool when nobody is left; true if it was removed.

@@ -92,6 +92,29 @@ fn default_route_takes_only_agents_that_claim_it() {
 }
 
 #[test]
+fn the_class_of_a_destination_is_the_identifier_that_its_link_answers_by() {
+    let identifiers = "host=node1&ipv4=1.2.3.4&cidr=10.0.0.0/8&cidr=10.1.0.0/16&default-route=true";
+    for (strategies, address, class) in [
+        ("destHost,destCIDR", "node1:80", Some("node1")),
+        ("destHost,destCIDR", "1.2.3.4:80", Some("1.2.3.4")),
+        ("destHost,destCIDR", "10.1.2.3:80", Some("10.1.0.0/16")),
+        ("destCIDR,destHost", "10.2.0.1", Some("10.0.0.0/8")),
+        ("destHost,destCIDR", "192.0.2.1:80", None),
+        ("destHost,destCIDR", "node2:80", None),
+        ("default,destHost", "node1:80", None),
+        ("defaultRoute,destHost", "node1:80", None),
+        ("destHost,default", "node1:80", Some("node1")),
+    ] {
+        let mut world = World::new(strategies);
+        world.add(1, "a", identifiers);
+        let found = world.0.class(&Host::of_address(address), LinkId(1));
+        assert_eq!(found.as_deref(), class, "{strategies} {address}");
+    }
+    let world = World::new("destHost");
+    assert_eq!(world.0.class(&Host::parse("node1"), LinkId(1)), None);
+}
+
+#[test]
 fn dest_host_matches_host_and_address_without_port_and_by_value() {
     let mut world = World::new("destHost");
     world.add(

@@ -96,7 +96,7 @@ impl NodeDoor {
         let labels = Labels {
             role: AccountRole::Client,
             agent: self.agent.as_str(),
-            destination_class: "",
+            destination_class: destination,
         };
         self.accounts.accepted(&socket, &labels);
         let entry = self.metrics.open_tunnels().enter(&TunnelFacts {

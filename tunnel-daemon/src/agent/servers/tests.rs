@@ -86,6 +86,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         token_path: None,
         lanes_max: 0,
         lane_security: LaneSecurity::Tls,
+        serves_node: false,
         policy: SyncPolicy {
             interval: Duration::from_secs(1),
             interval_cap: Duration::from_secs(1),

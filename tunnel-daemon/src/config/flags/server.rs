@@ -260,7 +260,8 @@ impl ServerFlags {
                 .bind("--admin-bind-address", &self.admin_bind_address)?,
             admin_socket: self.operation.admin_socket(),
             profiling: OperationFlags::profiling(),
-            strategies: StrategyKind::parse_list(&self.proxy_strategies)?,
+            strategies: StrategyKind::parse_list(&self.proxy_strategies)
+                .map_err(|error| ConfigError::new(format!("--proxy-strategies: {error}")))?,
             xfr_channel_size: self.xfr_channel_size,
             destinations: DestinationsPlan {
                 allowed: self.allowed_destinations,

@@ -143,10 +143,10 @@ impl AgentSettings {
         }
         let identity = self.tls.identity.as_ref();
         check_files([
-            Some(&self.tls.ca_cert),
-            identity.map(|identity| &identity.cert),
-            identity.map(|identity| &identity.key),
-            self.token_path.as_ref(),
+            ("--ca-cert", Some(&self.tls.ca_cert)),
+            ("--agent-cert", identity.map(|identity| &identity.cert)),
+            ("--agent-key", identity.map(|identity| &identity.key)),
+            ("--service-account-token-path", self.token_path.as_ref()),
         ])?;
         check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
         let has_certificate = identity.is_some();
@@ -156,8 +156,13 @@ impl AgentSettings {
             self.data_path.lanes_max,
             has_certificate,
         )?;
-        let listeners = self.target_listeners.iter().map(|listener| &listener.bind);
-        check_distinct(self.health.iter().chain(&self.admin).chain(listeners))?;
+        let health = self.health.iter();
+        let health = health.map(|bind| ("--health-server-port", bind));
+        let admin = self.admin.iter();
+        let admin = admin.map(|bind| ("--admin-server-port", bind));
+        let targets = self.target_listeners.iter();
+        let targets = targets.map(|listener| ("--target", &listener.bind));
+        check_distinct(health.chain(admin).chain(targets))?;
         Ok(AgentPlan(self))
     }
 

@@ -30,25 +30,26 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    pub(super) fn check_files(&self) -> Result<(), ConfigError> {
-        check_files([Some(&self.cert), Some(&self.key), self.client_ca.as_ref()])
+    /// With the flags of certificate, key and CA.
+    pub(super) fn check_files(&self, flags: [&'static str; 3]) -> Result<(), ConfigError> {
+        let files = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
+        check_files(flags.into_iter().zip(files))
     }
 }
 
+/// Refuses a file that is not there; each comes with its flag.
 pub(super) fn check_files<'a>(
-    paths: impl IntoIterator<Item = Option<&'a PathBuf>>,
+    files: impl IntoIterator<Item = (&'static str, Option<&'a PathBuf>)>,
 ) -> Result<(), ConfigError> {
-    match paths
-        .into_iter()
-        .flatten()
-        .find(|path| files::is_missing(path))
-    {
-        Some(path) => Err(ConfigError::new(format!(
-            "{}: no such file",
-            path.display()
-        ))),
-        None => Ok(()),
+    for (flag, path) in files {
+        if let Some(path) = path.filter(|path| files::is_missing(path)) {
+            return Err(ConfigError::new(format!(
+                "{flag} {}: no such file",
+                path.display()
+            )));
+        }
     }
+    Ok(())
 }
 
 /// HTTP/2 keepalive of one kind of connection.
@@ -332,18 +333,19 @@ impl ForwardProxy {
     }
 }
 
-/// Refuses two listeners on the same host and port; port 0 never collides.
+/// Refuses two listeners on the same host and port; port 0 never collides. Each comes with what asked for it.
 pub(super) fn check_distinct<'a>(
-    all: impl IntoIterator<Item = &'a BindAddress>,
+    all: impl IntoIterator<Item = (&'static str, &'a BindAddress)>,
 ) -> Result<(), ConfigError> {
-    let mut seen: Vec<&BindAddress> = Vec::new();
-    for bind in all {
-        if bind.port != 0 && seen.contains(&bind) {
+    let mut seen: Vec<(&str, &BindAddress)> = Vec::new();
+    for (flag, bind) in all {
+        let other = seen.iter().find(|(_, taken)| *taken == bind);
+        if let Some((other, _)) = other.filter(|_| bind.port != 0) {
             return Err(ConfigError::new(format!(
-                "two listeners want {bind}: change one of the ports"
+                "two listeners want {bind}, by {other} and {flag}: change one of the ports"
             )));
         }
-        seen.push(bind);
+        seen.push((flag, bind));
     }
     Ok(())
 }

@@ -154,6 +154,7 @@ mod tests {
                 port,
             };
             assert_eq!(target(text), Ok(expected), "{text}");
+            assert_eq!(target(&expected.to_string()), Ok(expected), "{expected}");
         }
     }
 

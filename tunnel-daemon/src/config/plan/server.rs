@@ -221,7 +221,7 @@ impl ServerSettings {
                     bind,
                     tls: Some(tls),
                 } => {
-                    tls.check_files()?;
+                    tls.check_files(["--server-cert", "--server-key", "--server-ca-cert"])?;
                     if tls.client_ca.is_none() {
                         return Err(ConfigError::new(format!(
                             "frontend on {bind} would take any client: give --server-ca-cert"
@@ -243,7 +243,9 @@ impl ServerSettings {
 
     fn check_agent_listener(&self) -> Result<(), ConfigError> {
         let agents = &self.agents;
-        agents.tls.check_files()?;
+        agents
+            .tls
+            .check_files(["--cluster-cert", "--cluster-key", "--cluster-ca-cert"])?;
         if !agents.grants.is_empty() && agents.tls.client_ca.is_none() {
             // A security flag is never accepted without effect.
             return Err(ConfigError::new(
@@ -276,7 +278,8 @@ impl ServerSettings {
             .map_err(|error| ConfigError::new(format!("--allowed-destination: {error}")))?;
         if self.agents.insecure_unauthenticated {
             return Err(ConfigError::new(
-                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may                  reach goes by their certificates; drop one",
+                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may \
+                 reach goes by their certificates; drop one",
             ));
         }
         if self.agents.data_path.lanes_max == 0 {
@@ -293,14 +296,18 @@ impl ServerSettings {
             .frontends
             .iter()
             .filter_map(|frontend| match &frontend.listen {
-                FrontendListen::Tcp { bind, .. } => Some(bind),
+                FrontendListen::Tcp { bind, .. } => Some(("a frontend", bind)),
                 FrontendListen::Unix { .. } => None,
             });
+        let transparent = self.transparent.bind.iter();
+        let transparent = transparent.map(|bind| ("--transparent-bind-address", bind));
+        let health = self.health.iter().map(|bind| ("--health-port", bind));
+        let admin = self.admin.iter().map(|bind| ("--admin-port", bind));
         let all = frontends
-            .chain([&self.agents.bind])
-            .chain(&self.transparent.bind)
-            .chain(&self.health)
-            .chain(&self.admin);
+            .chain([("--agent-port", &self.agents.bind)])
+            .chain(transparent)
+            .chain(health)
+            .chain(admin);
         super::parts::check_distinct(all)
     }
 }

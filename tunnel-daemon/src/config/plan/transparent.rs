@@ -1,6 +1,8 @@
 //! The plan of connections that arrive without a dialect: which are captured, and where else they may come in.
 
 use std::collections::HashSet;
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use ipnet::IpNet;
@@ -18,6 +20,20 @@ pub struct RedirectTarget {
     pub network: IpNet,
     /// `None`: all.
     pub port: Option<u16>,
+}
+
+impl fmt::Display for RedirectTarget {
+    /// As flags and files write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let one = self.network.prefix_len() == self.network.max_prefix_len();
+        match (self.network, self.port) {
+            (network, None) if one => write!(f, "{}", network.addr()),
+            (network, None) => write!(f, "{network}"),
+            (network, Some(port)) if one => SocketAddr::new(network.addr(), port).fmt(f),
+            (IpNet::V4(network), Some(port)) => write!(f, "{network}:{port}"),
+            (IpNet::V6(network), Some(port)) => write!(f, "[{network}]:{port}"),
+        }
+    }
 }
 
 /// What becomes of captured calls when nothing takes them, because the server is gone or listens elsewhere.
@@ -72,6 +88,18 @@ impl RedirectPlan {
         Ok(all)
     }
 
+    /// The target that captures a call to an address, exclusions aside. As the kernel chooses: the longest prefix, and of two
+    /// that are as long the one with the port.
+    #[must_use]
+    pub fn target_of(&self, address: SocketAddr) -> Option<&RedirectTarget> {
+        let ip = address.ip().to_canonical();
+        let fits = |target: &&RedirectTarget| {
+            target.network.contains(&ip) && target.port.is_none_or(|port| port == address.port())
+        };
+        let fitting = self.targets.iter().filter(fits);
+        fitting.max_by_key(|target| (target.network.prefix_len(), target.port.is_some()))
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         let rules = self.targets.len() + self.excluded.len();
         if rules > limits::REDIRECT_RULES_MAX {
@@ -82,12 +110,8 @@ impl RedirectPlan {
         }
         let excluded: HashSet<&RedirectTarget> = self.excluded.iter().collect();
         if let Some(both) = self.targets.iter().find(|target| excluded.contains(target)) {
-            let port = both
-                .port
-                .map_or_else(String::new, |port| format!(":{port}"));
             return Err(ConfigError::new(format!(
-                "--redirect and --redirect-exclude both name {}{port}: drop one",
-                both.network
+                "--redirect and --redirect-exclude both name {both}: drop one"
             )));
         }
         Ok(())
@@ -112,5 +136,44 @@ impl TransparentPlan {
 
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.redirect.as_ref().map_or(Ok(()), RedirectPlan::check)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_of_a_call_is_the_one_that_the_kernel_takes() {
+        let targets = [
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "10.0.0.0/8:443",
+            "10.1.0.0/16",
+            "[fd00::/8]:53",
+            "fd00::7",
+        ];
+        let plan = RedirectPlan {
+            targets: targets.iter().map(|text| text.parse().unwrap()).collect(),
+            excluded: Vec::new(),
+            cgroup: PathBuf::new(),
+            on_failure: OnFailure::Open,
+            file: None,
+            netns: None,
+        };
+        for (address, expected) in [
+            ("10.2.0.1:80", Some("10.0.0.0/8")),
+            ("10.2.0.1:443", Some("10.0.0.0/8:443")),
+            ("10.1.0.1:443", Some("10.1.0.0/16")),
+            ("[::ffff:10.1.0.1]:1", Some("10.1.0.0/16")),
+            ("192.0.2.1:1", Some("0.0.0.0/0")),
+            ("[fd00::1]:53", Some("[fd00::/8]:53")),
+            ("[fd00::1]:54", None),
+            ("[fd00::7]:54", Some("fd00::7")),
+        ] {
+            let found = plan.target_of(address.parse().unwrap());
+            let found = found.map(ToString::to_string);
+            assert_eq!(found.as_deref(), expected, "{address}");
+        }
     }
 }

@@ -1,0 +1,67 @@
+//! When attempts to open lanes are given up for a while.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Attempts in a row that may fail or lead to another server before there is a pause.
+const MISSES_MAX: u32 = 3;
+/// First pause after too many of them; each further one is twice as long.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// The time after failures during which no lane is tried.
+#[derive(Default)]
+pub(super) struct Pause {
+    misses: u32,
+    length: Duration,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    pub(super) fn note(&mut self, success: bool) {
+        if success {
+            *self = Self::default();
+            return;
+        }
+        self.misses += 1;
+        if self.misses >= MISSES_MAX {
+            self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+            // A tenth at random, so that agents which lost the same server do not come back together.
+            let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
+            self.until = Some(Instant::now() + self.length + spread);
+        }
+    }
+
+    pub(super) fn left(&self) -> Option<Duration> {
+        let left = self.until?.saturating_duration_since(Instant::now());
+        (left > Duration::ZERO).then_some(left)
+    }
+
+    pub(super) fn lasts(&self) -> bool {
+        self.left().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn three_misses_in_a_row_make_a_pause_that_doubles_up_to_a_minute() {
+        let mut pause = Pause::default();
+        pause.note(false);
+        pause.note(false);
+        assert!(!pause.lasts());
+        pause.note(true);
+        let mut lengths = Vec::new();
+        for _miss in 0..12 {
+            pause.note(false);
+            lengths.push(pause.left().map_or(0, |left| left.as_millis() / 1000));
+            tokio::time::advance(PAUSE_MAX * 2).await;
+        }
+        assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
+        assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
+    }
+}
