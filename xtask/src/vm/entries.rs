@@ -181,7 +181,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         // Nor tests for which the ip and setpriv of busybox can too little.
         run: tests(
             KERNEL,
-            "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent \
+            "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
         limit_seconds: 600,

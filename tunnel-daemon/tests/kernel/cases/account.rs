@@ -27,10 +27,10 @@ const CLIENT: Labels<'_> = Labels {
     agent: "a",
     destination_class: "",
 };
-const LABELS: &str = r#"agent="a",destination_class="c""#;
+pub(super) const LABELS: &str = r#"agent="a",destination_class="c""#;
 
 /// Connects a socket that is named to the kernel.
-async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStream {
+pub(super) async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     accounts.connecting(&socket, &TARGET).unwrap();
     socket.connect(address).await.unwrap()
@@ -48,7 +48,7 @@ fn listener(accounts: &Accounts) -> TcpListener {
 }
 
 /// Sends `bytes` and closes that direction, while it reads to the end; how much that was.
-async fn exchange(socket: &mut TcpStream, bytes: usize) -> usize {
+pub(super) async fn exchange(socket: &mut TcpStream, bytes: usize) -> usize {
     let (mut read, mut write) = socket.split();
     let sending = async {
         write.write_all(&vec![7; bytes]).await.unwrap();
@@ -259,38 +259,6 @@ async fn more_sets_of_labels_than_allowed_are_counted_as_other() {
     assert_eq!(accounting.sample("adit_ebpf_account_series"), Some(2));
     let c = r#"agent="c",destination_class="c""#;
     assert_eq!(accounting.of("connections_total", c, "", "target"), None);
-}
-
-#[tokio::test]
-async fn ends_that_find_no_room_are_counted_as_lost() {
-    if !ready("a full ring buffer") {
-        return;
-    }
-    const CONNECTIONS: u64 = 200;
-    // Room for some 50, and nobody reads meanwhile.
-    let options = Options {
-        ring_bytes: 4096,
-        ..Options::with_series_max(10)
-    };
-    let mut accounting = Accounting::paused(options);
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    for _connection in 0..CONNECTIONS {
-        let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
-        let (mut theirs, _) = listener.accept().await.unwrap();
-        let _both = tokio::join!(exchange(&mut ours, 1), exchange(&mut theirs, 1));
-    }
-    accounting.resume();
-    let lost = r#"adit_ebpf_account_lost_total{reason="ring_full"}"#;
-    let ended = |now: &Accounting| {
-        now.of("connections_total", LABELS, "", "target")
-            .unwrap_or(0)
-    };
-    accounting
-        .until("a sum of all", |now| {
-            now.sample(lost).unwrap_or(0) + ended(now) == CONNECTIONS
-        })
-        .await;
-    assert!(ended(&accounting) > 0 && accounting.sample(lost) > Some(0));
 }
 
 /// The table of sockets holds 65,536. Those that the program has not met since they were named make room; what was forgotten is

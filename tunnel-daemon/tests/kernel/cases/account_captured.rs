@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::daemon::{Daemon, User};
-use crate::support::privilege::ready;
+use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
 use crate::support::world::World;
 
@@ -13,11 +13,12 @@ use super::privileges::linked_agent;
 
 const CONNECTIONS: u32 = 12;
 
-/// What clients of the agent `kernel` have moved, as the kernel counts it at the daemon's end: to the target, and back.
-fn accounted(daemon: &Daemon) -> (f64, f64) {
+/// What clients of the agent `kernel` with destinations of a class have moved, as the kernel counts it at the daemon's end: to
+/// the target, and back.
+fn accounted(daemon: &Daemon, class: &str) -> (f64, f64) {
     let bytes = |direction: &str| {
         daemon.metric(&format!(
-            "adit_ebpf_bytes_total{{agent=\"kernel\",destination_class=\"\",direction=\"{direction}\",role=\"client\",tenant=\"default\"}}"
+            "adit_ebpf_bytes_total{{agent=\"kernel\",destination_class=\"{class}\",direction=\"{direction}\",role=\"client\",tenant=\"default\"}}"
         ))
     };
     (bytes("received"), bytes("sent"))
@@ -29,10 +30,10 @@ fn engine(daemon: &Daemon, family: &str) -> (f64, f64) {
     (bytes("to_target"), bytes("to_client"))
 }
 
-fn ends(daemon: &Daemon) -> f64 {
-    daemon.metric(
-        "adit_ebpf_connections_total{agent=\"kernel\",destination_class=\"\",role=\"client\",tenant=\"default\"}",
-    )
+fn ends(daemon: &Daemon, class: &str) -> f64 {
+    daemon.metric(&format!(
+        "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"{class}\",role=\"client\",tenant=\"default\"}}"
+    ))
 }
 
 /// Connections of odd sizes; what they moved.
@@ -47,16 +48,15 @@ fn drive(client: &mut Client, at: SocketAddr) -> (f64, f64) {
     (there, back)
 }
 
-fn equal(daemon: &Daemon, family: &str, moved: (f64, f64)) {
+fn equal(daemon: &Daemon, class: &str, family: &str, moved: (f64, f64)) {
     daemon.until("ends of all connections", |daemon| {
-        ends(daemon) == f64::from(CONNECTIONS) && engine(daemon, family) == moved
+        ends(daemon, class) == f64::from(CONNECTIONS) && engine(daemon, family) == moved
     });
-    assert_eq!(accounted(daemon), moved);
+    assert_eq!(accounted(daemon, class), moved);
     assert!(moved.1 > moved.0, "the target greets: {moved:?}");
 }
 
-fn captured_by_the_server(lanes: &str) {
-    let target = target("127.23.0.1");
+fn captured_by_the_server(target: SocketAddr, lanes: &str) {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         format!("--redirect={target}"),
@@ -73,30 +73,58 @@ fn captured_by_the_server(lanes: &str) {
     let _agent = linked_agent(&world, User::Root, &server, &[lanes.to_owned()]);
     let mut client = Client::start(Some(clients.path()));
     let moved = drive(&mut client, target);
-    equal(&server, "adit_tunnel_bytes_total", moved);
+    // The rule by which they were captured.
+    equal(
+        &server,
+        &target.to_string(),
+        "adit_tunnel_bytes_total",
+        moved,
+    );
 }
 
 #[test]
 fn what_the_kernel_counts_of_captured_clients_is_what_the_engines_count() {
     if ready("accounting for captured clients") {
-        captured_by_the_server("--lane-security=tls");
+        captured_by_the_server(target("127.23.0.1"), "--lane-security=tls");
     }
 }
 
 #[test]
 fn what_relays_move_for_captured_clients_is_counted_alike() {
     if ready("accounting for captured clients on plain lanes") {
-        captured_by_the_server("--lane-security=plaintext");
+        captured_by_the_server(target("127.23.0.1"), "--lane-security=plaintext");
+    }
+}
+
+#[test]
+fn what_the_kernel_counts_of_captured_ipv6_clients_is_what_the_engines_count() {
+    if ready_v6("accounting for captured clients of IPv6") {
+        captured_by_the_server(target("::1"), "--lane-security=tls");
+    }
+}
+
+#[test]
+fn what_relays_move_for_captured_ipv6_clients_is_counted_alike() {
+    if ready_v6("accounting for captured clients of IPv6 on plain lanes") {
+        captured_by_the_server(target("::1"), "--lane-security=plaintext");
     }
 }
 
 #[test]
 fn what_an_agent_captures_is_counted_alike() {
-    if !ready("accounting for clients captured by an agent") {
-        return;
+    if ready("accounting for clients captured by an agent") {
+        captured_by_the_agent(target("127.24.0.1"), "198.51.100.2:443".parse().unwrap());
     }
-    let api = target("127.24.0.1");
-    let service: SocketAddr = "198.51.100.2:443".parse().unwrap();
+}
+
+#[test]
+fn what_an_agent_captures_over_ipv6_is_counted_alike() {
+    if ready_v6("accounting for clients of IPv6 captured by an agent") {
+        captured_by_the_agent(target("::1"), "[2001:db8::2]:443".parse().unwrap());
+    }
+}
+
+fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
     let (nodes, world) = (Cgroup::new(), World::new());
     let flags = [format!("--allowed-destination={api}")];
     let server = Daemon::start(
@@ -113,5 +141,10 @@ fn what_an_agent_captures_is_counted_alike() {
     let agent = linked_agent(&world, User::Root, &server, &flags);
     let mut client = Client::start(Some(nodes.path()));
     let moved = drive(&mut client, service);
-    equal(&agent, "adit_node_tunnel_bytes_total", moved);
+    equal(
+        &agent,
+        &api.to_string(),
+        "adit_node_tunnel_bytes_total",
+        moved,
+    );
 }

@@ -1,6 +1,6 @@
 //! Own sockets are never redirected.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
 use adit::ebpf::object::OBJECT;
@@ -9,16 +9,26 @@ use socket2::{Domain, Socket, Type};
 
 use crate::support::cgroup::Cgroup;
 use crate::support::client::over;
-use crate::support::privilege::ready;
+use crate::support::privilege::{ready, ready_v6};
 use crate::support::role::{Role, tell};
 use crate::support::target::target;
 
 #[test]
 fn a_socket_that_is_exempt_goes_direct_and_its_neighbour_does_not() {
-    if !ready("exempt sockets") {
-        return;
+    if ready("exempt sockets") {
+        exempt_goes_direct(target("127.8.0.1"));
     }
-    let (cgroup, target) = (Cgroup::new(), target("127.8.0.1"));
+}
+
+#[test]
+fn a_socket_that_is_exempt_goes_direct_over_ipv6_too() {
+    if ready_v6("exempt sockets of IPv6") {
+        exempt_goes_direct(target("::1"));
+    }
+}
+
+fn exempt_goes_direct(target: SocketAddr) {
+    let cgroup = Cgroup::new();
     let arguments = format!("{} {target}", cgroup.path().display());
     let mut role = Role::start("exempt", Some(cgroup.path()), &arguments);
     assert_eq!(role.hear(), "exempt: direct");
@@ -32,16 +42,24 @@ pub(crate) fn play(arguments: &str) {
     let (cgroup, target) = arguments.split_once(' ').unwrap();
     let target: SocketAddr = target.parse().unwrap();
     let redirect = Redirect::attach(OBJECT, Path::new(cgroup)).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = listener.local_addr().unwrap();
-    redirect.set_listener(0, &listener, Some(at), None).unwrap();
+    let (domain, here): (Domain, IpAddr) = if target.is_ipv4() {
+        (Domain::IPV4, Ipv4Addr::LOCALHOST.into())
+    } else {
+        (Domain::IPV6, Ipv6Addr::LOCALHOST.into())
+    };
+    let listener = TcpListener::bind((here, 0)).unwrap();
+    let at = Some(listener.local_addr().unwrap());
+    let of_family = |v6: bool| at.filter(|at| at.is_ipv6() == v6);
+    redirect
+        .set_listener(0, &listener, of_family(false), of_family(true))
+        .unwrap();
     let rule = RedirectRule {
         network: target.ip().into(),
         port: None,
         action: Action::Redirect(0),
     };
     redirect.set_rules(&[rule]).unwrap();
-    let own = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let own = Socket::new(domain, Type::STREAM, None).unwrap();
     redirect.exempt(&own).unwrap();
     let seen = over(own, target).unwrap();
     tell(if seen.is_direct() {
@@ -50,7 +68,7 @@ pub(crate) fn play(arguments: &str) {
         "exempt: redirected"
     });
     // Loopback would be out of reach of one that is bound to another device.
-    let bound = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let bound = Socket::new(domain, Type::STREAM, None).unwrap();
     bound.bind_device(Some(b"lo")).unwrap();
     let seen = over(bound, target).unwrap();
     tell(if seen.is_direct() {
@@ -58,7 +76,7 @@ pub(crate) fn play(arguments: &str) {
     } else {
         "bound: redirected"
     });
-    let other = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let other = Socket::new(domain, Type::STREAM, None).unwrap();
     other.connect(&target.into()).unwrap();
     let (socket, peer) = listener.accept().unwrap();
     let origin = redirect.origin(&socket, peer).unwrap();

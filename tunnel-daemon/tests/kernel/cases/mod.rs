@@ -2,9 +2,13 @@
 
 mod account;
 mod account_captured;
+mod account_ring;
 mod account_tunnels;
 mod alone;
 pub(crate) mod exempt;
+mod kep2025;
+mod late_arrivals;
+mod least_privilege;
 mod load;
 mod namespaces;
 mod netns_helper;
@@ -12,5 +16,6 @@ mod node_redirect;
 pub(crate) mod packet_filter;
 mod privileges;
 mod redirect;
+mod redirect_v6;
 mod rules;
 pub(crate) mod sockmap;

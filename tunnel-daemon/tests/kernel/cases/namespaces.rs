@@ -11,13 +11,14 @@ use adit::config::NetnsHelperOptions;
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use adit::net::namespaces::Helper;
+use ipnet::IpNet;
 
 use super::redirect::{Scene, scene};
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::namespace::{Namespace, helped_by_ourselves};
-use crate::support::privilege::{ready, skip};
+use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::target::target;
 use crate::support::world::World;
 
@@ -403,42 +404,65 @@ fn an_agents_redirect_reaches_into_other_namespaces() {
 
 #[test]
 fn a_pod_without_a_listener_is_sent_to_the_nodes_address() {
-    let Some([node, pod]) = namespaces("the node's address") else {
+    if let Some([node, pod]) = namespaces("the node's address") {
+        sent_to_the_node(
+            &node,
+            &pod,
+            ["10.77.0.1/24", "10.77.0.2/24"],
+            "198.51.100.1:443",
+        );
+    }
+}
+
+#[test]
+fn a_pod_without_a_listener_is_sent_to_the_nodes_ipv6_address() {
+    let test = "the node's IPv6 address";
+    if !ready_v6(test) {
         return;
-    };
-    node.connect(&pod, "10.77.0.1/24", "10.77.0.2/24");
+    }
+    if let Some([node, pod]) = namespaces(test) {
+        sent_to_the_node(
+            &node,
+            &pod,
+            ["fd77::1/64", "fd77::2/64"],
+            "[2001:db8::1]:443",
+        );
+    }
+}
+
+/// Calls a Service from a pod whose namespace has no listener of ours; `ends` are the node's address and the pod's.
+fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service: &str) {
+    node.connect(pod, ends[0], ends[1]);
+    let [node_ip, pod_ip] = ends.map(|end| end.parse::<IpNet>().unwrap().addr());
+    let service: SocketAddr = service.parse().unwrap();
     // Server and agent are where their thread is.
-    let test = std::thread::spawn(move || {
-        let file = std::fs::File::open(node.path()).unwrap();
-        let network = Some(rustix::thread::LinkNameSpaceType::Network);
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), network)
-            .unwrap();
+    node.inside(|| {
         let api = target("127.0.0.1");
         let world = World::new();
         let server = world.server(None, &[format!("--allowed-destination={api}")]);
         let nodes = Cgroup::new();
-        let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
         let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
         let redirect = format!("--redirect-apiserver={service}={api}");
-        let flags = [
-            cgroup.as_str(),
-            &redirect,
-            "--redirect-node-address=10.77.0.1",
-        ];
+        let address = format!("--redirect-node-address={node_ip}");
+        let flags = [cgroup.as_str(), &redirect, &address];
         let _agent = world.agent_with(&server, None, &flags);
-        let mut client = Client::start_in(&pod, nodes.path());
+        let mut client = Client::start_in(pod, nodes.path());
         for _ in 0..3 {
             let seen = client.call(service).unwrap();
             assert_eq!(seen.peer, service);
-            assert_eq!(seen.local.ip(), SocketAddr::from(([10, 77, 0, 2], 0)).ip());
+            assert_eq!(seen.local.ip(), pod_ip);
             assert!(!seen.is_direct(), "{seen:?}");
         }
         // Those of the node itself come by loopback.
         let mut neighbour = Client::start(Some(nodes.path()));
         let seen = neighbour.call(service).unwrap();
         assert!(seen.local.ip().is_loopback(), "{seen:?}");
-        // IPv6 has no such address: left alone.
-        assert!(client.call("[2001:db8::1]:443".parse().unwrap()).is_err());
+        // The other family has no such address: left alone.
+        let other = if service.is_ipv4() {
+            "[2001:db8::1]:443"
+        } else {
+            "198.51.100.1:443"
+        };
+        assert!(client.call(other.parse().unwrap()).is_err());
     });
-    test.join().unwrap();
 }

@@ -1,6 +1,6 @@
 //! The transparent frontend without eBPF: REDIRECT and TPROXY rules of nftables, in a network namespace of their own.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -16,26 +16,63 @@ use crate::support::role::{Role, tell, told};
 use crate::support::target::target;
 use crate::support::world::{World, command, get, runtime};
 
-const REDIRECT: &str = r#"set -e
+/// Of clients and targets.
+const V6_ADDRESSES: &str = "ip -6 address add fd00:9::1/128 dev lo nodad
+ip -6 address add fd00:9::2/128 dev lo nodad";
+
+/// A table of this family with a rule that leads nowhere.
+fn redirect(table: &str) -> String {
+    let addresses = if table == "ip" { "" } else { V6_ADDRESSES };
+    format!(
+        r#"set -e
 ip link set lo up
-nft add table ip probe
-nft 'add chain ip probe out { type nat hook output priority -100; }'
-nft add rule ip probe out ip daddr 127.9.9.9 tcp dport 9 redirect to :10
-exec "$@""#;
+{addresses}
+nft add table {table} probe
+nft 'add chain {table} probe out {{ type nat hook output priority -100; }}'
+nft add rule {table} probe out tcp dport 9 redirect to :10
+exec "$@""#
+    )
+}
 
 /// What a process sends to itself comes in by loopback, where these rules are.
-const TPROXY: &str = r#"set -e
+fn tproxy() -> String {
+    format!(
+        r#"set -e
 ip link set lo up
-ip -6 address add fd00:9::1/128 dev lo nodad
-ip -6 address add fd00:9::2/128 dev lo nodad
+{V6_ADDRESSES}
 nft add table inet probe
-nft 'add chain inet probe in { type filter hook prerouting priority mangle; }'
+nft 'add chain inet probe in {{ type filter hook prerouting priority mangle; }}'
 nft add rule inet probe in ip daddr 127.9.9.9 tcp dport 9 tproxy ip to :10
 nft add rule inet probe in ip6 daddr fd00:9::9 tcp dport 9 tproxy ip6 to :10
-exec "$@""#;
+exec "$@""#
+    )
+}
+
+/// Who connects to where, over one family.
+struct Ends {
+    /// As rules name it.
+    family: &'static str,
+    client: &'static str,
+    target: &'static str,
+    /// Where the listener is, too.
+    loopback: &'static str,
+}
+
+const V4: Ends = Ends {
+    family: "ip",
+    client: "127.9.0.2",
+    target: "127.9.0.1",
+    loopback: "127.0.0.1",
+};
+const V6: Ends = Ends {
+    family: "ip6",
+    client: "fd00:9::2",
+    target: "fd00:9::1",
+    loopback: "::1",
+};
 
 /// The role, in a namespace with these rules; `None`, loudly, where they are not to be had.
-fn behind(setup: &str, what: &str, role: &str) -> Option<Role> {
+fn behind(setup: &str, what: &str, role: &str, arguments: &str) -> Option<Role> {
     let unshare = |words: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", setup, "sh"]).args(words);
@@ -54,12 +91,14 @@ fn behind(setup: &str, what: &str, role: &str) -> Option<Role> {
         }
     }
     let program = std::env::current_exe().unwrap().display().to_string();
-    Some(Role::start_by(unshare(&[&program]), role, None, ""))
+    Some(Role::start_by(unshare(&[&program]), role, None, arguments))
 }
 
 #[test]
 fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
-    let Some(mut role) = behind(REDIRECT, "packet filter rules", "packet-filter") else {
+    let what = "packet filter rules";
+    let arguments = "ip 127.0.0.1:0";
+    let Some(mut role) = behind(&redirect("ip"), what, "packet-filter", arguments) else {
         return;
     };
     assert_eq!(role.hear(), "peer as asked, not direct");
@@ -67,8 +106,32 @@ fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
 }
 
 #[test]
+fn a_redirect_rule_of_ipv6_leads_through_the_tunnel() {
+    let what = "packet filter rules of IPv6";
+    let arguments = "ip6 [::1]:0";
+    let Some(mut role) = behind(&redirect("ip6"), what, "packet-filter", arguments) else {
+        return;
+    };
+    assert_eq!(role.hear(), "peer as asked, not direct");
+    assert_eq!(role.hear(), "refused: 1");
+}
+
+#[test]
+fn redirect_rules_of_both_families_lead_to_one_listener() {
+    let what = "packet filter rules of both families";
+    let arguments = "inet [::]:0";
+    let Some(mut role) = behind(&redirect("inet"), what, "packet-filter", arguments) else {
+        return;
+    };
+    for _call in ["IPv4", "IPv4 as IPv6", "IPv6"] {
+        assert_eq!(role.hear(), "peer as asked, not direct");
+    }
+    assert_eq!(role.hear(), "refused: 2");
+}
+
+#[test]
 fn tproxy_rules_lead_through_the_tunnel_over_either_family() {
-    let Some(mut role) = behind(TPROXY, "TPROXY rules", "tproxy") else {
+    let Some(mut role) = behind(&tproxy(), "TPROXY rules", "tproxy", "") else {
         return;
     };
     for _family in ["IPv4", "IPv6"] {
@@ -144,18 +207,40 @@ fn tell_seen(seen: &Seen, asked: SocketAddr) {
     tell(&format!("peer {peer}, {direct}"));
 }
 
-pub(crate) fn play() {
-    let stand = Stand::start("127.0.0.1:0");
-    let (target, listener) = (target("127.9.0.1"), stand.listener);
-    nft(&format!(
-        "add rule ip probe out ip saddr 127.9.0.2 ip daddr {} tcp dport {} redirect to :{}",
-        target.ip(),
-        target.port(),
-        listener.port()
-    ));
-    tell_seen(&call("127.9.0.2", target).unwrap(), target);
-    // Nobody redirected this one: its destination is the listener itself.
-    assert!(call("127.9.0.3", listener).is_err());
+/// The address as a socket of IPv6 names it.
+fn mapped(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().into(),
+        IpAddr::V6(_) => ip,
+    }
+}
+
+pub(crate) fn play(arguments: &str) {
+    let (table, bind) = arguments.split_once(' ').unwrap();
+    let families: &[Ends] = match table {
+        "ip" => &[V4],
+        "ip6" => &[V6],
+        _ => &[V4, V6],
+    };
+    let stand = Stand::start(bind);
+    let port = stand.listener.port();
+    for ends in families {
+        let (family, client, target) = (ends.family, ends.client, target(ends.target));
+        nft(&format!(
+            "add rule {table} probe out {family} saddr {client} {family} daddr {} tcp dport {} redirect to :{port}",
+            target.ip(),
+            target.port()
+        ));
+        tell_seen(&call(client, target).unwrap(), target);
+        if table == "inet" && target.is_ipv4() {
+            let client = mapped(client.parse().unwrap()).to_string();
+            let asked = SocketAddr::new(mapped(target.ip()), target.port());
+            tell_seen(&call(&client, asked).unwrap(), asked);
+        }
+        // Nobody redirected this one: its destination is the listener itself.
+        let listener = SocketAddr::new(ends.loopback.parse().unwrap(), port);
+        assert!(call(ends.target, listener).is_err());
+    }
     let refused = get(stand.health, "/metrics");
     let line = refused
         .lines()
@@ -167,10 +252,13 @@ pub(crate) fn play() {
 pub(crate) fn play_tproxy() {
     let stand = Stand::start("[::]:0");
     let port = stand.listener.port();
-    for (family, client, at) in [
-        ("ip", "127.9.0.2", "127.9.0.1"),
-        ("ip6", "fd00:9::2", "fd00:9::1"),
-    ] {
+    for Ends {
+        family,
+        client,
+        target: at,
+        ..
+    } in [V4, V6]
+    {
         let target = target(at);
         tell_seen(&call(client, target).unwrap(), target);
         let rule = format!(

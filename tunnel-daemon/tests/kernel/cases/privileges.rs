@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
-use crate::support::daemon::{Daemon, User, field, give};
+use crate::support::confined::{NOBODY, give};
+use crate::support::daemon::{Daemon, User, field};
 use crate::support::privilege::{ready, skip};
 use crate::support::target::target;
 use crate::support::world::World;
@@ -23,17 +24,20 @@ fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
         assert!(names.contains(name), "no thread {name}: {names:?}");
     }
     let may = match user {
-        User::Root => KEPT,
+        User::Root | User::Confined(_) => KEPT,
         User::Ambient => 0,
     };
+    let confined = matches!(user, User::Confined(_));
     for (name, status) in &threads {
         for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
             let held = u64::from_str_radix(field(status, set), 16).unwrap();
             assert_eq!(held & !may, 0, "{name}: {set} {held:#x}");
         }
         let bounded = u64::from_str_radix(field(status, "CapBnd"), 16).unwrap();
-        assert!(user != User::Root || bounded & !may == 0, "{name}");
+        assert!(user == User::Ambient || bounded & !may == 0, "{name}");
         assert_eq!(field(status, "NoNewPrivs"), "1", "{name}");
+        // By a filter.
+        assert!(!confined || field(status, "Seccomp") == "2", "{name}");
     }
     assert!(
         daemon.log().contains("capabilities given up"),
@@ -73,8 +77,8 @@ pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[
 fn prepared(user: User) -> World {
     let world = World::new();
     if user == User::Ambient {
-        give(world.dir());
-        give(world.certificates());
+        give(world.dir(), NOBODY);
+        give(world.certificates(), NOBODY);
     }
     world
 }
@@ -93,13 +97,13 @@ fn captured(client: &mut Client, at: SocketAddr) {
     }
 }
 
-fn account(role: &str) -> String {
+fn account(class: SocketAddr) -> String {
     format!(
-        "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"\",role=\"{role}\",tenant=\"default\"}}"
+        "adit_ebpf_connections_total{{agent=\"kernel\",destination_class=\"{class}\",role=\"client\",tenant=\"default\"}}"
     )
 }
 
-fn redirecting_server(user: User) {
+pub(super) fn redirecting_server(user: User) {
     let target = target("127.20.0.1");
     let clients = Cgroup::new();
     let world = prepared(user);
@@ -118,7 +122,7 @@ fn redirecting_server(user: User) {
         captured(&mut client, target);
     }
     server.until("the kernel accounts for them", |server| {
-        server.metric(&account("client")) >= 5.0
+        server.metric(&account(target)) >= 5.0
     });
     assert_eq!(server.metric("adit_redirect_state{state=\"active\"}"), 1.0);
     server.until("the kernel's counts", |server| {
@@ -128,10 +132,10 @@ fn redirecting_server(user: User) {
     assert_nothing_left(&server, user, &THREADS);
     assert_nothing_left(&agent, user, &THREADS);
     let status = status(&world, "server");
-    let held = if user == User::Root {
-        "CAP_NET_BIND_SERVICE"
-    } else {
+    let held = if user == User::Ambient {
         "[]"
+    } else {
+        "CAP_NET_BIND_SERVICE"
     };
     assert!(
         status.contains(held) && !status.contains("CAP_BPF\""),
@@ -164,7 +168,7 @@ fn status(world: &World, name: &str) -> String {
     text
 }
 
-fn redirecting_agent(user: User) {
+pub(super) fn redirecting_agent(user: User) {
     let api = target("127.21.0.1");
     let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
     let nodes = Cgroup::new();
@@ -187,7 +191,7 @@ fn redirecting_agent(user: User) {
         captured(&mut client, service);
     }
     agent.until("the kernel accounts for them", |agent| {
-        agent.metric(&account("client")) >= 5.0
+        agent.metric(&account(api)) >= 5.0
     });
     assert_nothing_left(&agent, user, &THREADS);
     assert_eq!(agent.end().code(), Some(0));
@@ -226,15 +230,19 @@ fn a_redirecting_agent_with_ambient_capabilities_keeps_none_in_any_thread() {
 /// Marks and pins take rights; both are made before they go.
 #[test]
 fn closed_on_failure_holds_without_the_rights_it_took() {
-    if !ready("closing without rights") {
-        return;
+    let test = "closing without rights";
+    if ready(test) {
+        closed_on_failure(test, User::Root);
     }
+}
+
+pub(super) fn closed_on_failure(test: &str, user: User) {
     let _mounted = match Bpffs::somewhere() {
         Ok(mounted) => mounted,
-        Err(why) => return skip("closing without rights", &why),
+        Err(why) => return skip(test, &why),
     };
     let target = target("127.22.0.1");
-    let (clients, world) = (Cgroup::new(), prepared(User::Root));
+    let (clients, world) = (Cgroup::new(), prepared(user));
     let flags = |mode: &str| {
         [
             format!("--redirect={target}"),
@@ -242,18 +250,18 @@ fn closed_on_failure_holds_without_the_rights_it_took() {
             format!("--redirect-cgroup={}", clients.path().display()),
         ]
     };
-    let closed = server(&world, User::Root, "closed", &flags("closed"));
-    let linked = agent(&world, User::Root, &closed, &[]);
+    let closed = server(&world, user, "closed", &flags("closed"));
+    let linked = agent(&world, user, &closed, &[]);
     let mut client = Client::start(Some(clients.path()));
     for _ in 0..3 {
         captured(&mut client, target);
     }
-    assert_nothing_left(&closed, User::Root, &THREADS);
+    assert_nothing_left(&closed, user, &THREADS);
     drop(linked);
     assert_eq!(closed.end().code(), Some(0));
     let error = client.call(target).unwrap_err();
     assert!(error.contains("not permitted"), "{error}");
-    let open = server(&world, User::Root, "open", &flags("open"));
+    let open = server(&world, user, "open", &flags("open"));
     assert_eq!(open.end().code(), Some(0));
     assert!(client.call(target).unwrap().is_direct());
 }

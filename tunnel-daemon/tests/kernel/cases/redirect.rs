@@ -14,7 +14,7 @@ use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
-use crate::support::privilege::{ready, say, skip};
+use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::role::Role;
 use crate::support::target::target;
 use crate::support::world::{ServerProcess, World};
@@ -92,11 +92,8 @@ fn a_plain_program_reaches_what_only_the_agent_reaches_and_sees_what_it_asked_fo
 
 #[test]
 fn ipv6_destinations_are_reached_the_same_way() {
-    if !ready("the redirect of IPv6") {
+    if !ready_v6("the redirect of IPv6") {
         return;
-    }
-    if let Err(error) = std::net::TcpListener::bind("[::1]:0") {
-        return say("the redirect of IPv6", &format!("no IPv6 here: {error}"));
     }
     let v6 = target("::1");
     let scene = scene(

@@ -72,7 +72,8 @@ impl Client {
         self.ask("mapped", address)
     }
 
-    /// Sends so many bytes to an address whose target echoes, and says that those were all; the bytes that came back.
+    /// Sends so many bytes to an address whose target echoes, and says that those were all; how many came back, the target's
+    /// greeting and the same ones.
     pub(crate) fn carry(&mut self, address: SocketAddr, bytes: usize) -> Result<usize, String> {
         self.0.say(&format!("carry {address} {bytes}"));
         let answer = self.0.hear();
@@ -126,14 +127,22 @@ fn carry(address: SocketAddr, bytes: usize) -> std::io::Result<usize> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT)?;
     stream.set_read_timeout(Some(LIMIT))?;
     let mut writing = stream.try_clone()?;
+    // A block that is missing or comes twice shows: nothing else repeats after 251 bytes.
+    let said: Vec<u8> = (0..=250).cycle().take(bytes).collect();
+    let saying = said.clone();
     let sender = std::thread::spawn(move || {
-        writing.write_all(&vec![7; bytes])?;
+        writing.write_all(&saying)?;
         writing.shutdown(std::net::Shutdown::Write)
     });
     let mut received = Vec::new();
     let outcome = stream.read_to_end(&mut received);
     sender.join().expect("it does not panic")?;
-    outcome
+    let read = outcome?;
+    let greeting = received.split_inclusive(|byte| *byte == b'\n').next();
+    if received[greeting.map_or(0, <[u8]>::len)..] != said {
+        return Err(std::io::Error::other("other bytes came back"));
+    }
+    Ok(read)
 }
 
 /// One connection.

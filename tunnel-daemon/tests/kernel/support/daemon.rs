@@ -8,18 +8,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities,
     configure_capability_in_ambient_set, set_capabilities, set_capabilities_secure_bits,
 };
 
+use super::confined::{self, Profile, Rights};
 use super::world::get;
 
 /// Far beyond what anything here takes, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The user that owns nothing, and its group.
-const NOBODY: u32 = 65_534;
 /// What the launcher is to start, as lines.
 const TASK: &str = "ADIT_KERNEL_TEST_LAUNCH";
 
@@ -30,6 +29,8 @@ pub(crate) enum User {
     Root,
     /// A user that owns nothing, with what loading programs takes as ambient capabilities.
     Ambient,
+    /// As the tests do, under the program's profile of `deploy/seccomp` with these calls more. Any other ends it.
+    Confined(&'static [&'static str]),
 }
 
 /// A running `adit`; dropping it kills it.
@@ -41,17 +42,36 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts it, its log at `dir/name`; `args[0]` is what it is called as. It is up when this returns.
     pub(crate) fn start(user: User, name: &str, args: &[String], dir: &Path) -> Self {
+        let daemon = match user {
+            User::Root => Self::start_command(name, as_it_is(args), dir),
+            User::Ambient => Self::start_command(name, with_ambient(args), dir),
+            User::Confined(further) => {
+                let rights = Rights {
+                    profile: Profile::of(&args[1]).with(further),
+                    deadly: true,
+                    user: None,
+                };
+                confined::start(name, &rights, args, dir)
+            }
+        };
+        daemon.until_up();
+        daemon
+    }
+
+    /// Starts what is prepared, its log at `dir/name`.
+    pub(crate) fn start_command(name: &str, mut command: Command, dir: &Path) -> Self {
         let log = dir.join(name);
         let file = File::create(&log).expect("the log file opens");
-        let mut command = command(user, args);
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file);
         let child = command.spawn().expect("the program starts");
-        let daemon = Self { child, log };
-        daemon.until("it is up", |daemon| daemon.log().contains(" is up"));
-        daemon
+        Self { child, log }
+    }
+
+    pub(crate) fn until_up(&self) {
+        self.until("it is up", |daemon| daemon.log().contains(" is up"));
     }
 
     pub(crate) fn log(&self) -> String {
@@ -89,6 +109,7 @@ impl Daemon {
     pub(crate) fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
+            assert!(!self.has_ended(), "ended before {what}");
             assert!(
                 Instant::now() < deadline,
                 "not in time: {what}\n{}",
@@ -96,6 +117,14 @@ impl Daemon {
             );
             std::thread::yield_now();
         }
+    }
+
+    /// Its end is left for others to wait for. A zombie in `/proc` may be the first thread of a program that becomes another one.
+    fn has_ended(&self) -> bool {
+        let raw = i32::try_from(self.child.id()).expect("process ids fit");
+        let id = WaitId::Pid(Pid::from_raw(raw).expect("positive"));
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(id, options).expect("a child").is_some()
     }
 
     /// `/proc` on each of its threads, by the thread's name.
@@ -127,9 +156,9 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let _ended_before = self.child.kill();
-        let _reaped_before = self.child.wait();
+        let ended = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("--- {}\n{}", self.log.display(), self.log());
+            eprintln!("--- {}: {ended:?}\n{}", self.log.display(), self.log());
         }
     }
 }
@@ -139,18 +168,6 @@ pub(crate) fn field<'a>(status: &'a str, name: &str) -> &'a str {
     let mut lines = status.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.unwrap_or_else(|| panic!("no {name}")).trim()
-}
-
-/// Makes a folder and everything in it somebody's who may run [`User::Ambient`].
-pub(crate) fn give(folder: &Path) {
-    for entry in fs::read_dir(folder).expect("a folder").flatten() {
-        if entry.path().is_dir() {
-            give(&entry.path());
-        } else {
-            std::os::unix::fs::chown(entry.path(), Some(NOBODY), Some(NOBODY)).expect("root may");
-        }
-    }
-    std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).expect("root may");
 }
 
 /// What cargo built, or in a machine without it the program that is installed there.
@@ -166,24 +183,21 @@ fn program() -> PathBuf {
         .expect("adit is built, or installed")
 }
 
-fn command(user: User, args: &[String]) -> Command {
+fn as_it_is(args: &[String]) -> Command {
     let (called, rest) = args.split_first().expect("a name");
-    match user {
-        User::Root => {
-            let mut command = Command::new(program());
-            command.arg0(called).args(rest);
-            command
-        }
-        User::Ambient => {
-            let launcher = std::env::current_exe().expect("it");
-            let mut command = Command::new(launcher);
-            command
-                .args(["--exact", "support::daemon::launcher_becomes_the_program"])
-                .arg("--nocapture")
-                .env(TASK, args.join("\t"));
-            command
-        }
-    }
+    let mut command = Command::new(program());
+    command.arg0(called).args(rest);
+    command
+}
+
+fn with_ambient(args: &[String]) -> Command {
+    let launcher = std::env::current_exe().expect("it");
+    let mut command = Command::new(launcher);
+    command
+        .args(["--exact", "support::daemon::launcher_becomes_the_program"])
+        .arg("--nocapture")
+        .env(TASK, args.join("\t"));
+    command
 }
 
 /// What loading programs takes on this kernel.
@@ -227,7 +241,7 @@ fn launcher_becomes_the_program() {
         .args(&args[1..])
         .env_clear()
         .current_dir("/")
-        .uid(NOBODY)
-        .gid(NOBODY);
+        .uid(confined::NOBODY)
+        .gid(confined::NOBODY);
     panic!("becoming the program: {}", command.exec());
 }

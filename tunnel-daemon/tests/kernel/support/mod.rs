@@ -4,9 +4,16 @@ pub(crate) mod accounting;
 pub(crate) mod bpffs;
 pub(crate) mod cgroup;
 pub(crate) mod client;
+// Both tiers confine processes in the same way.
+#[path = "../../loopback/support/confined.rs"]
+pub(crate) mod confined;
 pub(crate) mod daemon;
 pub(crate) mod namespace;
 pub(crate) mod privilege;
+/// By the name under which `confined` starts them.
+pub(crate) mod process {
+    pub(crate) use super::daemon::Daemon as Process;
+}
 pub(crate) mod role;
 pub(crate) mod sockmap;
 pub(crate) mod target;

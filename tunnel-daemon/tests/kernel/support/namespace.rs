@@ -1,11 +1,14 @@
 //! Network namespaces of a test's own, and the helper that opens listeners in them.
 
+use std::fs::File;
 use std::io::Read as _;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use adit::config::NetnsHelperOptions;
 use adit::net::namespaces;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::role::{CGROUP, ROLE};
 
@@ -69,15 +72,40 @@ impl Namespace {
         assert!(output.status.success(), "{command:?}: {why}");
     }
 
+    /// Does something in it; what this starts is there, too.
+    pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let file = File::open(self.path()).expect("its holder runs");
+        // A thread of its own, which need not find back.
+        let done = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let network = Some(LinkNameSpaceType::Network);
+                move_into_link_name_space(file.as_fd(), network).expect("root may");
+                work()
+            });
+            thread.join()
+        });
+        match done {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
     /// A cable to another one, with these addresses at its ends.
     pub(crate) fn connect(&self, other: &Self, here: &str, there: &str) {
+        self.connect_by("cable", other, here, there);
+    }
+
+    /// As [`Namespace::connect`], by a cable of that name.
+    pub(crate) fn connect_by(&self, cable: &str, other: &Self, here: &str, there: &str) {
         let holder = other.0.id();
         self.run(&format!(
-            "ip link add cable type veth peer name cable netns {holder}"
+            "ip link add {cable} type veth peer name {cable} netns {holder}"
         ));
         for (namespace, address) in [(self, here), (other, there)] {
-            namespace.run(&format!("ip address add {address} dev cable"));
-            namespace.run("ip link set cable up");
+            // An IPv6 address is of use at once: nobody else can have it.
+            let at_once = if address.contains(':') { " nodad" } else { "" };
+            namespace.run(&format!("ip address add {address} dev {cable}{at_once}"));
+            namespace.run(&format!("ip link set {cable} up"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Whether this host lets the tests do what they do.
 
 use std::io::Write as _;
+use std::net::TcpListener;
 
 use adit::ebpf::caps::HostCaps;
 
@@ -24,6 +25,15 @@ pub(crate) fn ready(test: &str) -> bool {
     }
     skip(test, &missing.join("; "));
     false
+}
+
+/// As [`ready`], and whether this host has IPv6. That some have none is no failure.
+pub(crate) fn ready_v6(test: &str) -> bool {
+    if let Err(error) = TcpListener::bind("[::1]:0") {
+        say(test, &format!("no IPv6 here: {error}"));
+        return false;
+    }
+    ready(test)
 }
 
 /// Past the harness, which keeps what tests print.

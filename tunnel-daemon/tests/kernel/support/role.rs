@@ -119,7 +119,7 @@ fn play() {
         "client" => client::play(),
         "server" => world::play_server(&arguments),
         "agent" => world::play_agent(&arguments),
-        "packet-filter" => crate::cases::packet_filter::play(),
+        "packet-filter" => crate::cases::packet_filter::play(&arguments),
         "tproxy" => crate::cases::packet_filter::play_tproxy(),
         "exempt" => crate::cases::exempt::play(&arguments),
         "sockmap-relay" => crate::cases::sockmap::play(&arguments),

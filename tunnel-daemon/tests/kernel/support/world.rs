@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,9 @@ use super::role::{Role, tell, told};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Certificates and sockets.
+/// Certificates and sockets, and where agents find the server.
 pub(crate) struct World {
+    ip: IpAddr,
     files: ThrowawayFiles,
     dir: TempDir,
 }
@@ -33,8 +34,14 @@ pub(crate) struct ServerProcess {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::at(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// With a server that agents find at this address.
+    pub(crate) fn at(ip: IpAddr) -> Self {
         Self {
-            files: ThrowawayFiles::create(&["127.0.0.1".to_owned()]).expect("certificates"),
+            ip,
+            files: ThrowawayFiles::create(&[ip.to_string()]).expect("certificates"),
             dir: TempDir::new().expect("a directory"),
         }
     }
@@ -60,7 +67,7 @@ impl World {
             format!("--cluster-cert={}", self.files.cert("server").display()),
             format!("--cluster-key={}", self.files.key("server").display()),
             format!("--cluster-ca-cert={}", self.files.ca_file().display()),
-            "--agent-bind-address=127.0.0.1".to_owned(),
+            format!("--agent-bind-address={}", self.ip),
             "--agent-port=0".to_owned(),
             "--health-bind-address=127.0.0.1".to_owned(),
             "--health-port=0".to_owned(),
@@ -125,9 +132,21 @@ impl World {
         cgroup: Option<&Path>,
         flags: &[&str],
     ) -> Role {
+        let program = std::env::current_exe().expect("this test");
+        self.agent_by(std::process::Command::new(program), server, cgroup, flags)
+    }
+
+    /// As [`World::agent_with`], by a command that runs the program and arguments it is given.
+    pub(crate) fn agent_by(
+        &self,
+        command: std::process::Command,
+        server: &ServerProcess,
+        cgroup: Option<&Path>,
+        flags: &[&str],
+    ) -> Role {
         let mut args = self.agent_args(server.agents);
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let mut role = Role::start("agent", cgroup, &args.join("\t"));
+        let mut role = Role::start_by(command, "agent", cgroup, &args.join("\t"));
         // All of it has started: the link may be there before the redirect is.
         role.hear();
         server.until("the agent is linked", || {

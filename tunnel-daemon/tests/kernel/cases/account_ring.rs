@@ -1,0 +1,106 @@
+//! The ring of connections that ended: when its reader is woken, and what becomes of ends for which there is no room.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use adit::ebpf::account::Options;
+use adit_ebpf_abi::{CLOSED_BYTES, wakes};
+use tokio::net::TcpListener;
+
+use super::account::{LABELS, connect, exchange};
+use crate::support::accounting::Accounting;
+use crate::support::privilege::ready;
+
+const RING_BYTES: u32 = 4096;
+/// What the kernel puts in front of an end, and the end.
+const RECORD_BYTES: u64 = 8 + CLOSED_BYTES as u64;
+
+fn small_ring() -> Options {
+    Options {
+        ring_bytes: RING_BYTES,
+        ..Options::with_series_max(10)
+    }
+}
+
+/// Ends that the metrics hold.
+fn ended(accounting: &Accounting) -> u64 {
+    let ended = accounting.of("connections_total", LABELS, "", "target");
+    ended.unwrap_or(0)
+}
+
+/// Has other tasks run, and whatever the kernel has ready for them.
+async fn turns() {
+    for _turn in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// One connection to its end, as the kernel sees it.
+async fn end_one(accounting: &Accounting, listener: &TcpListener) {
+    let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
+    let (mut theirs, _) = listener.accept().await.unwrap();
+    let cookie = accounting.accounts.cookie(&ours).unwrap();
+    let _both = tokio::join!(exchange(&mut ours, 1), exchange(&mut theirs, 1));
+    drop((ours, theirs));
+    let limit = Instant::now() + Duration::from_secs(20);
+    while accounting.accounts.live(cookie).is_some() {
+        assert!(Instant::now() < limit, "it does not end");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The reader has a clock of its own, which stands still here: what it reads all the same, it was woken for.
+#[tokio::test(start_paused = true)]
+async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
+    if !ready("waking the reader of a ring") {
+        return;
+    }
+    let accounting = Accounting::start(small_ring());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    // Its clock begins with a tick.
+    tokio::time::sleep(Duration::from_millis(450)).await;
+    // Time that stands still goes on by itself where nothing else happens, but not while such a task runs.
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let holding = tokio::task::spawn_blocking(move || held.recv());
+    turns().await;
+    let ring = u64::from(RING_BYTES);
+    let enough = (1..).find(|ends: &u64| wakes(ends * RECORD_BYTES, ring));
+    let enough = enough.unwrap();
+    for _end in 1..enough {
+        end_one(&accounting, &listener).await;
+    }
+    turns().await;
+    assert_eq!(ended(&accounting), 0);
+    end_one(&accounting, &listener).await;
+    let limit = Instant::now() + Duration::from_secs(20);
+    while ended(&accounting) < enough {
+        assert!(Instant::now() < limit, "nobody woke the reader");
+        tokio::task::yield_now().await;
+    }
+    drop(release);
+    let _released = holding.await.unwrap();
+}
+
+#[tokio::test]
+async fn ends_that_find_no_room_are_counted_as_lost() {
+    if !ready("a full ring buffer") {
+        return;
+    }
+    const CONNECTIONS: u64 = 200;
+    // Room for some 50, and nobody reads meanwhile.
+    let mut accounting = Accounting::paused(small_ring());
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    for _connection in 0..CONNECTIONS {
+        let mut ours = connect(&accounting.accounts, listener.local_addr().unwrap()).await;
+        let (mut theirs, _) = listener.accept().await.unwrap();
+        let _both = tokio::join!(exchange(&mut ours, 1), exchange(&mut theirs, 1));
+    }
+    accounting.resume();
+    let lost = r#"adit_ebpf_account_lost_total{reason="ring_full"}"#;
+    accounting
+        .until("a sum of all", |now| {
+            now.sample(lost).unwrap_or(0) + ended(now) == CONNECTIONS
+        })
+        .await;
+    assert!(ended(&accounting) > 0 && accounting.sample(lost) > Some(0));
+}

@@ -1,0 +1,119 @@
+//! KEP-2025 in three network namespaces: a control plane, a node, and a pod that knows nobody but its node.
+//!
+//! One cable leads from the node to the control plane, one from the node to the pod. The pod has no route further: whatever it
+//! reaches in the control plane, it reaches by the node's agent.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+
+use super::namespaces::namespaces;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::{Client, Seen};
+use crate::support::privilege::ready_v6;
+use crate::support::target::target;
+use crate::support::world::World;
+
+/// More than a lane takes at once.
+const BULK: usize = 3_000_001;
+
+/// Addresses of one family, with the lengths of their networks.
+struct Addresses {
+    /// Of the node and of the control plane.
+    outer: [&'static str; 2],
+    /// Of the node and of the pod.
+    inner: [&'static str; 2],
+    /// What processes of the node connect to.
+    service: &'static str,
+}
+
+#[test]
+fn a_pod_reaches_the_control_plane_by_its_nodes_agent_only() {
+    by_the_agent_only(
+        "a control plane, a node and a pod",
+        &Addresses {
+            outer: ["10.78.0.1/24", "10.78.0.2/24"],
+            inner: ["10.79.0.1/24", "10.79.0.2/24"],
+            service: "10.96.0.1:443",
+        },
+    );
+}
+
+#[test]
+fn a_pod_of_ipv6_reaches_the_control_plane_by_its_nodes_agent_only() {
+    let test = "a control plane, a node and a pod of IPv6";
+    if ready_v6(test) {
+        by_the_agent_only(
+            test,
+            &Addresses {
+                outer: ["fd78::1/64", "fd78::2/64"],
+                inner: ["fd79::1/64", "fd79::2/64"],
+                service: "[fd96::1]:443",
+            },
+        );
+    }
+}
+
+fn ip(address: &str) -> IpAddr {
+    address.parse::<IpNet>().unwrap().addr()
+}
+
+fn by_the_agent_only(test: &str, addresses: &Addresses) {
+    let Some([plane, node, pod]) = namespaces(test) else {
+        return;
+    };
+    let Addresses {
+        outer,
+        inner,
+        service,
+    } = addresses;
+    node.connect_by("outer", &plane, outer[0], outer[1]);
+    node.connect_by("inner", &pod, inner[0], inner[1]);
+    let service: SocketAddr = service.parse().unwrap();
+    let (nodes, program) = (Cgroup::new(), std::env::current_exe().unwrap());
+    // The server and what it dials are in the control plane, and so is this thread.
+    plane.inside(|| {
+        let plane_ip = ip(outer[1]);
+        let api = target(&plane_ip.to_string());
+        let world = World::at(plane_ip);
+        let server = world.server(None, &[format!("--allowed-destination={api}")]);
+        let mut client = Client::start_in(&pod, nodes.path());
+        let mut neighbour = Client::start_in(&node, nodes.path());
+        let unreachable = |outcome: Result<Seen, String>| {
+            let error = outcome.unwrap_err();
+            assert!(error.contains("unreachable"), "{error}");
+        };
+        // The node has a way to the control plane, and none to the Service; the pod has neither.
+        assert!(neighbour.call(api).unwrap().is_direct());
+        unreachable(neighbour.call(service));
+        unreachable(client.call(api));
+        unreachable(client.call(service));
+
+        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let redirect = format!("--redirect-apiserver={service}={api}");
+        let netns = format!("--redirect-netns={}", pod.path().display());
+        let flags = [cgroup.as_str(), &redirect, &netns];
+        let command = node.command(&program);
+        let mut agent = world.agent_by(command, &server, Some(nodes.path()), &flags);
+        for caller in [&mut client, &mut neighbour] {
+            let seen = caller.call(service).unwrap();
+            assert_eq!(seen.peer, service);
+            assert!(seen.local.ip().is_loopback(), "{seen:?}");
+            // Whoever called the target is the server, at home.
+            assert_eq!(seen.caller.ip(), plane_ip);
+            let received = caller.carry(service, BULK).unwrap();
+            assert!(received > BULK, "the target greets: {received}");
+        }
+        if let IpAddr::V4(v4) = service.ip() {
+            let mapped = SocketAddr::new(v4.to_ipv6_mapped().into(), service.port());
+            assert_eq!(client.call_mapped(service).unwrap().peer, mapped);
+        }
+        // The agent leads to the Service, and nowhere else.
+        unreachable(client.call(api));
+
+        agent.kill();
+        unreachable(client.call(service));
+        unreachable(neighbour.call(service));
+        assert!(neighbour.call(api).unwrap().is_direct());
+    });
+}

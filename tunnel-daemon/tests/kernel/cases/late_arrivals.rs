@@ -1,0 +1,121 @@
+//! Redirected connections that are accepted too late: nobody knows any more where they wanted to go.
+//!
+//! No test waits for that. While the server stands still, the note that the kernel made for it is made older.
+
+use std::fs;
+use std::mem::offset_of;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use adit::ebpf::redirect::address;
+use adit_ebpf_abi::{ARRIVAL_AGE_MAX_NS, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival};
+use aya::maps::{HashMap, Map, MapData, MapInfo};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::redirect::{Scene, scene};
+use crate::support::client::{Client, Seen};
+use crate::support::privilege::{ready, ready_v6};
+use crate::support::target::target;
+
+/// REDIRECT_ARRIVALS, as far as the kernel keeps names.
+const ARRIVALS: &str = "REDIRECT_ARRIVA";
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Arrivals = HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>;
+
+/// The map in which a process is told of connections.
+fn arrivals_of(process: u32) -> Arrivals {
+    let mut ids: Vec<u32> = fs::read_dir(format!("/proc/{process}/fdinfo"))
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| fs::read_to_string(entry.path()).ok())
+        .filter_map(|info| {
+            let id = info.lines().find_map(|line| line.strip_prefix("map_id:"))?;
+            id.trim().parse::<u32>().ok()
+        })
+        .filter(|id| MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(ARRIVALS)))
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    let map = MapData::from_id(ids[0]).unwrap();
+    HashMap::try_from(Map::LruHashMap(map)).unwrap()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let limit = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < limit, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Whether every thread of a process is stopped.
+fn stands_still(process: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    tasks.flatten().all(|task| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // Behind the name, which may hold anything.
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
+/// A call whose connection is older by so much when the server accepts it.
+fn call_accepted_late(scene: &Scene, asked: SocketAddr, by_ns: u64) -> Result<Seen, String> {
+    let process = scene.server.role.id();
+    let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    let mut arrivals = arrivals_of(process);
+    let mut client = Client::start(Some(scene.clients.path()));
+    kill_process(pid, Signal::STOP).unwrap();
+    until("the server stands still", || stands_still(process));
+    let calling = std::thread::spawn(move || client.call(asked));
+    let mut found = None;
+    until("a note", || {
+        found = arrivals.iter().find_map(Result::ok);
+        found.is_some()
+    });
+    let (key, mut note) = found.unwrap();
+    let arrival = Arrival::from_bytes(note);
+    assert_eq!(address(&arrival.destination), asked);
+    let earlier = arrival.established_ns.checked_sub(by_ns);
+    let earlier = earlier.expect("the machine runs for longer");
+    let at = offset_of!(Arrival, established_ns);
+    note[at..at + 8].copy_from_slice(&earlier.to_ne_bytes());
+    arrivals.insert(key, note, 0).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    let outcome = calling.join().unwrap();
+    assert_eq!(arrivals.iter().count(), 0, "a note is of use once");
+    outcome
+}
+
+fn refused_when_late(v6: Option<SocketAddr>, rule: &str, asked: &str) {
+    let scene = scene(target("127.0.0.1"), v6, &[rule]);
+    let asked: SocketAddr = asked.parse().unwrap();
+    let refused = "adit_redirect_refused_total{reason=\"unknown_origin\"}";
+    let seen = call_accepted_late(&scene, asked, ARRIVAL_AGE_MAX_NS / 4).unwrap();
+    assert!(seen.peer == asked && !seen.is_direct(), "{seen:?}");
+    assert_eq!(scene.server.metric(refused), 0.0);
+    let error = call_accepted_late(&scene, asked, ARRIVAL_AGE_MAX_NS).unwrap_err();
+    assert!(error.contains("reset"), "{error}");
+    scene.server.metric_is(refused, 1.0);
+    // The next one is none the worse for it.
+    let mut client = Client::start(Some(scene.clients.path()));
+    assert_eq!(client.call(asked).unwrap().peer, asked);
+}
+
+#[test]
+fn a_connection_that_is_accepted_after_ten_seconds_is_refused() {
+    if ready("connections that are accepted late") {
+        refused_when_late(None, "--redirect=198.51.100.0/24", "198.51.100.7:9090");
+    }
+}
+
+#[test]
+fn a_connection_of_ipv6_that_is_accepted_after_ten_seconds_is_refused() {
+    if ready_v6("connections of IPv6 that are accepted late") {
+        let v6 = Some(target("::1"));
+        refused_when_late(v6, "--redirect=2001:db8::/32", "[2001:db8::7]:9090");
+    }
+}

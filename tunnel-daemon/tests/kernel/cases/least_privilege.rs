@@ -1,0 +1,133 @@
+//! Server and agent with eBPF under the seccomp profiles of `deploy/seccomp`: which calls these need more than the lists have. Any
+//! other ends the process here, so nothing can pass over it.
+
+use std::path::Path;
+
+use super::namespaces::namespaces;
+use super::privileges::{closed_on_failure, linked_agent, redirecting_agent, redirecting_server};
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::confined::{self, Profile, Rights};
+use crate::support::daemon::{Daemon, User};
+use crate::support::privilege::{ready, say};
+use crate::support::target::target;
+use crate::support::world::World;
+
+const ON_X86: bool = cfg!(target_arch = "x86_64");
+/// To load programs, and to read and write their tables.
+const EBPF: &[&str] = &["bpf"];
+/// A folder for pins, which takes the place of another.
+const PINS: &[&str] = if ON_X86 {
+    &["bpf", "mkdir", "rename"]
+} else {
+    &["bpf", "mkdirat", "renameat"]
+};
+/// To start the helper that enters other network namespaces, what that does, and to end it.
+const HELPER: &[&str] = if ON_X86 {
+    &["bpf", "clone", "dup2", "kill", "setns", "wait4"]
+} else {
+    &["bpf", "clone", "dup3", "kill", "setns", "wait4"]
+};
+
+#[test]
+fn launcher_becomes_the_program() {
+    confined::launch_if_asked();
+}
+
+/// Whether the profiles are here. They are not in a virtual machine, whose kernel has the same calls.
+fn profiles(test: &str) -> bool {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
+    let there = folder.exists();
+    if !there {
+        say(test, &format!("{} is not here", folder.display()));
+    }
+    there
+}
+
+#[test]
+fn a_server_that_redirects_and_accounts_needs_one_call_more() {
+    let test = "a redirecting server under its seccomp profile";
+    if profiles(test) && ready(test) {
+        redirecting_server(User::Confined(EBPF));
+    }
+}
+
+#[test]
+fn an_agent_that_redirects_and_accounts_needs_one_call_more() {
+    let test = "a redirecting agent under its seccomp profile";
+    if profiles(test) && ready(test) {
+        redirecting_agent(User::Confined(EBPF));
+    }
+}
+
+#[test]
+fn programs_that_outlive_the_server_need_two_calls_more() {
+    let test = "closing on failure under a seccomp profile";
+    if profiles(test) && ready(test) {
+        closed_on_failure(test, User::Confined(PINS));
+    }
+}
+
+#[test]
+fn capturing_in_other_namespaces_needs_the_calls_of_a_helper() {
+    let test = "other namespaces under a seccomp profile";
+    if !profiles(test) {
+        return;
+    }
+    let Some([namespace]) = namespaces(test) else {
+        return;
+    };
+    let target = target("127.25.0.1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        format!("--redirect-netns={}", namespace.path().display()),
+    ];
+    let args = world.server_args(&flags);
+    let server = Daemon::start(User::Confined(HELPER), "server", &args, world.dir());
+    let agent = linked_agent(&world, User::Root, &server, &[]);
+    let mut client = Client::start_in(&namespace, clients.path());
+    let seen = client.call(target).unwrap();
+    assert!(seen.peer == target && !seen.is_direct(), "{seen:?}");
+    let running = "adit_redirect_netns_helper{state=\"running\"}";
+    assert_eq!(server.metric(running), 1.0);
+    drop(agent);
+    assert_eq!(server.end().code(), Some(0));
+}
+
+#[test]
+fn a_profile_without_bpf_is_named_and_the_server_serves() {
+    let test = "a server whose seccomp profile forbids bpf(2)";
+    if !profiles(test) || !ready(test) {
+        return;
+    }
+    let target = target("127.26.0.1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        "--account=on".to_owned(),
+    ];
+    // As in production: what is not listed fails.
+    let rights = Rights {
+        profile: Profile::of("server"),
+        deadly: false,
+        user: None,
+    };
+    let args = world.server_args(&flags);
+    let server = confined::start("server", &rights, &args, world.dir());
+    server.until_up();
+    let _agent = linked_agent(&world, User::Root, &server, &[]);
+    let missing = "adit_redirect_state{state=\"missing\"}";
+    assert_eq!(server.metric(missing), 1.0);
+    assert_eq!(server.metric("adit_ebpf_account_attached"), 0.0);
+    let readyz = server.get("/readyz?verbose");
+    assert!(
+        readyz.contains("[-]redirect missing")
+            && readyz.contains("seccomp profile that allows bpf(2)"),
+        "{readyz}"
+    );
+    let mut client = Client::start(Some(clients.path()));
+    assert!(client.call(target).unwrap().is_direct());
+}

@@ -1,0 +1,143 @@
+//! What `redirect` and `node_redirect` show, over IPv6.
+//!
+//! As there, 2001:db8::/32 leads nowhere. The machine's own IPv6 address is the one of loopback.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use super::redirect::scene;
+use crate::support::bpffs::Bpffs;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::privilege::{ready, ready_v6, skip};
+use crate::support::target::target;
+use crate::support::world::World;
+
+/// Calls until a call goes direct, which must come true within a second.
+fn direct_within_a_second(client: &mut Client, at: SocketAddr) {
+    let since = Instant::now();
+    while !client.call(at).is_ok_and(|seen| seen.is_direct()) {
+        assert!(since.elapsed() < Duration::from_secs(1), "still captured");
+    }
+    assert!(
+        since.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        since.elapsed()
+    );
+}
+
+#[test]
+fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
+    if !ready_v6("the redirect to the control plane over IPv6") {
+        return;
+    }
+    let (api, neighbour) = (target("::1"), target("::1"));
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let service: SocketAddr = "[2001:db8::1]:443".parse().unwrap();
+    let nowhere = format!("--redirect-apiserver={service}={api}");
+    // One whose address others serve, too.
+    let taken = format!("--redirect-apiserver={neighbour}={api}");
+    let flags = [cgroup.as_str(), &nowhere, &taken];
+    let mut agent = world.agent_with(&server, Some(nodes.path()), &flags);
+    let mut client = Client::start(Some(nodes.path()));
+    for service in [service, neighbour] {
+        for _ in 0..3 {
+            let seen = client.call(service).unwrap();
+            assert_eq!(seen.peer, service);
+            assert!(!seen.is_direct(), "{seen:?}");
+        }
+    }
+    // Another port, and other processes, go where they go.
+    assert!(client.call(target("::1")).unwrap().is_direct());
+    assert!(client.call("[2001:db8::1]:80".parse().unwrap()).is_err());
+    let mut outside = Client::start(None);
+    assert!(outside.call(neighbour).unwrap().is_direct());
+    agent.kill();
+    direct_within_a_second(&mut client, neighbour);
+}
+
+#[test]
+fn a_service_that_is_written_as_mapped_ipv4_is_that_of_ipv4() {
+    if !ready("services written as mapped IPv4") {
+        return;
+    }
+    let api = target("127.0.0.1");
+    let world = World::new();
+    let server = world.server(None, &[format!("--allowed-destination={api}")]);
+    let nodes = Cgroup::new();
+    let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+    let flag = format!(
+        "--redirect-apiserver=[::ffff:198.51.100.1]:443=[::ffff:127.0.0.1]:{}",
+        api.port()
+    );
+    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let mut client = Client::start(Some(nodes.path()));
+    let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+    assert_eq!(client.call(service).unwrap().peer, service);
+    let seen = client.call_mapped(service).unwrap();
+    assert_eq!(seen.peer, "[::ffff:198.51.100.1]:443".parse().unwrap());
+}
+
+#[test]
+fn a_daemon_that_is_killed_lets_new_ipv6_connections_go_direct_within_a_second() {
+    if !ready_v6("kill -9 and IPv6") {
+        return;
+    }
+    let target = target("::1");
+    let rule = format!("--redirect={target}");
+    let mut scene = scene(target, None, &[&rule]);
+    let mut client = Client::start(Some(scene.clients.path()));
+    let seen = client.call(target).unwrap();
+    assert!(seen.peer == target && !seen.is_direct(), "{seen:?}");
+    scene.server.role.kill();
+    direct_within_a_second(&mut client, target);
+}
+
+#[test]
+fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
+    let test = "closing on failure over IPv6";
+    if !ready_v6(test) {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip(test, &why),
+    };
+    let target = target("::1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = |mode: &str| {
+        [
+            format!("--redirect={target}"),
+            format!("--redirect-on-failure={mode}"),
+            format!("--redirect-cgroup={}", clients.path().display()),
+        ]
+    };
+    let mut client = Client::start(Some(clients.path()));
+    let mut server = world.server(None, &flags("closed"));
+    let agent = world.agent(&server, None);
+    assert!(!client.call(target).unwrap().is_direct());
+    server.role.kill();
+    drop(agent);
+    let denied = |client: &mut Client| {
+        let error = client.call(target).unwrap_err();
+        assert!(error.contains("not permitted"), "{error}");
+    };
+    for _ in 0..3 {
+        denied(&mut client);
+    }
+    // Nor does it reach whoever takes the server's place.
+    let place = server.listeners.iter().find(|at| at.is_ipv6()).unwrap();
+    let _stranger = TcpListener::bind(place).unwrap();
+    denied(&mut client);
+    // Other processes are no concern of it.
+    assert!(Client::start(None).call(target).unwrap().is_direct());
+    let mut server = world.server(None, &flags("open"));
+    let agent = world.agent(&server, None);
+    assert!(!client.call(target).unwrap().is_direct());
+    server.role.kill();
+    drop(agent);
+    direct_within_a_second(&mut client, target);
+}
