@@ -8,10 +8,10 @@ use adit::net::tasks::Tasks;
 use adit_core::wire::packets::packet::Payload;
 use tokio::net::UnixStream;
 
-use crate::support::process::{Process, scrape};
+use crate::support::process::{Process, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{within, within_for};
-use crate::support::world::{World, sample};
+use crate::support::world::World;
 use crate::support::{connect, targets};
 
 /// Of the process that is short of them. Lanes get none from 768 on, idle ones go at 896, clients are refused from 992 on.
@@ -28,11 +28,6 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Lanes come back once an agent that was refused some tries again, at most so many seconds later.
 const LANES_BACK: Duration = Duration::from_secs(60);
-
-async fn value(health: SocketAddr, series: &str) -> f64 {
-    let text = scrape(health).await;
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
-}
 
 async fn until(health: SocketAddr, series: &str, holds: impl Fn(f64) -> bool) {
     until_for(Duration::from_secs(30), health, series, holds).await;

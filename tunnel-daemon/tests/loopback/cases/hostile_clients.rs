@@ -315,7 +315,8 @@ fn call_by_hand(authority: &str, data: &[u8]) -> Bytes {
     out.freeze()
 }
 
-async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
+/// The next frame of HTTP/2: its type, flags and payload.
+pub(super) async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.expect("a frame");
     let length = (&head[..3]).get_uint(3);

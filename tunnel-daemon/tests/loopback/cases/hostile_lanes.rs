@@ -26,7 +26,7 @@ async fn refused(world: &World, reason: &str, count: f64) {
     .await;
 }
 
-/// Rules 18: whoever does not know the secret of a link that is its own gets no lane, and is counted.
+/// Rule 18: whoever does not know the secret of a link that is its own gets no lane, and is counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_without_proof_are_refused() {
     let world = World::start(&[]).await;
@@ -117,7 +117,7 @@ async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
     }
 }
 
-/// Rules 18: a lane is bound within 5 s or closed; nonsense is closed at once.
+/// Rule 18: a lane is bound within 5 s or closed; nonsense is closed at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_do_not_bind_are_closed() {
     let world = World::start(&[]).await;
@@ -242,7 +242,7 @@ async fn a_stub_that_keeps_the_rules_serves_a_tunnel() {
     assert_eq!(value(&world, "adit_lane_dials_total{result=\"hit\"}"), 3.0);
 }
 
-/// Rules 19: a lane that is not read, since its client does not read, is still noticed when its agent dies.
+/// Rule 19: a lane that is not read, since its client does not read, is still noticed when its agent dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     let world = World::start(&[]).await;

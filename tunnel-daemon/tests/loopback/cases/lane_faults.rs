@@ -13,7 +13,7 @@ use crate::support::wire::Wire;
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-/// Rules 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
+/// Rule 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     let world = World::start(&[]).await;
@@ -50,7 +50,7 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     assert_eq!(dialled.load(Relaxed), 1);
 }
 
-/// Rules 9, on a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
+/// Rule 9, on a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.
 async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], reason: &str) {
     const BEATS: u8 = 8;
     let world = World::start(server_flags).await;

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::processes::Processes;
 use crate::support::process::{
-    Process, descriptors_without_lanes, metric, no_descriptor_left, scrape,
+    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{within, within_for};
@@ -27,26 +27,12 @@ const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connection
 const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
 
 /// Full length at night, a short one else.
-fn nightly<T>(long: T, short: T) -> T {
+pub(super) fn nightly<T>(long: T, short: T) -> T {
     if std::env::var_os("ADIT_NIGHTLY").is_some() {
         long
     } else {
         short
     }
-}
-
-async fn value(health: SocketAddr, series: &str) -> f64 {
-    let text = scrape(health).await;
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
-}
-
-async fn at_least(health: SocketAddr, series: &str, least: f64) {
-    within(&format!("{series} >= {least}"), async {
-        while value(health, series).await < least {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
 }
 
 /// A server and an agent with lanes, and a target that echoes.

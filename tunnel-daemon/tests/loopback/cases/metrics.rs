@@ -14,7 +14,8 @@ use crate::support::{connect, targets};
 
 const PREFIX: &str = "konnectivity_network_proxy_server_";
 
-fn full(method: &str) -> String {
+/// Tunnels whose reader does not take what comes by that method.
+pub(super) fn full(method: &str) -> String {
     format!("{PREFIX}full_receive_channels{{service_method=\"{method}\"}}")
 }
 

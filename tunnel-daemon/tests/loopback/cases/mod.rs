@@ -1,8 +1,12 @@
 //! The tests, by what they look at.
 
+mod abandoned_dials;
 mod admin;
 mod admin_http;
 mod agents;
+mod bad_input;
+mod curl;
+mod demo_colours;
 mod descriptors;
 mod files;
 mod forward_proxy;
@@ -12,12 +16,15 @@ mod hostile_clients;
 mod hostile_lanes;
 mod hostile_opens;
 mod hostile_servers;
+mod insecure_agents;
 mod isolation;
+mod killed;
 mod ktls_lanes;
 mod lane_faults;
 mod lane_processes;
 mod lanes;
 mod least_privilege;
+mod leaving;
 mod long_paths;
 mod metrics;
 mod node_namespaces;
@@ -26,7 +33,9 @@ mod node_refusals;
 mod node_servers;
 mod node_tunnels;
 mod numbers;
+mod paused_tunnels;
 mod plaintext_lanes;
 mod processes;
 mod sockets;
+mod srv;
 mod tunnels;

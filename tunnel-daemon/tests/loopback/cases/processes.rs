@@ -1,5 +1,7 @@
 //! The binary: killed, told to stop, called by other names.
 
+use std::sync::atomic::AtomicU16;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -168,7 +170,7 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     no_descriptor_left(&kept, kept_health, kept_fds).await;
 }
 
-/// Rules 10. Upstream's server hangs with an open client stream.
+/// Rule 10. Upstream's server hangs with an open client stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     let (port, _target) = targets::echo().await;
@@ -243,7 +245,7 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
 }
 
 /// A server and an agent in upstream's names and flags, with a link between them, and the server's health port.
-async fn upstreams_flags(
+pub(super) async fn upstreams_flags(
     world: &World,
     mode: &str,
     flags: &[&str],
@@ -294,7 +296,7 @@ async fn upstreams_flags(
     (server, agent, health)
 }
 
-/// Rules 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
+/// Rule 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
     let (port, _target) = targets::echo().await;
@@ -404,64 +406,23 @@ async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
 }
 
 /// The names upstream's programs have.
-fn linked(world: &World) {
+pub(super) fn linked(world: &World) {
     for name in ["proxy-server", "proxy-agent"] {
         let link = world.dir.path().join(name);
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), link).expect("a link");
     }
 }
 
-/// Below the ephemeral range, which upstream's flags demand.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let mut next = 20_000 + u16::try_from(std::process::id() % 10_000).expect("below 10,000");
+/// Below the ephemeral range, which upstream's flags demand, and each given once.
+pub(super) fn free_ports<const N: usize>() -> [u16; N] {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("below 10,000");
     std::array::from_fn(|_| {
         loop {
-            next += 1;
+            let next = first + GIVEN.fetch_add(1, Relaxed);
             if std::net::TcpListener::bind(("0.0.0.0", next)).is_ok() {
                 return next;
             }
         }
     })
-}
-
-/// One line and an exit code for what cannot be.
-#[test]
-fn impossible_flags_give_one_clear_error_and_an_exit_code() {
-    let dir = tempfile::TempDir::new().expect("a directory");
-    let cases: [(&[&str], &str); 5] = [
-        (&["server"], "--cluster-cert"),
-        (&["server", "--no-such-flag"], "--no-such-flag"),
-        (
-            &[
-                "agent",
-                "--proxy-server-host=a",
-                "--ca-cert=/nowhere/ca.crt",
-            ],
-            "/nowhere/ca.crt",
-        ),
-        (
-            &[
-                "agent",
-                "--proxy-server-host=a",
-                "--ca-cert=/dev/null",
-                "--sync-interval=wrong",
-            ],
-            "wrong",
-        ),
-        (&["agent", "--compat", "--proxy-server-port=abc"], "abc"),
-    ];
-    for (number, (flags, named)) in cases.into_iter().enumerate() {
-        let args: Vec<String> = std::iter::once(&"adit")
-            .chain(flags)
-            .map(|&arg| arg.to_owned())
-            .collect();
-        let mut process = Process::start(&format!("wrong-{number}"), &args, dir.path());
-        let status = process.end(Duration::from_secs(10));
-        let log = process.log();
-        assert!(!status.success(), "{flags:?}");
-        assert!(
-            log.contains(named) && !log.contains("panicked"),
-            "{flags:?}: {log}"
-        );
-    }
 }

@@ -190,7 +190,7 @@ async fn bytes_pipelined_behind_connect_arrive_first() {
     assert_eq!(sum, Some(Sum::of(&pattern(0, 70_000))));
 }
 
-/// Rules 9, on the link.
+/// Rule 9, on the link.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     let world = World::start(&["--lanes-per-link=0", "--half-closed-timeout=1s"]).await;
@@ -267,7 +267,7 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
 }
 
 /// A frontend of that dialect on TCP, with certificates, and an agent.
-async fn on_tcp(dialect: &str) -> (World, RunningAgent) {
+pub(super) async fn on_tcp(dialect: &str) -> (World, RunningAgent) {
     let world = World::start(&[
         &format!("--frontend={dialect}=tcp:127.0.0.1:0"),
         "--server-cert={certs}/server.crt",
@@ -310,7 +310,7 @@ async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     );
 }
 
-/// Rules 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
+/// Rule 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
     let (port, _target) = targets::echo().await;

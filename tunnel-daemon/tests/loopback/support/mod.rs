@@ -5,6 +5,7 @@ pub(crate) mod connect;
 pub(crate) mod lanes;
 pub(crate) mod long_path;
 pub(crate) mod node;
+pub(crate) mod patterned;
 pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod stub_lane;

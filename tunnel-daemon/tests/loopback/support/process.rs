@@ -224,3 +224,19 @@ pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
     })
     .await;
 }
+
+/// A series of a process that has to be there.
+pub(crate) async fn value(health: SocketAddr, series: &str) -> f64 {
+    let text = scrape(health).await;
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// Waits until a series of a process has at least this value.
+pub(crate) async fn at_least(health: SocketAddr, series: &str, least: f64) {
+    within(&format!("{series} >= {least}"), async {
+        while value(health, series).await < least {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}

@@ -18,6 +18,9 @@ use super::tls;
 use super::wait::within;
 use super::world::World;
 
+/// Of [`Call::upload`].
+const UPLOAD_BLOCK_BYTES: usize = 64 * 1024;
+
 /// An HTTP/2 connection on which calls can be made; dropping it cuts the socket.
 pub(crate) struct Connection {
     calls: SendRequest<Bytes>,
@@ -182,6 +185,23 @@ impl Call {
 
     pub(crate) fn data(&mut self, conn: i64, bytes: impl Into<Bytes>) {
         self.packet(PacketType::Data, data(conn, bytes));
+    }
+
+    /// Queues an upload of so many blocks at once, whatever of it can be sent. Its payload is the same memory everywhere.
+    pub(crate) fn upload(&mut self, conn: i64, blocks: usize) {
+        static BLOCK: [u8; UPLOAD_BLOCK_BYTES] = [7; UPLOAD_BLOCK_BYTES];
+        let payload = Bytes::from_static(&BLOCK);
+        let message = framed(&encoded(
+            PacketType::Data.into(),
+            Some(data(conn, payload.clone())),
+        ));
+        let (head, rest) = message.split_at(message.len() - payload.len());
+        assert!(*rest == payload[..], "the payload is a packet's last field");
+        let head = Bytes::copy_from_slice(head);
+        for _block in 0..blocks {
+            self.bytes(head.clone());
+            self.bytes(payload.clone());
+        }
     }
 
     pub(crate) fn dial_response(&mut self, random: i64, conn: i64) {

@@ -101,16 +101,22 @@ pub(crate) async fn summing() -> (u16, Tasks, mpsc::Receiver<Sum>) {
 
 /// Sends [`pattern`] bytes for ever, or until `bytes` are sent, then closes.
 pub(crate) async fn source(bytes: u64) -> (u16, Tasks) {
-    serve(move |mut stream| async move {
-        let mut at = 0;
-        while at < bytes {
-            let count = usize::try_from((bytes - at).min(64 * 1024)).unwrap_or(0);
-            stream.write_all(&pattern(at, count)).await?;
-            at += count as u64;
-        }
-        stream.shutdown().await
-    })
-    .await
+    serve(move |stream| send_pattern(stream, bytes)).await
+}
+
+/// The same, on a listener that is there already.
+pub(crate) fn source_on(listener: TcpListener, bytes: u64) -> Tasks {
+    serve_on(listener, move |stream| send_pattern(stream, bytes))
+}
+
+async fn send_pattern(mut stream: TcpStream, bytes: u64) -> io::Result<()> {
+    let mut at = 0;
+    while at < bytes {
+        let count = usize::try_from((bytes - at).min(64 * 1024)).unwrap_or(0);
+        stream.write_all(&pattern(at, count)).await?;
+        at += count as u64;
+    }
+    stream.shutdown().await
 }
 
 /// `count` bytes of the pattern from `at` on. 251 is prime: no block size hides a shift.
@@ -208,10 +214,35 @@ pub(crate) async fn resetting() -> (u16, Tasks) {
 
 /// Takes connections and never says or hears anything.
 pub(crate) async fn deaf() -> (u16, Tasks) {
-    serve(|stream| async move {
-        std::future::pending::<()>().await;
-        drop(stream);
-        Ok(())
-    })
-    .await
+    serve(hold).await
+}
+
+/// The same, on a listener that is there already.
+pub(crate) fn deaf_on(listener: TcpListener) -> Tasks {
+    serve_on(listener, hold)
+}
+
+async fn hold(stream: TcpStream) -> io::Result<()> {
+    std::future::pending::<()>().await;
+    drop(stream);
+    Ok(())
+}
+
+/// A listener on every loopback address, and its port, for connections that the kernel buffers little of: what is paused
+/// there costs next to no memory, however many there are.
+pub(crate) fn narrow() -> (TcpListener, u16) {
+    const BUFFER_BYTES: usize = 16 * 1024;
+    /// A sender has room for some ten segments before it has sent one, and those of the loopback network have 64 KiB.
+    const SEGMENT_BYTES: u32 = 1400;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.set_send_buffer_size(BUFFER_BYTES).expect("a size");
+    socket.set_recv_buffer_size(BUFFER_BYTES).expect("a size");
+    socket.set_tcp_mss(SEGMENT_BYTES).expect("a size");
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    socket.bind(&any.into()).expect("a free port");
+    socket.listen(1024).expect("it listens");
+    socket.set_nonblocking(true).expect("a flag");
+    let listener = TcpListener::from_std(socket.into()).expect("a listener");
+    let port = listener.local_addr().expect("bound").port();
+    (listener, port)
 }

@@ -39,6 +39,21 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) -> impl Fut
     })
 }
 
+/// Looks at a number until it has not changed for a second: whatever made it grow is held back.
+#[track_caller]
+pub(crate) fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
+    const LOOKS: u32 = 100;
+    within(what, async move {
+        let (mut last, mut looks) = (number(), 0);
+        while looks < LOOKS {
+            tokio::time::sleep(POLL).await;
+            let now = number();
+            looks = if now == last { looks + 1 } else { 0 };
+            last = now;
+        }
+    })
+}
+
 /// As [`until`], for tests that have no runtime.
 #[track_caller]
 pub(crate) fn until_blocking<T>(

@@ -1,0 +1,194 @@
+//! Clients that go away while their dial waits: it is given up at once, everywhere.
+
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixStream;
+
+use crate::support::connect;
+use crate::support::raw::{Call, Connection};
+use crate::support::targets;
+use crate::support::wait::until;
+use crate::support::world::World;
+
+/// Longer than any step of a test may take, so nothing here ends by it.
+const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
+const PREFIX: &str = "konnectivity_network_proxy_server_";
+
+/// How a client goes away, or what else it may do to give its dial up.
+#[derive(Clone, Copy, Debug)]
+enum Leaves {
+    /// HTTP-CONNECT: closes.
+    Closing,
+    /// HTTP-CONNECT: says that nothing more comes.
+    HalfClosing,
+    /// gRPC: says so, as the Go client library does.
+    DialClose,
+    /// gRPC: cancels the call.
+    Cancelling,
+    /// gRPC: ends its half of the call.
+    Finishing,
+    /// gRPC: is gone with its connection.
+    Vanishing,
+}
+
+const ALL: [Leaves; 6] = [
+    Leaves::Closing,
+    Leaves::HalfClosing,
+    Leaves::DialClose,
+    Leaves::Cancelling,
+    Leaves::Finishing,
+    Leaves::Vanishing,
+];
+
+/// A client whose dial waits.
+enum Client {
+    Http(UnixStream),
+    Grpc(Box<(Connection, Call)>),
+}
+
+/// The dial's id, as its client has it.
+const DIAL: i64 = 4242;
+
+impl Client {
+    async fn dial(world: &World, how: Leaves, target: &str) -> Self {
+        match how {
+            Leaves::Closing | Leaves::HalfClosing => {
+                let stream = UnixStream::connect(world.connect()).await;
+                let mut stream = stream.expect("the frontend listens");
+                let head = connect::head(target);
+                stream.write_all(&head).await.expect("taken");
+                Self::Http(stream)
+            }
+            Leaves::DialClose | Leaves::Cancelling | Leaves::Finishing | Leaves::Vanishing => {
+                let connection = Connection::client(world).await;
+                let mut call = connection.proxy().await;
+                call.dial(DIAL, target);
+                Self::Grpc(Box::new((connection, call)))
+            }
+        }
+    }
+
+    /// Gives the dial up; what is left of the client.
+    async fn leave(self, how: Leaves) -> Option<Self> {
+        match (self, how) {
+            (Self::Http(mut stream), Leaves::HalfClosing) => {
+                stream.shutdown().await.expect("a half-close");
+                Some(Self::Http(stream))
+            }
+            (Self::Grpc(mut grpc), Leaves::DialClose) => {
+                let close = wire::CloseDial { random: DIAL };
+                grpc.1
+                    .packet(PacketType::DialCls, Payload::CloseDial(close));
+                Some(Self::Grpc(grpc))
+            }
+            (Self::Grpc(mut grpc), Leaves::Finishing) => {
+                grpc.1.finish();
+                Some(Self::Grpc(grpc))
+            }
+            (Self::Grpc(grpc), Leaves::Cancelling) => {
+                let (connection, call) = *grpc;
+                drop(call);
+                // The connection goes on, so it was the call alone.
+                let other = connection.proxy().await;
+                Some(Self::Grpc(Box::new((connection, other))))
+            }
+            (Self::Http(_) | Self::Grpc(..), _) => None,
+        }
+    }
+}
+
+/// That the server has no dial any more, and has counted so many that were given up.
+async fn assert_given_up(world: &World, dials: u32) {
+    let given_up = format!("{PREFIX}dial_failure_count{{reason=\"frontend_close\"}}");
+    world.server_metric(&given_up, f64::from(dials)).await;
+    for gauge in ["pending_backend_dials", "http_connections"] {
+        world.server_metric(&format!("{PREFIX}{gauge}"), 0.0).await;
+    }
+}
+
+/// An agent that never answers is told; should it answer all the same, it is told to close what nobody wants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
+    let world = World::start(&[DIAL_TIMEOUT]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("silent", "").await;
+    // Shows both gauges, which are there once they were used.
+    let used = Client::dial(&world, Leaves::Closing, "first.test:1").await;
+    let first = link.payload().await;
+    assert!(matches!(first, Some(Payload::DialRequest(_))), "{first:?}");
+    drop(used);
+    let closed = link.payload().await;
+    assert!(matches!(closed, Some(Payload::CloseDial(_))), "{closed:?}");
+    let (mut given_up, mut conn) = (1, 100);
+    for how in ALL {
+        let client = Client::dial(&world, how, "silent.test:1").await;
+        let dial = match link.payload().await {
+            Some(Payload::DialRequest(dial)) => dial.random,
+            other => panic!("{how:?}: no dial but {other:?}"),
+        };
+        let pending = format!("{PREFIX}pending_backend_dials");
+        world.server_metric(&pending, 1.0).await;
+        let left = client.leave(how).await;
+        match link.payload().await {
+            Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial, "{how:?}"),
+            other => panic!("{how:?}: instead of the dial's end: {other:?}"),
+        }
+        given_up += 1;
+        assert_given_up(&world, given_up).await;
+        // The answer that was on its way.
+        conn += 1;
+        link.dial_response(dial, conn);
+        match link.payload().await {
+            Some(Payload::CloseRequest(close)) => assert_eq!(close.connect_id, conn, "{how:?}"),
+            other => panic!("{how:?}: instead of a close: {other:?}"),
+        }
+        drop(left);
+    }
+}
+
+/// Sockets of this host that are being connected to a port.
+fn connecting(port: u16) -> usize {
+    const SYN_SENT: &str = "02";
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux says so");
+    let end = format!(":{port:04X}");
+    let sockets = table.lines().filter(|line| {
+        let mut fields = line.split_whitespace().skip(2);
+        let (remote, state) = (fields.next(), fields.next());
+        remote.is_some_and(|remote| remote.ends_with(&end)) && state == Some(SYN_SENT)
+    });
+    sockets.count()
+}
+
+/// To a target that takes no connection and refuses none: the agent's own socket goes as soon as the client has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
+    let (port, _echo) = targets::echo().await;
+    for lanes in [&["--lanes-per-link=0"][..], &[]] {
+        let world = World::start(&[&[DIAL_TIMEOUT], lanes].concat()).await;
+        let _agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
+        world.links(1).await;
+        let hole = targets::silent_host();
+        let hole_port = hole.address.rsplit_once(':').map(|(_, port)| port.parse());
+        let hole_port = hole_port.expect("a port").expect("a number");
+        // Those that fill its queue.
+        let before = connecting(hole_port);
+        for (number, how) in ALL.into_iter().enumerate() {
+            let client = Client::dial(&world, how, &hole.address).await;
+            until(&format!("{how:?}: a dial"), || {
+                connecting(hole_port) == before + 1
+            })
+            .await;
+            let left = client.leave(how).await;
+            until(&format!("{how:?}: the end of it"), || {
+                connecting(hole_port) == before
+            })
+            .await;
+            let given_up = u32::try_from(number + 1).expect("six");
+            assert_given_up(&world, given_up).await;
+            drop(left);
+        }
+        world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    }
+}

@@ -1,0 +1,251 @@
+//! curl, which none of us wrote, through an HTTP-CONNECT frontend on TCP with mutual TLS, and through the demo by the very
+//! commands that it prints.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use adit::net::tasks::Tasks;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::lane_processes::nightly;
+use super::tunnels::on_tcp;
+use crate::support::targets;
+use crate::support::wait::until_blocking;
+use crate::support::world::World;
+
+/// Of the page: several reads, and more than one window.
+const PAGE_BYTES: usize = 3_000_000;
+/// Of curl, and of any command of the demo.
+const SECONDS: &str = "120";
+/// What the environment may say of proxies.
+const VARIABLES: [&str; 8] = [
+    "http_proxy",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "all_proxy",
+    "ALL_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+    "CURL_HOME",
+];
+
+/// Whether there is a curl; without one `test` is skipped loudly.
+fn has_curl(test: &str) -> bool {
+    let found = Command::new("curl").arg("--version").output().is_ok();
+    if !found {
+        assert!(std::env::var_os("CI").is_none(), "CI has curl");
+        eprintln!("SKIPPED {test}: no curl");
+    }
+    found
+}
+
+/// Runs a program with an end, knowing nothing of this environment's proxies.
+fn run(program: &str, args: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args([SECONDS, program]).args(args);
+    for variable in VARIABLES {
+        command.env_remove(variable);
+    }
+    let output = command.stdin(Stdio::null()).output();
+    output.expect("timeout(1) is there")
+}
+
+/// A web server with one page.
+async fn page() -> (u16, Tasks) {
+    targets::serve(|mut stream| async move {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await?);
+        }
+        let answer =
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {PAGE_BYTES}\r\nConnection: close\r\n\r\n");
+        stream.write_all(answer.as_bytes()).await?;
+        stream.write_all(&targets::pattern(0, PAGE_BYTES)).await?;
+        stream.shutdown().await
+    })
+    .await
+}
+
+/// The flags that make curl a client of the world's TCP frontend, with this certificate if any.
+fn through(world: &World, client: Option<&str>) -> Vec<String> {
+    let files = &world.files;
+    let mut flags = vec![
+        "--silent".to_owned(),
+        "--show-error".to_owned(),
+        "--fail".to_owned(),
+        "--proxytunnel".to_owned(),
+        format!("--proxy=https://{}", world.server().frontends[0]),
+        format!("--proxy-cacert={}", files.ca_file().display()),
+    ];
+    if let Some(name) = client {
+        flags.push(format!("--proxy-cert={}", files.cert(name).display()));
+        flags.push(format!("--proxy-key={}", files.key(name).display()));
+    }
+    // Long options of curl have their value in an argument of its own.
+    let pairs = flags.iter().flat_map(|flag| flag.splitn(2, '='));
+    pairs.map(str::to_owned).collect()
+}
+
+fn curl(flags: &[String], url: &str) -> Output {
+    let mut args: Vec<&str> = flags.iter().map(String::as_str).collect();
+    args.push(url);
+    run("curl", &args)
+}
+
+/// Rule 8.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
+    if !has_curl("curl_fetches_a_page_through_a_frontend_over_mutual_tls") {
+        return;
+    }
+    let (port, _page) = page().await;
+    let (world, _agent) = on_tcp("http-connect").await;
+    let url = format!("http://127.0.0.1:{port}/");
+    let fetched = curl(&through(&world, Some("client")), &url);
+    let errors = String::from_utf8_lossy(&fetched.stderr);
+    assert_eq!(fetched.status.code(), Some(0), "{errors}");
+    assert!(
+        fetched.stdout == targets::pattern(0, PAGE_BYTES),
+        "another page"
+    );
+
+    // Nobody listens there: the proxy's own answer, not a page.
+    let closed = targets::closed_port().await;
+    let refused = curl(
+        &through(&world, Some("client")),
+        &format!("http://{closed}/"),
+    );
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && errors.contains("502"),
+        "{errors}"
+    );
+
+    let stranger = curl(&through(&world, None), &url);
+    assert!(!stranger.status.success(), "no certificate");
+    assert!(stranger.stdout.is_empty());
+}
+
+/// A demo that runs until dropped.
+struct Demo {
+    child: Child,
+    out: PathBuf,
+    _outer: tempfile::TempDir,
+}
+
+impl Demo {
+    /// Until it has printed what a person can try.
+    fn start() -> Self {
+        let outer = tempfile::Builder::new()
+            .prefix("adit-")
+            .tempdir()
+            .expect("a temporary folder");
+        let out = outer.path().join("out");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+        command
+            .args(["demo", "--plain", "--dir"])
+            .arg(outer.path().join("demo"))
+            .stdin(Stdio::null())
+            .stdout(File::create(&out).expect("a file"))
+            .stderr(Stdio::null());
+        let demo = Self {
+            child: command.spawn().expect("the demo starts"),
+            out,
+            _outer: outer,
+        };
+        until_blocking("the guide", Duration::from_secs(120), || {
+            demo.printed()
+                .contains("kube-apiserver --egress")
+                .then_some(())
+        });
+        demo
+    }
+
+    fn printed(&self) -> String {
+        fs::read_to_string(&self.out).unwrap_or_default()
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // Both fail when it has ended already.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// What the guide says to try, and the command as it is printed, continued lines and all.
+fn guide(printed: &str) -> Vec<(String, String)> {
+    let lines = printed
+        .lines()
+        .skip_while(|line| !line.starts_with("Try in a second terminal"))
+        .skip(1)
+        .map_while(|line| line.strip_prefix("  "));
+    let mut commands: Vec<(String, String)> = Vec::new();
+    for line in lines {
+        if let Some(about) = line.strip_prefix("# ") {
+            commands.push((about.to_owned(), String::new()));
+        } else if let Some((_about, command)) = commands.last_mut() {
+            command.push_str(line);
+            command.push('\n');
+        }
+    }
+    commands
+}
+
+/// A command for people is right when it can be pasted.
+#[test]
+fn commands_that_the_demo_prints_work_as_printed() {
+    if !has_curl("commands_that_the_demo_prints_work_as_printed") {
+        return;
+    }
+    let demo = Demo::start();
+    let commands = guide(&demo.printed());
+    let mut tried = 0;
+    for (about, command) in &commands {
+        if !command.starts_with("curl") {
+            continue;
+        }
+        // As printed at night; a GB takes its time in a build for tests.
+        let short = command.replace("/bulk/1000000000", "/bulk/10000000");
+        let output = run("sh", &["-c", nightly(command.as_str(), &short)]);
+        let (out, errors) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        if about.contains("502 instead of a tunnel") {
+            assert!(!output.status.success(), "{about}");
+            assert!(errors.contains("502"), "{about}: {errors}");
+        } else {
+            assert_eq!(output.status.code(), Some(0), "{about}: {errors}");
+        }
+        if about.contains("compares every byte") {
+            assert!(out.contains("10000000 bytes, all right"), "{about}: {out}");
+        }
+        if about.contains("counts") {
+            assert!(out.contains("adit_tunnels_opened_total"), "{about}: {out}");
+        }
+        tried += 1;
+    }
+    assert_eq!(tried, 5, "{commands:?}");
+    assert!(!demo.printed().contains("WRONG"), "{}", demo.printed());
+    assert_shows_tunnels(&commands);
+}
+
+/// The one command that wants a terminal, with `--once`, which does without.
+fn assert_shows_tunnels(commands: &[(String, String)]) {
+    let top = commands
+        .iter()
+        .find(|(_, command)| command.starts_with("adit top"));
+    let (_, command) = top.expect("it is printed");
+    let args: Vec<&str> = command
+        .split_whitespace()
+        .skip(1)
+        .chain(["--once"])
+        .collect();
+    let output = run(env!("CARGO_BIN_EXE_adit"), &args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+}

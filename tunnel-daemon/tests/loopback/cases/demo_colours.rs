@@ -1,0 +1,123 @@
+//! The demo's screen: colours on a terminal, unless they are not wanted, and none on a pipe.
+
+use std::io::Read as _;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// Runs the demo until dropped.
+struct Demo {
+    child: Child,
+    out: ChildStdout,
+    _outer: tempfile::TempDir,
+}
+
+/// Where its output goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum On {
+    Terminal,
+    Pipe,
+}
+
+impl Demo {
+    fn start(on: On, flags: &str, env: &[(&str, &str)]) -> Self {
+        let outer = tempfile::Builder::new()
+            .prefix("adit-")
+            .tempdir()
+            .expect("a temporary folder");
+        let dir = outer.path().join("demo");
+        let program = env!("CARGO_BIN_EXE_adit");
+        let line = format!("exec {program} demo {flags} --dir {}", dir.display());
+        let mut command = match on {
+            On::Terminal => {
+                let mut script = Command::new("script");
+                script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+                script
+            }
+            On::Pipe => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &line]);
+                shell
+            }
+        };
+        command.env_remove("NO_COLOR").env("TERM", "xterm");
+        command.envs(env.iter().copied());
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let out = child.stdout.take().expect("piped");
+        Self {
+            child,
+            out,
+            _outer: outer,
+        }
+    }
+
+    /// What it prints before its checks begin.
+    fn introduction(&mut self) -> String {
+        let (mut seen, mut some) = (Vec::new(), [0; 256]);
+        loop {
+            let count = self.out.read(&mut some).expect("it writes");
+            let text = String::from_utf8_lossy(&seen).into_owned();
+            assert!(count > 0, "ended: {text:?}");
+            seen.extend_from_slice(&some[..count]);
+            let text = String::from_utf8_lossy(&seen).into_owned();
+            // Its last line, whole.
+            if text
+                .split_once("targets   web ")
+                .is_some_and(|(_, rest)| rest.contains('\n'))
+            {
+                return text;
+            }
+        }
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        // Both fail when it has ended already. With the terminal goes the demo that was on it.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+fn has_script() -> bool {
+    let found = Command::new("script").arg("--version").output().is_ok();
+    if !found {
+        assert!(std::env::var_os("CI").is_none(), "CI has script(1)");
+        eprintln!("SKIPPED: no script(1), which makes a terminal");
+    }
+    found
+}
+
+#[test]
+fn a_terminal_gets_colours() {
+    if has_script() {
+        let shown = Demo::start(On::Terminal, "", &[]).introduction();
+        assert!(shown.contains("\x1b[1mAdit demo\x1b[0m"), "{shown:?}");
+        assert!(shown.contains("\x1b[2m127.0.0.1:"), "{shown:?}");
+    }
+}
+
+#[test]
+fn a_terminal_whose_user_wants_no_colours_gets_none() {
+    if !has_script() {
+        return;
+    }
+    for (flags, env) in [
+        ("--plain", &[][..]),
+        ("", &[("NO_COLOR", "1")]),
+        ("", &[("TERM", "dumb")]),
+    ] {
+        let shown = Demo::start(On::Terminal, flags, env).introduction();
+        assert!(shown.contains("Adit demo"), "{shown:?}");
+        assert!(!shown.contains('\x1b'), "{flags} {env:?}: {shown:?}");
+    }
+}
+
+#[test]
+fn a_pipe_gets_no_colours() {
+    let shown = Demo::start(On::Pipe, "", &[]).introduction();
+    assert!(shown.contains("Adit demo"), "{shown:?}");
+    assert!(!shown.contains('\x1b'), "{shown:?}");
+}

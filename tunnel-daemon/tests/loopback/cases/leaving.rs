@@ -1,0 +1,148 @@
+//! SIGTERM beside clients that do nothing to help: both programs leave within their grace.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use adit::net::tasks::Tasks;
+use rustix::process::Signal;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpStream, UnixStream};
+
+use super::metrics::full;
+use super::processes::Processes;
+use crate::support::process::{Process, metric};
+use crate::support::raw::{Call, Connection};
+use crate::support::targets::{SilentHost, silent_host};
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
+const PENDING: &str = "konnectivity_network_proxy_server_pending_backend_dials";
+const GRACE: Duration = Duration::from_secs(1);
+/// Promised are the grace and two seconds; the rest is for a machine that runs other tests. Whoever waits for one of these
+/// clients is not back then: a dial takes a minute here, a head as long, bytes linger for 30 s, a stream is open for ever.
+const LIMIT: Duration = Duration::from_secs(1 + 2 + 4);
+const FLAGS: [&str; 2] = ["--shutdown-grace=1s", "--dial-timeout=60s"];
+/// Blocks of an upload: more than all sockets of a lane take.
+const UPLOAD_BLOCKS: usize = 2048;
+
+/// Clients that read nothing, say half of what they have to, or wait for what never comes. None of them ever closes.
+struct Deaf {
+    _calls: Vec<Call>,
+    _connection: Connection,
+    _clients: Vec<UnixStream>,
+    _strangers: Vec<TcpStream>,
+    _silent: SilentHost,
+    _targets: [Tasks; 2],
+}
+
+async fn says(path: &Path, words: &[u8]) -> UnixStream {
+    let mut stream = UnixStream::connect(path).await.expect("it listens");
+    stream.write_all(words).await.expect("taken");
+    stream
+}
+
+async fn knocks(address: SocketAddr, words: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.expect("it listens");
+    stream.write_all(words).await.expect("taken");
+    stream
+}
+
+impl Deaf {
+    async fn start(processes: &Processes) -> Self {
+        let (world, health) = (&processes.world, processes.health);
+        let ((source, source_port), (sink, sink_port)) = (targets::narrow(), targets::narrow());
+        let targets = [targets::source_on(source, u64::MAX), targets::deaf_on(sink)];
+        let (source, sink) = (
+            format!("127.0.0.1:{source_port}"),
+            format!("127.0.0.1:{sink_port}"),
+        );
+        let silent = silent_host();
+        let connection = Connection::client(world).await;
+
+        // Downloads that nobody reads and uploads that nobody takes, in both dialects.
+        let mut download = connection.proxy().await;
+        download.open(1, &source).await;
+        let mut upload = connection.proxy().await;
+        let conn = upload.open(2, &sink).await;
+        upload.upload(conn, UPLOAD_BLOCKS);
+        let unread = connect::open(&world.connect(), &source).await;
+        let untaken = connect::open(&world.connect(), &sink).await;
+        let block = vec![7; 64 * 1024];
+        // As much as goes at once: whether it is stuck already is no matter, it never ends.
+        while untaken.try_write(&block).is_ok() {}
+        metric(health, TUNNELS, 4.0).await;
+        metric(health, &full("Connect"), 2.0).await;
+
+        // Dials that nobody answers, a call without one, and beginnings of everything.
+        let mut dialing = connection.proxy().await;
+        dialing.dial(3, &silent.address);
+        let idle = connection.proxy().await;
+        let clients = vec![
+            unread,
+            untaken,
+            says(&world.connect(), &connect::head(&silent.address)).await,
+            says(&world.connect(), b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost").await,
+            says(&world.connect(), b"").await,
+            says(&world.grpc(), b"PRI * HTTP/2.0\r\n").await,
+            says(&world.grpc(), b"").await,
+        ];
+        let strangers = vec![
+            knocks(processes.agents, b"").await,
+            knocks(processes.agents, b"\x16\x03\x01\x02\x00\x01").await,
+            knocks(health, b"GET /metrics HTTP/1.1\r\nHost").await,
+        ];
+        metric(health, PENDING, 2.0).await;
+        Self {
+            _calls: vec![download, upload, dialing, idle],
+            _connection: connection,
+            _clients: clients,
+            _strangers: strangers,
+            _silent: silent,
+            _targets: targets,
+        }
+    }
+}
+
+/// Ends a program in order, beside them.
+fn leaves(process: &mut Process) {
+    let start = Instant::now();
+    process.signal(Signal::TERM);
+    let status = process.end(LIMIT);
+    assert_eq!(status.code(), Some(0), "{status}");
+    let took = start.elapsed();
+    assert!(
+        took >= GRACE / 2,
+        "it did not wait for its tunnels: {took:?}"
+    );
+}
+
+/// Rule 10. Upstream's server waits for ever for each of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
+    for lanes in [&["--lanes-per-link=0"][..], &[]] {
+        let mut processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
+        let _agent = processes.agent("a", &FLAGS);
+        metric(processes.health, LINKS, 1.0).await;
+        let _deaf = Deaf::start(&processes).await;
+        leaves(&mut processes.server);
+        for socket in [processes.world.connect(), processes.world.grpc()] {
+            assert!(!socket.exists(), "{} is left", socket.display());
+        }
+    }
+}
+
+/// Rule 10. What the agent's tunnels wait for is at the far end of its link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_leaves_within_its_grace_beside_clients_that_neither_read_nor_close() {
+    for lanes in [&["--lanes-per-link=0"][..], &[]] {
+        let processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
+        let mut agent = processes.agent("a", &FLAGS);
+        metric(processes.health, LINKS, 1.0).await;
+        let _deaf = Deaf::start(&processes).await;
+        leaves(&mut agent);
+        metric(processes.health, LINKS, 0.0).await;
+        metric(processes.health, PENDING, 0.0).await;
+    }
+}

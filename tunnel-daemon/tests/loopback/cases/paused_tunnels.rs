@@ -1,0 +1,213 @@
+//! Paused tunnels in great number, on one link and on one connection of a client: they hold nobody up.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::hostile_clients::frame;
+use super::metrics::full;
+use super::processes::Processes;
+use crate::support::process::{metric, scrape};
+use crate::support::raw::{Call, Connection};
+use crate::support::wait::{until_still, within, within_for};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
+/// Of each dialect and direction.
+const EACH: u32 = 250;
+/// More than is held anywhere on the way to a target that reads nothing: 256 KiB each by HTTP/2, the leg and the agent, and
+/// what the kernel buffers.
+const UPLOAD_BLOCKS: usize = 64;
+/// What a link may hold, and the smallest window of a thousand tunnels.
+const HELD_BYTES_MAX: f64 = 96.0 * 1024.0 * 1024.0;
+/// Success is what counts, not its time: other tests run beside this one.
+const DIALS: Duration = Duration::from_secs(60);
+
+/// Tunnels that are paused by a client or a target that reads nothing.
+struct Paused {
+    readers: Vec<UnixStream>,
+    _calls: (Connection, Vec<Call>),
+    _writers: JoinSet<()>,
+    _uploads: (Connection, Vec<Call>),
+}
+
+/// Sends for ever on a tunnel of its own.
+async fn send(mut stream: UnixStream, sent: Arc<AtomicU64>) {
+    let block = vec![7; 64 * 1024];
+    while let Ok(count) = stream.write(&block).await {
+        sent.fetch_add(count as u64, Relaxed);
+    }
+}
+
+impl Paused {
+    /// [`EACH`] in each dialect and each direction; `source` never stops sending and `sink` never reads.
+    async fn start(processes: &Processes, source: &str, sink: &str) -> Self {
+        let (world, health) = (&processes.world, processes.health);
+        let (down, up) = (
+            Connection::client(world).await,
+            Connection::client(world).await,
+        );
+        let (mut readers, mut calls, mut uploads) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut writers, sent) = (JoinSet::new(), Arc::new(AtomicU64::new(0)));
+        for random in 0..i64::from(EACH) {
+            readers.push(connect::open(&world.connect(), source).await);
+            let mut call = down.proxy().await;
+            call.open(random, source).await;
+            calls.push(call);
+            let stream = connect::open(&world.connect(), sink).await;
+            writers.spawn(send(stream, Arc::clone(&sent)));
+            let mut call = up.proxy().await;
+            let conn = call.open(random, sink).await;
+            call.upload(conn, UPLOAD_BLOCKS);
+            uploads.push(call);
+        }
+        metric(health, TUNNELS, f64::from(4 * EACH)).await;
+        // Each client that takes nothing and each call that is not read is counted while it is so.
+        metric(health, &full("Connect"), f64::from(2 * EACH)).await;
+        metric(health, &full("Proxy"), f64::from(EACH)).await;
+        until_still("no socket takes more", || sent.load(Relaxed)).await;
+        Self {
+            readers,
+            _calls: (down, calls),
+            _writers: writers,
+            _uploads: (up, uploads),
+        }
+    }
+}
+
+/// Rule 2: on the link only credit and budgets hold bytes, so nothing that is paused is in the way of anything else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
+    let processes = Processes::start(&["--lanes-per-link=0"]).await;
+    let agent = processes.agent("a", &["--lanes=0"]);
+    let agent_health = agent.address("health");
+    metric(processes.health, LINKS, 1.0).await;
+    let ((source, source_port), (sink, sink_port)) = (targets::narrow(), targets::narrow());
+    let source = targets::source_on(source, u64::MAX);
+    let sink = targets::deaf_on(sink);
+    let mut paused = Paused::start(
+        &processes,
+        &format!("127.0.0.1:{source_port}"),
+        &format!("127.0.0.1:{sink_port}"),
+    )
+    .await;
+
+    let (port, _echo) = targets::echo().await;
+    within_for(DIALS, "new tunnels", async {
+        for _dial in 0..10 {
+            let target = format!("127.0.0.1:{port}");
+            processes.world.assert_serves(&target).await;
+        }
+    })
+    .await;
+    // They are still there, held by no more than what is promised, and none was cut.
+    let text = scrape(processes.health).await;
+    assert!(
+        sample(&text, TUNNELS) >= Some(f64::from(4 * EACH)),
+        "{text}"
+    );
+    for reason in ["budget", "stalled", "credit_violation", "link_lost"] {
+        let cut = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
+        assert_eq!(sample(&text, &cut), Some(0.0), "{reason}");
+    }
+    for health in [processes.health, agent_health] {
+        let held = sample(&scrape(health).await, "adit_held_bytes").expect("a gauge");
+        assert!(held <= HELD_BYTES_MAX, "{held} bytes");
+    }
+    // A reader that goes on finds every byte.
+    for reader in paused.readers.iter_mut().take(5) {
+        let mut some = vec![0; 1_000_000];
+        within("bytes after the pause", reader.read_exact(&mut some))
+            .await
+            .expect("the tunnel lives");
+        assert!(some == targets::pattern(0, some.len()));
+    }
+
+    // Targets first: bytes towards one that reads nothing linger for half a minute.
+    for target in [&source, &sink] {
+        let _cut = target.drain(Duration::ZERO).await;
+    }
+    drop(paused);
+    metric(processes.health, TUNNELS, 0.0).await;
+    for health in [processes.health, agent_health] {
+        metric(health, "adit_held_bytes", 0.0).await;
+    }
+}
+
+/// Rule 3: the connection's window is never what a stalled stream fills.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hundred_stalled_uploads_do_not_stop_their_siblings_on_the_connection() {
+    const STREAMS: u32 = 300;
+    let world = World::start(&["--lanes-per-link=0"]).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let (sink, sink_port) = targets::narrow();
+    let sink = targets::deaf_on(sink);
+    let (port, _echo) = targets::echo().await;
+    let connection = Connection::client(&world).await;
+    let mut uploads = Vec::new();
+    for random in 0..i64::from(STREAMS) {
+        let mut call = connection.proxy().await;
+        let conn = call.open(random, &format!("127.0.0.1:{sink_port}")).await;
+        call.upload(conn, UPLOAD_BLOCKS);
+        uploads.push(call);
+    }
+    world
+        .server_metric(&full("Proxy"), f64::from(STREAMS))
+        .await;
+    for random in 1000..1020 {
+        let mut call = connection.proxy().await;
+        let conn = call.open(random, &format!("127.0.0.1:{port}")).await;
+        call.echo(conn, b"not held up").await;
+    }
+    let _cut = sink.drain(Duration::ZERO).await;
+    drop((uploads, connection));
+    world.server_metric(TUNNELS, 0.0).await;
+}
+
+/// Rule 3, the numbers: as large as HTTP/2 allows for the connection, at most 1 MiB for each stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_connection_has_the_largest_window_and_its_streams_small_ones() {
+    const INITIAL_WINDOW_SIZE: u16 = 4;
+    const SETTINGS: u8 = 4;
+    const WINDOW_UPDATE: u8 = 8;
+    /// What each window is without a word.
+    const DEFAULT: u32 = 65_535;
+    const STREAM_MAX: u32 = 1 << 20;
+    let world = World::start(&[]).await;
+    let mut stream = UnixStream::connect(world.grpc())
+        .await
+        .expect("the frontend listens");
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.expect("taken");
+    let (mut of_stream, mut of_connection) = (DEFAULT, DEFAULT);
+    // There is no stream: what is updated is the connection.
+    while of_stream == DEFAULT || of_connection == DEFAULT {
+        let (kind, _flags, body) = within("both windows", frame(&mut stream)).await;
+        match kind {
+            SETTINGS => {
+                for setting in body.chunks_exact(6) {
+                    let (id, value) = setting.split_at(2);
+                    let id = u16::from_be_bytes(id.try_into().expect("two bytes"));
+                    if id == INITIAL_WINDOW_SIZE {
+                        of_stream = u32::from_be_bytes(value.try_into().expect("four bytes"));
+                    }
+                }
+            }
+            WINDOW_UPDATE => {
+                let more = body[..].try_into().expect("four bytes");
+                of_connection += u32::from_be_bytes(more);
+            }
+            _ => (),
+        }
+    }
+    assert_eq!(of_connection, i32::MAX.unsigned_abs());
+    assert!((DEFAULT..=STREAM_MAX).contains(&of_stream), "{of_stream}");
+}

@@ -1,0 +1,161 @@
+//! Tunnels whose every byte is known: each follows from its place in the stream and is checked at both ends as it comes.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+
+use adit::net::tasks::Tasks;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::connect;
+use super::targets::{pattern, serve};
+use super::wait::{until, within};
+use super::world::{channel, open};
+
+const BLOCK_BYTES: usize = 32 * 1024;
+/// After so many bytes a stream repeats: a prime, so that no block size hides a shift.
+const PERIOD: u64 = 251;
+
+/// What `count` bytes from `at` on have to be; at most [`BLOCK_BYTES`].
+fn expected(at: u64, count: usize) -> &'static [u8] {
+    static TWICE: OnceLock<Vec<u8>> = OnceLock::new();
+    let table = TWICE.get_or_init(|| pattern(0, 2 * BLOCK_BYTES));
+    let from = usize::try_from(at % PERIOD).expect("small");
+    &table[from..from + count]
+}
+
+/// Bytes that came, as they should be and not.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    right: AtomicU64,
+    wrong: AtomicU64,
+}
+
+impl Ledger {
+    fn check(&self, at: u64, bytes: &[u8]) {
+        let found = if bytes == expected(at, bytes.len()) {
+            &self.right
+        } else {
+            &self.wrong
+        };
+        found.fetch_add(bytes.len() as u64, Relaxed);
+    }
+
+    /// Bytes that were as they should be.
+    pub(crate) fn right(&self) -> u64 {
+        self.right.load(Relaxed)
+    }
+
+    pub(crate) fn assert_intact(&self, whose: &str) {
+        let (right, wrong) = (self.right(), self.wrong.load(Relaxed));
+        assert_eq!(wrong, 0, "{whose}: blocks are wrong, beside {right} bytes");
+        assert!(right > 0, "{whose}: nothing came");
+    }
+}
+
+/// Sends back what it gets, and checks it: a stream may begin anywhere in the pattern.
+pub(crate) async fn target() -> (u16, Tasks, Arc<Ledger>) {
+    let ledger = Arc::new(Ledger::default());
+    let seen = Arc::clone(&ledger);
+    let (port, tasks) = serve(move |stream| echo(stream, Arc::clone(&seen))).await;
+    (port, tasks, ledger)
+}
+
+async fn echo(mut stream: TcpStream, ledger: Arc<Ledger>) -> io::Result<()> {
+    let (mut block, mut next) = (vec![0; BLOCK_BYTES], None);
+    loop {
+        let count = stream.read(&mut block).await?;
+        let Some(first) = block[..count].first().copied() else {
+            return stream.shutdown().await;
+        };
+        let at = next.unwrap_or_else(|| u64::from(first));
+        ledger.check(at, &block[..count]);
+        next = Some(at + count as u64);
+        stream.write_all(&block[..count]).await?;
+    }
+}
+
+/// Tunnels that send for ever, whatever has come back, until they are cut.
+pub(crate) struct Load {
+    tunnels: JoinSet<()>,
+    /// What came back to the clients.
+    pub(crate) ledger: Arc<Ledger>,
+}
+
+impl Load {
+    /// So many tunnels, every other one in the gRPC dialect, each on a connection of its own. `http` and `grpc` are the
+    /// sockets of a server.
+    pub(crate) async fn start(http: &Path, grpc: &Path, target: &str, tunnels: u64) -> Self {
+        let mut load = Self {
+            tunnels: JoinSet::new(),
+            ledger: Arc::new(Ledger::default()),
+        };
+        for number in 0..tunnels {
+            let ledger = Arc::clone(&load.ledger);
+            if number % 2 == 0 {
+                let stream = connect::open(http, target).await;
+                load.tunnels.spawn(drive(stream, number, ledger));
+            } else {
+                let tunnel = open(channel(grpc).await, target).await;
+                load.tunnels.spawn(drive(tunnel.into_io(), number, ledger));
+            }
+        }
+        load
+    }
+
+    /// Waits until so many bytes more have come back.
+    pub(crate) async fn moves(&self, bytes: u64) {
+        let enough = self.ledger.right() + bytes;
+        until(&format!("{bytes} bytes more"), || {
+            self.ledger.right() >= enough
+        })
+        .await;
+    }
+
+    /// Waits until each of them was cut.
+    pub(crate) async fn ended(&mut self) {
+        within("all tunnels to end", async {
+            while let Some(tunnel) = self.tunnels.join_next().await {
+                tunnel.expect("it only sends and reads");
+            }
+        })
+        .await;
+    }
+
+    /// That none of them was cut.
+    pub(crate) fn assert_open(&mut self) {
+        let ended = self.tunnels.try_join_next();
+        assert!(ended.is_none(), "a tunnel was cut");
+    }
+}
+
+/// One tunnel of a [`Load`], to the end of what comes back.
+async fn drive<S>(io: S, start: u64, ledger: Arc<Ledger>)
+where
+    S: AsyncRead + AsyncWrite,
+{
+    let (mut read, mut write) = tokio::io::split(io);
+    let sending = async {
+        let mut at = start;
+        while write.write_all(expected(at, BLOCK_BYTES)).await.is_ok() {
+            at += BLOCK_BYTES as u64;
+        }
+        // What is still on its way back is checked, too.
+        std::future::pending::<()>().await;
+    };
+    let checking = async {
+        let (mut block, mut at) = (vec![0; BLOCK_BYTES], start);
+        while let Ok(count @ 1..) = read.read(&mut block).await {
+            ledger.check(at, &block[..count]);
+            at += count as u64;
+        }
+    };
+    tokio::select! {
+        () = checking => (),
+        () = sending => (),
+    }
+}
