@@ -64,7 +64,8 @@ fn refused_target_is_a_502_with_the_agents_text(combo: Combo) {
     stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
     stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
 }
-rows!(refused_target_is_a_502_with_the_agents_text: connect);
+rows!(refused_target_is_a_502_with_the_agents_text: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
+    adit_go034_connect adit_go0303_connect go034_adit_connect);
 
 /// Section 5.2, the success line to the byte; section 5.1, the Host header is not the target.
 fn established_line_is_exact_and_host_is_ignored(combo: Combo) {
@@ -190,7 +191,8 @@ fn client_that_closes_frees_the_target(combo: Combo) {
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
     stack.await_server_metric("established_connections", &[], 0.0);
 }
-rows!(client_that_closes_frees_the_target: connect);
+rows!(client_that_closes_frees_the_target: go_go_connect adit_go_connect go_adit_connect adit_adit_connect
+    adit_go034_connect adit_go0303_connect go034_adit_connect go0303_adit_connect);
 
 /// Section 5.1 limits: a header without end is refused, and others go on.
 fn endless_header_is_refused(combo: Combo) {

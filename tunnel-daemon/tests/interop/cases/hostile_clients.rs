@@ -115,7 +115,7 @@ fn a_thousand_streams_on_one_connection_are_served(combo: Combo) {
 }
 rows!(a_thousand_streams_on_one_connection_are_served: grpc);
 
-/// Rules 3: unread streams must not stop the others of the same HTTP/2 connection.
+/// Rule 3: unread streams must not stop the others of the same HTTP/2 connection.
 fn unread_streams_do_not_stop_the_others_of_their_connection(combo: Combo) {
     let stack = Stack::start(combo);
     let source = stack.targets.address("source");

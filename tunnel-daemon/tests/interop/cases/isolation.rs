@@ -58,7 +58,7 @@ fn four_stalled_clients_do_not_slow_an_echo(combo: Combo) {
 }
 rows!(four_stalled_clients_do_not_slow_an_echo: our_server_both);
 
-/// Rules 6 and 14: those who do not read pay for the memory, not the download beside them, however much waits for it.
+/// Rule 6 and 14: those who do not read pay for the memory, not the download beside them, however much waits for it.
 fn a_download_beside_stalled_clients_arrives_whole(combo: Combo) {
     let stack = Stack::start(combo);
     let stalled = stack.client("stall", "source").flag("streams", 4).start();
@@ -122,14 +122,14 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
 }
 rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink);
 
-/// Rules 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
+/// Rule 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
 fn slow_reader_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 0);
 }
 // Without an end only where credit stops the source: bytes of a Go agent come as fast as the link takes them.
 rows!(slow_reader_keeps_its_tunnel: adit_adit adit_adit_connect adit_aditlink);
 
-/// Rules 6, with an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
+/// Rule 6, with an agent that knows no credit: what the source is ahead of the reader stays within the tunnel's 4 MiB.
 fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
     assert_slow_reader_is_served(combo, 3 << 20);
 }

@@ -3,8 +3,13 @@
 mod agents;
 mod connect;
 mod end_to_end;
+mod goaway;
 mod hostile_agents;
 mod hostile_clients;
 mod isolation;
+mod lag;
+mod node_side;
+mod shutdown;
+mod skew;
 mod stub_server;
 mod upstream_suite;

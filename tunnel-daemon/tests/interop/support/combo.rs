@@ -144,7 +144,8 @@ macro_rules! rows {
     };
     ($test:ident: skew) => {
         rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
-            aditlink_adit adit_aditlink_connect go_go034 go_go0303 adit_go034 adit_go0303 adit_go0303_connect go034_adit go0303_adit);
+            aditlink_adit adit_aditlink_connect go_go034 go_go0303 adit_go034 adit_go0303 adit_go034_connect adit_go0303_connect
+            go034_adit go0303_adit go034_adit_connect go0303_adit_connect);
     };
     ($test:ident: our_server) => { rows!($test: adit_go adit_adit); };
     ($test:ident: our_server_both) => { rows!($test: adit_go adit_adit adit_go_connect adit_adit_connect adit_aditlink adit_aditlink_connect); };

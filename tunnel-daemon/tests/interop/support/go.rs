@@ -29,6 +29,8 @@ pub(crate) enum Program {
     Suite,
     /// Our own clients, targets and stubs.
     Peer,
+    /// The same on the client library of this release; the rest of them is not older.
+    OldPeer(Release),
 }
 
 impl Program {
@@ -37,14 +39,17 @@ impl Program {
             Self::Server(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/server",
             Self::Agent(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/agent",
             Self::Suite => "sigs.k8s.io/apiserver-network-proxy/tests",
-            Self::Peer => "./cmd/peer",
+            Self::Peer | Self::OldPeer(_) => "./cmd/peer",
         }
     }
 
     fn folder(self) -> PathBuf {
         let go = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/go");
         match self {
-            Self::Server(Release::V0360) | Self::Agent(Release::V0360) | Self::Peer => go,
+            Self::Server(Release::V0360)
+            | Self::Agent(Release::V0360)
+            | Self::Peer
+            | Self::OldPeer(_) => go,
             Self::Suite => go.join("suite"),
             Self::Server(Release::V0340) | Self::Agent(Release::V0340) => go.join("v0.34.0"),
             Self::Server(Release::V0303) | Self::Agent(Release::V0303) => go.join("v0.30.3"),
@@ -57,6 +62,20 @@ impl Program {
             Self::Agent(release) => format!("agent-{release:?}").to_lowercase(),
             Self::Suite => "suite".to_owned(),
             Self::Peer => "peer".to_owned(),
+            Self::OldPeer(release) => format!("peer-{release:?}").to_lowercase(),
+        }
+    }
+
+    /// What stands in for `go.mod` of its folder, as a flag of `go`.
+    fn modules(self) -> Option<&'static str> {
+        match self {
+            Self::OldPeer(Release::V0340) => Some("-modfile=client-v0.34.0.mod"),
+            Self::OldPeer(Release::V0303) => Some("-modfile=client-v0.30.3.mod"),
+            Self::OldPeer(Release::V0360)
+            | Self::Server(_)
+            | Self::Agent(_)
+            | Self::Suite
+            | Self::Peer => None,
         }
     }
 
@@ -64,7 +83,7 @@ impl Program {
     fn recipe(self) -> &'static [&'static str] {
         match self {
             Self::Suite => &["test", "-c"],
-            Self::Server(_) | Self::Agent(_) | Self::Peer => &["build"],
+            Self::Server(_) | Self::Agent(_) | Self::Peer | Self::OldPeer(_) => &["build"],
         }
     }
 }
@@ -123,6 +142,7 @@ fn build(program: Program) -> PathBuf {
     announce(program);
     let status = Command::new(go)
         .args(program.recipe())
+        .args(program.modules())
         .args(["-trimpath", "-o"])
         .arg(&partial)
         .arg(program.package())
@@ -133,8 +153,9 @@ fn build(program: Program) -> PathBuf {
         .expect("go runs");
     assert!(
         status.success(),
-        "building {program:?} failed: run `go {} {}` in {}",
+        "building {program:?} failed: run `go {} {} {}` in {}",
         program.recipe().join(" "),
+        program.modules().unwrap_or_default(),
         program.package(),
         folder.display()
     );
@@ -160,7 +181,7 @@ fn fingerprint(go: &Path, program: Program, folder: &Path) -> u64 {
         .expect("go runs")
         .stdout;
     version.hash(&mut hasher);
-    if program == Program::Peer {
+    if matches!(program, Program::Peer | Program::OldPeer(_)) {
         hash_files(folder, &mut hasher);
     } else {
         for name in ["go.mod", "go.sum"] {

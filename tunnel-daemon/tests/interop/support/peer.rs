@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::go::{self, Program};
+use super::go::{self, Program, Release};
 use super::process::Process;
 
 /// No client subcommand takes longer than this, whatever it waits for.
@@ -17,6 +17,7 @@ static RUNS: AtomicU32 = AtomicU32::new(0);
 
 /// A subcommand and its flags, not yet started.
 pub(crate) struct Peer<'a> {
+    program: Program,
     name: String,
     args: Vec<String>,
     dir: &'a Path,
@@ -36,10 +37,17 @@ impl<'a> Peer<'a> {
     pub(crate) fn new(subcommand: &str, dir: &'a Path) -> Self {
         let name = format!("{subcommand}-{}", RUNS.fetch_add(1, Ordering::Relaxed));
         Self {
+            program: Program::Peer,
             name,
             args: vec![subcommand.to_owned()],
             dir,
         }
+    }
+
+    /// On the client library of this release in place of the reference's.
+    pub(crate) fn on(mut self, release: Release) -> Self {
+        self.program = Program::OldPeer(release);
+        self
     }
 
     /// Adds `--name=value`.
@@ -62,7 +70,7 @@ impl<'a> Peer<'a> {
 
     /// Starts a long-running one.
     pub(crate) fn start(self) -> Process {
-        Process::reporter(&self.name, &go::binary(Program::Peer), &self.args, self.dir)
+        Process::reporter(&self.name, &go::binary(self.program), &self.args, self.dir)
     }
 }
 

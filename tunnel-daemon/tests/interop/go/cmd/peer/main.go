@@ -2,7 +2,7 @@
 // raw stub), targets behind an agent, a stub agent and a stub server that misbehave on request.
 //
 // A client subcommand prints one JSON object and exits 0 when what it tried succeeded, 1 when not, 2 for wrong usage.
-// The long-running ones (target, agent-stub, server-stub, stall) print one JSON object a line and end with their stdin.
+// The long-running ones (target, agent-stub, server-stub, stall, tap) print one JSON object a line and end with their stdin.
 package main
 
 import (
@@ -46,6 +46,7 @@ func commands() []command {
 		{"target", "all targets; prints their ports", runTarget},
 		{"agent-stub", "an agent made of packets", agentStub},
 		{"server-stub", "a server made of packets", serverStub},
+		{"tap", "between agents and a server, reports what only frames show", runTap},
 		{"offline", "a program, beside a name server that knows no name", runOffline},
 	}
 }
