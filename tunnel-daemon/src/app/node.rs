@@ -29,6 +29,7 @@ use crate::telemetry::{AccessLog, AditMetrics};
 pub(super) struct NodeParts {
     pub(super) access: Arc<AccessLog>,
     pub(super) metrics: AditMetrics,
+    pub(super) accounts: Accounts,
     pub(super) tasks: Tasks,
     pub(super) descriptors: Arc<Descriptors>,
     pub(super) leaving: CancellationToken,
@@ -51,12 +52,14 @@ pub(super) fn door(
         proxy_header = plan.proxy_header,
         "agents may open tunnels to these destinations"
     );
+    let allowed = Arc::new(DestinationList::allowed_destinations(&plan.allowed)?);
     let permit = Destinations {
-        allowed: DestinationList::allowed_destinations(&plan.allowed)?,
+        allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
     };
+    let resolver = Arc::new(SystemResolver::new()?);
     Ok(Some(NodeDoor::new(NodeSettings {
-        dialer: Dialer::new(Arc::new(SystemResolver::new()?), permit, DIAL_TIMEOUT),
+        dialer: Dialer::accounted_by(resolver, permit, allowed, DIAL_TIMEOUT, parts.accounts),
         proxy_header: plan.proxy_header,
         access: parts.access,
         metrics: parts.metrics,

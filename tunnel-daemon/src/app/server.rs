@@ -137,6 +137,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         NodeParts {
             access: Arc::clone(&access),
             metrics: adit.clone(),
+            accounts: accounts.clone(),
             tasks: tasks.clients.clone(),
             descriptors: Arc::clone(&descriptors),
             leaving: stop.clone(),

@@ -57,7 +57,7 @@ pub struct NodeSettings {
 /// The list of allowed destinations, and the server's own listeners, which are on no list.
 pub struct Destinations {
     /// As configured.
-    pub allowed: DestinationList,
+    pub allowed: Arc<DestinationList>,
     /// Of this process.
     pub own: Arc<OwnListeners>,
 }

@@ -45,6 +45,8 @@ impl Capability {
 pub struct HostCaps {
     /// What loading and attaching takes, and what of it is missing.
     pub capabilities: Capability,
+    /// The same for accounting, whose program takes less.
+    pub for_account: Capability,
     /// Whether bpf(2) loads a program of the kinds that are needed.
     pub bpf: Capability,
     /// Type information of the running kernel. Not needed by the redirect.
@@ -59,11 +61,11 @@ impl HostCaps {
     /// Asks the running kernel. Takes milliseconds; makes a few system calls and keeps nothing.
     #[must_use]
     pub fn probe() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Self {
-            capabilities: capabilities(
-                &fs::read_to_string("/proc/self/status").unwrap_or_default(),
-                Release::running(),
-            ),
+            capabilities: capabilities(&status, Release::running()),
+            // It keeps no pointers of ours, which is what older kernels ask CAP_PERFMON for.
+            for_account: capabilities(&status, None),
             bpf: bpf(),
             btf: btf(),
             cgroup2: match cgroup2_mount() {
@@ -110,7 +112,7 @@ pub(crate) fn effective(status: &str) -> Option<CapabilitySet> {
     Some(CapabilitySet::from_bits_retain(bits))
 }
 
-/// What loading and attaching programs takes, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
+/// What loading and attaching programs takes on a kernel, on the newest if none is named, and `effective` has not. CAP_SYS_ADMIN stands for the others, but not for
 /// CAP_NET_ADMIN, which marking sockets asks for by itself.
 pub(crate) fn lacking(effective: CapabilitySet, release: Option<Release>) -> Vec<&'static str> {
     // The verifier of older kernels takes pointers of ours only from who may watch the system's performance.

@@ -24,6 +24,7 @@ use crate::net::interfaces::local_addresses;
 pub(super) fn of_server(plan: &ServerPlan, host: &HostCaps) -> Vec<Capability> {
     let redirect = plan.transparent.redirect.as_ref();
     let mut lines = redirect.map_or_else(Vec::new, |redirect| of_redirect(redirect, host));
+    lines.extend(plan.transparent.bind.as_ref().and_then(|_| tproxy(may())));
     lines.extend(account(plan.account, host));
     lines
 }
@@ -64,20 +65,22 @@ fn of_node_redirect(plan: &NodeRedirectPlan, host: &HostCaps) -> Vec<Capability>
     lines
 }
 
-/// The first thing that the host lacks, of what programs take that are attached to a cgroup.
-fn first_missing(host: &HostCaps) -> Option<String> {
-    let needed = [
-        ("capabilities", &host.capabilities),
-        ("bpf", &host.bpf),
-        ("cgroup2", &host.cgroup2),
-    ];
+/// The first of them that the host lacks.
+fn first_missing<'a>(
+    needed: impl IntoIterator<Item = (&'static str, &'a caps::Capability)>,
+) -> Option<String> {
     let (what, why) = needed.into_iter().find(|(_, there)| !there.is_ready())?;
     Some(format!("{what}: {}", why.reason()))
 }
 
 fn programs(host: &HostCaps) -> Capability {
     const NAME: &str = "redirect";
-    match first_missing(host) {
+    let needed = [
+        ("capabilities", &host.capabilities),
+        ("bpf", &host.bpf),
+        ("cgroup2", &host.cgroup2),
+    ];
+    match first_missing(needed) {
         None => ok(NAME, "its programs can be loaded and attached"),
         Some(why) => missing(
             NAME,
@@ -155,10 +158,25 @@ fn node_address(ip: IpAddr, here: &[IpAddr]) -> Capability {
     )
 }
 
+/// What this process may do.
+fn may() -> CapabilitySet {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    caps::effective(&status).unwrap_or(CapabilitySet::empty())
+}
+
+/// A listener for rules of a packet filter takes those of one kind without any privilege; `None`: of both.
+fn tproxy(may: CapabilitySet) -> Option<Capability> {
+    (!may.contains(CapabilitySet::NET_ADMIN)).then(|| {
+        degraded(
+            "transparent",
+            "TPROXY rules cannot lead to it without CAP_NET_ADMIN; REDIRECT rules can",
+            "give it CAP_NET_ADMIN at the start, or use REDIRECT rules",
+        )
+    })
+}
+
 fn namespaces(plan: &NetnsPlan) -> Vec<Capability> {
-    let effective = caps::effective(&fs::read_to_string("/proc/self/status").unwrap_or_default());
-    let may = effective.is_some_and(|set| set.contains(CapabilitySet::SYS_ADMIN));
-    let mut lines = vec![helper(may)];
+    let mut lines = vec![helper(may().contains(CapabilitySet::SYS_ADMIN))];
     let absent = plan.paths.iter().filter(|path| !path.exists());
     lines.extend(absent.map(|path| {
         degraded(
@@ -190,11 +208,13 @@ fn helper(may: bool) -> Capability {
 fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
     const NAME: &str = "account";
     const REMEDY: &str = "give the process what is named, or --account=off";
-    let why = first_missing(host).or_else(|| {
-        let ring = &host.ring_buffer;
-        (!ring.is_ready()).then(|| format!("ring-buffer: {}", ring.reason()))
-    });
-    match (plan.mode, why) {
+    let needed = [
+        ("capabilities", &host.for_account),
+        ("bpf", &host.bpf),
+        ("cgroup2", &host.cgroup2),
+        ("ring-buffer", &host.ring_buffer),
+    ];
+    match (plan.mode, first_missing(needed)) {
         (AccountMode::Off, _) => None,
         (_, None) => Some(ok(NAME, "the kernel can account for connections")),
         (AccountMode::Auto, Some(why)) => {
@@ -218,6 +238,7 @@ mod tests {
         let ready = || caps::Capability::Ready("yes".to_owned());
         HostCaps {
             capabilities: ready(),
+            for_account: ready(),
             bpf: ready(),
             btf: ready(),
             cgroup2: ready(),
@@ -249,7 +270,11 @@ mod tests {
     fn what_programs_take_and_the_host_lacks_is_named_in_the_line_of_who_wants_them() {
         type Change = fn(&mut HostCaps);
         let changes: [(&str, Change, bool); 4] = [
-            ("capabilities", |host| host.capabilities = no(), true),
+            (
+                "capabilities",
+                |host| (host.capabilities, host.for_account) = (no(), no()),
+                true,
+            ),
             ("bpf", |host| host.bpf = no(), true),
             ("cgroup2", |host| host.cgroup2 = no(), true),
             ("ring-buffer", |host| host.ring_buffer = no(), false),
@@ -271,6 +296,13 @@ mod tests {
             assert_eq!(account(plan_of(AccountMode::Off), &host), None);
         }
         assert_eq!(programs(&host()).verdict, Verdict::Ok);
+        // As without CAP_PERFMON before Linux 6.8.
+        let host_of_old = HostCaps {
+            capabilities: no(),
+            ..host()
+        };
+        let on = account(plan_of(AccountMode::On), &host_of_old).unwrap();
+        assert_eq!(on.verdict, Verdict::Ok);
         let on = account(plan_of(AccountMode::On), &host()).unwrap();
         assert_eq!(on.verdict, Verdict::Ok);
     }
@@ -353,6 +385,16 @@ mod tests {
         let lines = namespaces(&plan);
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert!(lines[1].text.contains("/nonexistent/netns"), "{lines:?}");
+    }
+
+    #[test]
+    fn without_its_privilege_a_listener_serves_one_kind_of_rules() {
+        assert_eq!(tproxy(CapabilitySet::NET_ADMIN), None);
+        let line = tproxy(CapabilitySet::empty()).unwrap();
+        assert!(
+            line.verdict == Verdict::Degraded && line.text.contains("TPROXY"),
+            "{line:?}"
+        );
     }
 
     #[test]

@@ -94,6 +94,24 @@ impl Dialer {
         };
         Self::with_connect(resolver, allowed, timeout, connect)
     }
+
+    /// As [`Self::new`], with sockets that the kernel accounts for; entries of `classes` are the classes of destinations. Whose
+    /// they are is not known here.
+    #[must_use]
+    pub fn accounted_by(
+        resolver: Arc<dyn Resolve>,
+        permit: impl Permit,
+        classes: Arc<DestinationList>,
+        timeout: Duration,
+        accounts: Accounts,
+    ) -> Self {
+        let connect = TcpConnect {
+            accounts,
+            agent: "".into(),
+            allowed: classes,
+        };
+        Self::with_connect(resolver, permit, timeout, connect)
+    }
 }
 
 impl<C: Connect> Dialer<C> {
