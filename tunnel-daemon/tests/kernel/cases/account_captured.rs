@@ -126,7 +126,10 @@ fn what_an_agent_captures_over_ipv6_is_counted_alike() {
 
 fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
     let (nodes, world) = (Cgroup::new(), World::new());
-    let flags = [format!("--allowed-destination={api}")];
+    let flags = [
+        format!("--allowed-destination={api}"),
+        "--account=on".to_owned(),
+    ];
     let server = Daemon::start(
         User::Root,
         "server",
@@ -147,4 +150,17 @@ fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
         "adit_node_tunnel_bytes_total",
         moved,
     );
+    // The other end of it: the server's connections to the destination, by the entry that allows it.
+    let entry = match api {
+        SocketAddr::V4(at) => format!("{}/32:{}", at.ip(), at.port()),
+        SocketAddr::V6(at) => format!("[{}/128]:{}", at.ip(), at.port()),
+    };
+    server.until("they are counted at the server", |server| {
+        let bytes = |direction: &str| {
+            server.metric(&format!(
+                "adit_ebpf_bytes_total{{agent=\"\",destination_class=\"{entry}\",direction=\"{direction}\",role=\"target\",tenant=\"default\"}}"
+            ))
+        };
+        (bytes("sent"), bytes("received")) == moved
+    });
 }

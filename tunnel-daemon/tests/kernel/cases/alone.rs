@@ -3,8 +3,9 @@
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit::ebpf::object::{OBJECT, load};
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours};
+use aya::programs::CgroupSockAddr;
 
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
@@ -179,4 +180,31 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     drop(calling.join().unwrap());
     drop((first, ours));
     std::fs::remove_dir(&inner).unwrap();
+}
+
+/// One of ours, by a name that another project might have given it.
+#[test]
+fn programs_of_others_at_the_same_hook_are_known_by_name() {
+    if !ready("neighbours") {
+        return;
+    }
+    let (ours, theirs) = ("adit_connect4", "lbxx_connect4");
+    let mut object = OBJECT.to_vec();
+    let places: Vec<usize> = (0..object.len() - ours.len())
+        .filter(|at| object[*at..].starts_with(ours.as_bytes()))
+        .collect();
+    assert!(!places.is_empty(), "the object names its programs");
+    for at in places {
+        object[at..at + theirs.len()].copy_from_slice(theirs.as_bytes());
+    }
+    let is_known = || neighbours().iter().any(|name| name == theirs);
+    assert!(!is_known());
+    let mut loaded = load(&object).unwrap();
+    let program = loaded.program_mut(theirs).unwrap();
+    let program: &mut CgroupSockAddr = program.try_into().unwrap();
+    program.load().unwrap();
+    assert!(is_known());
+    // Those of ours are nobody's neighbours.
+    assert!(neighbours().iter().all(|name| !name.starts_with("adit_")));
+    drop(loaded);
 }

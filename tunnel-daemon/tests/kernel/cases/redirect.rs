@@ -154,24 +154,20 @@ fn a_direct_connection_to_the_listener_is_closed_and_counted() {
 
 #[test]
 fn a_daemon_that_is_killed_lets_new_connections_go_direct_within_a_second() {
-    if !ready("kill -9") {
-        return;
+    if ready("kill -9") {
+        killed(target("127.3.0.1"));
     }
-    let target = target("127.3.0.1");
+}
+
+/// The server that captures calls to this target is killed.
+pub(super) fn killed(target: SocketAddr) {
     let rule = format!("--redirect={target}");
     let mut scene = scene(target, None, &[&rule]);
     let mut client = Client::start(Some(scene.clients.path()));
-    assert!(!client.call(target).unwrap().is_direct());
+    let seen = client.call(target).unwrap();
+    assert!(seen.peer == target && !seen.is_direct(), "{seen:?}");
     scene.server.role.kill();
-    let killed = Instant::now();
-    while !client.call(target).is_ok_and(|seen| seen.is_direct()) {
-        assert!(killed.elapsed() < Duration::from_secs(1), "still captured");
-    }
-    assert!(
-        killed.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        killed.elapsed()
-    );
+    client.direct_within_a_second(target);
 }
 
 #[test]
@@ -207,14 +203,19 @@ fn an_agent_among_the_captured_processes_makes_no_loop() {
 
 #[test]
 fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
-    if !ready("closing on failure") {
-        return;
+    let test = "closing on failure";
+    if ready(test) {
+        closed(test, "127.12.0.1");
     }
+}
+
+/// Servers that deny calls to a target at this address are killed, until one that does not comes instead.
+pub(super) fn closed(test: &str, address: &str) {
     let _mounted = match Bpffs::somewhere() {
         Ok(mounted) => mounted,
-        Err(why) => return skip("closing on failure", &why),
+        Err(why) => return skip(test, &why),
     };
-    let target = target("127.12.0.1");
+    let target = target(address);
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = |mode: &str| {
         [
@@ -224,6 +225,10 @@ fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
         ]
     };
     let mut client = Client::start(Some(clients.path()));
+    let denied = |client: &mut Client| {
+        let error = client.call(target).unwrap_err();
+        assert!(error.contains("not permitted"), "{error}");
+    };
     for _ in 0..2 {
         let mut server = world.server(None, &flags("closed"));
         let agent = world.agent(&server, None);
@@ -231,13 +236,13 @@ fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
         server.role.kill();
         drop(agent);
         for _ in 0..3 {
-            let error = client.call(target).unwrap_err();
-            assert!(error.contains("not permitted"), "{error}");
+            denied(&mut client);
         }
         // Nor does it reach whoever takes the server's place.
-        let _stranger = std::net::TcpListener::bind(server.listeners[0]).unwrap();
-        let error = client.call(target).unwrap_err();
-        assert!(error.contains("not permitted"), "{error}");
+        let same_family = |at: &&SocketAddr| at.is_ipv6() == target.is_ipv6();
+        let place = server.listeners.iter().find(same_family).unwrap();
+        let _stranger = std::net::TcpListener::bind(place).unwrap();
+        denied(&mut client);
         // Other processes are no concern of it.
         assert!(Client::start(None).call(target).unwrap().is_direct());
     }
@@ -246,10 +251,26 @@ fn closed_stays_closed_without_the_daemon_until_one_with_open_starts() {
     assert!(!client.call(target).unwrap().is_direct());
     server.role.kill();
     drop(agent);
-    let killed = Instant::now();
-    while !client.call(target).is_ok_and(|seen| seen.is_direct()) {
-        assert!(killed.elapsed() < Duration::from_secs(1), "still captured");
+    client.direct_within_a_second(target);
+}
+
+#[test]
+fn a_cgroup_that_is_removed_is_said() {
+    if !ready("a cgroup that is removed") {
+        return;
     }
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        "--redirect=198.51.100.0/24".to_owned(),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    let server = world.server(None, &flags);
+    let _agent = world.agent(&server, None);
+    server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
+    drop(clients);
+    server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
+    let readyz = server.readyz();
+    assert!(readyz.contains("was removed"), "{readyz}");
 }
 
 #[test]

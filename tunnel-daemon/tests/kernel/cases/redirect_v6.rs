@@ -2,29 +2,14 @@
 //!
 //! As there, 2001:db8::/32 leads nowhere. The machine's own IPv6 address is the one of loopback.
 
-use std::net::{SocketAddr, TcpListener};
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
 
-use super::redirect::scene;
-use crate::support::bpffs::Bpffs;
+use super::redirect::{closed, killed};
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
-use crate::support::privilege::{ready, ready_v6, skip};
+use crate::support::privilege::{ready, ready_v6};
 use crate::support::target::target;
 use crate::support::world::World;
-
-/// Calls until a call goes direct, which must come true within a second.
-fn direct_within_a_second(client: &mut Client, at: SocketAddr) {
-    let since = Instant::now();
-    while !client.call(at).is_ok_and(|seen| seen.is_direct()) {
-        assert!(since.elapsed() < Duration::from_secs(1), "still captured");
-    }
-    assert!(
-        since.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        since.elapsed()
-    );
-}
 
 #[test]
 fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
@@ -56,7 +41,7 @@ fn a_plain_program_reaches_the_control_plane_at_an_ipv6_service_address() {
     let mut outside = Client::start(None);
     assert!(outside.call(neighbour).unwrap().is_direct());
     agent.kill();
-    direct_within_a_second(&mut client, neighbour);
+    client.direct_within_a_second(neighbour);
 }
 
 #[test]
@@ -83,61 +68,15 @@ fn a_service_that_is_written_as_mapped_ipv4_is_that_of_ipv4() {
 
 #[test]
 fn a_daemon_that_is_killed_lets_new_ipv6_connections_go_direct_within_a_second() {
-    if !ready_v6("kill -9 and IPv6") {
-        return;
+    if ready_v6("kill -9 and IPv6") {
+        killed(target("::1"));
     }
-    let target = target("::1");
-    let rule = format!("--redirect={target}");
-    let mut scene = scene(target, None, &[&rule]);
-    let mut client = Client::start(Some(scene.clients.path()));
-    let seen = client.call(target).unwrap();
-    assert!(seen.peer == target && !seen.is_direct(), "{seen:?}");
-    scene.server.role.kill();
-    direct_within_a_second(&mut client, target);
 }
 
 #[test]
 fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
     let test = "closing on failure over IPv6";
-    if !ready_v6(test) {
-        return;
+    if ready_v6(test) {
+        closed(test, "::1");
     }
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
-    };
-    let target = target("::1");
-    let (clients, world) = (Cgroup::new(), World::new());
-    let flags = |mode: &str| {
-        [
-            format!("--redirect={target}"),
-            format!("--redirect-on-failure={mode}"),
-            format!("--redirect-cgroup={}", clients.path().display()),
-        ]
-    };
-    let mut client = Client::start(Some(clients.path()));
-    let mut server = world.server(None, &flags("closed"));
-    let agent = world.agent(&server, None);
-    assert!(!client.call(target).unwrap().is_direct());
-    server.role.kill();
-    drop(agent);
-    let denied = |client: &mut Client| {
-        let error = client.call(target).unwrap_err();
-        assert!(error.contains("not permitted"), "{error}");
-    };
-    for _ in 0..3 {
-        denied(&mut client);
-    }
-    // Nor does it reach whoever takes the server's place.
-    let place = server.listeners.iter().find(|at| at.is_ipv6()).unwrap();
-    let _stranger = TcpListener::bind(place).unwrap();
-    denied(&mut client);
-    // Other processes are no concern of it.
-    assert!(Client::start(None).call(target).unwrap().is_direct());
-    let mut server = world.server(None, &flags("open"));
-    let agent = world.agent(&server, None);
-    assert!(!client.call(target).unwrap().is_direct());
-    server.role.kill();
-    drop(agent);
-    direct_within_a_second(&mut client, target);
 }

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
@@ -65,6 +65,15 @@ impl Client {
     /// Connects, says a word and hears it back.
     pub(crate) fn call(&mut self, address: SocketAddr) -> Result<Seen, String> {
         self.ask("call", address)
+    }
+
+    /// Calls until a call goes direct, which must come true within a second.
+    pub(crate) fn direct_within_a_second(&mut self, address: SocketAddr) {
+        let (since, limit) = (Instant::now(), Duration::from_secs(1));
+        while !self.call(address).is_ok_and(|seen| seen.is_direct()) {
+            assert!(since.elapsed() < limit, "still captured");
+        }
+        assert!(since.elapsed() < limit, "{:?}", since.elapsed());
     }
 
     /// As [`Client::call`] to an IPv4 address, by a socket of IPv6.

@@ -31,7 +31,11 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
         }
     })
     .await;
-    wire.deafen_lanes();
+    if let Err(error) = wire.deafen_lanes() {
+        assert!(std::env::var_os("CI").is_none(), "{error}");
+        eprintln!("SKIPPED an OPEN that is not acknowledged: a socket's filter: {error}");
+        return;
+    }
     let start = Instant::now();
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     let waited = start.elapsed();

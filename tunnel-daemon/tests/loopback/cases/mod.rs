@@ -20,6 +20,8 @@ mod insecure_agents;
 mod isolation;
 mod killed;
 mod ktls_lanes;
+mod lane_balancer;
+mod lane_ends;
 mod lane_faults;
 mod lane_processes;
 mod lanes;

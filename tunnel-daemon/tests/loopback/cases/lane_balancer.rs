@@ -1,0 +1,79 @@
+//! Several servers behind one address, as behind a load balancer of connections: whichever connection leads to whichever
+//! server, each gets lanes of its own link.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use adit::app::server::{self, RunningServer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::support::lanes::{HITS, IDLE, MISSES};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample, server_plan};
+use crate::support::{connect, targets};
+
+/// Leads connections to servers in turns.
+struct Balancer {
+    address: SocketAddr,
+    _accepting: JoinSet<()>,
+}
+
+impl Balancer {
+    async fn to(servers: [SocketAddr; 2]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let mut accepting = JoinSet::new();
+        accepting.spawn(async move {
+            let (mut copying, mut turns) = (JoinSet::new(), servers.iter().cycle());
+            while let (Ok((mut near, _peer)), Some(server)) =
+                (listener.accept().await, turns.next().copied())
+            {
+                copying.spawn(async move {
+                    if let Ok(mut far) = TcpStream::connect(server).await {
+                        let _over = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            _accepting: accepting,
+        }
+    }
+}
+
+fn value(server: &RunningServer, series: &str) -> f64 {
+    let text = server.metrics.scrape().text();
+    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_server_behind_one_address_has_lanes_and_uses_them() {
+    let world = World::start(&["--server-count=2"]).await;
+    let args: Vec<String> = world
+        .server_args("0")
+        .iter()
+        .map(|arg| arg.replace(".sock", ".other"))
+        .collect();
+    let plan = server_plan(&args).expect("flags are right");
+    let other = server::start(&plan).await.expect("the server starts");
+    let balancer = Balancer::to([world.server().agents, other.agents]).await;
+    let port = balancer.address.port();
+    let _agent = world.agent_of(port, "agent-1", &[]).await;
+    for server in [world.server(), &other] {
+        until("a link and its lanes", || {
+            server.links() == 1 && value(server, IDLE) >= 4.0
+        })
+        .await;
+    }
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let sockets = [world.connect(), world.dir.path().join("connect.other")];
+    for (server, socket) in [world.server(), &other].into_iter().zip(sockets) {
+        let mut stream = connect::open(&socket, &target).await;
+        connect::echo(&mut stream, b"on a lane").await;
+        assert_eq!((value(server, HITS), value(server, MISSES)), (1.0, 0.0));
+    }
+    within("its end", other.stop(Some(Duration::ZERO))).await;
+}
