@@ -126,7 +126,10 @@ fn aarch64(workspace: &Workspace, steps: &mut Steps) {
             &format!("no library of {TARGET}: {error:#}"),
         );
     }
-    let mut packages = vec!["--package", "adit-core", "--package", "adit-relay"];
+    let mut packages = Vec::new();
+    for package in ["adit-core", "adit-relay", "adit-ebpf-abi"] {
+        packages.extend(["--package", package]);
+    }
     let compiler = Command::new("aarch64-linux-gnu-gcc")
         .arg("--version")
         .output();

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test of the workspace, with output short enough to read.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,6 +12,18 @@ use crate::workspace::Workspace;
 
 /// Longest time for one tier; the slowest builds and interop programs included.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
+
+/// Runs a program as a user who owns nothing and has no capability.
+const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all",
+    "--bounding-set=-all",
+];
+/// Tests that say what they skip without privileges; with `ADIT_NIGHTLY` the loopback tier, too, which takes minutes.
+const FOR_NOBODY: [&str; 5] = ["--lib", "--test", "kernel", "--test", "ops"];
 
 /// What to run.
 #[derive(clap::Args)]
@@ -49,6 +61,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         });
     } else {
         steps.run("tests", || cargo_test(workspace, &["--tests"], args));
+        match nobody(workspace) {
+            Ok(()) => steps.run("without privileges", || unprivileged(workspace, args)),
+            Err(why) => steps.skip("without privileges", &why),
+        }
         match ebpf::availability() {
             Ok(_toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace)),
             Err(why) => steps.skip("ebpf rebuild", &why),
@@ -67,9 +83,44 @@ fn rebuilt(workspace: &Workspace) -> anyhow::Result<()> {
     steps::run_command(command.env("ADIT_EBPF_OBJECT", object), LIMIT)
 }
 
+/// Whether tests can run as a user who owns nothing.
+fn nobody(workspace: &Workspace) -> Result<(), String> {
+    let [setpriv, rights @ ..] = AS_NOBODY;
+    let mut probe = Command::new(setpriv);
+    probe.args(rights).args(["test", "-r"]);
+    let probed = probe.arg(workspace.root().join("Cargo.toml")).output();
+    match probed {
+        Err(error) => Err(format!("setpriv cannot be run: {error}")),
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(format!(
+            "only root can become nobody, and nobody has to read the checkout: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
+    }
+}
+
+/// Privileged tests once more, without privileges: what they lack is said, and nothing else fails.
+fn unprivileged(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let target = format!("{}_UNKNOWN_LINUX_GNU", std::env::consts::ARCH);
+    let runner = format!("CARGO_TARGET_{}_RUNNER", target.to_uppercase());
+    command.env(runner, AS_NOBODY.join(" "));
+    // A skip is no failure here, and temporary files go where everybody may write.
+    command.env_remove("CI").env_remove("TMPDIR");
+    let mut which = FOR_NOBODY.to_vec();
+    if std::env::var_os("ADIT_NIGHTLY").is_some() {
+        which.extend(["--test", "loopback"]);
+    }
+    run_tests(command, &which, args)
+}
+
 /// Runs `cargo test` and passes its output on, without the lines of tests that passed.
 fn cargo_test(workspace: &Workspace, which: &[&str], args: &Args) -> anyhow::Result<()> {
-    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    let command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    run_tests(command, which, args)
+}
+
+fn run_tests(mut command: Command, which: &[&str], args: &Args) -> anyhow::Result<()> {
     command.args(which);
     if let Some(filter) = &args.filter {
         command.args(["--", filter]);

@@ -177,11 +177,12 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "ebpf",
-        row: "eBPF: redirect and accounting; not the packet filter, node addresses, missing privileges",
+        row: "eBPF: redirect and accounting; not the packet filter, node addresses, pods by cable, seccomp, missing privileges",
         // Nor tests for which the ip and setpriv of busybox can too little.
         run: tests(
             KERNEL,
             "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
+             --skip least_privilege:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
         limit_seconds: 600,
