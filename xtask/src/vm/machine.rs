@@ -15,7 +15,7 @@ use super::console::Console;
 const MEMORY: &str = "1536";
 /// Until the first process speaks. A processor that the host claims and cannot give hangs before that.
 const FIRST_WORD_KVM: Duration = Duration::from_secs(15);
-const FIRST_WORD: Duration = Duration::from_secs(120);
+const FIRST_WORD: Duration = Duration::from_secs(300);
 
 /// What executes the machine's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
