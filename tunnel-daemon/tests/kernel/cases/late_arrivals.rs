@@ -98,7 +98,9 @@ fn refused_when_late(v6: Option<SocketAddr>, rule: &str, asked: &str) {
     assert!(seen.peer == asked && !seen.is_direct(), "{seen:?}");
     assert_eq!(scene.server.metric(refused), 0.0);
     let error = call_accepted_late(&scene, asked, ARRIVAL_AGE_MAX_NS).unwrap_err();
-    assert!(error.contains("reset"), "{error}");
+    // Or it was over before the client asked for the peer's name.
+    let is_over = error.contains("reset") || error.contains("not connected");
+    assert!(is_over, "{error}");
     scene.server.metric_is(refused, 1.0);
     // The next one is none the worse for it.
     let mut client = Client::start(Some(scene.clients.path()));
