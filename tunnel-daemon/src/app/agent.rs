@@ -104,9 +104,11 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         &services,
     )?;
     let (data_path, relay) = (started_relay.data_path, started_relay.relay);
+    let allowed = Arc::new(allowed);
     let context = LinkContext {
         dialer: Arc::new(Dialer::accounted(
             Arc::clone(&resolver),
+            Arc::clone(&allowed),
             allowed,
             plan.dial_timeout,
             accounts.clone(),

@@ -14,6 +14,7 @@ mod privileges;
 pub mod probes;
 mod redirect;
 mod redirect_netns;
+mod redirect_origin;
 mod redirect_rules;
 mod redirect_view;
 mod relay;

@@ -59,7 +59,8 @@ pub(super) fn door(
     };
     let resolver = Arc::new(SystemResolver::new()?);
     Ok(Some(NodeDoor::new(NodeSettings {
-        dialer: Dialer::accounted_by(resolver, permit, allowed, DIAL_TIMEOUT, parts.accounts),
+        // One for all agents.
+        dialer: Dialer::accounted(resolver, permit, allowed, DIAL_TIMEOUT, parts.accounts, ""),
         proxy_header: plan.proxy_header,
         access: parts.access,
         metrics: parts.metrics,

@@ -12,10 +12,9 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{
-    LISTENER, RedirectOrigin, join, listen, look_after, not_redirected, say_neighbours,
-};
+use super::redirect::{LISTENER, join, listen, look_after, not_redirected, say_neighbours};
 use super::redirect_netns::{Namespaces, Serve};
+use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
 use crate::agent::node::Wants;

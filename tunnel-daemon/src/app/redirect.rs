@@ -13,11 +13,11 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use super::listeners::{Counted, Listening, listen_addr, socket_addr};
 use super::redirect_netns::{Namespaces, Serve};
+use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
 use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
@@ -31,7 +31,7 @@ use crate::hub::Hub;
 use crate::net::accept::accept_loop;
 use crate::net::interfaces::local_addresses;
 use crate::net::listen::{ListenAddr, Listener};
-use crate::net::origin::{OriginError, OriginSource, PacketFilterOrigin, accept_any_address};
+use crate::net::origin::{OriginSource, PacketFilterOrigin, accept_any_address};
 use crate::net::stream::ByteStream;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
@@ -133,31 +133,6 @@ fn own_rules(
         }
     }
     rules
-}
-
-/// Asks the maps of the redirect.
-pub(super) struct RedirectOrigin(pub(super) Arc<Redirect>);
-
-impl OriginSource for RedirectOrigin {
-    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
-        self.0.origin(socket, peer)?.ok_or(OriginError::Unknown)
-    }
-}
-
-/// As that, and knows the rules that captured them.
-struct RuleOrigin {
-    maps: RedirectOrigin,
-    rules: Arc<ArcSwap<RedirectPlan>>,
-}
-
-impl OriginSource for RuleOrigin {
-    fn origin(&self, socket: &TcpStream, peer: SocketAddr) -> Result<SocketAddr, OriginError> {
-        self.maps.origin(socket, peer)
-    }
-
-    fn rule(&self, destination: SocketAddr) -> Option<String> {
-        Some(self.rules.load().target_of(destination)?.to_string())
-    }
 }
 
 /// `SO_MARK` of listeners, and of what they accept; 0 is none.

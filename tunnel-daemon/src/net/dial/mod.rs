@@ -77,40 +77,23 @@ impl Dialer {
         Self::with_connect(resolver, allowed, timeout, TcpConnect::uncounted())
     }
 
-    /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`.
+    /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`, which is empty where it is not known;
+    /// entries of `classes` are the classes of destinations.
     #[must_use]
     pub fn accounted(
         resolver: Arc<dyn Resolve>,
-        allowed: DestinationList,
+        allowed: impl Permit,
+        classes: Arc<DestinationList>,
         timeout: Duration,
         accounts: Accounts,
         agent: &str,
     ) -> Self {
-        let allowed = Arc::new(allowed);
         let connect = TcpConnect {
             accounts,
             agent: agent.into(),
-            allowed: Arc::clone(&allowed),
-        };
-        Self::with_connect(resolver, allowed, timeout, connect)
-    }
-
-    /// As [`Self::new`], with sockets that the kernel accounts for; entries of `classes` are the classes of destinations. Whose
-    /// they are is not known here.
-    #[must_use]
-    pub fn accounted_by(
-        resolver: Arc<dyn Resolve>,
-        permit: impl Permit,
-        classes: Arc<DestinationList>,
-        timeout: Duration,
-        accounts: Accounts,
-    ) -> Self {
-        let connect = TcpConnect {
-            accounts,
-            agent: "".into(),
             allowed: classes,
         };
-        Self::with_connect(resolver, permit, timeout, connect)
+        Self::with_connect(resolver, allowed, timeout, connect)
     }
 }
 
