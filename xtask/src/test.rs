@@ -1,6 +1,6 @@
 //! `cargo xtask test`: every test of the workspace, with output short enough to read.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -60,7 +60,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             cargo_test(workspace, &["--lib", "--bins"], args)
         });
     } else {
-        steps.run("tests", || cargo_test(workspace, &["--tests"], args));
+        // With doc tests, which would build much once more if they ran alone.
+        steps.run("tests", || cargo_test(workspace, &[], args));
         match nobody(workspace) {
             Ok(()) => steps.run("without privileges", || unprivileged(workspace, args)),
             Err(why) => steps.skip("without privileges", &why),
@@ -69,7 +70,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             Ok(_toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace)),
             Err(why) => steps.skip("ebpf rebuild", &why),
         }
-        steps.run("doc tests", || cargo_test(workspace, &["--doc"], args));
     }
     steps.finish()
 }
@@ -130,7 +130,7 @@ fn run_tests(mut command: Command, which: &[&str], args: &Args) -> anyhow::Resul
     let mut child = steps::spawn(&mut command, grouped)?;
     let output = child.stdout.take().context("the child's output is piped")?;
     let verbose = args.verbose;
-    let reader = std::thread::spawn(move || pass_on(BufReader::new(output), verbose));
+    let reader = std::thread::spawn(move || pass_on(output, verbose, std::io::stdout()));
     let outcome = steps::wait(&mut child, &command, LIMIT, grouped);
     let totals = reader
         .join()
@@ -169,11 +169,14 @@ impl Totals {
     }
 }
 
-fn pass_on(output: impl std::io::Read, verbose: bool) -> anyhow::Result<Totals> {
+fn pass_on(
+    output: impl std::io::Read,
+    verbose: bool,
+    mut out: impl std::io::Write,
+) -> anyhow::Result<Totals> {
     let mut totals = Totals::default();
     let mut lines = BufReader::new(output);
     let mut line = Vec::new();
-    let mut out = std::io::stdout();
     while lines.read_until(b'\n', &mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
         if text.starts_with("test result:") {
@@ -201,7 +204,8 @@ mod tests {
     fn totals_add_up_over_binaries() {
         let output = "test a ... ok\ntest result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
                       test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n";
-        let totals = pass_on(output.as_bytes(), false).unwrap();
+        let mut shown = Vec::new();
+        let totals = pass_on(output.as_bytes(), false, &mut shown).unwrap();
         assert_eq!(
             totals,
             Totals {
@@ -210,6 +214,7 @@ mod tests {
                 ignored: 1
             }
         );
+        assert_eq!(String::from_utf8(shown).unwrap().lines().count(), 2);
     }
 
     #[test]
