@@ -1,9 +1,8 @@
 //! Tests of the registry: the strategies' rules, draining, identity, and the index itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod history;
 
-use proptest::prelude::*;
-use proptest::strategy::Strategy as Strategy_;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Condition, Registry, Standing, Strategy};
 use crate::ids::{AgentId, LinkId};
@@ -405,128 +404,6 @@ fn ten_thousand_agents_come_and_go() {
     }
     assert_eq!(Strategy::ALL.map(|strategy| world.0.keys(strategy)), [0; 4]);
     assert_eq!(world.choices("10.0.4.1:1"), []);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Add {
-        agent: u8,
-        hosts: u8,
-        principal: bool,
-    },
-    Remove(usize),
-    Drain(usize),
-    /// Or revives it, if it is retired.
-    Retire(usize),
-}
-
-fn step() -> impl Strategy_<Value = Step> {
-    prop_oneof![
-        4 => (0..4u8, 0..8u8, prop::bool::weighted(0.2))
-            .prop_map(|(agent, hosts, principal)| Step::Add { agent, hosts, principal }),
-        2 => any::<usize>().prop_map(Step::Remove),
-        2 => any::<usize>().prop_map(Step::Drain),
-        2 => any::<usize>().prop_map(Step::Retire),
-    ]
-}
-
-#[derive(Clone, Debug)]
-struct Row {
-    link: u64,
-    agent: u8,
-    hosts: u8,
-    principal: bool,
-    draining: bool,
-    retired: bool,
-}
-
-/// The rules again, over a plain list: who may be chosen for a host, and with which preference.
-fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64> {
-    let newest = |by_host: bool, draining: bool| -> BTreeSet<u64> {
-        let usable = rows.iter().filter(|row| {
-            owners.get(&row.agent) == Some(&row.principal)
-                && row.draining == draining
-                && !row.retired
-                && (!by_host || row.hosts & (1 << host) != 0)
-        });
-        usable
-            .map(|row| (row.agent, row.link))
-            .collect::<BTreeMap<_, _>>()
-            .into_values()
-            .collect()
-    };
-    // An agent with any link that is ready (under that key) is not asked for its draining ones, but then
-    // the first pass has found it already.
-    [(true, false), (false, false), (true, true), (false, true)]
-        .into_iter()
-        .map(|(by_host, draining)| newest(by_host, draining))
-        .find(|set| !set.is_empty())
-        .unwrap_or_default()
-}
-
-proptest! {
-    #[test]
-    fn any_history_gives_what_the_rules_say(steps in prop::collection::vec(step(), 1..60)) {
-        let mut world = World::new("destHost,default");
-        let mut rows: Vec<Row> = Vec::new();
-        let mut owners: BTreeMap<u8, bool> = BTreeMap::new();
-        for (link, step) in (0u64..).zip(steps) {
-            match step {
-                Step::Add { agent, hosts, principal } => {
-                    let named = (0..3).filter(|bit| hosts & (1 << bit) != 0);
-                    let host = named.map(|bit| format!("h{bit}")).collect();
-                    let identifiers = Identifiers { host, ..Identifiers::default() };
-                    let principal_name = if principal { "p" } else { "q" };
-                    let standing = world.0.add(
-                        LinkId(link), AgentId::new(&agent.to_string()), &identifiers, Some(principal_name));
-                    owners.entry(agent).or_insert(principal);
-                    prop_assert_eq!(standing == Standing::Serving, owners[&agent] == principal);
-                    rows.push(Row { link, agent, hosts, principal, draining: false, retired: false });
-                }
-                Step::Remove(at) if !rows.is_empty() => {
-                    let gone = rows.remove(at % rows.len());
-                    world.remove(gone.link);
-                    let mut left = rows.iter().filter(|row| row.agent == gone.agent);
-                    if !left.clone().any(|row| row.principal == owners[&gone.agent]) {
-                        match left.next() {
-                            Some(heir) => owners.insert(gone.agent, heir.principal),
-                            None => owners.remove(&gone.agent),
-                        };
-                    }
-                }
-                Step::Drain(at) if !rows.is_empty() => {
-                    let at = at % rows.len();
-                    rows[at].draining = true;
-                    world.drain(rows[at].link);
-                }
-                Step::Retire(at) if !rows.is_empty() => {
-                    let at = at % rows.len();
-                    rows[at].retired = !rows[at].retired;
-                    if rows[at].retired {
-                        world.0.retire(LinkId(rows[at].link));
-                    } else {
-                        world.0.revive(LinkId(rows[at].link));
-                    }
-                }
-                Step::Remove(_) | Step::Drain(_) | Step::Retire(_) => (),
-            }
-            for host in 0..3u8 {
-                let chosen: BTreeSet<u64> = world.choices(&format!("h{host}:1")).into_iter().collect();
-                prop_assert_eq!(&chosen, &allowed(&rows, &owners, host));
-                let exclude: Vec<u64> = chosen.iter().copied().take(2).collect();
-                let others = world.choices_without(&format!("h{host}:1"), &exclude);
-                prop_assert!(others.iter().all(|link| !exclude.contains(link)));
-                let serving = rows.iter().filter(|row| owners[&row.agent] == row.principal && !row.retired).count();
-                prop_assert_eq!(others.is_empty(), serving <= exclude.len());
-            }
-            prop_assert_eq!(world.0.links(), rows.len());
-            let listed: BTreeSet<u8> = rows.iter()
-                .filter(|row| owners[&row.agent] == row.principal && !row.retired)
-                .map(|row| row.agent)
-                .collect();
-            prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
-        }
-    }
 }
 
 #[test]

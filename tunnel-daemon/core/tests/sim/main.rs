@@ -1,4 +1,4 @@
-//! Simulation of links: servers, agents, legs and faults in one thread, without a clock.
+//! Simulation of links and of lanes: servers, agents, legs and faults in one thread, without a clock.
 //!
 //! A seed is a whole world. `ADIT_SIM_SEED=n` replays one, `ADIT_SIM_SEEDS=n` runs that many.
 #![expect(
@@ -7,6 +7,7 @@
 )]
 
 mod end;
+mod lanes;
 mod ledger;
 mod leg;
 mod pipe;
@@ -14,10 +15,17 @@ mod record;
 mod rng;
 mod world;
 
+use std::ops::Range;
+use std::time::Duration;
+
+use lanes::{Coverage, LaneWorld};
 use record::Tally;
 use world::World;
 
 const SEEDS: u64 = 3_000;
+const LANE_SEEDS: u64 = 1_000;
+/// Time that the worlds of all seeds together live through, at least.
+const SIMULATED_LEAST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Names the seed of a world that failed.
 struct Seed(u64);
@@ -35,19 +43,44 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().expect("the variable holds a number"))
 }
 
-#[test]
-fn links_leave_nothing_behind_and_lose_nothing() {
+/// The seeds to run, and whether they are enough to show everything.
+fn seeds(count: u64) -> (Range<u64>, bool) {
     let seeds = match number("ADIT_SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("ADIT_SIM_SEEDS").unwrap_or(SEEDS),
+        None => 0..number("ADIT_SIM_SEEDS").unwrap_or(count),
     };
-    let mut tally = Tally::default();
-    let enough = seeds.end - seeds.start >= SEEDS;
+    let enough = seeds.end - seeds.start >= count;
+    (seeds, enough)
+}
+
+#[test]
+fn links_leave_nothing_behind_and_lose_nothing() {
+    let (seeds, enough) = seeds(SEEDS);
+    let (mut tally, mut simulated) = (Tally::default(), Duration::ZERO);
     for seed in seeds {
         let _named = Seed(seed);
-        World::new(seed).live(&mut tally);
+        let mut world = World::new(seed);
+        world.live(&mut tally);
+        simulated += world.simulated();
     }
     if enough {
         tally.check();
+        assert!(simulated >= SIMULATED_LEAST, "only {simulated:?}");
+    }
+}
+
+#[test]
+fn lanes_come_back_clean_and_never_mix_tunnels_up() {
+    let (seeds, enough) = seeds(LANE_SEEDS);
+    let (mut coverage, mut simulated) = (Coverage::default(), Duration::ZERO);
+    for seed in seeds {
+        let _named = Seed(seed);
+        let mut world = LaneWorld::new(seed);
+        world.live(&mut coverage);
+        simulated += world.simulated();
+    }
+    if enough {
+        coverage.check();
+        assert!(simulated >= SIMULATED_LEAST, "only {simulated:?}");
     }
 }

@@ -112,6 +112,11 @@ impl World {
         self.judge(tally);
     }
 
+    /// How long it has lived.
+    pub(crate) fn simulated(&self) -> Duration {
+        self.now.0
+    }
+
     fn pass(&mut self, time: Duration) {
         self.now = self.now.after(time);
     }
