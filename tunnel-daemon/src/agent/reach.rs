@@ -1,29 +1,44 @@
 //! The way to a server: name to addresses, TCP, an HTTP proxy in between if the environment asks for one, TLS.
 
+mod error;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use adit_core::ids::AgentId;
 use adit_core::lane;
 use adit_core::text::Excerpt;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout_at};
+
+pub use error::ReachError;
 
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::ForwardProxy;
 use crate::ebpf::account::{Accounts, Labels};
+use crate::net::dial::Race;
 use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::reload::ReloadableClientTls;
-use crate::net::resolve::{Resolve, ResolveError, servers_of_host, servers_of_service};
+use crate::net::resolve::{self, Resolve, servers_of_host, servers_of_service};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
-use crate::net::tls::{Alpn, TlsError, server_name};
+use crate::net::tls::{Alpn, server_name};
 use crate::telemetry::labels::AccountRole;
 
 /// Longest answer of a forward proxy, bytes.
 const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// Of [`limits::LINK_CONNECT_TIMEOUT`], what all addresses of a name have together: the rest is for the lookup before and the
+/// greeting behind, and for telling what was wrong with them.
+const ADDRESSES_TIME: Duration = Duration::from_secs(15);
+/// The least that one of several addresses has for TLS; Go's value for connects.
+const TLS_TIME_MIN: Duration = Duration::from_secs(2);
+
+const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
 
 /// How this agent gets to its servers.
 pub struct Reach {
@@ -54,51 +69,12 @@ enum Purpose {
     Lane,
 }
 
-/// Why a server cannot be reached.
-#[derive(Debug, thiserror::Error)]
-pub enum ReachError {
-    /// The name has no address.
-    #[error("lookup {name}: {source}")]
-    Resolve {
-        /// The name looked up.
-        name: String,
-        /// Why.
-        source: ResolveError,
-    },
-    /// The host cannot be a TLS server name, or a file is broken.
-    #[error(transparent)]
-    Name(#[from] TlsError),
-    /// No address accepted a connection; the last one's reason.
-    #[error("dial {address}: {source}")]
-    Tcp {
-        /// The last address tried.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// No address came of the name.
-    #[error("{0} has no address")]
-    NoAddress(String),
-    /// TLS.
-    #[error(transparent)]
-    Tls(#[from] HandshakeError),
-    /// The forward proxy said no.
-    #[error("proxy {proxy} refused to connect to {target}: {answer}")]
-    Proxy {
-        /// The proxy's address as configured.
-        proxy: String,
-        /// The server wanted.
-        target: String,
-        /// First line of its answer, or what went wrong.
-        answer: String,
-    },
-}
-
 impl Reach {
-    /// Connects to one server. A cancelled call leaves nothing behind.
+    /// Connects to one server: the first of its addresses that takes a connection and proves that it is the server.
+    /// A cancelled call leaves nothing behind.
     ///
     /// # Errors
-    /// See [`ReachError`]; of several addresses, the last one's.
+    /// See [`ReachError`]; of several addresses, the most telling one's.
     pub async fn connect(&self, address: &ServerAddress) -> Result<Reached, ReachError> {
         self.connect_for(address, Purpose::Link).await
     }
@@ -127,37 +103,75 @@ impl Reach {
             })?;
             // The proxy resolves the name, which may mean nothing here.
             let tcp = self.through(&proxy, &join(host, *port)).await?;
-            return self.secure(tcp, host, *port, purpose).await;
+            let limit = limits::TLS_HANDSHAKE_TIMEOUT;
+            return self.secure(tcp, host, *port, purpose, limit).await;
         }
+        let draw = |below| rand::random_range(0..below);
         let (name, found) = match address {
             ServerAddress::Host { host, port } => {
-                (host, servers_of_host(&*self.resolver, host, *port).await)
+                let found = servers_of_host(&*self.resolver, host, *port, draw);
+                (host, found.await)
             }
             ServerAddress::Srv { name } => {
-                let draw = |below| rand::random_range(0..below);
-                (name, servers_of_service(&*self.resolver, name, draw).await)
+                let found = servers_of_service(&*self.resolver, name, draw);
+                (name, found.await)
             }
         };
         let found = found.map_err(|source| ReachError::Resolve {
             name: name.clone(),
             source,
         })?;
-        let mut last = ReachError::NoAddress(name.clone());
-        for server in found {
-            match self.dial(server.addr, purpose).await {
+        let reached = self.first_of(found, purpose).await;
+        reached.map_err(|failure| failure.unwrap_or_else(|| ReachError::NoAddress(name.clone())))
+    }
+
+    /// The first of these that takes a connection and finishes TLS. Connects overlap: an address that does not answer costs
+    /// the next one 300 ms. Handshakes do not, or each slow one would bother all servers; they share the time there is.
+    ///
+    /// # Errors
+    /// The most telling failure; none if there was nothing to try.
+    async fn first_of(
+        &self,
+        servers: Vec<resolve::ServerAddress>,
+        purpose: Purpose,
+    ) -> Result<Reached, Option<ReachError>> {
+        let end = Instant::now() + ADDRESSES_TIME;
+        let mut left = servers.len();
+        let dial = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
+        let mut race = Race::new(servers, dial);
+        let mut told: Option<ReachError> = None;
+        loop {
+            let next = match told {
+                None => race.next().await,
+                // Before the caller's time is over, which would say nothing.
+                Some(_) => timeout_at(end, race.next()).await.unwrap_or(None),
+            };
+            let Some((server, dialled)) = next else {
+                return Err(told);
+            };
+            let failure = match dialled {
                 Ok(tcp) => {
-                    let port = server.addr.port();
-                    return self.secure(tcp, &server.host, port, purpose).await;
-                }
-                Err(source) => {
-                    last = ReachError::Tcp {
-                        address: server.addr,
-                        source,
+                    let limit = tls_time(end.saturating_duration_since(Instant::now()), left);
+                    let (host, port) = (&server.host, server.addr.port());
+                    // Boxed: it is far larger than the rest of this call.
+                    match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
+                        Ok(reached) => return Ok(reached),
+                        Err(failure) => failure,
                     }
                 }
-            }
+                Err(source) => ReachError::Tcp {
+                    address: server.addr,
+                    source,
+                },
+            };
+            left -= 1;
+            let address = server.addr;
+            tracing::debug!(%address, %failure, left, "an address of a server leads nowhere");
+            told = Some(match told {
+                Some(before) => before.or_more_telling(failure),
+                None => failure,
+            });
         }
-        Err(last)
     }
 
     /// One TCP connection, which the kernel may account for.
@@ -188,6 +202,7 @@ impl Reach {
         host: &str,
         port: u16,
         purpose: Purpose,
+        limit: Duration,
     ) -> Result<Reached, ReachError> {
         let peer = tcp.peer_addr().map_err(HandshakeError::Failed)?;
         let alpn = match purpose {
@@ -201,14 +216,13 @@ impl Reach {
             }
         };
         let name = server_name(host)?;
-        let deadline = limits::TLS_HANDSHAKE_TIMEOUT;
         let stream = connect_tls(
             Socket::Tcp(tcp),
             PeerAddr::Tcp(peer),
             &self.tls,
             name,
             alpn.as_ref(),
-            deadline,
+            limit,
         )
         .await?;
         let authority = if self.tls.spec().identity.is_some() {
@@ -269,6 +283,13 @@ impl Reach {
             Err(failed(Excerpt(line).to_string()))
         }
     }
+}
+
+/// Time for one of `addresses` that are left: its share, in whole seconds, and never more than one alone has.
+fn tls_time(left: Duration, addresses: usize) -> Duration {
+    let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).max(1);
+    let share = Duration::from_secs((left / addresses).as_secs());
+    share.clamp(TLS_TIME_MIN, limits::TLS_HANDSHAKE_TIMEOUT)
 }
 
 fn join(host: &str, port: u16) -> String {
@@ -366,95 +387,4 @@ fn split_port(entry: &str) -> (&str, Option<&str>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_of_ipv6_can_be_the_authority_of_calls() {
-        for (host, expected) in [
-            ("fd00::1", "[fd00::1]"),
-            ("10.0.0.1", "10.0.0.1"),
-            ("server.test", "server.test"),
-        ] {
-            let authority = bracketed(host);
-            assert_eq!(authority, expected);
-            assert!(authority.parse::<http::uri::Authority>().is_ok());
-        }
-        assert_eq!(join("::1", 8091), "[::1]:8091");
-    }
-
-    /// The table of Go's `httpproxy`, and entries that its documentation names.
-    #[test]
-    fn exceptions_match_as_in_go() {
-        const LIST: &str = "foobar.com, .barbaz.net, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30, \
-            2001:db8::52:0:1, [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64, *.wild.example, Upper.Example";
-        for (host, expected) in [
-            ("localhost", true),
-            ("127.0.0.1", true),
-            ("127.0.0.2", true),
-            ("::1", true),
-            ("::2", false),
-            ("192.168.1.1", true),
-            ("192.168.1.2", false),
-            ("192.168.1.3", true),
-            ("192.168.1.4", false),
-            ("10.0.0.2", true),
-            ("10.0.0.4", false),
-            ("2001:db8::52:0:1", true),
-            ("2001:db8::52:0:2", false),
-            ("2001:db8::52:0:3", true),
-            ("2002:db8:a::123", true),
-            ("fe80::424b:c8be:1643:a1b6", false),
-            ("barbaz.net", false),
-            ("www.barbaz.net", true),
-            ("foobar.com", true),
-            ("www.foobar.com", true),
-            ("foofoobar.com", false),
-            ("baz.com", false),
-            ("localhost.net", false),
-            ("local.localhost", false),
-            ("barbarbaz.net", false),
-            ("wwwbarbaz.net", false),
-            ("a.wild.example", true),
-            ("wild.example", false),
-            ("upper.example", true),
-            ("UPPER.example", true),
-        ] {
-            assert_eq!(excepted(host, 80, LIST), expected, "{host}");
-        }
-        for (host, list, expected) in [
-            ("a.example", "", false),
-            ("a.example", " , ,", false),
-            ("a.example", "x, *", true),
-            ("a.example", ":80", false),
-            ("a.example", "a.example:", true),
-            ("a.example", "a.example:80", true),
-            ("a.example", "a.example:8080", false),
-            ("1.2.3.4", "::ffff:1.2.3.4", true),
-        ] {
-            assert_eq!(excepted(host, 80, list), expected, "{host} {list}");
-        }
-    }
-
-    #[test]
-    fn proxies_are_plain_http_and_never_show_a_password() {
-        for (text, expected) in [
-            ("http://proxy.example:3128", Ok("proxy.example:3128")),
-            ("HTTP://proxy.example/", Ok("proxy.example:80")),
-            ("proxy.example:3128", Ok("proxy.example:3128")),
-            ("http://[2001:db8::1]", Ok("[2001:db8::1]:80")),
-            ("http://[2001:db8::1]:3128/x", Ok("[2001:db8::1]:3128")),
-        ] {
-            assert_eq!(proxy_address(text).as_deref(), expected.as_ref().copied());
-        }
-        for text in [
-            "https://proxy.example",
-            "socks5://proxy.example",
-            "http://me:s3cret@proxy.example:3128",
-            "me:s3cret@proxy.example",
-        ] {
-            let error = proxy_address(text).unwrap_err();
-            assert!(!error.contains("s3cret"), "{error}");
-        }
-    }
-}
+mod tests;

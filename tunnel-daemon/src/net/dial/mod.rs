@@ -18,9 +18,10 @@ use tokio::time::{Instant, timeout_at};
 
 pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
+pub use race::Race;
 
 use crate::ebpf::account::Accounts;
-use crate::net::resolve::{Resolve, ResolveError};
+use crate::net::resolve::{Resolve, ResolveError, interleave};
 
 /// Upstream's limit on a dial, resolution and every address included.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -196,7 +197,7 @@ impl<C: Connect> Dialer<C> {
         };
         let mut ips: Vec<IpAddr> = ips.into_iter().map(canonical_ip).collect();
         ips.retain(|ip| network.takes(*ip));
-        let ips = race::interleave(ips).into_iter().take(ADDRESSES_MAX);
+        let ips = interleave(ips).into_iter().take(ADDRESSES_MAX);
         Ok(ips.map(|ip| SocketAddr::new(ip, target.port)).collect())
     }
 }

@@ -1,35 +1,68 @@
-//! Happy eyeballs (RFC 8305): the order of addresses, and the race of connects over them.
+//! Happy eyeballs (RFC 8305): the race of connects over the addresses of a name.
 
-use std::collections::HashSet;
 use std::future::poll_fn;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::vec;
 
 use tokio::time::sleep;
 
 /// Time that one attempt has before the next one starts beside it; Go's value.
 pub(super) const STAGGER: Duration = Duration::from_millis(300);
 
-/// IPv6 first, then the families in turn; within a family the resolver's order. Duplicates are dropped.
-pub(super) fn interleave(ips: Vec<IpAddr>) -> Vec<IpAddr> {
-    let total = ips.len();
-    let (v6, v4): (Vec<_>, Vec<_>) = ips.into_iter().partition(IpAddr::is_ipv6);
-    let (mut v6, mut v4) = (v6.into_iter(), v4.into_iter());
-    let mut order = Vec::with_capacity(total);
-    let mut seen = HashSet::with_capacity(total);
-    loop {
-        let (a, b) = (v6.next(), v4.next());
-        if a.is_none() && b.is_none() {
-            return order;
+/// Attempts at several places, in order: the next one starts 300 ms after the last or as soon as one is done.
+/// Dropping it drops the attempts that are under way.
+pub struct Race<P, A, F> {
+    waiting: vec::IntoIter<P>,
+    attempt: A,
+    running: Running<P, F>,
+}
+
+impl<P, A, F> Race<P, A, F>
+where
+    P: Clone,
+    A: Fn(P) -> F,
+    F: Future,
+{
+    /// Nothing starts before [`Self::next`] is called.
+    #[must_use]
+    pub fn new(places: Vec<P>, attempt: A) -> Self {
+        Self {
+            waiting: places.into_iter(),
+            attempt,
+            running: Running {
+                attempts: Vec::new(),
+            },
         }
-        order.extend(a.into_iter().chain(b).filter(|ip| seen.insert(*ip)));
+    }
+
+    /// Starts one more attempt and waits for the next outcome, good or bad; none once each place had one. Between two
+    /// calls, and after a dropped one, attempts under way stay but are not polled.
+    pub async fn next(&mut self) -> Option<(P, F::Output)> {
+        loop {
+            match self.waiting.next() {
+                Some(place) => {
+                    let attempt = Box::pin((self.attempt)(place.clone()));
+                    self.running.attempts.push((place, attempt));
+                }
+                None if self.running.attempts.is_empty() => return None,
+                None => (),
+            }
+            let more = self.waiting.len() > 0;
+            let running = &mut self.running;
+            tokio::select! {
+                biased;
+                done = poll_fn(|cx| running.poll_done(cx)) => return Some(done),
+                () = sleep(STAGGER), if more => (),
+            }
+        }
     }
 }
 
-/// Attempts the addresses in order, the next one after [`STAGGER`] or as soon as one failed. Returns the
-/// first success and drops the other attempts, or all failures in the order they came.
+/// Attempts the addresses in order. Returns the first success and drops the other attempts, or all failures in the
+/// order they came.
 pub(super) async fn first_to_connect<T, E, F>(
     addrs: Vec<SocketAddr>,
     attempt: impl Fn(SocketAddr) -> F,
@@ -37,35 +70,24 @@ pub(super) async fn first_to_connect<T, E, F>(
 where
     F: Future<Output = Result<T, E>>,
 {
-    let mut waiting = addrs.into_iter();
-    let mut running = Running {
-        attempts: Vec::new(),
-    };
+    let mut race = Race::new(addrs, attempt);
     let mut failures = Vec::new();
-    loop {
-        match waiting.next() {
-            Some(addr) => running.attempts.push((addr, Box::pin(attempt(addr)))),
-            None if running.attempts.is_empty() => return Err(failures),
-            None => (),
-        }
-        tokio::select! {
-            biased;
-            (addr, result) = poll_fn(|cx| running.poll_done(cx)) => match result {
-                Ok(connected) => return Ok(connected),
-                Err(failure) => failures.push((addr, failure)),
-            },
-            () = sleep(STAGGER), if waiting.len() > 0 => (),
+    while let Some((addr, result)) = race.next().await {
+        match result {
+            Ok(connected) => return Ok(connected),
+            Err(failure) => failures.push((addr, failure)),
         }
     }
+    Err(failures)
 }
 
-struct Running<F> {
-    attempts: Vec<(SocketAddr, Pin<Box<F>>)>,
+struct Running<P, F> {
+    attempts: Vec<(P, Pin<Box<F>>)>,
 }
 
-impl<F: Future> Running<F> {
+impl<P, F: Future> Running<P, F> {
     /// Ready with the first attempt that is done, which is then forgotten.
-    fn poll_done(&mut self, cx: &mut Context<'_>) -> Poll<(SocketAddr, F::Output)> {
+    fn poll_done(&mut self, cx: &mut Context<'_>) -> Poll<(P, F::Output)> {
         let done =
             self.attempts
                 .iter_mut()
@@ -83,25 +105,34 @@ impl<F: Future> Running<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
+    use tokio::time::Instant;
+
     use super::*;
 
-    #[test]
-    fn families_take_turns_from_ipv6_on_and_keep_the_resolvers_order() {
-        let parse = |list: &str| -> Vec<IpAddr> {
-            list.split_whitespace()
-                .map(|ip| ip.parse().unwrap())
-                .collect()
+    /// The first place never answers, the second does at once, the third a second after its start.
+    #[tokio::test(start_paused = true)]
+    async fn a_race_goes_on_behind_an_outcome_and_ends_with_the_last_one() {
+        let start = Instant::now();
+        let attempt = |place: u8| async move {
+            match place {
+                1 => pending().await,
+                2 => (),
+                _ => sleep(Duration::from_secs(1)).await,
+            }
         };
-        for (resolved, order) in [
-            (
-                "1.1.1.1 2.2.2.2 ::a 3.3.3.3 ::b",
-                "::a 1.1.1.1 ::b 2.2.2.2 3.3.3.3",
-            ),
-            ("1.1.1.1 1.1.1.1 2.2.2.2", "1.1.1.1 2.2.2.2"),
-            ("::a ::b", "::a ::b"),
-            ("", ""),
-        ] {
-            assert_eq!(interleave(parse(resolved)), parse(order));
-        }
+        let mut race = Race::new(vec![1, 2, 3], attempt);
+        assert_eq!(race.next().await, Some((2, ())));
+        assert_eq!(start.elapsed().as_millis(), 300);
+        assert_eq!(race.next().await, Some((3, ())));
+        assert_eq!(start.elapsed().as_millis(), 1300);
+        let rest = tokio::time::timeout(Duration::from_secs(60), race.next());
+        assert!(rest.await.is_err(), "the first is still under way");
+
+        let mut race = Race::new(vec![2, 2], attempt);
+        assert_eq!(race.next().await, Some((2, ())));
+        assert_eq!(race.next().await, Some((2, ())));
+        assert_eq!(race.next().await, None);
     }
 }

@@ -1,12 +1,16 @@
 //! Names to addresses: what a resolver must do, the system's resolver, and finding servers by name.
 
+mod answers;
+mod order;
 mod search;
 mod servers;
 mod system;
+mod turns;
 
 use std::net::IpAddr;
 use std::pin::Pin;
 
+pub use order::interleave;
 pub use servers::{ServerAddress, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
 

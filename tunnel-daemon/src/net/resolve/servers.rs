@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::order::{interleave, shuffle};
 use super::{Resolve, ResolveError, SrvRecord};
 
 /// Addresses taken from one name: many more than a control plane has servers.
@@ -17,7 +18,9 @@ pub struct ServerAddress {
     pub addr: SocketAddr,
 }
 
-/// The addresses behind `host`, in the order to try them; never empty. A literal address is itself.
+/// The addresses behind `host`, in the order to try them; never empty. A literal address is itself; of a name the families
+/// take turns, IPv6 first, and within a family the order is drawn, so that agents spread over servers that DNS lists in a fixed
+/// order. `draw(n)` gives a number below `n`, n > 0.
 ///
 /// # Errors
 /// The failure of the lookup.
@@ -25,6 +28,7 @@ pub async fn servers_of_host(
     resolver: &dyn Resolve,
     host: &str,
     port: u16,
+    draw: impl FnMut(u64) -> u64,
 ) -> Result<Vec<ServerAddress>, ResolveError> {
     let literal = host
         .strip_prefix('[')
@@ -38,25 +42,27 @@ pub async fn servers_of_host(
         }]);
     }
     let ips = resolver.lookup_ip(host).await?;
-    Ok(addresses(host, &ips, port).take(SERVERS_MAX).collect())
+    let mut found = addresses(host, &ips, port, draw);
+    found.truncate(SERVERS_MAX);
+    Ok(found)
 }
 
 /// The addresses behind the SRV records of a service (`_konnectivity._tcp.example.org`), in the order to try them; never
-/// empty. Records bring the ports; lower priorities come first, and among equals the order is drawn by weight. `draw(n)`
-/// gives a number below `n`, n > 0.
+/// empty. Records bring the ports; lower priorities come first, and among equals the order is drawn by weight. The addresses
+/// of one record are ordered as those of a host. `draw(n)` gives a number below `n`, n > 0.
 ///
 /// # Errors
 /// The failure of the lookup. A service with some targets that resolve uses those.
 pub async fn servers_of_service(
     resolver: &dyn Resolve,
     service: &str,
-    draw: impl FnMut(u64) -> u64,
+    mut draw: impl FnMut(u64) -> u64,
 ) -> Result<Vec<ServerAddress>, ResolveError> {
     let mut found = Vec::new();
     let mut failure = ResolveError::NotFound;
-    for record in in_order(resolver.lookup_srv(service).await?, draw) {
+    for record in in_order(resolver.lookup_srv(service).await?, &mut draw) {
         match resolver.lookup_ip(&record.target).await {
-            Ok(ips) => found.extend(addresses(&record.target, &ips, record.port)),
+            Ok(ips) => found.extend(addresses(&record.target, &ips, record.port, &mut draw)),
             Err(cause) => failure = failure.or_worse(cause),
         }
         if found.len() >= SERVERS_MAX {
@@ -71,12 +77,20 @@ pub async fn servers_of_service(
     }
 }
 
-fn addresses(host: &str, ips: &[IpAddr], port: u16) -> impl Iterator<Item = ServerAddress> {
+fn addresses(
+    host: &str,
+    ips: &[IpAddr],
+    port: u16,
+    draw: impl FnMut(u64) -> u64,
+) -> Vec<ServerAddress> {
     let host = host.strip_suffix('.').unwrap_or(host);
-    ips.iter().map(move |ip| ServerAddress {
+    let mut ips: Vec<IpAddr> = ips.iter().map(IpAddr::to_canonical).collect();
+    shuffle(&mut ips, draw);
+    let server = |ip| ServerAddress {
         host: host.to_owned(),
-        addr: SocketAddr::new(ip.to_canonical(), port),
-    })
+        addr: SocketAddr::new(ip, port),
+    };
+    interleave(ips).into_iter().map(server).collect()
 }
 
 /// RFC 2782: by priority, then repeatedly one record drawn with a chance in proportion to its weight; where none has any, all
@@ -114,8 +128,12 @@ mod tests {
     use super::super::Answer;
     use super::*;
 
-    /// `node1.` to `node9.` have the address 10.0.0.N; `_p._tcp.x` lists some of them.
+    /// `node1.` to `node9.` have the address 10.0.0.N; `_p._tcp.x` lists some of them. `all` has six addresses.
     struct Book(Vec<SrvRecord>);
+
+    const ALL: [&str; 6] = [
+        "10.0.0.1", "10.0.0.2", "10.0.0.3", "fd::1", "fd::2", "fd::3",
+    ];
 
     impl Resolve for Book {
         fn lookup_ip<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<IpAddr>> {
@@ -123,7 +141,9 @@ mod tests {
                 .trim_end_matches('.')
                 .strip_prefix("node")
                 .and_then(|d| d.parse().ok());
-            let ips = digit.map(|d: u8| vec![IpAddr::from([10, 0, 0, d])]);
+            let one = digit.map(|d: u8| vec![IpAddr::from([10, 0, 0, d])]);
+            let all = || -> Vec<IpAddr> { ALL.map(|ip| ip.parse().unwrap()).to_vec() };
+            let ips = one.or_else(|| (name.trim_end_matches('.') == "all").then(all));
             Box::pin(async move { ips.ok_or(ResolveError::NotFound) })
         }
 
@@ -145,7 +165,7 @@ mod tests {
         let servers = if host.starts_with('_') {
             servers_of_service(book, host, |below| drawn.min(below - 1)).await?
         } else {
-            servers_of_host(book, host, 8132).await?
+            servers_of_host(book, host, 8132, |below| drawn.min(below - 1)).await?
         };
         Ok(servers
             .into_iter()
@@ -193,6 +213,35 @@ mod tests {
         assert_eq!(
             found(&gone, "_p._tcp.x", 0).await,
             Err(ResolveError::NotFound)
+        );
+    }
+
+    /// Where no draw changes anything the resolver's order is left; drawing 0 each time turns it.
+    #[tokio::test]
+    async fn addresses_of_a_name_are_drawn_within_a_family_and_families_take_turns() {
+        let hosts = |list: Vec<String>, port: u16| -> Vec<String> {
+            let addrs = list.iter().map(|line| line.rsplit_once(' ').unwrap().1);
+            addrs
+                .map(|addr| addr.strip_suffix(&format!(":{port}")).unwrap().to_owned())
+                .collect()
+        };
+        let book = Book(vec![srv(1, 0, "all."), srv(2, 0, "node9.")]);
+        let given = [
+            "[fd::1]", "10.0.0.1", "[fd::2]", "10.0.0.2", "[fd::3]", "10.0.0.3",
+        ];
+        let drawn = [
+            "[fd::1]", "10.0.0.2", "[fd::2]", "10.0.0.3", "[fd::3]", "10.0.0.1",
+        ];
+        let plain = found(&book, "all", u64::MAX).await.unwrap();
+        assert_eq!(hosts(plain, 8132), given);
+        let turned = found(&book, "all", 0).await.unwrap();
+        assert_eq!(hosts(turned, 8132), drawn);
+        let service = hosts(found(&book, "_p._tcp.x", 0).await.unwrap(), 8091);
+        assert_eq!(service[..6], drawn);
+        assert_eq!(
+            service[6..],
+            ["10.0.0.9"],
+            "of a lower rank: never moved up"
         );
     }
 

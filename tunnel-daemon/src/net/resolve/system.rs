@@ -21,14 +21,16 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use hickory_resolver::{Hosts, TokioResolver, system_conf};
-use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
+use super::answers::{Answers, Found};
 use super::search::{absolute_names, is_localhost};
+use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 
-/// Lookups under way at once; more wait. A burst of dials must not become a burst at the cluster's DNS.
+/// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
+/// cluster's DNS, nor take all descriptors.
 const LOOKUPS_MAX: usize = 128;
 /// How often the files are looked at, at most; Go's value.
 const RECHECK: Duration = Duration::from_secs(5);
@@ -44,12 +46,13 @@ const ANSWERS_MAX: u64 = 1024;
 /// questions must not cost the whole deadline (RFC 8305, section 3, with room for a slow path).
 const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
 
-/// Resolves as the system is configured to. Share one per process.
+/// Resolves as the system is configured to. Those who share one share answers and turns to ask: what must not wait behind the
+/// names of others has one of its own.
 pub struct SystemResolver {
     files: Files,
     state: ArcSwap<State>,
     next_check: Mutex<Instant>,
-    lookups: Semaphore,
+    turns: Arc<Turns>,
 }
 
 /// Where the configuration comes from.
@@ -68,6 +71,8 @@ struct State {
     search: Vec<String>,
     ndots: usize,
     dns: TokioResolver,
+    /// Of names as they were asked for, so that the search list is not walked again.
+    answers: Answers,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,7 +116,7 @@ impl SystemResolver {
             files,
             state: ArcSwap::from_pointee(state),
             next_check: Mutex::new(Instant::now() + RECHECK),
-            lookups: Semaphore::new(LOOKUPS_MAX),
+            turns: Arc::new(Turns::new(LOOKUPS_MAX)),
         })
     }
 
@@ -154,36 +159,29 @@ impl SystemResolver {
         if !fixed.is_empty() {
             return Ok(fixed);
         }
-        let _permit = self
-            .lookups
-            .acquire()
-            .await
-            .map_err(|_closed| ResolveError::TimedOut)?;
-        let mut failure = ResolveError::NotFound;
-        for candidate in absolute_names(name, &state.search, state.ndots) {
-            match state.both_families(&candidate).await {
-                Ok(ips) => return Ok(ips),
-                Err(cause) => failure = failure.or_worse(cause),
-            }
+        let name = name.to_ascii_lowercase();
+        let candidates = absolute_names(&name, &state.search, state.ndots);
+        if candidates.is_empty() {
+            return Err(ResolveError::NotFound);
         }
-        Err(failure)
+        let (turns, asked) = (Arc::clone(&self.turns), Arc::clone(&state));
+        let ask = || async move { turns.run(asked.first_of(&candidates)).await };
+        state.answers.of(&name, ask).await
     }
 
     async fn services(&self, name: &str) -> Result<Vec<SrvRecord>, ResolveError> {
         let state = self.current().await;
-        let _permit = self
-            .lookups
-            .acquire()
-            .await
-            .map_err(|_closed| ResolveError::TimedOut)?;
-        let mut failure = ResolveError::NotFound;
-        for candidate in absolute_names(name, &state.search, state.ndots) {
-            match state.records(&candidate, RecordType::SRV, srv_of).await {
-                Ok(records) => return Ok(records),
-                Err(cause) => failure = failure.or_worse(cause),
+        let ask = async {
+            let mut failure = ResolveError::NotFound;
+            for candidate in absolute_names(name, &state.search, state.ndots) {
+                match state.records(&candidate, RecordType::SRV, srv_of).await {
+                    Ok((records, _until)) => return Ok(records),
+                    Err(cause) => failure = failure.or_worse(cause),
+                }
             }
-        }
-        Err(failure)
+            Err(failure)
+        };
+        self.turns.run(ask).await
     }
 }
 
@@ -259,6 +257,7 @@ impl State {
             search,
             ndots,
             dns,
+            answers: Answers::default(),
         })
     }
 
@@ -287,8 +286,20 @@ impl State {
         ips
     }
 
+    /// The addresses of the first of these absolute names that has any.
+    async fn first_of(&self, names: &[String]) -> Result<Found, ResolveError> {
+        let mut failure = ResolveError::NotFound;
+        for name in names {
+            match self.both_families(name).await {
+                Ok(found) => return Ok(found),
+                Err(cause) => failure = failure.or_worse(cause),
+            }
+        }
+        Err(failure)
+    }
+
     /// The addresses of an absolute name, IPv6 first. One family is enough.
-    async fn both_families(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
+    async fn both_families(&self, name: &str) -> Result<Found, ResolveError> {
         let v6 = self.records(name, RecordType::AAAA, ip_of);
         let v4 = self.records(name, RecordType::A, ip_of);
         tokio::pin!(v6, v4);
@@ -303,22 +314,31 @@ impl State {
             }
         };
         match (v6, v4) {
-            (Ok(mut ips), Ok(more)) => {
+            (Ok((mut ips, until)), Ok((more, other_until))) => {
                 ips.extend(more);
-                Ok(ips)
+                let until = until.min(other_until);
+                Ok(Found { ips, until })
             }
-            (Ok(ips), Err(_)) | (Err(_), Ok(ips)) => Ok(ips),
+            (Ok((ips, until)), Err(cause)) | (Err(cause), Ok((ips, until))) => {
+                // A family that exists but was not heard of is soon asked for again.
+                let soon = Instant::now() + NEGATIVE_REUSE_MAX;
+                let until = match cause {
+                    ResolveError::NotFound => until,
+                    _ => until.min(soon),
+                };
+                Ok(Found { ips, until })
+            }
             (Err(one), Err(other)) => Err(one.or_worse(other)),
         }
     }
 
-    /// The records of one kind under an absolute name, never empty.
+    /// The records of one kind under an absolute name, never empty, and until when they may be reused.
     async fn records<T>(
         &self,
         name: &str,
         kind: RecordType,
         read: impl Fn(&Record) -> Option<T>,
-    ) -> Result<Vec<T>, ResolveError> {
+    ) -> Result<(Vec<T>, Instant), ResolveError> {
         let name = Name::from_ascii(name).map_err(|_no_dns_name| ResolveError::NotFound)?;
         let lookup = self
             .dns
@@ -329,7 +349,8 @@ impl State {
         if records.is_empty() {
             Err(ResolveError::NotFound)
         } else {
-            Ok(records)
+            let until = Instant::from_std(lookup.valid_until());
+            Ok((records, until.min(Instant::now() + REUSE_MAX)))
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
+use futures_util::FutureExt as _;
 use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};
 use tempfile::TempDir;
@@ -11,7 +12,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Answers A, AAAA and SRV questions from a list; unlisted names do not exist. Stops when dropped.
+/// Answers A, AAAA and SRV questions from a list; unlisted names do not exist, and names below `dead.` get no answer at all.
+/// Stops when dropped.
 struct NameServer {
     port: u16,
     asked: Arc<Mutex<Vec<String>>>,
@@ -41,6 +43,9 @@ impl NameServer {
                 let query = question.queries[0].clone();
                 let (name, kind) = (query.name().to_ascii().to_lowercase(), query.query_type());
                 log.lock().unwrap().push(format!("{kind} {name}"));
+                if name.ends_with(".dead.") {
+                    continue;
+                }
                 let mut answer = Message::response(question.metadata.id, OpCode::Query);
                 answer.add_query(query.clone());
                 match zone.get(name.as_str()) {
@@ -77,6 +82,22 @@ impl NameServer {
     fn asked(&self) -> HashSet<String> {
         self.asked.lock().unwrap().drain(..).collect()
     }
+
+    /// Waits until so many names below `dead.` were asked for.
+    async fn asked_for_dead(&self, names: usize) {
+        let asked_for = || {
+            let asked = self.asked.lock().unwrap();
+            let names = asked.iter().filter_map(|line| line.strip_prefix("A "));
+            let dead: HashSet<_> = names.filter(|name| name.ends_with(".dead.")).collect();
+            dead.len()
+        };
+        let all = async {
+            while asked_for() < names {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), all).await.unwrap();
+    }
 }
 
 fn v4(last: u8) -> RData {
@@ -98,6 +119,19 @@ fn ips(list: &str) -> Vec<IpAddr> {
     list.split_whitespace()
         .map(|ip| ip.parse().unwrap())
         .collect()
+}
+
+/// Looks each of these names up, and waits for the answers until dropped.
+fn look_up(
+    resolver: &Arc<SystemResolver>,
+    names: impl Iterator<Item = String>,
+) -> JoinSet<Result<Vec<IpAddr>, ResolveError>> {
+    let mut lookups = JoinSet::new();
+    for name in names {
+        let resolver = Arc::clone(resolver);
+        lookups.spawn(async move { resolver.lookup_ip(&name).await });
+    }
+    lookups
 }
 
 const CONF: &str = "nameserver 127.0.0.1\nsearch ns.svc.test svc.test\noptions ndots:5\n";
@@ -262,4 +296,45 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
     };
     let resolver = SystemResolver::from_files(files).unwrap();
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
+}
+
+#[tokio::test]
+async fn names_that_nobody_answers_for_hold_up_no_other_name() {
+    const PLACES: usize = 4;
+    let zone = BTreeMap::from([
+        ("known.", Reply::Data(vec![v4(1)])),
+        ("good.", Reply::Data(vec![v4(2)])),
+    ]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    resolver.turns = Arc::new(Turns::new(PLACES));
+    *resolver.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
+    let resolver = Arc::new(resolver);
+    assert_eq!(resolver.lookup_ip("known.").await, Ok(ips("10.0.0.1")));
+
+    let names = (0..3 * PLACES).map(|number| format!("n{number}.dead."));
+    let _dead = look_up(&resolver, names);
+    server.asked_for_dead(PLACES).await;
+    let known = resolver.lookup_ip("Known.").now_or_never();
+    assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no turn");
+    // Three rounds of dead names are before it: half a second each, but two and more if none made room.
+    let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
+    assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
+}
+
+#[tokio::test]
+async fn a_name_that_many_ask_for_takes_one_turn() {
+    let zone = BTreeMap::from([("good.", Reply::Data(vec![v4(2)]))]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    resolver.turns = Arc::new(Turns::new(2));
+    let resolver = Arc::new(resolver);
+    let names = (0..100).map(|number| ["one.dead.", "ONE.dead."][number % 2].to_owned());
+    let _dead = look_up(&resolver, names);
+    server.asked_for_dead(1).await;
+    // Behind a hundred turns it would wait for half a minute.
+    let good = timeout(Duration::from_secs(5), resolver.lookup_ip("good.")).await;
+    assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
 }

@@ -1,0 +1,158 @@
+//! Turns at the name servers: how many lookups are under way at once, and which one makes room for the next.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::sleep;
+
+use super::ResolveError;
+
+/// A lookup that has had this long makes room when another one waits: a name server that is alive answers sooner, and
+/// names of a dead one must not keep all others waiting until their callers give up.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Places for lookups. Without waiting, unanswered lookups can come at `places` in every [`PATIENCE`].
+pub(super) struct Turns {
+    places: Semaphore,
+    waiting: AtomicUsize,
+    /// Told once for each lookup that finds no place. Who waits here longest hears it.
+    wanted: Notify,
+}
+
+impl Turns {
+    pub(super) fn new(places: usize) -> Self {
+        Self {
+            places: Semaphore::new(places),
+            waiting: AtomicUsize::new(0),
+            wanted: Notify::new(),
+        }
+    }
+
+    /// Makes a lookup once there is a place; those that wait get theirs in the order they came. A dropped call frees it.
+    ///
+    /// # Errors
+    /// The failure of the lookup, or [`ResolveError::TimedOut`] when it had to make room.
+    pub(super) async fn run<T>(
+        &self,
+        lookup: impl Future<Output = Result<T, ResolveError>>,
+    ) -> Result<T, ResolveError> {
+        let _place = self.place().await?;
+        tokio::select! {
+            biased;
+            answer = lookup => answer,
+            () = self.crowded_out() => Err(ResolveError::TimedOut),
+        }
+    }
+
+    async fn place(&self) -> Result<SemaphorePermit<'_>, ResolveError> {
+        if let Ok(place) = self.places.try_acquire() {
+            return Ok(place);
+        }
+        let _waiting = Waiting::one_more(&self.waiting);
+        self.wanted.notify_one();
+        let place = self.places.acquire().await;
+        place.map_err(|_closed| ResolveError::TimedOut)
+    }
+
+    /// Ready once this lookup has had its time and its place is wanted.
+    async fn crowded_out(&self) {
+        sleep(PATIENCE).await;
+        while self.waiting.load(Relaxed) == 0 {
+            self.wanted.notified().await;
+        }
+    }
+}
+
+/// One lookup without a place.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn one_more(waiting: &'a AtomicUsize) -> Self {
+        waiting.fetch_add(1, Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::sync::Arc;
+
+    use tokio::task::JoinSet;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    type Ended = Result<&'static str, ResolveError>;
+
+    /// Starts a lookup that takes so many seconds; none: for ever. Gives its name and when it was over, in ms.
+    fn start(
+        turns: &Arc<Turns>,
+        lookups: &mut JoinSet<(&'static str, Ended, u128)>,
+        name: &'static str,
+        seconds: Option<u64>,
+    ) {
+        let (turns, zero) = (Arc::clone(turns), Instant::now());
+        lookups.spawn(async move {
+            let lookup = async {
+                match seconds {
+                    Some(seconds) => sleep(Duration::from_secs(seconds)).await,
+                    None => pending().await,
+                }
+                Ok(name)
+            };
+            let ended = turns.run(lookup).await;
+            (name, ended, zero.elapsed().as_millis())
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lookup_without_an_answer_makes_room_when_another_waits() {
+        let turns = Arc::new(Turns::new(1));
+        let mut lookups = JoinSet::new();
+        start(&turns, &mut lookups, "dead", None);
+        tokio::task::yield_now().await;
+        start(&turns, &mut lookups, "good", Some(0));
+        let first = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!(first, ("dead", Err(ResolveError::TimedOut), 500));
+        let second = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!((second.0, second.1), ("good", Ok("good")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_lookup_is_left_alone_while_nobody_waits() {
+        let turns = Arc::new(Turns::new(2));
+        let mut lookups = JoinSet::new();
+        start(&turns, &mut lookups, "slow", Some(60));
+        start(&turns, &mut lookups, "good", Some(1));
+        let first = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!(first, ("good", Ok("good"), 1000));
+        let second = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!(second, ("slow", Ok("slow"), 60_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_waits_takes_one_place_and_the_oldest_gives_it() {
+        let turns = Arc::new(Turns::new(3));
+        let mut lookups = JoinSet::new();
+        for name in ["first", "second", "third"] {
+            start(&turns, &mut lookups, name, None);
+            sleep(Duration::from_millis(100)).await;
+        }
+        sleep(Duration::from_secs(2)).await;
+        start(&turns, &mut lookups, "good", Some(0));
+        let first = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!((first.0, first.1), ("first", Err(ResolveError::TimedOut)));
+        let good = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!((good.0, good.1), ("good", Ok("good")));
+        sleep(Duration::from_secs(60)).await;
+        assert!(lookups.try_join_next().is_none(), "the others go on");
+    }
+}
