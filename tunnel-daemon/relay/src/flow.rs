@@ -79,8 +79,7 @@ impl OpenPair {
         ];
         if pair.tls.is_some() {
             let [to_b, to_a] = &mut directions;
-            // A read of kernel TLS ends where a record does, with others behind it that raise no event.
-            to_a.source_ready(true);
+            to_a.read_by_record();
             if !rules.splice_into_tls {
                 to_b.never_splice();
             }
@@ -153,6 +152,7 @@ impl OpenPair {
                 }
             }
         }
+        self.tell_ends();
         if self.directions.iter().all(Direction::is_done) {
             return Verdict::Over(PairEnd::Finished);
         }
@@ -172,6 +172,14 @@ impl OpenPair {
         } else {
             Verdict::Wait { room_on }
         }
+    }
+
+    /// An end is told when it is known: it may stay behind bytes that the other side never takes.
+    fn tell_ends(&self) {
+        let ended = self.directions.iter().filter(|one| one.source_has_ended());
+        // Never more than two.
+        let ended = u8::try_from(ended.count()).unwrap_or(u8::MAX);
+        self.shared.ended.store(ended, Relaxed);
     }
 
     fn run_from(&mut self, source: Side, pools: &mut Pools, rules: &Thresholds) -> Step {

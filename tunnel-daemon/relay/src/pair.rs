@@ -61,7 +61,8 @@ pub struct Progress {
     pub to_a: u64,
     /// Taken by side b.
     pub to_b: u64,
-    /// One side has said that it sends no more, and the other was told; it may still send.
+    /// A side has said that it sends no more, and the pair goes on: the other side may still send, or has yet to take what
+    /// was sent before.
     pub is_half_closed: bool,
     /// Bytes went through a pipe of the kernel at some time.
     pub has_spliced: bool,
@@ -75,6 +76,8 @@ pub(crate) struct Shared {
     /// The pair's key once a thread has adopted it; only that thread asks.
     pub(crate) key: AtomicU64,
     pub(crate) cancelled: AtomicBool,
+    /// Sides that have said that they send no more.
+    pub(crate) ended: AtomicU8,
     /// Directions that are through.
     pub(crate) finished: AtomicU8,
     /// A direction has borrowed a pipe.
@@ -106,7 +109,8 @@ impl Submitted {
         Progress {
             to_a: self.shared.to_a.load(Ordering::Relaxed),
             to_b: self.shared.to_b.load(Ordering::Relaxed),
-            is_half_closed: self.shared.finished.load(Ordering::Relaxed) == 1,
+            is_half_closed: self.shared.ended.load(Ordering::Relaxed) > 0
+                && self.shared.finished.load(Ordering::Relaxed) < 2,
             has_spliced: self.shared.spliced.load(Ordering::Relaxed) != 0,
         }
     }

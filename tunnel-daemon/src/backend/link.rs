@@ -126,7 +126,14 @@ struct Hooks {
 
 impl LinkHooks for Hooks {
     // A server's link dials through its peer, never by itself.
-    fn start_dial(&mut self, _key: TunnelKey, _protocol: String, _address: String) {}
+    fn start_dial(
+        &mut self,
+        _key: TunnelKey,
+        _protocol: String,
+        _address: String,
+    ) -> Result<(), String> {
+        Ok(())
+    }
 
     fn cancel_dial(&mut self, _key: TunnelKey) {}
 

@@ -4,7 +4,7 @@
 //! is never refused here; the session machine bounds it by credit or budgets. The order of every hand-over is:
 //! write the data or flag, then make the receiver look (mailbox or waker).
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
@@ -18,7 +18,7 @@ use futures_util::task::AtomicWaker;
 pub const LEG_QUEUE_BYTES: usize = 256 * 1024;
 
 /// Drained bytes a leg collects before it troubles the link; half of the smallest window.
-pub(super) const DRAINED_NOTICE_BYTES: u64 = 8 * 1024;
+pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
 
 pub(super) const LEG_FIN: u8 = 1;
 pub(super) const LEG_CLOSE: u8 = 2;
@@ -34,6 +34,7 @@ const ABORT_BUDGET: u8 = 4;
 pub struct Mailbox {
     ready: SegQueue<Arc<Conduit>>,
     waker: AtomicWaker,
+    closed: AtomicBool,
     held_bytes: AtomicU64,
 }
 
@@ -60,9 +61,24 @@ impl Mailbox {
         self.ready.is_empty()
     }
 
+    /// The link is over: nobody looks any more. Each conduit in here holds the mailbox that holds it.
+    pub(super) fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.clear();
+    }
+
     fn put(&self, conduit: Arc<Conduit>) {
         self.ready.push(conduit);
-        self.waker.wake();
+        // In this order, so that either this end or the one that closes finds what was put meanwhile.
+        if self.closed.load(SeqCst) {
+            self.clear();
+        } else {
+            self.waker.wake();
+        }
+    }
+
+    fn clear(&self) {
+        while self.ready.pop().is_some() {}
     }
 }
 
@@ -196,9 +212,8 @@ impl Conduit {
         self.raise(LEG_CLOSE);
     }
 
-    /// Returns the sum so far.
-    pub(super) fn add_drained(&self, bytes: u64) -> u64 {
-        self.drained.fetch_add(bytes, AcqRel) + bytes
+    pub(super) fn add_drained(&self, bytes: u64) {
+        self.drained.fetch_add(bytes, AcqRel);
     }
 
     pub(super) fn schedule(self: &Arc<Self>) {

@@ -285,7 +285,12 @@ impl<H: LinkHooks> LinkDriver<H> {
                     key,
                     protocol,
                     address,
-                } => self.hooks.start_dial(key, protocol, address),
+                } => {
+                    // Answered here: a burst brings more of them than a queue of answers may hold.
+                    if let Err(text) = self.hooks.start_dial(key, protocol, address) {
+                        self.link.dialed(key, Err(text), now);
+                    }
+                }
                 Action::CancelDial { key } => self.hooks.cancel_dial(key),
                 Action::DialDone { key, conn } => {
                     self.hooks.opened(key);
@@ -435,5 +440,6 @@ impl<H: LinkHooks> Unpin for LinkDriver<H> {}
 impl<H: LinkHooks> Drop for LinkDriver<H> {
     fn drop(&mut self) {
         self.wind_up();
+        self.mailbox.close();
     }
 }

@@ -1,18 +1,24 @@
 //! A leg's way over its link: the conduit's near end.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use adit_core::session::TunnelEnd;
 use bytes::Bytes;
+use tokio::time::{Instant, Sleep};
 
 use super::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_FIN, LEG_GONE};
 use super::leg::Incoming;
+use crate::config::limits;
 
 /// Dropping it without [`LinkWay::close`] resets the tunnel.
 pub(super) struct LinkWay {
     conduit: Arc<Conduit>,
-    drained_told: u64,
+    /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes drained of which the link has not been told.
+    untold_bytes: u32,
     peer_fin_seen: bool,
 }
 
@@ -20,7 +26,8 @@ impl LinkWay {
     pub(super) fn new(conduit: Arc<Conduit>) -> Self {
         Self {
             conduit,
-            drained_told: 0,
+            timer: None,
+            untold_bytes: 0,
             peer_fin_seen: false,
         }
     }
@@ -79,9 +86,23 @@ impl LinkWay {
         }
     }
 
-    pub(super) fn poll_aborted(&self, cx: &mut Context<'_>) -> bool {
+    /// After the end, bytes received before it linger for as long as the leg takes some now and then.
+    pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
         self.conduit.register_down(cx.waker());
-        self.conduit.aborted() || self.conduit.end().is_some_and(|end| !end.delivers_rest())
+        let Some(end) = self.conduit.end() else {
+            return self.conduit.aborted();
+        };
+        if self.conduit.aborted() || !end.delivers_rest() {
+            return true;
+        }
+        let timer = self
+            .timer
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(limits::LINGER_TIMEOUT)));
+        let has_run_out = timer.as_mut().poll(cx).is_ready();
+        if has_run_out {
+            self.conduit.abort(&TunnelEnd::LingerExpired);
+        }
+        has_run_out
     }
 
     pub(super) fn last_end(&self) -> Option<TunnelEnd> {
@@ -89,9 +110,20 @@ impl LinkWay {
     }
 
     pub(super) fn drained(&mut self, bytes: usize) {
-        let sum = self.conduit.add_drained(bytes as u64);
-        if sum - self.drained_told >= DRAINED_NOTICE_BYTES {
-            self.drained_told = sum;
+        self.conduit.add_drained(bytes as u64);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.untold_bytes = self.untold_bytes.saturating_add(bytes);
+        let mut is_due = self.untold_bytes >= DRAINED_NOTICE_BYTES;
+        if bytes > 0
+            && let Some(timer) = &mut self.timer
+        {
+            let at = Instant::now() + limits::LINGER_TIMEOUT;
+            timer.as_mut().reset(at);
+            // The link looks for progress, too, however little it is.
+            is_due = true;
+        }
+        if is_due {
+            self.untold_bytes = 0;
             self.conduit.schedule();
         }
     }

@@ -50,7 +50,15 @@ pub enum Command {
 /// What a link tells its owner while it runs. Called inside the link task: must not block.
 pub trait LinkHooks: Send + 'static {
     /// Agent: dial a target and send [`Command::Dialed`].
-    fn start_dial(&mut self, key: TunnelKey, protocol: String, address: String);
+    ///
+    /// # Errors
+    /// The text for the client of a dial that was not started, and of which nothing more will be heard.
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        protocol: String,
+        address: String,
+    ) -> Result<(), String>;
     /// Agent: nobody waits for this dial any more.
     fn cancel_dial(&mut self, key: TunnelKey);
     /// Agent: the outcome of a dial has arrived here.

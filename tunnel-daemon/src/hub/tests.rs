@@ -1,6 +1,8 @@
 //! Both ends of a link over an in-memory HTTP/2 connection: bytes, half-close, pauses, loss.
 
-use std::sync::Arc;
+mod lingering;
+
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
@@ -31,9 +33,14 @@ struct AgentHooks {
 }
 
 impl LinkHooks for AgentHooks {
-    fn start_dial(&mut self, key: TunnelKey, _protocol: String, address: String) {
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        _protocol: String,
+        address: String,
+    ) -> Result<(), String> {
         let Some(commands) = self.commands.upgrade() else {
-            return;
+            return Ok(());
         };
         let targets = self.targets.clone();
         spawn(async move {
@@ -66,6 +73,7 @@ impl LinkHooks for AgentHooks {
                 let _outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
             }
         });
+        Ok(())
     }
     fn cancel_dial(&mut self, _key: TunnelKey) {}
     fn dial_finished(&mut self, _key: TunnelKey) {}
@@ -79,7 +87,14 @@ impl LinkHooks for AgentHooks {
 struct ServerHooks;
 
 impl LinkHooks for ServerHooks {
-    fn start_dial(&mut self, _key: TunnelKey, _protocol: String, _address: String) {}
+    fn start_dial(
+        &mut self,
+        _key: TunnelKey,
+        _protocol: String,
+        _address: String,
+    ) -> Result<(), String> {
+        Ok(())
+    }
     fn cancel_dial(&mut self, _key: TunnelKey) {}
     fn dial_finished(&mut self, _key: TunnelKey) {}
     fn peer_draining(&mut self) {}
@@ -99,6 +114,8 @@ struct World {
     targets: Targets,
     agent: mpsc::Sender<Command>,
     budget: Arc<ProcessBudget>,
+    /// The server's, of the link.
+    mailbox: Weak<Mailbox>,
 }
 
 fn config(role: Role, credit: bool, isolation: Isolation) -> LinkConfig {
@@ -154,12 +171,13 @@ async fn world(credit: bool, isolation: Isolation) -> World {
         } = server_hub.enter(info, usize::MAX, None).unwrap();
         let link = Link::new(config(Role::Server, credit, isolation), server_budget);
         let mailbox = Arc::clone(&handle.mailbox);
+        let entered = Arc::downgrade(&mailbox);
         drop(handle);
         spawn(async move {
             let _over = LinkDriver::new(link, streams, commands, mailbox, ServerHooks).await;
             drop(guard);
         });
-        let _sent = entered_in.send(());
+        let _sent = entered_in.send(entered);
         while let Some(Ok(_)) = connection.accept().await {}
     });
     let agent_budget = Arc::clone(&budget);
@@ -197,12 +215,13 @@ async fn world(credit: bool, isolation: Isolation) -> World {
         .await;
         drop(requests);
     });
-    entered_out.await.unwrap();
+    let mailbox = entered_out.await.unwrap();
     World {
         hub,
         targets,
         agent,
         budget,
+        mailbox,
     }
 }
 

@@ -76,8 +76,10 @@ pub(crate) struct Direction<P> {
     state: State,
     readable: bool,
     writable: bool,
-    /// The source has said that it ends, or reads record by record, so a short read proves nothing.
+    /// The source has said that it ends, so a short read proves nothing.
     source_ends: bool,
+    /// The source gives record by record, so a short read proves nothing either.
+    by_record: bool,
     taken: u64,
     flow: Flow,
     recent: Recent,
@@ -102,6 +104,7 @@ impl<P> Direction<P> {
             readable: true,
             writable: true,
             source_ends: false,
+            by_record: false,
             taken: 0,
             flow: Flow::default(),
             recent: Recent::default(),
@@ -122,6 +125,16 @@ impl<P> Direction<P> {
     /// Every byte is copied.
     pub(crate) fn never_splice(&mut self) {
         self.may_splice = false;
+    }
+
+    /// A read ends where a record does, with others behind it that raise no event.
+    pub(crate) fn read_by_record(&mut self) {
+        self.by_record = true;
+    }
+
+    /// The source sends no more. Bytes from before may wait for the sink, here and in the source's own socket.
+    pub(crate) fn source_has_ended(&self) -> bool {
+        self.source_ends || self.state != State::Open
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -384,7 +397,7 @@ impl<P> Direction<P> {
                 self.taken += count as u64;
                 if count == self.buffer.len() {
                     self.buffer_bytes = (count * GROWTH).min(LARGE);
-                } else if !self.source_ends {
+                } else if !self.source_ends && !self.by_record {
                     // A short read emptied the socket: the next byte or end raises a new event.
                     self.readable = false;
                 }

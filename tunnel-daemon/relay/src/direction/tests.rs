@@ -221,6 +221,38 @@ fn short_read_proves_nothing_once_the_source_has_said_it_ends() {
     assert!(matches!(direction.run(&mut world, &rules), Step::Done));
 }
 
+/// And a paused direction whose source says nothing of an end has none, however its reads end.
+#[test]
+fn end_is_known_while_bytes_before_it_wait_for_the_sink() {
+    for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
+        let mut world = World::new(b"last words");
+        world.room = 0;
+        let mut direction = begin(&rules);
+        direction.read_by_record();
+        assert!(matches!(direction.run(&mut world, &rules), Step::Blocked));
+        assert!(!direction.source_has_ended());
+        world.source_ended = true;
+        direction.source_ready(true);
+        assert!(matches!(direction.run(&mut world, &rules), Step::Blocked));
+        assert!(direction.source_has_ended());
+        assert_eq!((world.finished, direction.held()), (0, 10));
+        world.room = usize::MAX;
+        direction.sink_ready();
+        assert!(matches!(direction.run(&mut world, &rules), Step::Done));
+        assert!(direction.source_has_ended());
+    }
+}
+
+#[test]
+fn short_read_proves_nothing_where_a_read_ends_with_a_record() {
+    let rules = Thresholds::copy_only();
+    let mut world = World::new(b"a record");
+    let mut direction = begin(&rules);
+    direction.read_by_record();
+    assert!(matches!(direction.run(&mut world, &rules), Step::Idle));
+    assert_eq!(world.reads, 2);
+}
+
 #[test]
 fn full_sink_is_not_tried_again_before_it_has_room() {
     let rules = Thresholds::default();

@@ -29,6 +29,7 @@ matrix!(
     pair_without_a_pipe_is_copied_and_counted,
     socket_that_is_none_is_a_failure,
     owner_sees_a_half_close_and_the_way_to_each_peer,
+    owner_sees_a_half_close_behind_bytes_that_nobody_takes,
     relay_dropped_by_a_callback_ends_without_it,
     relay_without_events_sleeps,
 );
@@ -292,6 +293,39 @@ fn owner_sees_a_half_close_and_the_way_to_each_peer(setup: &Setup) {
         submitted.tcp_state(Side::A).is_none(),
         "the socket is closed"
     );
+}
+
+/// What is not delivered holds the end back for as long as the sink likes, but not the news of it.
+fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
+    let world = setup.start();
+    let (client, a) = world.sockets();
+    let (b, target) = unix_pair();
+    b.set_nonblocking(true).unwrap();
+    let mut before = 0;
+    while let Ok(count) = (&b).write(&[1; 4096]) {
+        before += count;
+    }
+    let (done, told) = promise();
+    let pair = Pair::new(a.into(), b.into());
+    let submitted = world.handle.submit(pair, done).unwrap();
+    let state = || format!("{submitted:?}");
+    (&client).write_all(&[2; 5000]).unwrap();
+    world.until("bytes wait for the target", |stats| {
+        stats.buffer_bytes > 0 || stats.pipes_in_use > 0
+    });
+    assert!(!submitted.progress().is_half_closed, "a pause is no end");
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let is_half_closed = || submitted.progress().is_half_closed;
+    until("the half-close is seen", is_half_closed, state);
+    assert_eq!(submitted.progress().to_b, 0);
+    // A target that goes on gets all of it, and the end.
+    target.shutdown(std::net::Shutdown::Write).unwrap();
+    target.set_read_timeout(Some(PATIENCE)).unwrap();
+    let heard = receive_all(&target, 65_536, 1).unwrap();
+    assert_eq!(heard.len(), before + 5000);
+    let outcome = told.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
+    assert!(!submitted.progress().is_half_closed);
 }
 
 /// The last owner of a relay may be what a callback holds.

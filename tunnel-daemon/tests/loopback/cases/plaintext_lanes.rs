@@ -1,6 +1,7 @@
 //! Lanes in clear text, and tunnels on them that do without frames.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
-use crate::support::wait::{until, within};
+use crate::support::wait::{until, until_still, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
@@ -221,6 +222,69 @@ async fn a_tunnel_half_closed_and_silent_is_cut() {
     over(&world, 1.0).await;
     let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
     world.server_metric(idle, 1.0).await;
+}
+
+/// One tunnel whose client has closed behind bytes that its target never takes, so that its end was passed on to nobody;
+/// beside it one that is half-closed and moves, and one that is open both ways and does not.
+async fn a_stuck_half_close_is_cut(engine: &str) {
+    const PACE: Duration = Duration::from_millis(50);
+    let engine = format!("--relay-engine={engine}");
+    let flags: [&str; 2] = [PLAINTEXT, &engine];
+    let world = World::start(&[&flags[..], &["--half-closed-timeout=1s"]].concat()).await;
+    let agent = world.agent("agent-1", &flags).await;
+    world.links(1).await;
+    warm(&world).await;
+    let (port, _source) = targets::source(u64::MAX).await;
+    let source = format!("127.0.0.1:{port}");
+    let mut paused = connect::open(&world.connect(), &source).await;
+    let mut reading = connect::open(&world.connect(), &source).await;
+    let (sink, port) = targets::narrow();
+    let _sink = targets::deaf_on(sink);
+    let mut stuck = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    assert_eq!(value(&world, HITS), 3.0);
+    let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
+    let sending = async {
+        while let Ok(count) = stuck.write(&block).await {
+            sent.fetch_add(count as u64, Relaxed);
+        }
+    };
+    tokio::select! {
+        () = sending => panic!("the tunnel is cut before its end"),
+        () = until_still("nobody takes more", || sent.load(Relaxed)) => (),
+    }
+    drop(stuck);
+
+    reading.shutdown().await.expect("a half-close");
+    let mut block = vec![0; 64 * 1024];
+    let slowly = async {
+        while reading.read_exact(&mut block).await.is_ok() {
+            tokio::time::sleep(PACE).await;
+        }
+    };
+    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
+    tokio::select! {
+        () = slowly => panic!("a tunnel that moves is cut"),
+        () = world.server_metric(idle, 1.0) => (),
+    }
+    until("its target is let go", || {
+        agent.metrics.open_endpoint_connections() == 2
+    })
+    .await;
+    assert_eq!(value(&world, BUSY), 2.0);
+    let mut all = vec![0; 1_000_000];
+    within("bytes after the pause", paused.read_exact(&mut all))
+        .await
+        .expect("the tunnel lives");
+    assert!(all == targets::pattern(0, all.len()));
+}
+
+/// Rule 9, with both drivers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_close_behind_bytes_that_nobody_takes_is_cut() {
+    tokio::join!(
+        a_stuck_half_close_is_cut("epoll"),
+        a_stuck_half_close_is_cut("io-uring")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,129 @@
+//! Legs that outlive their link, on paused time: what was received before a close is theirs for 30 s without progress.
+
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::*;
+
+/// No time at all of what is awaited is as long.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+/// More than a target's end takes unread, and less than a tunnel may have under way.
+const BYTES: usize = 200_000;
+/// What it takes unread.
+const UNREAD_BYTES: usize = 64 * 1024;
+
+impl World {
+    /// Ends the link, ten seconds after nothing moves any more.
+    async fn lose_link(&self) {
+        sleep(Duration::from_secs(10)).await;
+        self.agent.send(Command::Stop).await.unwrap();
+        self.agent.closed().await;
+    }
+}
+
+/// Rule 1, where the link that looked after the leg is gone by then.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_nothing_is_cut_thirty_seconds_after_its_target_closed() {
+    let mut world = world(false, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    target.write_all(&pattern(50_000)).await.unwrap();
+    drop(target);
+    let (mut stuck, _never_read) = duplex(100);
+    let start = Instant::now();
+    let pumping = timeout(FOR_EVER, pump(&mut stuck, &mut leg, Bytes::new()));
+    let (outcome, ()) = tokio::join!(pumping, world.lose_link());
+    let outcome = outcome.expect("it is cut");
+    assert!(
+        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        "{outcome:?}"
+    );
+    assert_eq!(outcome.to_socket, 100);
+    assert_eq!(start.elapsed().as_secs(), 30);
+    world.idle().await;
+}
+
+/// Takes a hundred bytes every 15 s, for minutes, and then the rest.
+async fn a_slow_client(loses_link: bool) {
+    let mut world = world(false, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    let sent = pattern(50_000);
+    target.write_all(&sent).await.unwrap();
+    drop(target);
+    let (mut ours, mut client) = duplex(100);
+    let reading = async {
+        if loses_link {
+            world.lose_link().await;
+        }
+        let mut got = Vec::new();
+        for _piece in 0..20 {
+            sleep(Duration::from_secs(15)).await;
+            let mut some = [0; 100];
+            client.read_exact(&mut some).await.unwrap();
+            got.extend_from_slice(&some);
+        }
+        client.read_to_end(&mut got).await.unwrap();
+        got
+    };
+    let pumping = timeout(FOR_EVER, pump(&mut ours, &mut leg, Bytes::new()));
+    let (outcome, got) = tokio::join!(pumping, reading);
+    let outcome = outcome.expect("it is over");
+    assert!(
+        matches!(
+            outcome.end,
+            PumpEnd::Tunnel(TunnelEnd::Closed { ref error }) if error.is_empty()
+        ),
+        "{outcome:?}"
+    );
+    assert!(got == sent, "{} bytes", got.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_some_now_and_then_gets_all_of_it() {
+    a_slow_client(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_some_now_and_then_gets_all_of_it_without_the_link() {
+    a_slow_client(true).await;
+}
+
+/// At the other end, where a client has closed: its target has as long.
+#[tokio::test(start_paused = true)]
+async fn a_target_is_left_what_its_client_sent_before_its_close_for_thirty_seconds() {
+    for (reads_after, hears) in [(25, BYTES), (35, UNREAD_BYTES)] {
+        let mut world = world(true, Isolation::default()).await;
+        let (mut leg, mut target) = world.open().await;
+        let start = Instant::now();
+        let sent = pattern(BYTES);
+        leg.send(Bytes::from(sent.clone()));
+        leg.close();
+        world.lose_link().await;
+        sleep_until(start + Duration::from_secs(reads_after)).await;
+        let mut heard = Vec::new();
+        timeout(FOR_EVER, target.read_to_end(&mut heard))
+            .await
+            .expect("an end")
+            .unwrap();
+        assert!(heard == sent[..hears], "{} bytes", heard.len());
+    }
+}
+
+/// What a leg says after the end of its link has nobody to read it, nor may it hold what would.
+#[tokio::test]
+async fn legs_that_go_after_their_link_leave_nothing_of_it() {
+    let mut world = world(true, Isolation::default()).await;
+    let (first, _target) = world.open().await;
+    let (mut second, _other) = world.open().await;
+    world.agent.send(Command::Stop).await.unwrap();
+    assert_eq!(ended(&mut second).await, TunnelEnd::LinkLost);
+    second.send(Bytes::from_static(b"too late"));
+    drop(second);
+    drop(first);
+    let over = async {
+        while world.mailbox.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(10), over)
+        .await
+        .expect("the link's mailbox goes with its last leg");
+}
