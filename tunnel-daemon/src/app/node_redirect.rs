@@ -12,13 +12,14 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, join, listen, look_after, not_redirected, say_neighbours};
+use super::redirect::{LISTENER, join, listen, not_redirected, say_neighbours};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
-use crate::agent::node::Wants;
-use crate::config::plan::{NodeRedirectPlan, RuleFileOf};
+use super::redirect_watch::look_after;
+use crate::agent::node::{Wanted, Wants};
+use crate::config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule};
@@ -158,6 +159,7 @@ fn attach(
     }
     let looked_after = look_after(
         Arc::clone(&redirect),
+        OnFailure::Open,
         plan.cgroup.clone(),
         metrics.clone(),
         view,
@@ -274,9 +276,15 @@ impl Services {
 }
 
 impl Wants for Services {
-    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Arc<str>, NodeRefusal> {
+    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Wanted, NodeRefusal> {
         let found = match self.origin(accepted, peer) {
-            Ok(origin) => self.destinations.load().of_service(origin),
+            Ok(service) => {
+                let destination = self.destinations.load().of_service(service);
+                destination.map(|destination| Wanted {
+                    destination,
+                    called: Some(service),
+                })
+            }
             Err(error) => {
                 tracing::debug!(%peer, %error, "connection refused");
                 self.metrics.redirect().refused(match error {

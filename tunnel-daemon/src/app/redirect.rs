@@ -5,21 +5,19 @@
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream,
 };
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use ipnet::IpNet;
 use socket2::SockRef;
-use tokio_util::sync::CancellationToken;
 
 use super::listeners::{Counted, Listening, listen_addr, socket_addr};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
+use super::redirect_watch::look_after;
 use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
@@ -34,13 +32,10 @@ use crate::net::listen::{ListenAddr, Listener};
 use crate::net::origin::{OriginSource, PacketFilterOrigin, accept_any_address};
 use crate::net::stream::ByteStream;
 use crate::net::tasks::Tasks;
-use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::Listener as ListenerLabel;
 
 /// The number of the one listener among rules.
 pub(super) const LISTENER: u32 = 0;
-/// How often counts of the kernel are read, and the cgroup looked after.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
 const ALWAYS_LEFT: [&str; 6] = [
     "127.0.0.0/8",
@@ -195,6 +190,7 @@ impl Listening<'_> {
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 let looked_after = look_after(
                     Arc::clone(&programs),
+                    redirect.on_failure,
                     redirect.cgroup.clone(),
                     self.metrics.clone(),
                     Arc::clone(&view),
@@ -457,37 +453,6 @@ pub(super) fn missing(caps: &HostCaps) -> String {
         return "lacks nothing that is known to be needed".to_owned();
     }
     missing.join("; ")
-}
-
-/// Brings the kernel's counts to the metrics, and says when the cgroup is gone: its programs went with it.
-pub(super) async fn look_after(
-    redirect: Arc<Redirect>,
-    cgroup: std::path::PathBuf,
-    metrics: AditMetrics,
-    view: Arc<RedirectView>,
-    stop: CancellationToken,
-) {
-    let mut there = true;
-    loop {
-        if let Ok(calls) = redirect.calls() {
-            for (outcome, count) in calls {
-                metrics.redirect().set_calls(outcome, count);
-            }
-        }
-        if there && !is_there(&cgroup) {
-            there = false;
-            view.missing(&format!("the cgroup {} was removed", cgroup.display()));
-            tracing::warn!(cgroup = %cgroup.display(), "the captured cgroup was removed: nothing is redirected until a restart");
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK_EVERY) => (),
-        }
-    }
-}
-
-fn is_there(cgroup: &Path) -> bool {
-    cgroup.join("cgroup.procs").exists()
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! Maps of the object by what they hold. Keys and values are the bytes that the shared types lay out.
 
+use std::collections::HashSet;
+
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, MapData, MapError, PerCpuArray};
 
 use adit_ebpf_abi::{
     ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival, ArrivalKey, CALL_OUTCOMES, LISTENER_BYTES,
-    LISTENER_KEY_BYTES, Listener, ListenerKey, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey,
-    SCOPE_BITS,
+    LISTENER_KEY_BYTES, Listener, ListenerKey, PROCESSES_MAX, RULE_BYTES, RULE_KEY_BYTES, Rule,
+    RuleKey, SCOPE_BITS,
 };
 
 use super::object::KernelError;
@@ -16,6 +18,7 @@ const RULES: &str = "REDIRECT_RULES";
 const GENERATION: &str = "REDIRECT_GENERATION";
 const LISTENERS: &str = "REDIRECT_LISTENERS";
 const EXEMPT: &str = "REDIRECT_EXEMPT";
+const PROCESSES: &str = "REDIRECT_PROCESSES";
 const ARRIVALS: &str = "REDIRECT_ARRIVALS";
 const CALLS: &str = "REDIRECT_CALLS";
 
@@ -43,6 +46,7 @@ pub struct RedirectMaps {
     generation: Array<MapData, u32>,
     listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
     exempt: HashMap<MapData, u64, u8>,
+    processes: HashMap<MapData, u32, u8>,
     arrivals: HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>,
     calls: PerCpuArray<MapData, u64>,
 }
@@ -58,6 +62,7 @@ impl RedirectMaps {
             generation: take!(ebpf, GENERATION, Array),
             listeners: take!(ebpf, LISTENERS, HashMap),
             exempt: take!(ebpf, EXEMPT, HashMap),
+            processes: take!(ebpf, PROCESSES, HashMap),
             arrivals: take!(ebpf, ARRIVALS, HashMap),
             calls: take!(ebpf, CALLS, PerCpuArray),
         })
@@ -129,6 +134,30 @@ impl RedirectMaps {
         self.exempt
             .insert(socket_cookie, 1, 0)
             .map_err(refused(EXEMPT))
+    }
+
+    /// Processes that are part of the tunnel, by id; those that join meanwhile, perhaps.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn processes(&self) -> Result<HashSet<u32>, KernelError> {
+        // A walk begins anew when its place is gone.
+        self.processes
+            .keys()
+            .take(2 * PROCESSES_MAX as usize)
+            .collect::<Result<_, _>>()
+            .map_err(refused(PROCESSES))
+    }
+
+    /// Forgets a process: its calls are redirected from now on. One that is not there is fine.
+    ///
+    /// # Errors
+    /// The kernel refused for another reason.
+    pub fn forget_process(&mut self, id: u32) -> Result<(), KernelError> {
+        match self.processes.remove(&id) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(error) => Err(refused(PROCESSES)(error)),
+        }
     }
 
     /// Takes note of a connection and gives it; `None` if the programs left none, or left it too long ago.

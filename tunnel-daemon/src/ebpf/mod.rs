@@ -11,5 +11,6 @@ pub mod maps;
 pub mod netns;
 pub mod object;
 pub mod pins;
+pub mod processes;
 pub mod redirect;
 pub(crate) mod release;

@@ -51,6 +51,9 @@ pub enum KernelError {
     /// Something of the object is not there: it was built from other sources.
     #[error("the eBPF object has no {0}: build it again with `cargo xtask ebpf`")]
     NotInObject(&'static str),
+    /// It cannot be told which processes there are.
+    #[error("cannot see which processes have ended: {0}")]
+    Processes(&'static str),
     /// The kernel does not tell namespaces apart.
     #[error("cannot ask for the network namespace: {0}; Linux 5.14 or newer can")]
     Namespace(std::io::Error),

@@ -17,6 +17,7 @@ use super::attach::{Attached, open_cgroup};
 use super::generations::Generations;
 use super::maps::RedirectMaps;
 use super::object::{KernelError, load};
+use super::processes::{self, Life, Processes};
 use super::{netns, pins};
 
 /// Names of other programs in one log line.
@@ -110,6 +111,8 @@ pub struct Redirect {
     maps: Mutex<RedirectMaps>,
     /// Locked before the maps.
     rules: Mutex<Generations>,
+    /// Locked before the maps.
+    processes: Mutex<Processes>,
     attached: Mutex<Attached>,
     /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
     _object: Mutex<aya::Ebpf>,
@@ -135,6 +138,7 @@ impl Redirect {
         Ok(Self {
             maps: Mutex::new(maps),
             rules: Mutex::default(),
+            processes: Mutex::default(),
             attached: Mutex::new(attached),
             _object: Mutex::new(ebpf),
         })
@@ -289,6 +293,28 @@ impl Redirect {
         let cookie = rustix::net::sockopt::socket_cookie(socket)
             .map_err(|error| KernelError::Namespace(error.into()))?;
         self.maps().exempt(cookie)
+    }
+
+    /// Forgets processes that joined and have ended, so that none that is given the id of one is taken for it, and says how
+    /// many. Each look finds also those whose ids were given away since the look before. Reads `/proc`, so it blocks for
+    /// moments.
+    ///
+    /// # Errors
+    /// `/proc` does not tell, or the kernel refused; those that are not forgotten are at the next look.
+    pub fn forget_ended(&self) -> Result<usize, KernelError> {
+        processes::visible().map_err(KernelError::Processes)?;
+        let mut seen = self
+            .processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Whoever accepts a connection needs the maps, and does not wait for files.
+        let noted = self.maps().processes()?;
+        let over = seen.over(&noted, Life::of);
+        for id in &over {
+            self.maps().forget_process(*id)?;
+            seen.forgotten(*id);
+        }
+        Ok(over.len())
     }
 
     /// Where the connection that `accept` showed as coming from `client` wanted to go. Once: the answer is forgotten.

@@ -22,12 +22,21 @@ pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
 pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// Where an accepted connection wants to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// `host:port` as servers are asked with it.
+    pub destination: Arc<str>,
+    /// The address its client called; `None`: the one that accepted it.
+    pub called: Option<SocketAddr>,
+}
+
+/// Knows where accepted connections want to go.
 pub trait Wants: Send + Sync + 'static {
-    /// `host:port` as servers are asked with it; `peer` is who connected.
+    /// Of this one; `peer` is who connected.
     ///
     /// # Errors
     /// It is not known, or not to be served.
-    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Arc<str>, NodeRefusal>;
+    fn destination(&self, accepted: &TcpStream, peer: SocketAddr) -> Result<Wanted, NodeRefusal>;
 }
 
 /// All connections of a listener want to go to one place.
@@ -35,8 +44,11 @@ pub trait Wants: Send + Sync + 'static {
 pub struct Fixed(pub Arc<str>);
 
 impl Wants for Fixed {
-    fn destination(&self, _: &TcpStream, _: SocketAddr) -> Result<Arc<str>, NodeRefusal> {
-        Ok(Arc::clone(&self.0))
+    fn destination(&self, _: &TcpStream, _: SocketAddr) -> Result<Wanted, NodeRefusal> {
+        Ok(Wanted {
+            destination: Arc::clone(&self.0),
+            called: None,
+        })
     }
 }
 
@@ -68,7 +80,7 @@ impl NodeListener {
             return self.door.refuse(&socket, peer, "", NodeRefusal::Limit);
         };
         match self.wants.destination(&socket, peer) {
-            Ok(destination) => self.door.serve(socket, peer, &destination).await,
+            Ok(wanted) => self.door.serve(socket, peer, &wanted).await,
             Err(why) => self.door.refuse(&socket, peer, "", why),
         }
     }

@@ -1,0 +1,145 @@
+//! Processes that are part of the tunnel, by the ids that programs note, and which of them have ended: an id is given away
+//! again, to a process that is nobody's.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+
+/// Inode of the process namespace by whose numbers programs know processes, in every kernel.
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// The first process of that namespace, which never ends.
+const FIRST_PROCESS: u32 = 1;
+/// Place of the time at which a process began in `/proc/PID/stat`, counted behind the name.
+const BEGAN_AT: usize = 19;
+
+/// Whether `/proc` tells which processes there are.
+///
+/// # Errors
+/// Why it does not, and what to do about it.
+pub fn visible() -> Result<(), &'static str> {
+    let namespace = fs::metadata("/proc/self/ns/pid").map(|meta| meta.ino());
+    if !namespace.is_ok_and(|inode| inode == FIRST_NAMESPACE) {
+        return Err("this process is not in the host's process namespace (hostPID)");
+    }
+    // A process that is hidden looks like one that has ended.
+    match Life::of(FIRST_PROCESS) {
+        Life::Began(_) => Ok(()),
+        Life::Ended | Life::Unknown => {
+            Err("/proc hides the processes of other users (hidepid): mount it without that")
+        }
+    }
+}
+
+/// What `/proc` says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// When it began, in ticks of the kernel's clock: of two processes with one id each has its own.
+    Began(u64),
+    /// There is none of this id.
+    Ended,
+    /// It cannot be read.
+    Unknown,
+}
+
+impl Life {
+    /// That of the process with this id.
+    pub(super) fn of(id: u32) -> Self {
+        match fs::read(format!("/proc/{id}/stat")) {
+            Ok(stat) => began(&stat).map_or(Self::Unknown, Self::Began),
+            // The second: it ended between opening and reading.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    || error.raw_os_error() == Some(libc::ESRCH) =>
+            {
+                Self::Ended
+            }
+            Err(_unreadable) => Self::Unknown,
+        }
+    }
+}
+
+fn began(stat: &[u8]) -> Option<u64> {
+    // The name may hold anything, also what closes it.
+    let name_ends = stat.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(stat.get(name_ends + 1..)?).ok()?;
+    fields.split_ascii_whitespace().nth(BEGAN_AT)?.parse().ok()
+}
+
+/// Those that were seen, and when each began.
+#[derive(Debug, Default)]
+pub(super) struct Processes {
+    began: HashMap<u32, u64>,
+}
+
+impl Processes {
+    /// Which of `noted` have ended, or are others than those that were seen with these ids before.
+    pub(super) fn over(&mut self, noted: &HashSet<u32>, life: impl Fn(u32) -> Life) -> Vec<u32> {
+        self.began.retain(|id, _| noted.contains(id));
+        let is_over = |id: &u32| match life(*id) {
+            Life::Began(at) => *self.began.entry(*id).or_insert(at) != at,
+            Life::Ended => true,
+            Life::Unknown => false,
+        };
+        noted.iter().copied().filter(is_over).collect()
+    }
+
+    /// It is no longer noted: whoever is noted with this id next is seen for the first time.
+    pub(super) fn forgotten(&mut self, id: u32) {
+        self.began.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn processes_that_ended_or_are_others_are_over() {
+        let mut processes = Processes::default();
+        let all: HashSet<u32> = [7, 8, 9].into();
+        assert!(processes.over(&all, |_| Life::Began(100)).is_empty());
+        // Of what cannot be read nothing is said.
+        let life = |id| match id {
+            7 => Life::Began(200),
+            8 => Life::Ended,
+            _ => Life::Unknown,
+        };
+        let mut over = processes.over(&all, life);
+        over.sort_unstable();
+        assert_eq!(over, [7, 8]);
+        // As long as it is noted it is over, and what is noted anew is new.
+        assert_eq!(processes.over(&[7].into(), life), [7]);
+        processes.forgotten(7);
+        assert!(processes.over(&[7].into(), life).is_empty());
+        // Somebody else removed it meanwhile.
+        assert!(processes.over(&HashSet::new(), life).is_empty());
+        let later = |_| Life::Began(300);
+        assert!(processes.over(&[7].into(), later).is_empty());
+    }
+
+    #[test]
+    fn a_process_began_once_and_ends() {
+        let own = Life::of(std::process::id());
+        assert!(matches!(own, Life::Began(_)), "{own:?}");
+        assert_eq!(Life::of(std::process::id()), own);
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(matches!(Life::of(child.id()), Life::Began(_)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(Life::of(child.id()), Life::Ended);
+    }
+
+    #[test]
+    fn names_of_processes_do_not_lead_astray() {
+        let fields = "S 1 2 2 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
+        for name in ["a", "a b) S 1 (", ""] {
+            assert_eq!(began(format!("9 ({name}) {fields}").as_bytes()), Some(4711));
+        }
+        for broken in ["", "9 (a", "9 (a)", "9 (a) S 1"] {
+            assert_eq!(began(broken.as_bytes()), None);
+        }
+    }
+}

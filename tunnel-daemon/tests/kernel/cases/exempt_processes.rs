@@ -1,0 +1,99 @@
+//! Processes that are part of the tunnel are forgotten when they end: their ids go to others.
+
+use adit::ebpf::processes::visible;
+use adit::ebpf::redirect::unpin;
+use aya::maps::{HashMap, Map, MapData, loaded_maps};
+
+use crate::support::bpffs::Bpffs;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::privilege::{ready, skip};
+use crate::support::target::target;
+use crate::support::world::World;
+
+/// The map of exempt processes, as the kernel cuts its name.
+const MAP: &str = "REDIRECT_PROCES";
+/// No hello of TLS: the agent port ends the connection, and its call is what counts.
+const NO_HELLO_BYTES: usize = 64;
+
+/// Whether the programs of any redirect leave this process alone.
+fn is_exempt(process: u32) -> bool {
+    let maps = loaded_maps()
+        .filter_map(Result::ok)
+        .filter(|map| map.name_as_str() == Some(MAP));
+    maps.filter_map(|map| {
+        // One that has gone meanwhile exempts nobody.
+        let map = Map::from_map_data(MapData::from_id(map.id()).ok()?).ok()?;
+        HashMap::<MapData, u32, u8>::try_from(map).ok()
+    })
+    .any(|map| map.get(&process, 0).is_ok())
+}
+
+fn is_ready(test: &str) -> bool {
+    if !ready(test) {
+        return false;
+    }
+    if let Err(why) = visible() {
+        skip(test, why);
+        return false;
+    }
+    true
+}
+
+#[test]
+fn an_exempt_process_is_forgotten_when_it_ends_and_not_before() {
+    if is_ready("exempt processes that end") {
+        forgotten("open", "127.18.0.1");
+    }
+}
+
+#[test]
+fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
+    let test = "exempt processes that end, closing on failure";
+    if !is_ready(test) {
+        return;
+    }
+    match Bpffs::somewhere() {
+        Ok(_mounted) => forgotten("closed", "127.19.0.1"),
+        Err(why) => skip(test, &why),
+    }
+}
+
+fn forgotten(on_failure: &str, address: &str) {
+    let target = target(address);
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect={target}"),
+        format!("--redirect-on-failure={on_failure}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    let mut server = world.server(None, &flags);
+    let agent = world.agent(&server, None);
+    let [ends, mut stays] = [(); 2].map(|()| {
+        let mut client = Client::start(Some(clients.path()));
+        assert!(!client.call(target).unwrap().is_direct());
+        client.carry(server.agents, NO_HELLO_BYTES).unwrap_err();
+        assert!(is_exempt(client.id()));
+        assert!(client.call(target).unwrap().is_direct());
+        client
+    });
+    let ended = ends.id();
+    drop(ends);
+    server.until("it is forgotten", || (!is_exempt(ended)).then_some(()));
+    assert!(is_exempt(stays.id()));
+    assert!(stays.call(target).unwrap().is_direct());
+    server.role.kill();
+    drop(agent);
+    if on_failure == "closed" {
+        // Nobody looks, and the programs are still there with all they know.
+        assert!(is_exempt(stays.id()));
+        let next = world.server(None, &flags);
+        let _agent = world.agent(&next, None);
+        next.until("its predecessor's maps are gone", || {
+            (!is_exempt(stays.id())).then_some(())
+        });
+        assert!(!stays.call(target).unwrap().is_direct());
+        drop(next);
+        unpin(clients.path()).unwrap();
+    }
+}
