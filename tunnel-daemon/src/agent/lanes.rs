@@ -13,8 +13,8 @@ use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, LaneEvent, Lanes, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
+use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
@@ -286,6 +286,8 @@ impl LaneKeeper {
             }
             lane.count_as(self.adit().lane(LaneState::Busy));
             self.0.changed.notify_one();
+            // Until its target counts as open, or the lane is idle again.
+            let _under_way = self.0.context.dials.begin();
             let answer = {
                 let dialing = dial_target(&self.0.context, &request.protocol, &request.address);
                 // Boxed: a dial's state is large, and the tunnel that follows may live for days.
@@ -352,8 +354,8 @@ impl LaneKeeper {
         let entry = context.enter(&self.0.server, &address, Path::Lane);
         leg.tell(entry.live());
         let counted = CountedTunnel::opened(self.adit(), Path::Lane);
-        let tunnel = serve_target(socket, leg, address, (entry, open));
-        let tunnel = tunnel.map(move |outcome| {
+        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+            drop(entry);
             counted.ended(outcome.reason_at_target());
         });
         // Without room the leg is dropped, which ends the tunnel.
@@ -477,8 +479,11 @@ impl LaneHome for Home {
 
     fn take_back(&self, mut lane: Lane) {
         let keeper = self.0.clone();
+        let settles = self.watch().settles();
         let settling = async move {
-            match settle(&mut lane).await {
+            let settled = settle(&mut lane).await;
+            drop(settles);
+            match settled {
                 Ok(()) => keeper.serve(lane, true).await,
                 Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
                 Err(Unsettled::Silent) => {

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::LaneKeeper;
-use super::targets::dial_target;
+use super::targets::{Dials, UnderWay, dial_target};
 use crate::hub::{
     Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
     PipeRelay, serve_target,
@@ -230,6 +230,8 @@ pub struct LinkContext {
     pub metrics: AgentMetrics,
     /// Where dials and targets run.
     pub tasks: Tasks,
+    /// Dials of targets, over the link and over lanes.
+    pub dials: Arc<Dials>,
     /// Room for lanes in the whole process.
     pub lane_room: Arc<LaneRoom>,
     /// Looks after lanes in trouble.
@@ -370,32 +372,39 @@ struct Hooks {
 }
 
 impl LinkHooks for Hooks {
-    fn start_dial(&mut self, key: TunnelKey, protocol: String, address: String) {
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        protocol: String,
+        address: String,
+    ) -> Result<(), String> {
         let Some(commands) = self.commands.upgrade() else {
-            return;
+            return Ok(());
         };
         if let Some(lanes) = &self.lanes {
             lanes.missed();
         }
         let cancel = CancellationToken::new();
         self.dials.insert(key, cancel.clone());
-        let context = self.context.clone();
-        let (refused, server) = (commands.clone(), self.server.clone());
+        let (context, under_way) = (self.context.clone(), self.context.dials.begin());
+        let server = self.server.clone();
         let work = async move {
             cancel
                 .run_until_cancelled(dial_and_serve(
-                    context, commands, key, server, protocol, address,
+                    context, under_way, commands, key, server, protocol, address,
                 ))
                 .await;
         };
         if self.context.tasks.spawn("target", work).is_err() {
-            // The dial's answer tells the client; the queue is never full of answers to dials not started.
-            let (leg, _dropped) = oneshot::channel();
-            let outcome = Err(String::from(
-                "dial refused: this agent is at its limit of open targets",
-            ));
-            let _full = refused.try_send(Command::Dialed(Dialed { key, outcome, leg }));
+            self.dials.remove(&key);
+            let why = if self.context.tasks.stopping().is_cancelled() {
+                "this agent is stopping"
+            } else {
+                "this agent is at its limit of open targets"
+            };
+            return Err(format!("dial refused: {why}"));
         }
+        Ok(())
     }
 
     fn cancel_dial(&mut self, key: TunnelKey) {
@@ -438,6 +447,7 @@ impl LinkHooks for Hooks {
 
 async fn dial_and_serve(
     context: LinkContext,
+    under_way: UnderWay,
     commands: mpsc::Sender<Command>,
     key: TunnelKey,
     server: ServerId,
@@ -469,11 +479,15 @@ async fn dial_and_serve(
             leg.watch(LegWatch::Target(address.as_str().into()));
         }
         let open = context.metrics.open_endpoint_connection();
+        drop(under_way);
         let entry = context.enter(&server, &address, Path::Link);
         leg.tell(entry.live());
         let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
-        let outcome = serve_target(socket, leg, address, (entry, open)).await;
-        counted.ended(outcome.reason_at_target());
+        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+            drop(entry);
+            counted.ended(outcome.reason_at_target());
+        });
+        tunnel.await;
     }
 }
 

@@ -1,11 +1,53 @@
 //! Dials of targets, counted.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
 use adit_core::text::Excerpt;
 use tokio::net::TcpStream;
 
 use super::link::LinkContext;
 use crate::net::descriptors::Use;
 use crate::telemetry::labels::EndpointDialFailure;
+
+/// The dials of a process: an agent that goes away waits for them.
+#[derive(Debug, Default)]
+pub struct Dials {
+    under_way: AtomicUsize,
+    asked: AtomicU64,
+}
+
+impl Dials {
+    /// One more, for as long as the guard lives: until its target counts as open, or it has failed.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        self.asked.fetch_add(1, Relaxed);
+        self.under_way.fetch_add(1, Relaxed);
+        UnderWay(Arc::clone(self))
+    }
+
+    /// Those that have no outcome yet.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.under_way.load(Relaxed)
+    }
+
+    /// All since the process began: who looks now and then sees also those that were short.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Relaxed)
+    }
+}
+
+/// A dial without an outcome.
+#[derive(Debug)]
+pub struct UnderWay(Arc<Dials>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Relaxed);
+    }
+}
 
 /// Dials a target and counts how it went. A dropped call leaves nothing behind.
 ///

@@ -25,10 +25,11 @@ use crate::agent::link::LinkContext;
 use crate::agent::reach::Reach;
 use crate::agent::servers::{Servers, ServersSettings};
 use crate::agent::sync::SyncPolicy;
+use crate::agent::targets::Dials;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
-use crate::hub::PipeRelay;
+use crate::hub::{LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
@@ -54,6 +55,8 @@ pub struct RunningAgent {
     node: Arc<NodeSide>,
     servers: Servers,
     targets: Tasks,
+    dials: Arc<Dials>,
+    lane_watch: Arc<LaneWatch>,
     services: Tasks,
     relay: Option<Arc<PipeRelay>>,
     stop: CancellationToken,
@@ -107,7 +110,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     let allowed = Arc::new(allowed);
     let context = LinkContext {
         dialer: Arc::new(Dialer::accounted(
-            Arc::clone(&resolver),
+            resolver,
             Arc::clone(&allowed),
             allowed,
             plan.dial_timeout,
@@ -119,11 +122,13 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
+        dials: Arc::default(),
         lane_room,
         lane_watch: Arc::default(),
         relay: relay.clone(),
     };
-    let watch = Arc::clone(&context.lane_watch);
+    let (dials, lane_watch) = (Arc::clone(&context.dials), Arc::clone(&context.lane_watch));
+    let watch = Arc::clone(&lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });
     let room = Arc::clone(&context.lane_room);
     let counted = Arc::clone(room.descriptors());
@@ -132,7 +137,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
         reach: Reach {
-            resolver,
+            // One of its own: names of targets that nobody answers for must not keep this agent from its servers.
+            resolver: Arc::new(SystemResolver::new()?),
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),
@@ -200,6 +206,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         node,
         servers,
         targets,
+        dials,
+        lane_watch,
         services,
         relay,
         stop,
@@ -267,13 +275,26 @@ impl RunningAgent {
         self.servers.drain();
     }
 
-    /// Waits until no target connection and none of this node's is left, at most `grace`.
+    /// Waits until no connection to a target and none of this node's is left, and nobody has asked for one for
+    /// [`limits::DRAIN_QUIET`]: servers may have asked before they heard of it. At most `grace`.
     pub async fn idle(&self, grace: Duration) {
-        let adit = self.metrics.adit();
+        let (mut quiet_since, mut asked) = (Instant::now(), self.dials.asked());
         wait_until(grace, || {
-            self.metrics.open_endpoint_connections() == 0 && adit.node_connections() == 0
+            let asked_now = self.dials.asked();
+            if self.is_busy() || asked_now != asked {
+                (quiet_since, asked) = (Instant::now(), asked_now);
+            }
+            quiet_since.elapsed() >= limits::DRAIN_QUIET
         })
         .await;
+    }
+
+    fn is_busy(&self) -> bool {
+        self.dials.under_way() > 0
+            || self.metrics.open_endpoint_connections() > 0
+            || self.lane_watch.settling() > 0
+            || self.metrics.adit().node_connections() > 0
+            || self.node.connections.running() > 0
     }
 
     /// Cuts whatever is left.

@@ -17,6 +17,7 @@ mod redirect_netns;
 mod redirect_origin;
 mod redirect_rules;
 mod redirect_view;
+mod redirect_watch;
 mod relay;
 pub mod run;
 pub mod server;

@@ -468,9 +468,10 @@ impl RunningServer {
         self.hub.refuse_dials();
         self.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);
-        let clients = self.tasks.clients.clone();
+        let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
-            clients.running() == 0
+            // Clients that are gone may have left bytes that their targets are still to get.
+            clients.running() == 0 && lanes.settling() == 0
         })
         .await;
         self.hub.announce_shutdown();

@@ -261,9 +261,11 @@ impl Asked {
 }
 
 async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
-    let outcome = serve_target(socket, leg, address, ()).await;
-    let reason = outcome.reason_at_target();
-    record.ended(outcome.to_socket, outcome.from_socket, reason);
+    let tunnel = serve_target(socket, leg, address, (), move |outcome| {
+        let reason = outcome.reason_at_target();
+        record.ended(outcome.to_socket, outcome.from_socket, reason);
+    });
+    tunnel.await;
 }
 
 /// Counts a tunnel and writes its access event, whatever happens.

@@ -34,6 +34,9 @@ pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const GO_CLIENT_DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client that will not be served has to ask and to take the refusal: it holds a descriptor that others need.
 pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time without a dial or a tunnel after which an agent that drains leaves: far above a round trip to its servers and back,
+/// within which a dial may have crossed its word.
+pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 /// Time to get the last CLOSE packets out once a shutdown is over, before sockets are cut.
 pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
 
@@ -163,4 +166,4 @@ const _: () = assert!(
         && AGENT_XFR_CHANNEL_SIZE <= XFR_CHANNEL_SIZE_MAX
 );
 const _: () = assert!(UNIX_SOCKET_MODE == 0o777 & !UNIX_SOCKET_UMASK);
-const _: () = assert!(SHUTDOWN_FLUSH.as_secs() < SHUTDOWN_GRACE.as_secs());
+const _: () = assert!(SHUTDOWN_FLUSH.as_secs() + DRAIN_QUIET.as_secs() < SHUTDOWN_GRACE.as_secs());

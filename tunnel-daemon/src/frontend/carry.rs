@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::events::ClientTunnel;
-use crate::hub::{Leg, PipeRelay, PumpEnd, pump};
+use crate::hub::{Closing, Leg, PipeRelay, PumpEnd, part, pump};
 use crate::lane::Pipe;
 use crate::net::stream::Connection;
 use crate::telemetry::GaugeGuard;
@@ -23,9 +23,10 @@ pub(super) struct Client<S> {
 }
 
 impl<S: Connection> Client<S> {
-    /// Moves bytes until the tunnel or the client has ended, and reports it. `leg` is empty then: what it held is accounted
-    /// for until it goes. A cancelled call leaves both to their `Drop`: the tunnel is reset.
-    pub(super) async fn pump(&mut self, leg: &mut Option<Leg>) -> Option<PumpEnd> {
+    /// Moves bytes until the tunnel or the client has ended, and reports it; says how the connection is to be closed, if it
+    /// has not failed. `leg` is empty then: what it held is accounted for until it goes. A cancelled call leaves both to
+    /// their `Drop`: the tunnel is reset.
+    pub(super) async fn pump(&mut self, leg: &mut Option<Leg>) -> Option<Closing> {
         let Self {
             io, early, tunnel, ..
         } = self;
@@ -36,7 +37,13 @@ impl<S: Connection> Client<S> {
         };
         tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
         *leg = None;
-        Some(outcome.end)
+        outcome.closing()
+    }
+
+    /// Closes the connection, but for dropping it. A target that broke off must not look like one that closed, not even for
+    /// a moment.
+    pub(super) async fn close(&mut self, closing: Closing) {
+        part(&mut self.io, closing).await;
     }
 
     /// Hands both sockets over to relay threads, to the end. A cancelled call resets them.

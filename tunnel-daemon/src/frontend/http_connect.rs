@@ -16,9 +16,8 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
-use crate::config::limits;
 use crate::config::plan::ConnectPlan;
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PumpEnd};
+use crate::hub::{Carrier, Closing, Hub, Leg, OpenTunnel};
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
@@ -70,10 +69,8 @@ fn carry<S: Connection>(mut client: Client<S>, leg: Leg) -> impl Future<Output =
     async move {
         // In this order they are dropped, if it comes to that.
         let (leg, client) = (&mut leg, &mut client);
-        if relay(client, leg).await {
-            // TLS may still hold the last bytes of a client that reads slowly. Most sockets are shut down already.
-            let closing = client.io.shutdown();
-            let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
+        if let Some(closing) = relay(client, leg).await {
+            client.close(closing).await;
         }
     }
 }
@@ -253,21 +250,22 @@ async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
     client.splice(pipe).await;
 }
 
-/// Moves bytes until the tunnel ends (`true`) or the client has gone.
-async fn relay<S: Connection>(client: &mut Client<S>, carrier: &mut Option<Leg>) -> bool {
+/// Moves bytes until the tunnel ends, and says how the connection is to be closed, or until the client has gone.
+async fn relay<S: Connection>(
+    client: &mut Client<S>,
+    carrier: &mut Option<Leg>,
+) -> Option<Closing> {
     let Client {
         io, early, tunnel, ..
     } = client;
-    let Some(leg) = carrier else {
-        return false;
-    };
+    let leg = carrier.as_mut()?;
     tunnel.watch(leg);
     if Box::pin(answer(io, early, leg.readable())).await.is_err() {
         tunnel.answer_lost();
         tunnel.ended(0, 0, "client_gone");
-        return false;
+        return None;
     }
-    matches!(client.pump(carrier).await, Some(PumpEnd::Tunnel(_)))
+    client.pump(carrier).await
 }
 
 #[cfg(test)]

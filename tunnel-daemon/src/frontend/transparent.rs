@@ -11,12 +11,10 @@ use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::BytesMut;
 use socket2::SockRef;
-use tokio::io::AsyncWriteExt as _;
 
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
-use crate::config::limits;
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel, PumpEnd};
+use crate::hub::{Carrier, Hub, Leg, OpenTunnel};
 use crate::net::blocks;
 use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -63,14 +61,8 @@ fn carry(mut client: Client<ByteStream>, mut leg: Leg) -> impl Future<Output = (
     async move {
         // In this order they are dropped, if it comes to that.
         let (leg, client) = (&mut leg, &mut client);
-        if let Some(PumpEnd::Tunnel(end)) = client.pump(leg).await {
-            if end.is_in_order() {
-                let closing = client.io.shutdown();
-                let _closed = tokio::time::timeout(limits::LINGER_TIMEOUT, closing).await;
-            } else {
-                // A target that broke off must not look like one that closed, not even for a moment.
-                reset(&client.io);
-            }
+        if let Some(closing) = client.pump(leg).await {
+            client.close(closing).await;
         }
     }
 }

@@ -7,69 +7,95 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
+use super::closing::Parting;
 use super::leg::Leg;
 use super::pump::{Pump, PumpEnd, PumpOutcome};
 use crate::net::socket;
 
-/// Serves one connection to a target to its end. The socket is closed on return, after everything owed is written; by a
-/// reset if the tunnel was cut off. `kept` is dropped with it.
+/// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
+/// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
 ///
 /// A cancelled call resets the tunnel.
-pub fn serve_target<A: AsRef<str> + Unpin, K: Unpin>(
+pub fn serve_target<A, K, F>(
     socket: TcpStream,
     mut leg: Leg,
     address: A,
     kept: K,
-) -> impl Future<Output = PumpOutcome> + use<A, K> {
+    ended: F,
+) -> impl Future<Output = ()> + use<A, K, F>
+where
+    A: AsRef<str> + Unpin,
+    K: Unpin,
+    F: FnOnce(&PumpOutcome) + Unpin,
+{
     let pump = Pump::new(&mut leg, Bytes::new());
-    ServeTarget(Some(Joined {
-        pump,
-        leg,
-        socket,
-        address,
+    ServeTarget {
+        tunnel: Some(Tunnel {
+            pump,
+            leg,
+            address,
+            ended,
+        }),
+        parting: None,
+        socket: Some(socket),
         _kept: kept,
-    }))
-}
-
-/// Not an `async` function: that would keep socket and leg twice, for as long as the tunnel lives.
-struct ServeTarget<A, K>(Option<Joined<A, K>>);
-
-/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
-struct Joined<A, K> {
-    pump: Pump,
-    leg: Leg,
-    socket: TcpStream,
-    address: A,
-    _kept: K,
-}
-
-impl<A: AsRef<str> + Unpin, K: Unpin> Future for ServeTarget<A, K> {
-    type Output = PumpOutcome;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PumpOutcome> {
-        let Some(joined) = &mut self.0 else {
-            unreachable!("a target's connection is asked again after its end");
-        };
-        let outcome = ready!(joined.pump.poll(cx, &mut joined.socket, &mut joined.leg));
-        joined.over(&outcome);
-        self.0 = None;
-        Poll::Ready(outcome)
     }
 }
 
-impl<A: AsRef<str>, K> Joined<A, K> {
-    fn over(&mut self, outcome: &PumpOutcome) {
+/// Not an `async` function: that would keep socket and leg twice, for as long as the tunnel lives.
+///
+/// Dropped in this order, if it comes to that: the tunnel is reset before its target's connection goes.
+struct ServeTarget<A, K, F> {
+    /// Until it is over.
+    tunnel: Option<Tunnel<A, F>>,
+    /// From then on.
+    parting: Option<Parting>,
+    /// To the end.
+    socket: Option<TcpStream>,
+    _kept: K,
+}
+
+struct Tunnel<A, F> {
+    pump: Pump,
+    leg: Leg,
+    address: A,
+    ended: F,
+}
+
+impl<A, K, F> Future for ServeTarget<A, K, F>
+where
+    A: AsRef<str> + Unpin,
+    K: Unpin,
+    F: FnOnce(&PumpOutcome) + Unpin,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let Some(socket) = &mut this.socket else {
+            unreachable!("a target's connection is asked again after its end");
+        };
+        if let Some(tunnel) = &mut this.tunnel {
+            let outcome = ready!(tunnel.pump.poll(cx, socket, &mut tunnel.leg));
+            this.parting = outcome.closing().map(Parting::new);
+            if let Some(tunnel) = this.tunnel.take() {
+                tunnel.over(&outcome);
+            }
+        }
+        if let Some(parting) = &mut this.parting {
+            ready!(parting.poll(cx, socket));
+        }
+        this.socket = None;
+        Poll::Ready(())
+    }
+}
+
+impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
+    fn over(mut self, outcome: &PumpOutcome) {
         let address = self.address.as_ref();
-        match &outcome.end {
-            PumpEnd::Tunnel(end) => {
-                if !end.delivers_rest() {
-                    reset_on_close(&self.socket);
-                }
-            }
+        if let PumpEnd::ReadFailed(error) | PumpEnd::WriteFailed(error) = &outcome.end {
             // What was read before the failure still goes to the client, then the reason.
-            PumpEnd::ReadFailed(error) | PumpEnd::WriteFailed(error) => {
-                self.leg.close_with(&go_text(address, error));
-            }
+            self.leg.close_with(&go_text(address, error));
         }
         tracing::debug!(
             target_address = address,
@@ -78,6 +104,9 @@ impl<A: AsRef<str>, K> Joined<A, K> {
             end = ?outcome.end,
             "target connection over"
         );
+        let Self { leg, ended, .. } = self;
+        drop(leg);
+        ended(outcome);
     }
 }
 
@@ -113,7 +142,8 @@ mod tests {
             .await
             .unwrap();
         let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-        let bytes = size_of_val(&serve_target(socket, leg, String::new(), [0_u64; 3]));
+        let serving = serve_target(socket, leg, String::new(), [0_u64; 3], |_outcome| ());
+        let bytes = size_of_val(&serving);
         assert!(bytes <= 384, "{bytes} bytes");
     }
 }

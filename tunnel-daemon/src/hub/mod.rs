@@ -5,6 +5,7 @@
 
 mod asked;
 mod clock;
+mod closing;
 mod conduit;
 mod driver;
 mod endpoint;
@@ -22,6 +23,7 @@ mod watch;
 
 pub use asked::until_answered;
 pub use clock::{Clock, moment};
+pub use closing::{Closing, part};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
 pub use endpoint::{reset_on_close, serve_target};

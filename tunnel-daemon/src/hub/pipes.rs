@@ -527,3 +527,6 @@ impl fmt::Debug for PipeRelay {
         f.debug_tuple("PipeRelay").field(&self.handle).finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

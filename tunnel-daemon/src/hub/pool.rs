@@ -361,15 +361,18 @@ impl LaneHome for Home {
             return lane.reset_connection();
         }
         let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
-        if lane.state().is_idle() && matches!(flushed, Poll::Ready(Ok(()))) {
+        let is_clean = lane.state().is_idle() && lane.is_proven();
+        if is_clean && matches!(flushed, Poll::Ready(Ok(()))) {
             return self.0.keep(lane);
         }
         let home = Arc::clone(&self.0);
+        let settles = self.watch().settles();
         let settling = async move {
             match settle(&mut lane).await {
                 Ok(()) => home.keep(lane),
                 Err(unsettled) => home.unsettled(lane, &unsettled),
             }
+            drop(settles);
         };
         if self
             .0

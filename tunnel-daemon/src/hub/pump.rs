@@ -8,8 +8,9 @@ use adit_core::session::TunnelEnd;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::closing::Closing;
 use super::leg::{Incoming, Leg};
-use crate::net::blocks::BlockReader;
+use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
 
 /// Bytes taken from the leg before the socket gets them.
@@ -39,11 +40,29 @@ pub struct PumpOutcome {
     pub from_socket: u64,
     /// Bytes of the tunnel written to the socket.
     pub to_socket: u64,
+    /// The socket was told that these are all.
+    pub said_all: bool,
     /// How it ended.
     pub end: PumpEnd,
 }
 
 impl PumpOutcome {
+    /// How the socket is to be closed; `None` if it has failed.
+    #[must_use]
+    pub fn closing(&self) -> Option<Closing> {
+        let PumpEnd::Tunnel(end) = &self.end else {
+            return None;
+        };
+        Some(if !end.delivers_rest() {
+            Closing::Reset
+        } else if end.is_in_order() || self.said_all {
+            // Behind the end of its own half, only what this side has still to say can fail.
+            Closing::InOrder
+        } else {
+            Closing::CutOff
+        })
+    }
+
     /// The reason in metrics and the access log where the socket is a target's, so that the peer is the client's end.
     #[must_use]
     pub fn reason_at_target(&self) -> &'static str {
@@ -67,6 +86,8 @@ struct Ends<'a, S> {
 pub(super) struct Pump {
     reader: BlockReader,
     read_done: bool,
+    /// What came after the tunnel's end, and was dropped, has ended, too.
+    drop_done: bool,
     pending: Outbox,
     peer_fin: bool,
     write_shut: bool,
@@ -80,9 +101,8 @@ pub(super) struct Pump {
 /// Runs until the tunnel has ended or the socket has failed. `first` are bytes already read from the socket, which the call
 /// itself hands over.
 ///
-/// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller shuts it
-/// down, with a limit. A cancelled call leaves the
-/// leg to its `Drop`: the tunnel is reset.
+/// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
+/// [`PumpOutcome::closing`] says, by [`super::part`]. A cancelled call leaves the leg to its `Drop`: the tunnel is reset.
 pub fn pump<'a, S: AsyncRead + AsyncWrite + Unpin>(
     socket: &'a mut S,
     leg: &'a mut Leg,
@@ -100,6 +120,7 @@ impl Pump {
         Self {
             reader: BlockReader::default(),
             read_done: false,
+            drop_done: false,
             pending: Outbox::default(),
             peer_fin: false,
             write_shut: false,
@@ -121,6 +142,7 @@ impl Pump {
             .map(|end| PumpOutcome {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
+                said_all: self.write_shut && self.write_failed.is_none(),
                 end,
             })
     }
@@ -239,7 +261,10 @@ impl Pump {
         cx: &mut Context<'_>,
         Ends { socket, leg }: &mut Ends<'_, S>,
     ) -> io::Result<bool> {
-        if self.read_done || self.tunnel_end.is_some() || leg.poll_ready(cx).is_pending() {
+        if self.tunnel_end.is_some() {
+            return Ok(self.poll_drop(cx, *socket));
+        }
+        if self.read_done || leg.poll_ready(cx).is_pending() {
             return Ok(false);
         }
         let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket)? else {
@@ -247,11 +272,28 @@ impl Pump {
         };
         if bytes.is_empty() {
             self.read_done = true;
-            leg.fin();
+            // The kernel tells of a reset once. Who has met it in writing seems to read an end; if there was one before, it
+            // says "broken pipe".
+            let failed = self.write_failed.as_ref();
+            if failed.is_none_or(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+                leg.fin();
+            }
             return Ok(true);
         }
         self.from_socket += bytes.len() as u64;
         leg.send(bytes);
         Ok(true)
+    }
+
+    /// What the socket says after the tunnel's end is for nobody, but may have to be read before it takes the rest: one
+    /// that answers as it reads does not read on until its answer is taken. Returns whether another round may find more.
+    fn poll_drop<S: AsyncRead + Unpin>(&mut self, cx: &mut Context<'_>, socket: &mut S) -> bool {
+        if self.read_done || self.drop_done {
+            return false;
+        }
+        let dropped = blocks::poll_discard(cx, socket);
+        // Writing finds an error, too.
+        self.drop_done = matches!(dropped, Poll::Ready(Ok(0) | Err(_)));
+        dropped.is_ready() && !self.drop_done
     }
 }

@@ -27,12 +27,18 @@ pub enum Unsettled {
     Silent,
 }
 
-/// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
-/// that it has taken may be in its buffers for long, since we do not see them move there.
+/// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel is not behind it.
 ///
 /// # Errors
 /// [`Unsettled`]: close the lane.
 pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
+    finish(lane).await?;
+    prove(lane).await
+}
+
+/// Waits until the lane is clean; bytes that wait for the peer linger as long as its kernel takes some now and then. Those
+/// that it has taken may be in its buffers for long, since we do not see them move there.
+async fn finish(lane: &mut Lane) -> Result<(), Unsettled> {
     // Mostly there is nothing left to wait for, and nothing to ask the kernel.
     if let Some(clean) = clean(lane).now_or_never() {
         return Ok(clean?);
@@ -57,6 +63,28 @@ pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
     tokio::time::timeout(ACKNOWLEDGED_WITHIN, clean(lane))
         .await
         .map_or(Err(Unsettled::Silent), |clean| Ok(clean?))
+}
+
+/// Waits as long for the peer to read what it has not: the tunnel was over before, and nothing cuts its last bytes off.
+async fn prove(lane: &mut Lane) -> Result<(), Unsettled> {
+    let mut before = usize::MAX;
+    while !lane.is_proven() {
+        let patience = if before == 0 {
+            TAKEN_WITHIN
+        } else {
+            limits::LINGER_TIMEOUT
+        };
+        let proven = std::future::poll_fn(|cx| lane.poll_proven(cx));
+        if let Ok(proven) = tokio::time::timeout(patience, proven).await {
+            return Ok(proven?);
+        }
+        let left = lane.unacknowledged_bytes();
+        if left >= before {
+            return Err(Unsettled::Silent);
+        }
+        before = left;
+    }
+    Ok(())
 }
 
 async fn clean(lane: &mut Lane) -> Result<(), LaneFailure> {

@@ -1,8 +1,8 @@
 //! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
 //! notice that its peer is gone; so its task is woken now and then to look at the socket. All others are left asleep.
 
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -41,14 +41,38 @@ impl Probe {
     }
 }
 
-/// The legs on lanes of one process.
+/// The legs on lanes of one process, and the lanes whose legs are gone.
 #[derive(Debug, Default)]
 pub struct LaneWatch {
     probes: Mutex<Vec<Weak<Probe>>>,
     shutting_down: AtomicBool,
+    settling: Arc<AtomicUsize>,
+}
+
+/// A lane that settles, for as long as it lives.
+#[derive(Debug)]
+pub struct Settles(Arc<AtomicUsize>);
+
+impl Drop for Settles {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 impl LaneWatch {
+    /// One more lane whose tunnel is over at this end while bytes of it, or its end, are still on their way.
+    #[must_use]
+    pub fn settles(&self) -> Settles {
+        self.settling.fetch_add(1, Relaxed);
+        Settles(Arc::clone(&self.settling))
+    }
+
+    /// Such lanes now: a process that ends waits for them.
+    #[must_use]
+    pub fn settling(&self) -> usize {
+        self.settling.load(Relaxed)
+    }
+
     /// A leg on a lane whose link is gone once `gone` is cancelled.
     pub(super) fn enter(&self, gone: CancellationToken) -> Arc<Probe> {
         let probe = Arc::new(Probe {

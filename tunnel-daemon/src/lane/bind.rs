@@ -11,7 +11,6 @@ use adit_core::lane::{
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use aws_lc_rs::hmac;
 use bytes::{BufMut as _, BytesMut};
-use futures_util::FutureExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::connection::{Lane, Transport};
@@ -254,23 +253,15 @@ impl Greeter {
         Ok(())
     }
 
-    /// What TLS has at hand behind the greeting.
-    fn read_rest(&mut self) {
-        let mut buffer = BytesMut::new();
-        // An end or a failure is found again.
-        if let Some(Ok(1..)) = self.stream.read_buf(&mut buffer).now_or_never() {
-            self.frames.push(buffer.freeze());
-        }
-    }
-
     /// What came behind READY belongs to the lane.
     async fn into_lane(mut self, role: LaneRole, agreed: Agreed) -> Result<Lane, BindError> {
-        if !agreed.clear {
-            self.read_rest();
-        }
-        let ByteStream::Tls(tls) = self.stream else {
+        let ByteStream::Tls(mut tls) = self.stream else {
             return Err(BindError::NotALane);
         };
+        if !agreed.clear {
+            // The rest of the record that the greeting ended in. The records behind it are the lane's to read.
+            self.frames.push(tls.take_decrypted().into());
+        }
         let records = tls.into_records()?;
         let transport = if agreed.clear {
             Transport::Clear(records.into_clear().await?)

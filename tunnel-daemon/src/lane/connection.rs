@@ -1,20 +1,20 @@
 //! A bound lane: the core's machine over a byte stream.
 
 use std::io;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
 use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::pipe::{Kept, Pipe};
+use super::room::Slot;
 use crate::net::clear::ClearStream;
 use crate::net::outbox::Outbox;
 use crate::net::records::RecordStream;
 use crate::net::socket;
-use crate::telemetry::labels::{LaneEnd as LaneEndLabel, Path};
+use crate::telemetry::labels::LaneEnd as LaneEndLabel;
 use crate::telemetry::{AditMetrics, GaugeGuard};
 
 /// Bytes of frames handed to the stream before it has to take some.
@@ -23,6 +23,10 @@ const WRITE_BATCH_BYTES: usize = 256 * 1024;
 const WRITE_PIECES_MAX: usize = 512;
 /// Pieces read without an event before the task lets others run.
 const PIECES_PER_POLL: usize = 1024;
+/// Payload that may be on its way without proof that the peer has read it: less than its end of the tunnel takes in anyhow.
+const UNPROVEN_BYTES_MAX: u64 = 32 * 1024;
+/// The number of the ping behind more than that. Pings of a pool count from one.
+const PROOF: u64 = u64::MAX;
 /// Frames up to this size are written from one piece: a copy is cheaper than a slice.
 const JOIN_BYTES_MAX: usize = 2048;
 
@@ -46,22 +50,6 @@ impl From<&LaneFailure> for LaneEndLabel {
             LaneFailure::Io(_) | LaneFailure::Closed => Self::Lost,
             LaneFailure::Violation(_) => Self::Violation,
         }
-    }
-}
-
-/// Room for one more lane, of its link and of the process.
-#[derive(Debug)]
-pub struct Slot {
-    _permits: [OwnedSemaphorePermit; 2],
-}
-
-impl Slot {
-    /// `None` when the link or the process has as many lanes as it may. See [`super::LaneRoom::take`].
-    #[must_use]
-    pub(super) fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
-        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
-        let _permits = [of(link)?, of(process)?];
-        Some(Self { _permits })
     }
 }
 
@@ -105,65 +93,6 @@ impl Transport {
     }
 }
 
-/// A lane whose frames are over: its bytes are the tunnel's. Closing its socket resets the connection unless that is
-/// disarmed: without frames nothing else tells the peer that what it got is not the whole, when this process is killed.
-#[derive(Debug)]
-pub struct Pipe {
-    /// The lane's connection.
-    pub socket: TcpStream,
-    /// To be written before anything else: what the peer needs to know that the frames are over.
-    pub unsent: Bytes,
-    /// Read from the connection, and the first bytes of the tunnel.
-    pub received: Bytes,
-    /// Of the connection, when the kernel does its TLS.
-    pub tls: Option<KernelTls>,
-    /// What the lane holds and counts as, for as long as its connection lives.
-    pub kept: Kept,
-}
-
-impl Pipe {
-    /// What its tunnel travels on.
-    #[must_use]
-    pub fn path(&self) -> Path {
-        match self.tls {
-            Some(_) => Path::KtlsLane,
-            None => Path::RawLane,
-        }
-    }
-}
-
-fn reset_on_close(tcp: &TcpStream) {
-    if let Err(error) = socket::set_reset_on_close(tcp) {
-        tracing::debug!(%error, "cannot reset a lane");
-    }
-}
-
-/// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a pipe also how it is counted
-/// once it is no more.
-#[derive(Debug, Default)]
-pub struct Kept {
-    counted: Option<GaugeGuard>,
-    held: Option<Slot>,
-    closes: Option<(AditMetrics, LaneEndLabel)>,
-}
-
-impl Kept {
-    /// The lane was lost.
-    pub fn lost(&mut self) {
-        if let Some((_, end)) = &mut self.closes {
-            *end = LaneEndLabel::Lost;
-        }
-    }
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some((metrics, end)) = self.closes.take() {
-            metrics.lane_closed(end);
-        }
-    }
-}
-
 /// How far an encrypted lane is on its way to being a pipe.
 #[derive(Debug)]
 enum KernelUse {
@@ -186,6 +115,8 @@ pub struct Lane {
     kept: Kept,
     /// The number of a ping without an answer.
     ping: Option<u64>,
+    /// Payload written since the peer was last known to have read all.
+    unproven: u64,
 }
 
 impl Lane {
@@ -208,7 +139,20 @@ impl Lane {
             out: Outbox::default(),
             kept: Kept::default(),
             ping: None,
+            unproven: 0,
         }
+    }
+
+    /// A lane in clear text, with what was read behind its greeting and behind its TLS session.
+    #[cfg(test)]
+    pub(crate) fn in_clear(
+        socket: TcpStream,
+        role: LaneRole,
+        frames: FrameReader,
+        left: Bytes,
+    ) -> Self {
+        let transport = Transport::Clear(ClearStream::new(socket, left));
+        Self::bound(transport, role, frames, false)
     }
 
     /// The lane's state, to open, send and close. Call [`Self::poll_flush`] afterwards.
@@ -374,9 +318,7 @@ impl Lane {
         for _piece in 0..PIECES_PER_POLL {
             while let Some(event) = self.end.poll_event() {
                 match event {
-                    LaneEvent::Pong(number) => {
-                        self.ping.take_if(|ping| *ping == number);
-                    }
+                    LaneEvent::Pong(number) => self.answered(number),
                     event => return Poll::Ready(Ok(event)),
                 }
             }
@@ -384,26 +326,87 @@ impl Lane {
                 self.end.handle(piece)?;
                 continue;
             }
-            // What the peer said before it stopped reading comes first.
-            let flushed = self.poll_flush(cx);
-            match self.transport.poll_read(cx, self.end.may_turn_raw())? {
-                Poll::Ready(bytes) if bytes.is_empty() => {
-                    return Poll::Ready(Err(LaneFailure::Closed));
-                }
-                Poll::Ready(bytes) => self.frames.push(bytes),
-                Poll::Pending => {
-                    if let Poll::Ready(flushed) = flushed {
-                        flushed?;
-                        self.end.rest();
-                        self.out.rest();
-                    }
-                    return Poll::Pending;
-                }
+            if !self.poll_input(cx)? {
+                return Poll::Pending;
             }
         }
         // A peer that keeps us busy with nothing to tell does not keep others from their turn.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whether the peer has read all payload that was written, but for so little that it holds nobody up. A tunnel whose ends
+    /// have both said that they send no more may have megabytes left in the kernels, and the next one's OPEN would be behind
+    /// them.
+    #[must_use]
+    pub fn is_proven(&self) -> bool {
+        self.unproven <= UNPROVEN_BYTES_MAX
+    }
+
+    /// Ready once that is so: a ping behind the payload is answered, or the peer has opened the next tunnel. For a lane
+    /// without a tunnel, whose events but the next OPEN are dropped.
+    ///
+    /// # Errors
+    /// The lane is over.
+    pub fn poll_proven(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneFailure>> {
+        for _piece in 0..PIECES_PER_POLL {
+            while let Some(event) = self.end.peek_event() {
+                match event {
+                    LaneEvent::Open(_) => {
+                        self.unproven = 0;
+                        break;
+                    }
+                    LaneEvent::Pong(number) => {
+                        let number = *number;
+                        self.answered(number);
+                    }
+                    _ => (),
+                }
+                let _over = self.end.poll_event();
+            }
+            if self.is_proven() {
+                return Poll::Ready(Ok(()));
+            }
+            if self.ping != Some(PROOF) {
+                self.ping = Some(PROOF);
+                self.end.ping(PROOF);
+            }
+            if let Some(piece) = self.frames.next_piece()? {
+                self.end.handle(piece)?;
+            } else if !self.poll_input(cx)? {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn answered(&mut self, number: u64) {
+        self.ping.take_if(|ping| *ping == number);
+        if number == PROOF {
+            self.unproven = 0;
+        }
+    }
+
+    /// Writes what waits and reads once; false when there is nothing to read.
+    fn poll_input(&mut self, cx: &mut Context<'_>) -> Result<bool, LaneFailure> {
+        // What the peer said before it stopped reading comes first.
+        let flushed = self.poll_flush(cx);
+        match self.transport.poll_read(cx, self.end.may_turn_raw())? {
+            Poll::Ready(bytes) if bytes.is_empty() => Err(LaneFailure::Closed),
+            Poll::Ready(bytes) => {
+                self.frames.push(bytes);
+                Ok(true)
+            }
+            Poll::Pending => {
+                if let Poll::Ready(flushed) = flushed {
+                    flushed?;
+                    self.end.rest();
+                    self.out.rest();
+                }
+                Ok(false)
+            }
+        }
     }
 
     /// Waits for the next event.
@@ -433,6 +436,9 @@ impl Lane {
             let Some(frame) = self.end.poll_frame() else {
                 return;
             };
+            if frame.header.kind == FrameType::Data {
+                self.unproven += frame.payload.len() as u64;
+            }
             if frame.header.kind != FrameType::Data || frame.payload.len() <= JOIN_BYTES_MAX {
                 self.out.push(frame.to_bytes());
             } else {
@@ -455,5 +461,11 @@ impl Lane {
                 true
             }
         }
+    }
+}
+
+fn reset_on_close(tcp: &TcpStream) {
+    if let Err(error) = socket::set_reset_on_close(tcp) {
+        tracing::debug!(%error, "cannot reset a lane");
     }
 }

@@ -2,8 +2,10 @@
 
 mod bind;
 mod connection;
+mod pipe;
 mod room;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
-pub use connection::{Lane, LaneFailure, Pipe, Slot};
-pub use room::LaneRoom;
+pub use connection::{Lane, LaneFailure};
+pub use pipe::Pipe;
+pub use room::{LaneRoom, Slot};

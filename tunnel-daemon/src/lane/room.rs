@@ -3,10 +3,25 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::connection::Slot;
 use crate::net::descriptors::{Descriptors, Use};
+
+/// Room for one more lane, of its link and of the process.
+#[derive(Debug)]
+pub struct Slot {
+    _permits: [OwnedSemaphorePermit; 2],
+}
+
+impl Slot {
+    /// `None` when the link or the process has as many lanes as it may. See [`LaneRoom::take`].
+    #[must_use]
+    fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
+        let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
+        let _permits = [of(link)?, of(process)?];
+        Some(Self { _permits })
+    }
+}
 
 /// Shared by all links of a process.
 #[derive(Debug)]

@@ -179,6 +179,17 @@ pub async fn append<S: AsyncRead + Unpin>(
     .await
 }
 
+/// Reads once and drops what came; says how many bytes it was, 0 at the end of the stream.
+///
+/// # Errors
+/// As the stream's own.
+pub fn poll_discard<S: AsyncRead + Unpin>(
+    cx: &mut Context<'_>,
+    stream: &mut S,
+) -> Poll<io::Result<usize>> {
+    with_scratch(cx, stream, READ_BYTES, <[u8]>::len)
+}
+
 fn read_scratch<S: AsyncRead + Unpin>(
     cx: &mut Context<'_>,
     stream: &mut S,

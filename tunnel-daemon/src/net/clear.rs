@@ -19,7 +19,7 @@ pub struct ClearStream {
 }
 
 impl ClearStream {
-    pub(super) fn new(socket: TcpStream, left: Bytes) -> Self {
+    pub(crate) fn new(socket: TcpStream, left: Bytes) -> Self {
         Self {
             socket,
             reader: BlockReader::default(),

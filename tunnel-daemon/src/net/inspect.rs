@@ -59,6 +59,7 @@ mod tests {
     use crate::net::selfsigned::{ThrowawayCa, Usage};
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
     fn a_certificate_says_whom_it_names_and_for_how_long() {
         let ca = ThrowawayCa::new("inspected").unwrap();
         let names = ["server.example".to_owned(), "192.0.2.1".to_owned()];

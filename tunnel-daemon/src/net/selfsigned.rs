@@ -115,6 +115,7 @@ impl ThrowawayCa {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn parameters(common_name: &str, names: &[String]) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = DistinguishedName::new();

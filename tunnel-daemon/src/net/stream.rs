@@ -2,8 +2,9 @@
 //! works on all of them; the plain variants can be taken out where `into_split` or a raw descriptor is wanted.
 
 use std::{
-    fmt, io,
-    net::SocketAddr,
+    fmt,
+    io::{self, Read as _},
+    net::{Shutdown, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use rustls::ProtocolVersion;
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
@@ -193,7 +195,19 @@ impl TlsConnection {
         })
     }
 
-    /// Leaves rustls behind. Everything received so far must have been read.
+    /// What rustls has decrypted and nobody has read yet. Reads nothing from the socket: whether the next record is whole
+    /// there is not known.
+    pub fn take_decrypted(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // It ends with `WouldBlock`, or with what ended the session, which the next read finds again.
+        let _end = match &mut self.io {
+            TlsStream::Client(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
+            TlsStream::Server(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
+        };
+        bytes
+    }
+
+    /// Leaves rustls behind. Everything decrypted so far must have been read.
     ///
     /// # Errors
     /// See [`TakeOverError`]; the connection is closed then.
@@ -271,6 +285,12 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
         None
     }
 
+    /// Has its peer told that nothing more is read. Whether the end of the stream is certain to follow what the peer has
+    /// sent before, which only a unix socket can promise.
+    fn refuse_input(&self) -> bool {
+        false
+    }
+
     /// The socket itself, out of the runtime's hands. `None` when something is between it and the bytes, or the runtime
     /// does not let go of it; the connection is closed then.
     fn into_descriptor(self) -> Option<OwnedFd>;
@@ -285,12 +305,38 @@ impl Connection for ByteStream {
         Self::tcp(self)
     }
 
+    fn refuse_input(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(..) => return false,
+            Self::Unix(socket) => socket,
+            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
+                Socket::Tcp(_) => return false,
+                Socket::Unix(socket) => socket,
+            },
+        };
+        SockRef::from(socket).shutdown(Shutdown::Read).is_ok()
+    }
+
     fn into_descriptor(self) -> Option<OwnedFd> {
         match self {
             Self::Tcp(socket, _) => socket.into_std().ok().map(OwnedFd::from),
             Self::Unix(socket) => socket.into_std().ok().map(OwnedFd::from),
             Self::Tls(_) => None,
         }
+    }
+}
+
+impl Connection for TcpStream {
+    fn is_plain(&self) -> bool {
+        true
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        self.into_std().ok().map(OwnedFd::from)
     }
 }
 

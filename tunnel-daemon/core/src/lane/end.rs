@@ -170,6 +170,12 @@ impl LaneEnd {
         self.events.pop_front()
     }
 
+    /// What [`Self::poll_event`] would give.
+    #[must_use]
+    pub fn peek_event(&self) -> Option<&LaneEvent> {
+        self.events.front()
+    }
+
     /// Opens a tunnel. `want`: lanes the server would like beside it.
     ///
     /// # Errors

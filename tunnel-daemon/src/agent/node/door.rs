@@ -14,10 +14,11 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::Wanted;
 use crate::agent::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::agent::servers::ServerLanes;
 use crate::ebpf::account::{Accounts, Labels};
-use crate::hub::{Leg, PumpEnd, pump, reset_on_close};
+use crate::hub::{Leg, PumpEnd, part, pump, reset_on_close};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::telemetry::labels::{
     AccountRole, ClientDialect, Label as _, NodeRefusal, Path, TunnelEnd,
@@ -84,9 +85,10 @@ impl NodeDoor {
         }
     }
 
-    pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, destination: &str) {
+    pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, wanted: &Wanted) {
         let waiting = self.metrics.node_waiting();
-        let opened = self.open(&socket, peer, destination).await;
+        let opened = self.open(&socket, peer, wanted).await;
+        let destination = &*wanted.destination;
         let (mut leg, server) = match opened {
             Ok(opened) => opened,
             Err(why) => return self.refuse(&socket, peer, destination, why),
@@ -109,13 +111,7 @@ impl NodeDoor {
         leg.tell(entry.live());
         let outcome = pump(&mut socket, &mut leg, Bytes::new()).await;
         let reason = match &outcome.end {
-            PumpEnd::Tunnel(end) => {
-                // A destination that broke off must not look like one that closed.
-                if !end.is_in_order() {
-                    reset_on_close(&socket);
-                }
-                end.reason()
-            }
+            PumpEnd::Tunnel(end) => end.reason(),
             PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
         };
         // To the destination is from the socket here.
@@ -123,7 +119,12 @@ impl NodeDoor {
         self.metrics
             .node_tunnel_closed(TunnelEnd::of_reason(reason), to_target, to_client);
         tracing::debug!(%peer, destination, to_target, to_client, reason, "node tunnel over");
-        drop((entry, open));
+        let closing = outcome.closing();
+        drop((leg, entry, open));
+        if let Some(closing) = closing {
+            // A destination that broke off must not look like one that closed.
+            part(&mut socket, closing).await;
+        }
     }
 
     /// Resets a connection.
@@ -151,20 +152,22 @@ impl NodeDoor {
         &self,
         socket: &TcpStream,
         peer: SocketAddr,
-        destination: &str,
+        wanted: &Wanted,
     ) -> Result<(Leg, ServerId), NodeRefusal> {
         let opening = self.opening.try_acquire();
         let _opening = opening.map_err(|_full| NodeRefusal::Limit)?;
         if !self.descriptors.has_room(Use::Tunnel) {
             return Err(NodeRefusal::Descriptors);
         }
+        // Of a captured connection our own address is none that its client knows.
+        let called = wanted.called.or_else(|| socket.local_addr().ok());
         let request = OpenRequest {
             protocol: "tcp".to_owned(),
-            address: destination.to_owned(),
+            address: (*wanted.destination).to_owned(),
             raw: false,
-            origin: socket.local_addr().ok().map(|local| Origin {
+            origin: called.map(|destination| Origin {
                 source: peer,
-                destination: local,
+                destination,
             }),
         };
         tokio::select! {

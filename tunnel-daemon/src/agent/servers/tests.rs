@@ -61,6 +61,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         budget: Arc::new(ProcessBudget::new(1 << 30)),
         metrics: metrics.clone(),
         tasks: tasks.clone(),
+        dials: Arc::default(),
         warn_on_channel_limit: false,
         lane_room: Arc::new(LaneRoom::new(100, Arc::new(Descriptors::unlimited()))),
         lane_watch: Arc::default(),

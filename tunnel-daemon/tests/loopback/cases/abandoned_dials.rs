@@ -149,7 +149,7 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
 }
 
 /// Sockets of this host that are being connected to a port.
-fn connecting(port: u16) -> usize {
+pub(super) fn connecting(port: u16) -> usize {
     const SYN_SENT: &str = "02";
     let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux says so");
     let end = format!(":{port:04X}");

@@ -4,28 +4,74 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use adit::app::agent::RunningAgent;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use adit::net::tasks::Tasks;
+use adit_core::wire::packets::packet::Payload;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Notify;
 
+use crate::support::clients::Kind;
 use crate::support::lanes::{BUSY, HITS, value, warm};
-use crate::support::wait::{until, within};
+use crate::support::raw::Connection;
+use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
 /// More than one write takes, and than a lane has under way.
 const BYTES: usize = 3_000_000;
+/// What a target says before it breaks off.
+const HALF: usize = 100_000;
 
-/// A server and an agent whose tunnels ride lanes, or the link.
-async fn world(lanes: bool) -> (World, RunningAgent) {
-    let flags: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
-    let world = World::start(flags).await;
+/// A server and an agent whose tunnels ride lanes, or the link, for such clients.
+async fn world(kind: Kind, lanes: bool) -> (World, RunningAgent) {
+    let mut flags = kind.flags().to_vec();
+    if !lanes {
+        flags.push("--lanes-per-link=0");
+    }
+    let world = World::start(&flags).await;
     let agent = world.agent("agent-1", &[]).await;
     world.links(1).await;
     if lanes {
         warm(&world).await;
     }
     (world, agent)
+}
+
+/// A target that says half of what it has to say, and is reset when told so. It hears nothing.
+async fn breaking_off() -> (u16, Tasks, Arc<Notify>) {
+    let now = Arc::new(Notify::new());
+    let told = Arc::clone(&now);
+    let (port, tasks) = targets::serve(move |mut stream| {
+        let told = Arc::clone(&told);
+        async move {
+            stream.write_all(&targets::pattern(0, HALF)).await?;
+            told.notified().await;
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+        }
+    })
+    .await;
+    (port, tasks, now)
+}
+
+/// Reads the first half.
+async fn hear_half(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut half = vec![0; HALF];
+    within("half of it", stream.read_exact(&mut half))
+        .await
+        .expect("half of it");
+    assert!(half == targets::pattern(0, HALF), "other bytes");
+}
+
+/// Nothing more comes, and that was not all.
+async fn assert_reset(stream: &mut (impl AsyncRead + Unpin), what: &str) {
+    let mut rest = Vec::new();
+    let end = within("the end", stream.read_to_end(&mut rest)).await;
+    let seen = end.map_err(|error| error.kind());
+    assert_eq!(seen, Err(ErrorKind::ConnectionReset), "{what}");
+    assert!(rest.is_empty(), "{} bytes", rest.len());
 }
 
 /// The tunnel was where it should be, ended for this reason, and left a lane that is as good as new.
@@ -40,7 +86,7 @@ async fn ended(world: &World, lanes: bool, reason: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_ends_its_half_first_hears_the_rest() {
     for lanes in [true, false] {
-        let (world, _agent) = world(lanes).await;
+        let (world, _agent) = world(Kind::Unix, lanes).await;
         let heard = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&heard);
         let (port, _target) = targets::serve(move |mut stream| {
@@ -76,21 +122,70 @@ async fn a_target_that_ends_its_half_first_hears_the_rest() {
     }
 }
 
+/// And not by an end, nor a good-bye of TLS: half of an answer without a length would look like the whole of it (upstream's
+/// D-15).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel() {
-    for lanes in [true, false] {
-        let (world, _agent) = world(lanes).await;
-        let (port, _target) = targets::resetting().await;
-        let target = format!("127.0.0.1:{port}");
-        let mut stream = connect::open(&world.connect(), &target).await;
-        let sent = targets::pattern(0, BYTES);
-        // Some of it may be taken before the end is known.
-        let _taken = within("an end of it", stream.write_all(&sent)).await;
-        let mut rest = Vec::new();
-        match within("the end", stream.read_to_end(&mut rest)).await {
-            Ok(_) => assert!(rest.is_empty(), "{} bytes", rest.len()),
-            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
-        }
+    for (kind, lanes) in [
+        (Kind::Tcp, true),
+        (Kind::Tcp, false),
+        (Kind::Tls, true),
+        (Kind::Tls, false),
+    ] {
+        let (world, _agent) = world(kind, lanes).await;
+        let (port, _target, break_off) = breaking_off().await;
+        let mut stream = kind.open(&world, &format!("127.0.0.1:{port}")).await;
+        hear_half(&mut stream).await;
+        break_off.notify_one();
+        assert_reset(&mut stream, &format!("{kind:?}, lanes: {lanes}")).await;
         ended(&world, lanes, "target_reset").await;
+    }
+}
+
+/// Unix sockets know no reset. The kernel makes one for a client that has said what nobody read; any other sees an end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_breaks_off_resets_a_client_on_a_unix_socket_that_was_not_heard_out() {
+    for lanes in [true, false] {
+        let (world, _agent) = world(Kind::Unix, lanes).await;
+        let (port, _target, break_off) = breaking_off().await;
+        let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+        hear_half(&mut stream).await;
+        let (block, mut said) = (vec![7; 64 * 1024], 0);
+        until_still("the tunnel is full", || {
+            while let Ok(count) = stream.try_write(&block) {
+                said += count as u64;
+            }
+            said
+        })
+        .await;
+        break_off.notify_one();
+        assert_reset(&mut stream, &format!("lanes: {lanes}")).await;
+        ended(&world, lanes, "target_reset").await;
+    }
+}
+
+/// An agent that is gone looks like no end of its target's, either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
+    for kind in [Kind::Tcp, Kind::Tls] {
+        let world = World::start(kind.flags()).await;
+        let connection = Connection::agent(&world).await;
+        let mut link = connection.link("stub", "").await;
+        world.links(1).await;
+        let open = kind.open(&world, "target.test:80");
+        let answer = async {
+            match link.payload().await {
+                Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, 5),
+                other => panic!("no dial but {other:?}"),
+            }
+        };
+        let (mut stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
+        link.data(5, targets::pattern(0, HALF));
+        hear_half(&mut stream).await;
+        drop((link, connection));
+        assert_reset(&mut stream, &format!("{kind:?}")).await;
+        world
+            .server_metric("adit_tunnels_closed_total{reason=\"link_lost\"}", 1.0)
+            .await;
     }
 }

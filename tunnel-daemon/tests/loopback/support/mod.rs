@@ -1,5 +1,6 @@
 //! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
 
+pub(crate) mod clients;
 pub(crate) mod confined;
 pub(crate) mod connect;
 pub(crate) mod lanes;
@@ -8,6 +9,7 @@ pub(crate) mod node;
 pub(crate) mod patterned;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod server_lane;
 pub(crate) mod stub_lane;
 pub(crate) mod stub_server;
 pub(crate) mod targets;

@@ -116,6 +116,16 @@ impl Process {
         kib.expect("a resident size") * 1024
     }
 
+    /// Pipes of the kernel that it has open.
+    pub(crate) fn pipes(&self) -> usize {
+        let dir = format!("/proc/{}/fd", self.child.id());
+        let names = fs::read_dir(dir).expect("it runs").flatten();
+        let links = names.filter_map(|name| fs::read_link(name.path()).ok());
+        let pipes = links.filter(|link| link.to_string_lossy().starts_with("pipe:"));
+        // Both ends have the name of the one pipe.
+        pipes.collect::<HashSet<PathBuf>>().len()
+    }
+
     /// Bytes in the queues of its TCP sockets, both ways, as the kernel counts them.
     pub(crate) fn tcp_queue_bytes(&self) -> u64 {
         let dir = format!("/proc/{}/fd", self.child.id());
@@ -173,11 +183,15 @@ fn find(value: &Value, field: &str) -> Option<SocketAddr> {
 
 /// A scrape of a health port.
 pub(crate) async fn scrape(health: SocketAddr) -> String {
-    within("a scrape", async {
+    ask(health, "/metrics").await
+}
+
+/// What a health port answers, head included.
+pub(crate) async fn ask(health: SocketAddr, path: &str) -> String {
+    within(path, async {
         let mut stream = TcpStream::connect(health).await?;
-        stream
-            .write_all(b"GET /metrics HTTP/1.0\r\nHost: a\r\n\r\n")
-            .await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: a\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
         let mut text = String::new();
         stream.read_to_string(&mut text).await?;
         Ok::<_, std::io::Error>(text)

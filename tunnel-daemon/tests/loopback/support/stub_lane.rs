@@ -55,11 +55,16 @@ pub(crate) struct Stub {
 
 impl Stub {
     pub(crate) async fn connect(world: &World, name: &str) -> Self {
+        let tcp = TcpStream::connect(world.server().agents).await;
+        Self::connect_over(tcp.expect("it listens"), world, name).await
+    }
+
+    /// The same, over a connection that is there already.
+    pub(crate) async fn connect_over(tcp: TcpStream, world: &World, name: &str) -> Self {
         let (cert, key) = (world.files.cert(name), world.files.key(name));
         let ca = world.files.ca_file();
-        let address = world.server().agents;
-        let dial = tls::dial_as(ALPN.as_bytes(), address, &ca, Some((&cert, &key)));
-        let stream = within("a TLS handshake", dial).await.expect("welcome");
+        let secured = tls::over(tcp, ALPN.as_bytes(), &ca, Some((&cert, &key)));
+        let stream = within("a TLS handshake", secured).await.expect("welcome");
         Self {
             stream,
             frames: FrameReader::default(),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use adit_core::lane::ALPN;
+use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -9,10 +11,11 @@ use http::{HeaderMap, Response};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use super::raw::Call;
 use super::wait::within;
@@ -35,6 +38,12 @@ pub(crate) struct Caller {
 impl StubServer {
     /// With the world's server certificate.
     pub(crate) async fn start(world: &World) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        Self::start_on(listener.expect("a free port"), world)
+    }
+
+    /// The same, on a listener that is there already.
+    pub(crate) fn start_on(listener: TcpListener, world: &World) -> Self {
         let cert = CertificateDer::from_pem_file(world.files.cert("server"));
         let key = PrivateKeyDer::from_pem_file(world.files.key("server"));
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -44,9 +53,9 @@ impl StubServer {
             .with_no_client_auth()
             .with_single_cert(vec![cert.expect("a certificate")], key.expect("a key"))
             .expect("a pair");
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![b"h2".to_vec(), ALPN.as_bytes().to_vec()];
         Self {
-            listener: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
+            listener,
             tls: TlsAcceptor::from(Arc::new(config)),
             connections: JoinSet::new(),
         }
@@ -59,10 +68,7 @@ impl StubServer {
     /// The next agent's call; its connection lives as long as this server.
     pub(crate) async fn accept(&mut self) -> Caller {
         let (caller, called) = oneshot::channel();
-        let stream = within("an agent", self.listener.accept());
-        let (stream, _) = stream.await.expect("a connection");
-        let tls = within("a TLS handshake", self.tls.accept(stream));
-        let tls = tls.await.expect("an agent speaks TLS");
+        let tls = self.secured().await;
         self.connections.spawn(async move {
             let mut connection = h2::server::handshake(tls).await.expect("HTTP/2");
             if let Some(Ok((request, respond))) = connection.accept().await {
@@ -77,9 +83,35 @@ impl StubServer {
         });
         within("a call", called).await.expect("the agent calls")
     }
+
+    /// The next connection that an agent would have as a lane, before its greeting.
+    pub(crate) async fn accept_lane(&mut self) -> TlsStream<TcpStream> {
+        let tls = self.secured().await;
+        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(ALPN.as_bytes()));
+        tls
+    }
+
+    async fn secured(&mut self) -> TlsStream<TcpStream> {
+        let stream = within("an agent", self.listener.accept());
+        let (stream, _) = stream.await.expect("a connection");
+        let tls = within("a TLS handshake", self.tls.accept(stream));
+        tls.await.expect("an agent speaks TLS")
+    }
 }
 
 impl Caller {
+    /// Grants one lane, too.
+    pub(crate) fn greet_with_lane(self) -> Call {
+        let secret = "07".repeat(LANE_SECRET_BYTES);
+        self.greet(&[
+            ("adit-link", "1"),
+            ("adit-lanes", "1"),
+            ("adit-lane-link", "1"),
+            ("adit-lane-max", "1"),
+            ("adit-lane-secret", &secret),
+        ])
+    }
+
     /// Answers as a server does, with further headers.
     pub(crate) fn greet(mut self, more: &[(&'static str, &str)]) -> Call {
         let mut answer = Response::builder()

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 /// Connections of one target at once.
-const CONNECTIONS_MAX: usize = 8192;
+const CONNECTIONS_MAX: usize = 16_384;
 
 /// Serves each connection with `serve`; gives the port, open on every loopback address.
 pub(crate) async fn serve<H, F>(serve: H) -> (u16, Tasks)
@@ -228,9 +228,8 @@ async fn hold(stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A listener on every loopback address, and its port, for connections that the kernel buffers little of: what is paused
-/// there costs next to no memory, however many there are.
-pub(crate) fn narrow() -> (TcpListener, u16) {
+/// Of connections that the kernel buffers little of, at either end.
+fn narrow_socket() -> Socket {
     const BUFFER_BYTES: usize = 16 * 1024;
     /// A sender has room for some ten segments before it has sent one, and those of the loopback network have 64 KiB.
     const SEGMENT_BYTES: u32 = 1400;
@@ -238,6 +237,21 @@ pub(crate) fn narrow() -> (TcpListener, u16) {
     socket.set_send_buffer_size(BUFFER_BYTES).expect("a size");
     socket.set_recv_buffer_size(BUFFER_BYTES).expect("a size");
     socket.set_tcp_mss(SEGMENT_BYTES).expect("a size");
+    socket
+}
+
+/// A connection that the kernel buffers little of, to a listener of this host.
+pub(crate) fn narrow_to(address: SocketAddr) -> TcpStream {
+    let socket = narrow_socket();
+    socket.connect(&address.into()).expect("it listens");
+    socket.set_nonblocking(true).expect("a flag");
+    TcpStream::from_std(socket.into()).expect("a connection")
+}
+
+/// A listener on every loopback address, and its port, for connections that the kernel buffers little of: what is paused
+/// there costs next to no memory, however many there are.
+pub(crate) fn narrow() -> (TcpListener, u16) {
+    let socket = narrow_socket();
     let any = SocketAddr::from(([0, 0, 0, 0], 0));
     socket.bind(&any.into()).expect("a free port");
     socket.listen(1024).expect("it listens");

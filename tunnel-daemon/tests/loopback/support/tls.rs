@@ -28,6 +28,17 @@ pub(crate) async fn dial_as(
     ca: &Path,
     identity: Option<(&Path, &Path)>,
 ) -> io::Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(address).await?;
+    over(stream, alpn, ca, identity).await
+}
+
+/// The same, over a connection that is there already.
+pub(crate) async fn over(
+    stream: TcpStream,
+    alpn: &[u8],
+    ca: &Path,
+    identity: Option<(&Path, &Path)>,
+) -> io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots
         .add(CertificateDer::from_pem_file(ca).expect("a CA file"))
@@ -47,7 +58,6 @@ pub(crate) async fn dial_as(
             .expect("a pair"),
     };
     config.alpn_protocols = vec![alpn.to_vec()];
-    let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let name = ServerName::try_from("127.0.0.1").expect("an address");
     TlsConnector::from(Arc::new(config))

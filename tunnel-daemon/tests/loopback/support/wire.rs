@@ -1,18 +1,23 @@
-//! What lies between an agent and its server: connections that a test can cut or deafen.
+//! What lies between an agent and its server: connections that a test can cut, deafen or hold up.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use socket2::{SockFilter, SockRef};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Copies each connection of an agent to its server.
 pub(crate) struct Wire {
     pub(crate) address: SocketAddr,
     connections: Arc<Mutex<Vec<Connection>>>,
+    held: Arc<Held>,
     _accepting: JoinSet<()>,
 }
 
@@ -20,6 +25,34 @@ struct Connection {
     copying: AbortHandle,
     /// Its socket towards the server.
     server: OwnedFd,
+    /// Its socket towards the agent.
+    agent: OwnedFd,
+}
+
+/// Connections that are taken from agents and led nowhere.
+#[derive(Default)]
+struct Held {
+    wanted: AtomicBool,
+    now: AtomicUsize,
+    most: AtomicUsize,
+    let_go: Notify,
+}
+
+impl Held {
+    /// Until its agent gives it up or all are let go.
+    async fn hold(&self, mut agent: TcpStream) {
+        let now = self.now.fetch_add(1, Relaxed) + 1;
+        self.most.fetch_max(now, Relaxed);
+        let given_up = async {
+            let mut said = [0; 4096];
+            while let Ok(1..) = agent.read(&mut said).await {}
+        };
+        tokio::select! {
+            () = given_up => (),
+            () = self.let_go.notified() => (),
+        }
+        self.now.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Wire {
@@ -27,24 +60,38 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it is bound");
         let connections = Arc::new(Mutex::new(Vec::new()));
+        let held = Arc::new(Held::default());
         let (known, mut accepting) = (Arc::clone(&connections), JoinSet::new());
+        let holding = Arc::clone(&held);
         accepting.spawn(async move {
             let mut copying = JoinSet::new();
             while let Ok((mut agent, _peer)) = listener.accept().await {
+                if holding.wanted.load(Relaxed) {
+                    let holding = Arc::clone(&holding);
+                    copying.spawn(async move { holding.hold(agent).await });
+                    continue;
+                }
                 let mut server = TcpStream::connect(server).await.expect("it listens");
-                let kept = server.as_fd().try_clone_to_owned();
+                let kept = [agent.as_fd(), server.as_fd()].map(|fd| fd.try_clone_to_owned());
+                let [kept_agent, kept_server] = kept.map(|fd| fd.expect("a descriptor"));
                 let copying = copying.spawn(async move {
                     let _over = tokio::io::copy_bidirectional(&mut agent, &mut server).await;
+                    for end in [SockRef::from(&agent), SockRef::from(&server)] {
+                        // There is another descriptor of each.
+                        let _over_before = end.shutdown(Shutdown::Both);
+                    }
                 });
                 known.lock().expect("nothing panics").push(Connection {
                     copying,
-                    server: kept.expect("a descriptor"),
+                    server: kept_server,
+                    agent: kept_agent,
                 });
             }
         });
         Self {
             address,
             connections,
+            held,
             _accepting: accepting,
         }
     }
@@ -55,18 +102,47 @@ impl Wire {
         connections.remove(0).copying.abort();
     }
 
+    /// New connections are taken and not answered from now on.
+    pub(crate) fn hold(&self) {
+        self.held.wanted.store(true, Relaxed);
+    }
+
+    /// Closes those that are held, and leads new ones to the server again.
+    pub(crate) fn let_go(&self) {
+        self.held.wanted.store(false, Relaxed);
+        self.held.let_go.notify_waiters();
+    }
+
+    /// Connections that are held now, and the most at once so far.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.held.now.load(Relaxed), self.held.most.load(Relaxed))
+    }
+
     /// Nothing that the server sends on a lane arrives any more, nor is it acknowledged: as when the path is gone: the
     /// socket's own filter drops all packets, before TCP sees them.
     ///
     /// # Errors
     /// This host lets only privileged processes have filters.
     pub(crate) fn deafen_lanes(&self) -> io::Result<()> {
+        self.deafen(|lane| &lane.server)
+    }
+
+    /// As [`Self::deafen_lanes`], and the same for what agents send on lanes.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn deafen_lanes_to_both(&self) -> io::Result<()> {
+        self.deafen(|lane| &lane.server)?;
+        self.deafen(|lane| &lane.agent)
+    }
+
+    fn deafen(&self, end: impl Fn(&Connection) -> &OwnedFd) -> io::Result<()> {
         /// Returns 0: of this packet no byte is wanted.
         const DROP: SockFilter = SockFilter::new(0x06, 0, 0, 0);
         let connections = self.connections.lock().expect("nothing panics");
         assert!(connections.len() > 1, "a link and lanes");
         for lane in &connections[1..] {
-            let socket = SockRef::from(&lane.server);
+            let socket = SockRef::from(end(lane));
             socket.attach_filter(&[DROP])?;
         }
         Ok(())

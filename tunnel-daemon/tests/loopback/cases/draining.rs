@@ -1,0 +1,281 @@
+//! Programs that are told to leave, and what is under way at that moment: within their grace none of it is cut.
+
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use adit_core::lane::LaneEvent;
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+
+use super::abandoned_dials::connecting;
+use crate::support::lanes::warm;
+use crate::support::raw::Connection;
+use crate::support::server_lane::{ServerLane, request};
+use crate::support::stub_lane::{Stub, link, one_idle};
+use crate::support::stub_server::StubServer;
+use crate::support::targets::Sum;
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+/// Longer than any step of a test may take: whoever waits for all of it fails.
+const GRACE: Duration = Duration::from_secs(60);
+/// Longer than a program stays that has nothing to wait for.
+const STAYS: Duration = Duration::from_millis(1500);
+/// A writer is stuck that can write nothing for so long.
+const STUCK: Duration = Duration::from_secs(1);
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// Fails if `leaving` is over before `work` is.
+async fn outlasts<T>(
+    leaving: Pin<&mut impl Future<Output = ()>>,
+    what: &str,
+    work: impl Future<Output = T>,
+) -> T {
+    tokio::select! {
+        biased;
+        () = leaving => panic!("it left before {what}"),
+        outcome = work => outcome,
+    }
+}
+
+/// Fails if it is over soon.
+async fn stays(leaving: Pin<&mut impl Future<Output = ()>>, why: &str) {
+    let left = tokio::time::timeout(STAYS, leaving).await;
+    assert!(left.is_err(), "it left, though there is {why}");
+}
+
+async fn linked(agent: &RunningAgent) {
+    const SERVERS: &str = "konnectivity_network_proxy_agent_open_server_connections";
+    until("a link", || {
+        sample(&agent.metrics.scrape().text(), SERVERS) == Some(1.0)
+    })
+    .await;
+}
+
+/// The server had not heard of it yet when it asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start(&world).await;
+    let agent = world.agent_of(server.port(), "a", &[]).await;
+    let mut link = server.accept().await.greet(&[]);
+    linked(&agent).await;
+    agent.drain();
+    link.dial(1, &format!("127.0.0.1:{port}"));
+    let mut leaving = pin!(agent.idle(GRACE));
+    let served = async {
+        let conn = loop {
+            match link.payload().await {
+                Some(Payload::Drain(_)) => (),
+                Some(Payload::DialResponse(answer)) if answer.error.is_empty() => {
+                    break answer.connect_id;
+                }
+                other => panic!("instead of a tunnel: {other:?}"),
+            }
+        };
+        link.echo(conn, b"asked before it was known").await;
+        conn
+    };
+    let conn = outlasts(leaving.as_mut(), "a dial on its way was answered", served).await;
+    stays(leaving.as_mut(), "a tunnel").await;
+    link.echo(conn, b"and served on").await;
+    let close = wire::CloseRequest { connect_id: conn };
+    link.packet(PacketType::CloseReq, Payload::CloseRequest(close));
+    within("its end without a tunnel", leaving).await;
+}
+
+/// On a lane and on the link: the target takes its time, and nothing but the dial is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_served() {
+    const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
+    for lanes in [true, false] {
+        let way: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
+        let world = World::start(&[&[DIAL_TIMEOUT], way].concat()).await;
+        let agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
+        world.links(1).await;
+        if lanes {
+            warm(&world).await;
+        }
+        let slow = targets::silent_host();
+        let port = slow.address.rsplit_once(':').map(|(_, port)| port.parse());
+        let port = port.expect("a port").expect("a number");
+        let before = connecting(port);
+        let mut client = UnixStream::connect(world.connect())
+            .await
+            .expect("the frontend listens");
+        client
+            .write_all(&connect::head(&slow.address))
+            .await
+            .expect("taken");
+        until("a dial", || connecting(port) == before + 1).await;
+        agent.drain();
+        let mut leaving = pin!(agent.idle(GRACE));
+        stays(leaving.as_mut(), "a dial").await;
+        let _target = targets::echo_on(slow.revive());
+        let served = async {
+            let head = connect::read_head(&mut client).await;
+            assert!(head.contains(" 200 "), "{head}");
+            connect::echo(&mut client, b"dialled before").await;
+        };
+        outlasts(leaving.as_mut(), "a dial under way was answered", served).await;
+        drop(client);
+        within("its end without a tunnel", leaving).await;
+    }
+}
+
+/// Once its grace is over an agent dials no more, and says why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_that_an_agent_refuses_as_it_stops_says_so() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start(&world).await;
+    let agent = world.agent_of(server.port(), "a", &[]).await;
+    let mut link = server.accept().await.greet(&[]);
+    linked(&agent).await;
+    let refused = async {
+        for dial in 1.. {
+            link.dial(dial, &target);
+            match link.payload().await {
+                Some(Payload::DialResponse(answer)) if answer.error.is_empty() => (),
+                Some(Payload::DialResponse(answer)) => return answer.error,
+                other => panic!("instead of an answer: {other:?}"),
+            }
+        }
+        unreachable!("it refuses sooner");
+    };
+    let ((), error) = tokio::join!(agent.stop(), refused);
+    assert_eq!(error, "dial refused: this agent is stopping");
+}
+
+/// Writes the pattern until nothing more is taken; returns how many bytes were.
+async fn fill(stream: &mut (impl AsyncWrite + Unpin)) -> usize {
+    let mut sent = 0;
+    loop {
+        let piece = targets::pattern(sent as u64, PIECE_BYTES);
+        match tokio::time::timeout(STUCK, stream.write(&piece)).await {
+            Ok(written) => sent += written.expect("the other end is there"),
+            Err(_elapsed) => return sent,
+        }
+    }
+}
+
+/// A little later: whoever has room since then has made use of it.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// The target has gone after its last bytes, the client had said before that it sends no more, and the server takes its time
+/// to read: nothing but a lane's queue knows of those bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start_on(targets::narrow().0, &world);
+    let agent = world.agent_of(server.port(), "a", &[]).await;
+    let _link = server.accept().await.greet_with_lane();
+    let mut lane = ServerLane::bound(&mut server).await;
+    let (listener, port) = targets::narrow();
+    lane.end
+        .open(&request(&format!("127.0.0.1:{port}")), 0)
+        .expect("the lane is free");
+    let (opened, accepted) = tokio::join!(lane.event(), listener.accept());
+    assert_eq!(opened, Some(LaneEvent::Opened));
+    let mut target = accepted.expect("a connection").0;
+    lane.end.fin();
+    lane.flush().await;
+    let end = within("the client's end", target.read(&mut [0])).await;
+    assert_eq!(end.expect("in order"), 0);
+    let sent = fill(&mut target).await;
+    target.shutdown().await.expect("its own end");
+
+    let mut received: Vec<u8> = Vec::new();
+    // Until the agent has all of it.
+    while agent.metrics.open_endpoint_connections() > 0 {
+        match lane.event().await {
+            Some(LaneEvent::Data(bytes)) => received.extend_from_slice(&bytes),
+            other => panic!("instead of bytes: {other:?}"),
+        }
+        a_moment().await;
+    }
+    agent.drain();
+    let mut leaving = pin!(agent.idle(GRACE));
+    stays(leaving.as_mut(), "much to send").await;
+    let rest = async {
+        loop {
+            match lane.event().await {
+                Some(LaneEvent::Data(bytes)) => received.extend_from_slice(&bytes),
+                Some(LaneEvent::PeerFin) => return,
+                other => panic!("instead of the end: {other:?}"),
+            }
+        }
+    };
+    outlasts(leaving.as_mut(), "all was sent", rest).await;
+    assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, sent)));
+    // Meanwhile the server goes on answering pings.
+    let answering = async { while lane.event().await.is_some() {} };
+    tokio::select! {
+        () = within("its end without bytes", leaving) => (),
+        () = answering => panic!("the agent has closed the lane"),
+    }
+}
+
+/// The other way, and the other program: the target had said first that it sends no more, and the client has gone after its
+/// last bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
+    const OVER: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
+    let mut world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (_call, grant) = link(&world, &connection, "agent-1").await;
+    let tcp = targets::narrow_to(world.server().agents);
+    let mut lane = Stub::connect_over(tcp, &world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    one_idle(&world).await;
+    let socket = world.connect();
+    let opened = async {
+        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+        lane.end.accept();
+        lane.end.fin();
+        lane.flush().await;
+    };
+    let (mut client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), opened);
+    let end = within("the target's end", client.read(&mut [0])).await;
+    assert_eq!(end.expect("in order"), 0);
+    let sent = fill(&mut client).await;
+    client.shutdown().await.expect("a half-close");
+
+    let (mut received, metrics) = (Vec::<u8>::new(), world.server().metrics.scrape());
+    // Until the server has all of it.
+    while sample(&metrics.text(), OVER) != Some(1.0) {
+        let enough = received.len() + PIECE_BYTES;
+        while received.len() < enough {
+            match lane.event().await {
+                Some(LaneEvent::Data(bytes)) => received.extend_from_slice(&bytes),
+                other => panic!("instead of bytes: {other:?}"),
+            }
+        }
+        a_moment().await;
+    }
+    drop(client);
+    let mut leaving = pin!(world.stop_server(GRACE));
+    stays(leaving.as_mut(), "much to send").await;
+    let mut ended = false;
+    let rest = async {
+        while let Some(event) = lane.event().await {
+            match event {
+                LaneEvent::Data(bytes) => received.extend_from_slice(&bytes),
+                LaneEvent::PeerFin => ended = true,
+                _ => (),
+            }
+        }
+    };
+    tokio::join!(leaving, rest);
+    assert!(ended, "{} bytes of {sent}", received.len());
+    assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, sent)));
+}

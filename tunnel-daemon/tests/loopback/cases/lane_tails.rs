@@ -1,0 +1,57 @@
+//! What a tunnel that is over has left on its lane, and the next one.
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::support::lanes::{BUSY, HITS, IDLE, MISSES, value};
+use crate::support::targets::Sum;
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+use crate::support::{connect, targets};
+
+/// Both ends have said that they send no more, and the target takes its time to read: what is on its way to it is not cut by
+/// the next dial, which does not wait for it either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_bytes_of_a_tunnel_neither_hold_the_next_one_up_nor_are_they_cut_by_it() {
+    // More than the target's connection takes, less than the kernel does for a lane.
+    const BYTES: usize = 1_500_000;
+    let world = World::start(&["--lanes-per-link=1"]).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    until("a lane", || value(&world, IDLE) == 1.0).await;
+    let (listener, port) = targets::narrow();
+    let (echo, _target) = targets::echo().await;
+    let (slow, echo) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{echo}"));
+
+    let socket = world.connect();
+    let (mut client, accepted) = tokio::join!(connect::open(&socket, &slow), listener.accept());
+    let mut target = accepted.expect("a connection").0;
+    target.shutdown().await.expect("it says so first");
+    assert_eq!(within("its end", client.read(&mut [0])).await.ok(), Some(0));
+    let sent = targets::pattern(0, BYTES);
+    within("an upload", client.write_all(&sent))
+        .await
+        .expect("the tunnel takes it");
+    client.shutdown().await.expect("its own end");
+    let over = "adit_tunnels_closed_total{reason=\"clean\"}";
+    until("the end of the tunnel", || value(&world, over) == 1.0).await;
+
+    for _tunnel in 0..3 {
+        let mut next = connect::open(&socket, &echo).await;
+        connect::echo(&mut next, b"at once").await;
+    }
+    assert_eq!(
+        [HITS, MISSES].map(|series| value(&world, series)),
+        [1.0, 3.0]
+    );
+    assert_eq!([IDLE, BUSY].map(|series| value(&world, series)), [0.0, 1.0]);
+    let mut received = Vec::new();
+    within("the upload", target.read_to_end(&mut received))
+        .await
+        .expect("a clean end");
+    assert_eq!(Sum::of(&received), Sum::of(&sent));
+
+    until("the lane", || value(&world, IDLE) == 1.0).await;
+    let mut last = connect::open(&socket, &echo).await;
+    connect::echo(&mut last, b"on the lane again").await;
+    assert_eq!(value(&world, HITS), 2.0);
+}

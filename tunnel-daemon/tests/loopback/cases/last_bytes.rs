@@ -1,0 +1,208 @@
+//! The last bytes of a tunnel reach whoever they are for, also one that speaks to nobody meanwhile: a kernel that closes a
+//! socket with input unread throws away what it has not delivered.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+use adit::app::agent::RunningAgent;
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+use adit_relay::unacknowledged_bytes;
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+
+use crate::support::clients::{Io, Kind};
+use crate::support::lanes::warm;
+use crate::support::raw::Connection;
+use crate::support::targets::{self, Sum, pattern};
+use crate::support::wait::{until, until_still, within};
+use crate::support::world::{World, sample};
+
+/// More than a kernel takes for a reader that does not read, and less than it takes from a writer.
+const BYTES: usize = 1_300_000;
+/// What is said to nobody, at once.
+const BLOCK_BYTES: usize = 64 * 1024;
+/// Of a Go agent's tunnel.
+const CONN: i64 = 5;
+
+/// A server and an agent whose tunnels ride lanes, or the link, for such clients.
+async fn world(kind: Kind, lanes: bool) -> (World, RunningAgent) {
+    let mut flags = kind.flags().to_vec();
+    if !lanes {
+        flags.push("--lanes-per-link=0");
+    }
+    let world = World::start(&flags).await;
+    let agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    if lanes {
+        warm(&world).await;
+    }
+    (world, agent)
+}
+
+fn closed(reason: &str) -> String {
+    format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
+}
+
+/// Checklist 85, with a target that speaks all the time and listens only when the tunnel is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
+    for lanes in [true, false] {
+        let (world, agent) = world(Kind::Unix, lanes).await;
+        let (said, listen) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
+        let (reports, mut heard) = mpsc::channel(1);
+        let (counted, told) = (Arc::clone(&said), Arc::clone(&listen));
+        let (port, _target) = targets::serve(move |stream| {
+            let (counted, told) = (Arc::clone(&counted), Arc::clone(&told));
+            let reports = reports.clone();
+            async move {
+                let (mut read, mut write) = stream.into_split();
+                let speaking = async {
+                    let block = vec![7; BLOCK_BYTES];
+                    while let Ok(count) = write.write(&block).await {
+                        counted.fetch_add(count as u64, Relaxed);
+                    }
+                };
+                let listening = async {
+                    told.notified().await;
+                    let (mut sum, mut block) = (Sum::default(), vec![0; BLOCK_BYTES]);
+                    loop {
+                        match read.read(&mut block).await {
+                            Ok(0) => break,
+                            Ok(count) => sum.add(&block[..count]),
+                            Err(_reset) => {
+                                sum.clean = false;
+                                break;
+                            }
+                        }
+                    }
+                    let _test_over = reports.send(sum).await;
+                };
+                tokio::join!(speaking, listening);
+                Ok(())
+            }
+        })
+        .await;
+
+        let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
+        until_still("its words fill the tunnel", || said.load(Relaxed)).await;
+        let bytes = pattern(0, BYTES);
+        let upload = tunnel.write(Bytes::from(bytes.clone()));
+        within("the upload", upload).await.expect("it is taken");
+        let over = async {
+            // The end of the tunnel does not wait for that of the connection.
+            let (scrape, clean) = (agent.metrics.scrape(), closed("clean"));
+            until("the tunnel is over at the agent", || {
+                sample(&scrape.text(), &clean) == Some(1.0)
+            })
+            .await;
+            listen.notify_one();
+        };
+        let (confirmed, ()) = tokio::join!(tunnel.close(), over);
+        confirmed.expect("a confirmed close");
+        let sum = within("the target's report", heard.recv()).await;
+        assert_eq!(sum, Some(Sum::of(&bytes)), "lanes: {lanes}");
+        until("the connection is closed", || {
+            agent.metrics.open_endpoint_connections() == 0
+        })
+        .await;
+    }
+}
+
+/// What a client that never stops speaking reads, to whatever end; it begins to read after `later`.
+async fn heard_by_a_speaker(
+    stream: Box<dyn Io>,
+    later: impl Future<Output = ()>,
+) -> (Vec<u8>, Result<(), ErrorKind>) {
+    let (mut read, mut write) = tokio::io::split(stream);
+    let mut speaking = JoinSet::new();
+    speaking.spawn(async move {
+        let block = vec![7; BLOCK_BYTES];
+        while write.write_all(&block).await.is_ok() {}
+    });
+    later.await;
+    let mut all = Vec::new();
+    let end = within("all of it, and its end", read.read_to_end(&mut all)).await;
+    (all, end.map(drop).map_err(|error| error.kind()))
+}
+
+/// Go agents know no half-close: their target's end is the tunnel's, whatever the client has still to say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_goes_on_speaking() {
+    for kind in Kind::ALL {
+        let world = World::start(kind.flags()).await;
+        let connection = Connection::agent(&world).await;
+        let mut link = connection.link("stub", "").await;
+        world.links(1).await;
+        let open = kind.open(&world, "target.test:80");
+        let answer = async {
+            match link.payload().await {
+                Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, CONN),
+                other => panic!("no dial but {other:?}"),
+            }
+        };
+        let (stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
+        let bytes = pattern(0, BYTES);
+        let last = async {
+            for block in bytes.chunks(32 * 1024) {
+                link.data(CONN, block.to_vec());
+            }
+            let close = wire::CloseResponse {
+                connect_id: CONN,
+                error: String::new(),
+            };
+            link.packet(PacketType::CloseRsp, Payload::CloseResponse(close));
+            // A unix socket holds less of it, and a client that does not read is not at its end there.
+            if kind != Kind::Unix {
+                world.server_metric(&closed("clean"), 1.0).await;
+            }
+        };
+        let (all, end) = heard_by_a_speaker(stream, last).await;
+        assert!(all == bytes, "{kind:?}: {} bytes, {end:?}", all.len());
+        assert_eq!(end, Ok(()), "{kind:?}");
+        world.server_metric(&closed("clean"), 1.0).await;
+    }
+}
+
+/// Between Adit ends a target's end is a half-close at first. This one hears nothing more soon afterwards, which breaks what
+/// the client says, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_goes_on_speaking() {
+    let (port, _target) = targets::serve(|mut stream| async move {
+        stream.write_all(&pattern(0, BYTES)).await?;
+        stream.shutdown().await?;
+        // Or it would be its own kernel that loses them.
+        let mut block = vec![0; BLOCK_BYTES];
+        while unacknowledged_bytes(&stream)? > 0 {
+            let _dropped = stream.read(&mut block).await?;
+        }
+        Ok(())
+    })
+    .await;
+    let target = format!("127.0.0.1:{port}");
+    for kind in Kind::ALL {
+        for lanes in [true, false] {
+            let (world, _agent) = world(kind, lanes).await;
+            let stream = kind.open(&world, &target).await;
+            let broken = closed("target_reset");
+            let last = async {
+                if kind != Kind::Unix {
+                    world.server_metric(&broken, 1.0).await;
+                }
+            };
+            let (all, end) = heard_by_a_speaker(stream, last).await;
+            let what = format!("{kind:?}, lanes: {lanes}: {} bytes, {end:?}", all.len());
+            assert!(all == pattern(0, BYTES), "{what}");
+            // On the link the close may take the place of a half-close that was not sent yet, and has a text. Where a write
+            // has met the reset, a read finds only an end, which is no end of a TLS session.
+            let cut_off = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].map(Err);
+            assert!(end.is_ok() || (cut_off.contains(&end) && !lanes), "{what}");
+            world.server_metric(&broken, 1.0).await;
+        }
+    }
+}
