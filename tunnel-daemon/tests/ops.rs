@@ -105,13 +105,14 @@ fn status_and_top_show_a_running_stack() {
         "--admin-socket",
         &server,
     ];
-    for sort in ["rate", "destination"] {
+    for sort in ["rate", "destination", "tenant"] {
         command.extend(["--sort", sort]);
         let picture = adit(&command);
         let lines = text(&picture.stdout);
         assert_eq!(picture.status.code(), Some(0), "{}", text(&picture.stderr));
         assert!(lines.contains("/s to targets"), "{lines}");
         assert!(lines.contains("DESTINATION"), "{lines}");
+        assert_eq!(lines.contains("TENANT*"), sort == "tenant", "{lines}");
         assert!(!lines.contains('\x1b'), "a pipe gets no colours: {lines}");
         assert!(
             lines.lines().all(|line| line.chars().count() <= 80),
@@ -259,6 +260,7 @@ fn has(json: &Value, name: &str, verdict: &str, part: &str) -> bool {
 }
 
 /// Valid from `days.0` to `days.1`, counted from now, signed by itself.
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn dated(files: &Files, name: &str, days: (i64, i64)) -> (PathBuf, PathBuf) {
     let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
     let now = std::time::SystemTime::now();

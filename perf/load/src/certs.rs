@@ -48,6 +48,7 @@ pub(crate) fn write(folder: &Path, names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn parameters(common_name: &str, names: &[&str]) -> anyhow::Result<CertificateParams> {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names)?;

@@ -188,9 +188,12 @@ impl Listening<'_> {
                 (listen_addr(bind)?, Some(self.tls("frontend", files, alpn)?))
             }
         };
-        let listener = self
-            .bind(&address)
-            .with_context(|| format!("{} frontend", plan.dialect.name()))?;
+        let listener = match plan.dialect {
+            // Many tunnels on one connection: the kernel could book it nowhere.
+            Dialect::Grpc => Listener::bind(&address),
+            Dialect::HttpConnect => self.bind(&address),
+        };
+        let listener = listener.with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
         let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
         let keepalive = self.plan.frontend_keepalive.time;

@@ -93,6 +93,8 @@ pub enum TopSort {
     Agent,
     /// By destination, then by rate.
     Destination,
+    /// By tenant, then by rate.
+    Tenant,
     /// The longest way first.
     Rtt,
     /// Most first.
@@ -101,12 +103,13 @@ pub enum TopSort {
 
 impl TopSort {
     /// All of them, by name, in the order of the keys that step through them.
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("rate", Self::Rate),
         ("bytes", Self::Bytes),
         ("age", Self::Age),
         ("agent", Self::Agent),
         ("destination", Self::Destination),
+        ("tenant", Self::Tenant),
         ("rtt", Self::Rtt),
         ("retransmits", Self::Retransmits),
     ];

@@ -17,8 +17,8 @@ const BUCKETS_RTT: &[f64] = &[
 /// Of each connection.
 const LABELS: &[&str] = &["tenant", "role", "agent", "destination_class"];
 const LABELS_DIRECTED: &[&str] = &["tenant", "role", "agent", "destination_class", "direction"];
-/// Whose connections these are: one tenant, until there are more.
-const TENANT: &str = "default";
+/// Whose tunnels and connections these are: one tenant, until there are more.
+pub const TENANT: &str = "default";
 
 /// Handles of these families. Cheap to clone; clones share the series.
 #[derive(Clone)]

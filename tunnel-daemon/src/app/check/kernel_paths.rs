@@ -4,8 +4,9 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::thread::CapabilitySet;
 
 use super::{degraded, missing, ok};
@@ -45,7 +46,7 @@ fn of_redirect(plan: &RedirectPlan, host: &HostCaps) -> Vec<Capability> {
     };
     let mut lines = vec![programs(host), cgroup(&plan.cgroup), rules_line(rules)];
     if plan.on_failure == OnFailure::Closed {
-        lines.push(pinned(bpffs_mount()));
+        lines.push(pinned(bpffs_mount().and_then(writable)));
     }
     lines.extend(plan.netns.iter().flat_map(namespaces));
     lines
@@ -131,6 +132,18 @@ fn rules_line(rules: Result<usize, String>) -> Capability {
     }
 }
 
+/// Where it is mounted for root alone, another user can keep nothing there, whatever its capabilities.
+fn writable(mount: PathBuf) -> Result<PathBuf, String> {
+    let wanted = Access::WRITE_OK | Access::EXEC_OK;
+    match accessat(CWD, mount.as_path(), wanted, AtFlags::EACCESS) {
+        Ok(()) => Ok(mount),
+        Err(error) => Err(format!(
+            "this user may not make a folder in {}: {error}",
+            mount.display()
+        )),
+    }
+}
+
 fn pinned(mount: Result<impl AsRef<Path>, String>) -> Capability {
     const NAME: &str = "redirect-closed";
     match mount {
@@ -141,7 +154,7 @@ fn pinned(mount: Result<impl AsRef<Path>, String>) -> Capability {
         Err(why) => missing(
             NAME,
             format!("nothing would be captured, or denied: {why}"),
-            "mount bpffs, or give --redirect-on-failure=open",
+            "mount bpffs where this user may write, or give --redirect-on-failure=open",
         ),
     }
 }
@@ -368,6 +381,10 @@ mod tests {
         assert_eq!(pinned(Ok("/sys/fs/bpf")).verdict, Verdict::Ok);
         let none: Result<&str, String> = Err("mounted nowhere".to_owned());
         assert_eq!(pinned(none).verdict, Verdict::Missing);
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(writable(dir.path().to_owned()), Ok(dir.path().to_owned()));
+        let line = pinned(writable("/nonexistent/bpf".into()));
+        assert!(line.text.contains("/nonexistent/bpf"), "{line:?}");
     }
 
     #[test]

@@ -25,6 +25,10 @@ const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
 ///
 /// # Errors
 /// Something that has nothing to do with what is looked at: no runtime, no resolver.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "whether the clock suits the dates of certificates is what is looked at"
+)]
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     super::descriptors::raise_limit();
     let now = SystemTime::now();
@@ -158,6 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "the clock is what is looked at")]
     fn a_clock_that_was_never_set_is_found() {
         assert_eq!(clock(SystemTime::UNIX_EPOCH).verdict, Verdict::Missing);
         assert_eq!(clock(SystemTime::now()).verdict, Verdict::Ok);

@@ -9,7 +9,7 @@ use crate::app::probes::{
 };
 use crate::telemetry::labels::Label as _;
 use crate::telemetry::tunnels::TunnelView;
-use crate::telemetry::{LiveTunnel, OpenTunnels, TunnelSide};
+use crate::telemetry::{LiveTunnel, OpenTunnels, TENANT, TunnelSide};
 
 /// Links in one answer.
 pub const LINKS_MAX: usize = 1000;
@@ -191,6 +191,7 @@ fn row(view: TunnelView) -> TunnelStatus {
             TunnelSide::Client(dialect) => Some(dialect.as_str().to_owned()),
             TunnelSide::Target => None,
         },
+        tenant: TENANT.to_owned(),
         peer: view.peer,
         destination: view.destination,
         path: view.path.as_str().to_owned(),

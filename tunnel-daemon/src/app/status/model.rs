@@ -299,6 +299,9 @@ pub struct TunnelStatus {
     pub id: u64,
     /// The dialect of the client; only on a server.
     pub client: Option<String>,
+    /// Whose it is; empty if a process of an earlier version answers.
+    #[serde(default)]
+    pub tenant: String,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
     /// host:port as the client asked for it, at most 256 bytes of it. Text of a stranger.

@@ -9,10 +9,14 @@ use crate::config::TopSort;
 
 /// A terminal's least width.
 pub(super) const WIDTH_MIN: usize = 80;
-/// Columns of all but peer and destination, with the spaces between.
+/// Columns of all but tenant, peer and destination, with the spaces between.
 const FIXED: usize = 48;
 /// Of the rest, one part in so many is the peer's.
 const PEER_SHARE: usize = 3;
+/// The column of tenants.
+const TENANT: usize = 8;
+/// Terminals as wide as this have that column; narrower ones only where it decides the order.
+const WIDTH_TENANT: usize = 100;
 
 /// One look, in order.
 pub(super) struct Picture {
@@ -79,7 +83,7 @@ impl Picture {
             Role::Server => "AGENT",
             Role::Agent => "SERVER",
         };
-        let (peer_width, destination_width) = widths(width);
+        let widths = self.widths(width);
         let mark = |name: &str, order: TopSort| {
             let sign = if self.reverse { '^' } else { '*' };
             if order == self.order {
@@ -89,8 +93,10 @@ impl Picture {
             }
         };
         let rate = |name: &str| mark(name, TopSort::Rate);
+        let (peer_width, destination_width) = (widths.peer, widths.destination);
         format!(
-            "{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+            "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+            widths.tenant(&mark("TENANT", TopSort::Tenant)),
             mark(peer, TopSort::Agent),
             mark("DESTINATION", TopSort::Destination),
             "PATH",
@@ -105,23 +111,50 @@ impl Picture {
 
     /// Some rows, from there on.
     pub(super) fn body(&self, width: usize, from: usize, count: usize) -> Vec<String> {
+        let widths = self.widths(width);
         let rows = self.sample.rows.iter().skip(from).take(count);
-        rows.map(|row| line(row, width)).collect()
+        rows.map(|row| line(row, &widths)).collect()
+    }
+
+    fn widths(&self, width: usize) -> Widths {
+        let width = width.max(WIDTH_MIN);
+        let has_tenant = width >= WIDTH_TENANT || self.order == TopSort::Tenant;
+        let taken = if has_tenant { TENANT + 1 } else { 0 };
+        let rest = width - FIXED - 2 - taken;
+        let peer = rest / PEER_SHARE;
+        Widths {
+            has_tenant,
+            peer,
+            destination: rest - peer,
+        }
     }
 }
 
-fn widths(width: usize) -> (usize, usize) {
-    let rest = width.max(WIDTH_MIN) - FIXED - 2;
-    let peer = rest / PEER_SHARE;
-    (peer, rest - peer)
+/// Of the columns that depend on the terminal.
+struct Widths {
+    has_tenant: bool,
+    peer: usize,
+    destination: usize,
 }
 
-fn line(row: &Row, width: usize) -> String {
-    let (peer_width, destination_width) = widths(width);
+impl Widths {
+    /// The first column and the space behind it, where there is one.
+    fn tenant(&self, text: &str) -> String {
+        if self.has_tenant {
+            format!("{text:<TENANT$} ")
+        } else {
+            String::new()
+        }
+    }
+}
+
+fn line(row: &Row, widths: &Widths) -> String {
+    let (peer_width, destination_width) = (widths.peer, widths.destination);
     let tunnel = &row.tunnel;
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     format!(
-        "{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+        "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+        widths.tenant(&clean_middle(&tunnel.tenant, TENANT)),
         clean_middle(&tunnel.peer, peer_width),
         clean_middle(&tunnel.destination, destination_width),
         clean(&tunnel.path, 8),
@@ -144,6 +177,7 @@ mod tests {
 
     fn picture(order: TopSort) -> Picture {
         let mut widest = tunnel(1, u64::MAX / 4);
+        widest.tenant = "\x1b[2Ja-tenant-with-a-long-name".to_owned();
         widest.peer = "agent-with-a-long-name.example.org".to_owned();
         widest.destination = "\x1b[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned();
         widest.path = "raw-lane".to_owned();
@@ -156,14 +190,32 @@ mod tests {
 
     #[test]
     fn every_line_fits_its_width_and_none_moves_the_cursor() {
-        for width in [80, 100, 200] {
-            let lines = picture(TopSort::Rate).all(width);
-            assert_eq!(lines.len(), 5);
-            for line in &lines {
-                assert!(line.chars().count() <= width, "{width}: {line:?}");
-                assert!(!line.contains(char::is_control), "{line:?}");
+        for (_, order) in TopSort::ALL {
+            for width in [80, 100, 200] {
+                let lines = picture(order).all(width);
+                assert_eq!(lines.len(), 5);
+                for line in &lines {
+                    assert!(line.chars().count() <= width, "{width}: {line:?}");
+                    assert!(!line.contains(char::is_control), "{line:?}");
+                }
+                assert_eq!(lines[1].chars().count(), width, "{:?}", lines[1]);
             }
-            assert_eq!(lines[1].chars().count(), width, "{:?}", lines[1]);
+        }
+    }
+
+    #[test]
+    fn tenants_have_a_column_where_there_is_room_or_where_they_decide_the_order() {
+        for (order, width, rows) in [
+            (TopSort::Rate, 80, 0),
+            (TopSort::Rate, 99, 0),
+            (TopSort::Rate, 100, 2),
+            (TopSort::Tenant, 80, 2),
+        ] {
+            let lines = picture(order).all(width);
+            assert_eq!(lines[1].contains("TENANT"), rows > 0, "{}", lines[1]);
+            // The third one's is a long name.
+            let told = lines.iter().filter(|line| line.starts_with("tenant-"));
+            assert_eq!(told.count(), rows, "{order:?} at {width}: {lines:?}");
         }
     }
 
@@ -175,6 +227,7 @@ mod tests {
             (TopSort::Age, "AGE*"),
             (TopSort::Agent, "AGENT*"),
             (TopSort::Destination, "DESTINATION*"),
+            (TopSort::Tenant, "TENANT*"),
             (TopSort::Rtt, "RTT*"),
             (TopSort::Retransmits, "RE*"),
         ] {

@@ -338,6 +338,12 @@ mod tests {
             press(&mut view, KeyCode::Char('s'));
         }
         assert_eq!(view.order, TopSort::Agent);
+        press(&mut view, KeyCode::Char('s'));
+        press(&mut view, KeyCode::Char('s'));
+        assert_eq!(view.order, TopSort::Tenant);
+        let lines = drawn(&mut view);
+        assert!(lines[1].starts_with("TENANT^"), "{}", lines[1]);
+        assert!(lines[2].starts_with("tenant-1"), "{}", lines[2]);
         press(&mut view, KeyCode::Char('p'));
         assert!(drawn(&mut view)[23].starts_with("PAUSED"));
         assert_eq!(press(&mut view, KeyCode::Char('q')), Next::Leave);

@@ -117,6 +117,7 @@ fn compare(one: &Row, other: &Row, order: TopSort) -> Ordering {
         TopSort::Age => b.age_seconds.total_cmp(&a.age_seconds),
         TopSort::Agent => a.peer.cmp(&b.peer).then_with(by_rate),
         TopSort::Destination => a.destination.cmp(&b.destination).then_with(by_rate),
+        TopSort::Tenant => a.tenant.cmp(&b.tenant).then_with(by_rate),
         TopSort::Rtt => b.rtt_micros.cmp(&a.rtt_micros),
         TopSort::Retransmits => b.retransmits.cmp(&a.retransmits),
     }
@@ -133,6 +134,7 @@ pub(super) mod tests {
         TunnelStatus {
             id,
             client: Some("grpc".to_owned()),
+            tenant: format!("tenant-{}", (id + 1) % 2),
             peer: format!("agent-{}", id % 2),
             destination: format!("10.0.0.{id}:443"),
             path: "lane".to_owned(),
@@ -199,6 +201,7 @@ pub(super) mod tests {
             (TopSort::Age, [1, 2, 3]),
             (TopSort::Agent, [2, 1, 3]),
             (TopSort::Destination, [1, 2, 3]),
+            (TopSort::Tenant, [1, 3, 2]),
             (TopSort::Rtt, [3, 2, 1]),
             (TopSort::Retransmits, [2, 3, 1]),
         ] {

@@ -469,12 +469,12 @@ fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
         panic!("status");
     };
     assert!(status.json && status.socket == Path::new("/run/adit/admin.sock"));
-    let Command::Top(top) = command(&["top", "--sort=rtt", "--interval=250ms"]).unwrap() else {
+    let Command::Top(top) = command(&["top", "--sort=tenant", "--interval=250ms"]).unwrap() else {
         panic!("top");
     };
     assert_eq!(
         (top.sort, top.interval, top.once),
-        (TopSort::Rtt, Duration::from_millis(250), false)
+        (TopSort::Tenant, Duration::from_millis(250), false)
     );
     for (args, part) in [
         (&["top", "--interval=99ms"][..], "from 100ms"),

@@ -36,7 +36,7 @@ pub(super) struct TopFlags {
     /// Print one picture after one interval, and exit: for scripts and pipes
     #[arg(long)]
     once: bool,
-    /// rate, bytes, age, agent, destination, rtt or retransmits
+    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
     #[arg(long, value_name = "ORDER", default_value = "rate")]
     sort: TopSort,
     /// Time between two looks

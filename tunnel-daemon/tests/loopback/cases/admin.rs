@@ -89,6 +89,8 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
         let ends = [&here, &there].map(|end| end.destination.as_str());
         assert_eq!(ends, [target.as_str(); 2]);
         assert_eq!(here.peer, "agent-1");
+        let tenants = [here.tenant.as_str(), there.tenant.as_str()];
+        assert_eq!(tenants, ["default"; 2]);
         assert_eq!(here.client.as_deref(), Some("http-connect"));
         let server = status(&server_socket(&world));
         assert_eq!(there.peer, server.id);
