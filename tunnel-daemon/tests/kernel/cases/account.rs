@@ -22,7 +22,7 @@ const TARGET: Labels<'_> = Labels {
     agent: "a",
     destination_class: "c",
 };
-const CLIENT: Labels<'_> = Labels {
+pub(super) const CLIENT: Labels<'_> = Labels {
     role: AccountRole::Client,
     agent: "a",
     destination_class: "",
@@ -37,7 +37,7 @@ pub(super) async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStre
 }
 
 /// A listener whose connections the kernel will look at.
-fn listener(accounts: &Accounts) -> TcpListener {
+pub(super) fn listener(accounts: &Accounts) -> TcpListener {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     socket.bind(&address.into()).unwrap();

@@ -2,23 +2,44 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
+use adit::app::demo::grpc_client::GrpcTunnel;
 use adit::app::{agent, server};
 use adit::config::{Command as Parsed, parse};
 use adit::ebpf::account::Options;
 use adit::net::selfsigned::ThrowawayFiles;
 use adit::telemetry::Scrape;
+use adit_relay::{Preference, probe};
 use aya::programs::loaded_programs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tonic::transport::Endpoint;
 
-use crate::support::accounting::{Accounting, bytes, lines, of, sample};
+use crate::support::accounting::{Accounting, bytes, lines, of, sample, seconds};
 use crate::support::privilege::{ready, skip};
 use crate::support::wait::until;
 
 const TARGETS: &str = r#"agent="agent-1",destination_class="127.0.0.0/8""#;
 const AGENT: &str = r#"agent="agent-1",destination_class="""#;
 const ANSWER: usize = "HTTP/1.1 200 Connection Established\r\n\r\n".len();
+/// Of the tunnels that relays move, to the target and to the client: tiny ones, and on either side of the 256 KiB from which on
+/// relays splice.
+const RELAYED: [(usize, usize); 7] = [
+    (1, 3),
+    (0, 70_001),
+    (70_003, 0),
+    (262_145, 17),
+    (9, 3_000_007),
+    BULK,
+    (5, 1),
+];
+const BULK: (usize, usize) = (5_000_011, 4_000_037);
+/// Most further ones until some are spliced: that takes a socket that fills faster than it is emptied, which a busy host may
+/// not have at once.
+const BULKS_MAX: usize = 16;
+const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
 /// A server with a plaintext frontend on TCP, and one agent.
 struct World {
@@ -28,11 +49,14 @@ struct World {
 }
 
 impl World {
-    async fn start(lanes: &str) -> Self {
+    /// With further flags of both.
+    async fn start(lanes: &str, further: &[&str]) -> Self {
+        let further = || further.iter().map(|flag| (*flag).to_owned());
         let files = ThrowawayFiles::create(&["127.0.0.1".to_owned()]).unwrap();
         let file = |flag: &str, path: std::path::PathBuf| format!("--{flag}={}", path.display());
-        let server = [
+        let mut server = vec![
             "--frontend=http-connect=tcp:127.0.0.1:0".to_owned(),
+            "--frontend=grpc=tcp:127.0.0.1:0".to_owned(),
             "--insecure-plaintext-frontend".to_owned(),
             file("cluster-cert", files.cert("server")),
             file("cluster-key", files.key("server")),
@@ -45,11 +69,12 @@ impl World {
             format!("--lanes-per-link={lanes}"),
             "--account=on".to_owned(),
         ];
+        server.extend(further());
         let Parsed::Server(plan) = command("server", &server) else {
             panic!("no server");
         };
         let server = server::start(&plan).await.unwrap();
-        let agent = [
+        let mut agent = vec![
             format!("--proxy-server-host={}", server.agents),
             file("ca-cert", files.ca_file().to_path_buf()),
             file("agent-cert", files.cert("agent")),
@@ -61,6 +86,7 @@ impl World {
             "--admin-server-port=off".to_owned(),
             "--account=on".to_owned(),
         ];
+        agent.extend(further());
         let Parsed::Agent(plan) = command("agent", &agent) else {
             panic!("no agent");
         };
@@ -111,14 +137,22 @@ async fn half(socket: &mut TcpStream, bytes: usize, first: bool) -> usize {
     read
 }
 
-/// Many tunnels of odd sizes; what they were expected to move.
-async fn drive(world: &World, tunnels: usize) -> (u64, u64, u64) {
+/// What tunnels were expected to move.
+#[derive(Default)]
+struct Moved {
+    tunnels: u64,
+    to_target: u64,
+    to_client: u64,
+    /// Bytes of requests.
+    heads: u64,
+}
+
+/// Tunnels of these sizes, one behind the other. Every other one is closed by the target first.
+async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut Moved) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
-    let (mut to_target, mut to_client, mut heads) = (0, 0, 0);
-    for tunnel in 0..tunnels {
-        let (up, down) = (random(600_000), random(600_000));
-        let client_first = tunnel % 2 == 0;
+    for (up, down) in sizes.iter().copied() {
+        let client_first = moved.tunnels.is_multiple_of(2);
         let (client, accepted) = tokio::join!(world.open(&target), listener.accept());
         let ((mut client, head), mut accepted) = (client, accepted.unwrap().0);
         let (at_client, at_target) = tokio::join!(
@@ -126,23 +160,44 @@ async fn drive(world: &World, tunnels: usize) -> (u64, u64, u64) {
             half(&mut accepted, down, !client_first)
         );
         assert_eq!((at_client, at_target), (down, up));
-        to_target += up as u64;
-        to_client += down as u64;
-        heads += head as u64;
+        moved.tunnels += 1;
+        moved.to_target += up as u64;
+        moved.to_client += down as u64;
+        moved.heads += head as u64;
     }
-    (to_target, to_client, heads)
 }
 
-fn random(below: usize) -> usize {
-    rand::random_range(0..below)
+/// Many odd ones.
+fn random_sizes<const N: usize>() -> [(usize, usize); N] {
+    std::array::from_fn(|_| {
+        let size = || rand::random_range(0..600_000);
+        (size(), size())
+    })
 }
 
 async fn the_kernel_counts_what_the_engines_count(lanes: &str) {
-    const TUNNELS: usize = 24;
-    let world = World::start(lanes).await;
-    let (to_target, to_client, heads) = drive(&world, TUNNELS).await;
+    let (world, mut moved, began) = (
+        World::start(lanes, &[]).await,
+        Moved::default(),
+        Instant::now(),
+    );
+    drive(&world, &random_sizes::<24>(), &mut moved).await;
+    let role = if lanes == "0" { "link" } else { "lane" };
+    counted_alike(&world, &moved, role, began).await;
+    world.agent.stop().await;
+    world.server.stop(Some(std::time::Duration::ZERO)).await;
+}
+
+/// The kernel's account of both ends of tunnels that began later than `began`, on lanes or links.
+async fn counted_alike(world: &World, moved: &Moved, role: &str, began: Instant) {
+    let Moved {
+        tunnels,
+        to_target,
+        to_client,
+        heads,
+    } = *moved;
     let (server, agent) = (world.server.metrics.scrape(), world.agent.metrics.scrape());
-    let count = Some(TUNNELS as u64);
+    let count = Some(tunnels);
     let done = || {
         of(&agent, "connections_total", TARGETS, "", "target") == count
             && of(&server, "connections_total", AGENT, "", "client") == count
@@ -152,11 +207,12 @@ async fn the_kernel_counts_what_the_engines_count(lanes: &str) {
     assert_eq!(engine(&server, "to_target"), Some(to_target));
     assert_eq!(bytes(&agent, TARGETS, "target"), (to_target, to_client));
     // Of clients, the request and its answer are payload, too.
-    let answers = (ANSWER * TUNNELS) as u64;
+    let answers = ANSWER as u64 * tunnels;
     let client = bytes(&server, AGENT, "client");
     assert_eq!(client, (to_client + answers, to_target + heads));
+    times(&agent, TARGETS, "target", tunnels, began);
+    times(&server, AGENT, "client", tunnels, began);
     // Links and lanes carry other bytes than tunnels: they are there, and go on.
-    let role = if lanes == "0" { "link" } else { "lane" };
     let carried = || {
         [&agent, &server].iter().all(|scrape| {
             of(scrape, "bytes_total", AGENT, "sent", role) > Some(0)
@@ -175,6 +231,81 @@ async fn the_kernel_counts_what_the_engines_count(lanes: &str) {
         );
         assert_eq!(lost, Some(0));
     }
+}
+
+/// Round-trip times and lifetimes of connections that began later than `began`, all of which have ended.
+#[expect(clippy::cast_precision_loss, reason = "a few tunnels")]
+fn times(scrape: &Scrape, labels: &str, role: &str, connections: u64, began: Instant) {
+    let rtt = seconds(scrape, "rtt", labels, role);
+    let lifetime = seconds(scrape, "lifetime", labels, role);
+    for name in ["rtt_seconds_count", "lifetime_seconds_count"] {
+        let count = of(scrape, name, labels, "", role);
+        assert_eq!(count, Some(connections), "{role}: {name}");
+    }
+    // On loopback none takes a second.
+    let connections = connections as f64;
+    assert!(rtt > 0.0 && rtt < connections, "{role}: {rtt} s");
+    let longest = connections * began.elapsed().as_secs_f64();
+    assert!(
+        lifetime > 0.0 && lifetime < longest,
+        "{role}: {lifetime} s of {longest}"
+    );
+}
+
+/// What relays have copied and spliced of tunnels that ended.
+fn relayed(scrape: &Scrape) -> [u64; 2] {
+    [COPIED, SPLICED].map(|series| sample(scrape, series).unwrap())
+}
+
+/// On lanes in clear text tunnels do without frames, and relays move their bytes.
+async fn the_kernel_counts_what_relays_move(engine: &str) {
+    let engine_flag = format!("--relay-engine={engine}");
+    let flags = ["--lane-security=plaintext", &engine_flag];
+    let (world, mut moved, began) = (
+        World::start("64", &flags).await,
+        Moved::default(),
+        Instant::now(),
+    );
+    let (server, agent) = (world.server.metrics.scrape(), world.agent.metrics.scrape());
+    let driver = format!(r#"adit_relay_engine{{engine="{engine}"}}"#);
+    for scrape in [&server, &agent] {
+        assert_eq!(sample(scrape, &driver), Some(1));
+    }
+    // With fewer the next one would keep its frames.
+    let idle = || sample(&server, r#"adit_lanes{state="idle"}"#) >= Some(3);
+    let all_spliced = || {
+        [&server, &agent]
+            .iter()
+            .all(|scrape| relayed(scrape)[1] > 0)
+    };
+    let sizes = RELAYED.into_iter().chain([BULK; BULKS_MAX]);
+    for (at, size) in sizes.enumerate() {
+        if at >= RELAYED.len() && all_spliced() {
+            break;
+        }
+        until("idle lanes", idle, String::new).await;
+        drive(&world, &[size], &mut moved).await;
+    }
+    let raw = r#"adit_tunnels_opened_total{path="raw-lane"}"#;
+    assert_eq!(sample(&server, raw), Some(moved.tunnels));
+    counted_alike(&world, &moved, "lane", began).await;
+    // Both directions in one number, at either end.
+    let both = moved.to_target + moved.to_client;
+    let counted = || {
+        [&server, &agent]
+            .iter()
+            .all(|scrape| relayed(scrape).iter().sum::<u64>() == both)
+    };
+    until("the counts of relays", counted, || {
+        format!(
+            "{both}, and server {:?}, agent {:?}",
+            relayed(&server),
+            relayed(&agent)
+        )
+    })
+    .await;
+    assert!(all_spliced(), "{:?}", relayed(&agent));
+    assert!(relayed(&server)[0] > 0 && relayed(&agent)[0] > 0);
     world.agent.stop().await;
     world.server.stop(Some(std::time::Duration::ZERO)).await;
 }
@@ -197,6 +328,76 @@ async fn on_lanes_the_kernel_counts_what_the_engines_count() {
 async fn on_the_link_the_kernel_counts_what_the_engines_count() {
     if ready("accounting for tunnels on the link") {
         the_kernel_counts_what_the_engines_count("0").await;
+    }
+}
+
+/// A gRPC client's connection carries many tunnels, so the kernel counts them where each has a socket of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_of_a_grpc_client_are_counted_at_their_targets_alone() {
+    const TUNNELS: u64 = 3;
+    const SIZE: usize = 20_000;
+    if !ready("accounting for tunnels of a gRPC client") {
+        return;
+    }
+    let world = World::start("64", &[]).await;
+    let frontend = world.server.frontends[1];
+    let endpoint = Endpoint::from_shared(format!("http://{frontend}")).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    for _ in 0..TUNNELS {
+        let (tunnel, accepted) = tokio::join!(
+            GrpcTunnel::open(channel.clone(), &target),
+            listener.accept()
+        );
+        let (mut tunnel, mut accepted) = (tunnel.unwrap(), accepted.unwrap().0);
+        tunnel.write(vec![5; SIZE].into()).await.unwrap();
+        accepted.read_exact(&mut [0; SIZE]).await.unwrap();
+        accepted.write_all(b"answer").await.unwrap();
+        let mut received = 0;
+        while received < b"answer".len() {
+            received += tunnel.read().await.unwrap().unwrap().len();
+        }
+        tunnel.close().await.unwrap();
+        assert_eq!(accepted.read(&mut [0]).await.unwrap(), 0);
+    }
+    // One that is over before the last is counted.
+    let mut stranger = TcpStream::connect(frontend).await.unwrap();
+    stranger.shutdown().await.unwrap();
+    let _settings = stranger.read_to_end(&mut Vec::new()).await;
+    let mut moved = Moved::default();
+    drive(&world, &[(1, 1)], &mut moved).await;
+
+    let (server, agent) = (world.server.metrics.scrape(), world.agent.metrics.scrape());
+    let done = || {
+        of(&agent, "connections_total", TARGETS, "", "target") == Some(TUNNELS + 1)
+            && of(&server, "connections_total", AGENT, "", "client") == Some(1)
+    };
+    until("ends", done, || lines(&agent) + &lines(&server)).await;
+    let (sent, received) = (TUNNELS * SIZE as u64 + 1, TUNNELS * 6 + 1);
+    assert_eq!(bytes(&agent, TARGETS, "target"), (sent, received));
+    let unknown = r#"adit_ebpf_account_lost_total{reason="unknown"}"#;
+    assert_eq!(sample(&server, unknown), Some(0));
+    world.agent.stop().await;
+    world.server.stop(Some(std::time::Duration::ZERO)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_epoll() {
+    if ready("accounting for tunnels that relays move") {
+        the_kernel_counts_what_relays_move("epoll").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_io_uring() {
+    let test = "accounting for tunnels that relays move by io_uring";
+    if !ready(test) {
+        return;
+    }
+    match probe(Preference::IoUring) {
+        Ok(_) => the_kernel_counts_what_relays_move("io-uring").await,
+        Err(error) => skip(test, &error.to_string()),
     }
 }
 
@@ -266,9 +467,9 @@ async fn without_the_rights_all_starts_and_says_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by without_the_rights_all_starts_and_says_why"]
 async fn child_without_rights() {
-    let world = World::start("4").await;
-    let (to_target, to_client, _heads) = drive(&world, 2).await;
-    assert!(to_target + to_client > 0);
+    let (world, mut moved) = (World::start("4", &[]).await, Moved::default());
+    drive(&world, &random_sizes::<2>(), &mut moved).await;
+    assert!(moved.to_target + moved.to_client > 0);
     for health in [world.server.health, world.agent.health] {
         let mut probe = TcpStream::connect(health.unwrap()).await.unwrap();
         let request = b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";

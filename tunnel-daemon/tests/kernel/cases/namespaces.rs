@@ -296,7 +296,7 @@ fn without_its_helper_what_is_captured_stays_so_and_the_rest_is_said() {
 }
 
 /// The process whose parent is this one.
-fn child_of(parent: u32) -> i32 {
+pub(super) fn child_of(parent: u32) -> i32 {
     let stats = std::fs::read_dir("/proc")
         .unwrap()
         .flatten()

@@ -2,12 +2,16 @@
 
 use std::net::SocketAddr;
 
-use crate::support::bpffs::Bpffs;
+use rustix::thread::CapabilitySet;
+
+use super::namespaces::{child_of, namespaces};
+use crate::support::bpffs::{Bpffs, open_to_all};
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::confined::{NOBODY, give};
 use crate::support::daemon::{Daemon, User, field};
-use crate::support::privilege::{ready, skip};
+use crate::support::namespace::Namespace;
+use crate::support::privilege::{ready, say, skip};
 use crate::support::target::target;
 use crate::support::world::World;
 
@@ -15,6 +19,7 @@ use crate::support::world::World;
 /// CAP_SYS_RESOURCE, by their numbers.
 const KEPT: u64 = 1 << 1 | 1 << 2 | 1 << 10 | 1 << 14 | 1 << 24;
 const PLAIN: &str = "--lane-security=plaintext";
+const HELPER_RUNS: &str = "adit_redirect_netns_helper{state=\"running\"}";
 
 /// Each thread of a process, those of the relay among them, has nothing left and can take nothing back.
 fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
@@ -25,7 +30,7 @@ fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
     }
     let may = match user {
         User::Root | User::Confined(_) => KEPT,
-        User::Ambient => 0,
+        User::Ambient | User::AmbientWith(_) => 0,
     };
     let confined = matches!(user, User::Confined(_));
     for (name, status) in &threads {
@@ -34,7 +39,7 @@ fn assert_nothing_left(daemon: &Daemon, user: User, expected: &[&str]) {
             assert_eq!(held & !may, 0, "{name}: {set} {held:#x}");
         }
         let bounded = u64::from_str_radix(field(status, "CapBnd"), 16).unwrap();
-        assert!(user == User::Ambient || bounded & !may == 0, "{name}");
+        assert!(user.is_ambient() || bounded & !may == 0, "{name}");
         assert_eq!(field(status, "NoNewPrivs"), "1", "{name}");
         // By a filter.
         assert!(!confined || field(status, "Seccomp") == "2", "{name}");
@@ -76,7 +81,7 @@ pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[
 
 fn prepared(user: User) -> World {
     let world = World::new();
-    if user == User::Ambient {
+    if user.is_ambient() {
         give(world.dir(), NOBODY);
         give(world.certificates(), NOBODY);
     }
@@ -132,7 +137,7 @@ pub(super) fn redirecting_server(user: User) {
     assert_nothing_left(&server, user, &THREADS);
     assert_nothing_left(&agent, user, &THREADS);
     let status = status(&world, "server");
-    let held = if user == User::Ambient {
+    let held = if user.is_ambient() {
         "[]"
     } else {
         "CAP_NET_BIND_SERVICE"
@@ -236,10 +241,29 @@ fn closed_on_failure_holds_without_the_rights_it_took() {
     }
 }
 
+/// A user that owns nothing can make marks and pins as well, where it may make folders.
+#[test]
+fn closed_on_failure_holds_with_ambient_capabilities() {
+    let test = "closing with ambient capabilities";
+    if ready(test) {
+        closed_on_failure(test, User::Ambient);
+    }
+}
+
+/// A place for the pins of a user, or none, which has been said.
+fn pins(test: &str, user: User) -> Option<Bpffs> {
+    match (Bpffs::somewhere(), open_to_all()) {
+        (Err(why), _) => skip(test, &why),
+        // The host's own is not for tests to change.
+        (Ok(_), Err(why)) if user.is_ambient() => say(test, &why),
+        (Ok(mounted), _) => return Some(mounted),
+    }
+    None
+}
+
 pub(super) fn closed_on_failure(test: &str, user: User) {
-    let _mounted = match Bpffs::somewhere() {
-        Ok(mounted) => mounted,
-        Err(why) => return skip(test, &why),
+    let Some(_mounted) = pins(test, user) else {
+        return;
     };
     let target = target("127.22.0.1");
     let (clients, world) = (Cgroup::new(), prepared(user));
@@ -264,6 +288,100 @@ pub(super) fn closed_on_failure(test: &str, user: User) {
     let open = server(&world, user, "open", &flags("open"));
     assert_eq!(open.end().code(), Some(0));
     assert!(client.call(target).unwrap().is_direct());
+}
+
+/// What opening listeners in a namespace of another user's processes takes, beside what loading programs does.
+const TO_ENTER: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SYS_PTRACE);
+
+#[test]
+fn with_ambient_capabilities_other_namespaces_are_captured() {
+    let test = "other namespaces with ambient capabilities";
+    if let Some([namespace]) = namespaces(test) {
+        let (target, clients) = (target("127.27.0.1"), Cgroup::new());
+        let user = User::AmbientWith(TO_ENTER);
+        let world = prepared(user);
+        let flags = in_namespace(target, &clients, &namespace);
+        let server = server(&world, user, "server", &flags);
+        captures_in_namespace(&world, &server, TO_ENTER, &namespace, &clients, target);
+        assert_eq!(server.end().code(), Some(0));
+        // Nobody listens there at home.
+        let mut client = Client::start_in(&namespace, clients.path());
+        let error = client.call(target).unwrap_err();
+        assert!(error.contains("refused"), "{error}");
+    }
+}
+
+/// The helper marks its sockets then, and pins are made; what is left of it denies.
+#[test]
+fn with_ambient_capabilities_other_namespaces_are_closed_on_failure() {
+    let test = "closing other namespaces with ambient capabilities";
+    let Some([namespace]) = namespaces(test) else {
+        return;
+    };
+    let user = User::AmbientWith(TO_ENTER);
+    let Some(_mounted) = pins(test, user) else {
+        return;
+    };
+    let (target, clients, world) = (target("127.28.0.1"), Cgroup::new(), prepared(user));
+    let flags = |mode: &str| {
+        let flags = in_namespace(target, &clients, &namespace);
+        let mode = format!("--redirect-on-failure={mode}");
+        [flags.as_slice(), &[mode]].concat()
+    };
+    let closed = server(&world, user, "closed", &flags("closed"));
+    let kept = TO_ENTER | CapabilitySet::NET_ADMIN;
+    captures_in_namespace(&world, &closed, kept, &namespace, &clients, target);
+    assert_eq!(closed.end().code(), Some(0));
+    let mut client = Client::start_in(&namespace, clients.path());
+    let error = client.call(target).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+    // Its user's own pins, which it may take away.
+    let open = server(&world, user, "open", &flags("open"));
+    assert_eq!(open.end().code(), Some(0));
+    let error = client.call(target).unwrap_err();
+    assert!(error.contains("refused"), "{error}");
+}
+
+fn in_namespace(target: SocketAddr, clients: &Cgroup, namespace: &Namespace) -> [String; 3] {
+    [
+        format!("--redirect={target}"),
+        format!("--redirect-cgroup={}", clients.path().display()),
+        format!("--redirect-netns={}", namespace.path().display()),
+    ]
+}
+
+/// A client in the namespace is captured. The server has no capability left, and its helper these, as the same user.
+fn captures_in_namespace(
+    world: &World,
+    server: &Daemon,
+    kept: CapabilitySet,
+    namespace: &Namespace,
+    clients: &Cgroup,
+    target: SocketAddr,
+) {
+    assert_nothing_left(server, User::Ambient, &THREADS);
+    assert_eq!(server.metric(HELPER_RUNS), 1.0, "{}", server.log());
+    let helper = format!("/proc/{}/status", child_of(server.id()));
+    let status = std::fs::read_to_string(helper).unwrap();
+    for (set, expected) in [
+        ("CapPrm", kept.bits()),
+        ("CapEff", kept.bits()),
+        ("CapInh", 0),
+        ("CapAmb", 0),
+    ] {
+        let held = u64::from_str_radix(field(&status, set), 16).unwrap();
+        assert_eq!(held, expected, "{set} {held:#x}");
+    }
+    assert_eq!(field(&status, "NoNewPrivs"), "1");
+    let users: Vec<&str> = field(&status, "Uid").split_whitespace().collect();
+    assert_eq!(users, [NOBODY.to_string().as_str(); 4]);
+    let agent = agent(world, User::Ambient, server, &[]);
+    let mut client = Client::start_in(namespace, clients.path());
+    for _ in 0..3 {
+        captured(&mut client, target);
+    }
+    assert_nothing_left(server, User::Ambient, &THREADS);
+    drop(agent);
 }
 
 /// Nothing of eBPF is asked for; the rest goes just the same.

@@ -59,6 +59,11 @@ impl Accounting {
         of(&self.metrics.scrape(), name, labels, direction, role)
     }
 
+    /// As [`seconds`].
+    pub(crate) fn seconds(&self, name: &str, labels: &str, role: &str) -> f64 {
+        seconds(&self.metrics.scrape(), name, labels, role)
+    }
+
     pub(crate) async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         until(what, || done(self), || lines(&self.metrics.scrape())).await;
     }
@@ -85,12 +90,15 @@ pub(crate) fn lines(scrape: &Scrape) -> String {
     reason = "counts, far below 2^53"
 )]
 pub(crate) fn sample(scrape: &Scrape, series: &str) -> Option<u64> {
+    number(scrape, series).map(|value| value as u64)
+}
+
+fn number(scrape: &Scrape, series: &str) -> Option<f64> {
     let text = scrape.text();
     text.lines()
         .filter_map(|line| line.rsplit_once(' '))
         .find(|(name, _)| *name == series)
-        .and_then(|(_, value)| value.parse::<f64>().ok())
-        .map(|value| value as u64)
+        .and_then(|(_, value)| value.parse().ok())
 }
 
 /// `name{labels,direction,role,tenant}` as exported; an empty direction is none.
@@ -109,6 +117,13 @@ pub(crate) fn of(
         scrape,
         &format!(r#"adit_ebpf_{name}{{{labels}{direction},role="{role}",tenant="default"}}"#),
     )
+}
+
+/// The sum of a histogram of times, `rtt` or `lifetime`, of connections that ended.
+pub(crate) fn seconds(scrape: &Scrape, name: &str, labels: &str, role: &str) -> f64 {
+    let series =
+        format!(r#"adit_ebpf_{name}_seconds_sum{{{labels},role="{role}",tenant="default"}}"#);
+    number(scrape, &series).unwrap_or_else(|| panic!("no series {series}"))
 }
 
 /// Sent and received.

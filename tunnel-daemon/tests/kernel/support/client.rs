@@ -57,6 +57,11 @@ impl Client {
         Self(Role::start_by(command, "client", Some(cgroup), ""))
     }
 
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     /// As [`Client::call`], from this port.
     pub(crate) fn call_from(&mut self, port: u16, address: SocketAddr) -> Result<Seen, String> {
         self.ask(&port.to_string(), address)

@@ -21,6 +21,8 @@ use super::world::get;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// What the launcher is to start, as lines.
 const TASK: &str = "ADIT_KERNEL_TEST_LAUNCH";
+/// With what more than loading programs takes, as a number.
+const FURTHER: &str = "ADIT_KERNEL_TEST_CAPABILITIES";
 
 /// Who runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +31,17 @@ pub(crate) enum User {
     Root,
     /// A user that owns nothing, with what loading programs takes as ambient capabilities.
     Ambient,
+    /// As [`User::Ambient`], with these capabilities more.
+    AmbientWith(CapabilitySet),
     /// As the tests do, under the program's profile of `deploy/seccomp` with these calls more. Any other ends it.
     Confined(&'static [&'static str]),
+}
+
+impl User {
+    /// Whether it is the user that owns nothing.
+    pub(crate) fn is_ambient(self) -> bool {
+        matches!(self, Self::Ambient | Self::AmbientWith(_))
+    }
 }
 
 /// A running `adit`; dropping it kills it.
@@ -44,7 +55,13 @@ impl Daemon {
     pub(crate) fn start(user: User, name: &str, args: &[String], dir: &Path) -> Self {
         let daemon = match user {
             User::Root => Self::start_command(name, as_it_is(args), dir),
-            User::Ambient => Self::start_command(name, with_ambient(args), dir),
+            User::Ambient => {
+                let command = with_ambient(args, CapabilitySet::empty());
+                Self::start_command(name, command, dir)
+            }
+            User::AmbientWith(further) => {
+                Self::start_command(name, with_ambient(args, further), dir)
+            }
             User::Confined(further) => {
                 let rights = Rights {
                     profile: Profile::of(&args[1]).with(further),
@@ -68,6 +85,11 @@ impl Daemon {
             .stderr(file);
         let child = command.spawn().expect("the program starts");
         Self { child, log }
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn until_up(&self) {
@@ -190,13 +212,14 @@ fn as_it_is(args: &[String]) -> Command {
     command
 }
 
-fn with_ambient(args: &[String]) -> Command {
+fn with_ambient(args: &[String], further: CapabilitySet) -> Command {
     let launcher = std::env::current_exe().expect("it");
     let mut command = Command::new(launcher);
     command
         .args(["--exact", "support::daemon::launcher_becomes_the_program"])
         .arg("--nocapture")
-        .env(TASK, args.join("\t"));
+        .env(TASK, args.join("\t"))
+        .env(FURTHER, further.bits().to_string());
     command
 }
 
@@ -221,6 +244,9 @@ fn launcher_becomes_the_program() {
         return; // Run as a test: there is nothing to start.
     };
     let args: Vec<&str> = task.split('\t').collect();
+    let further = std::env::var(FURTHER).expect("beside the task");
+    let further = further.parse().expect("a number");
+    let ambient = to_load() | CapabilitySet::from_bits_retain(further);
     // Open: another user may not reach the folder it is in.
     let program = File::open(program()).expect("the program is there");
     rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).expect("an open file");
@@ -228,11 +254,11 @@ fn launcher_becomes_the_program() {
     set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP).expect("root may");
     let held = capabilities(None).expect("of this thread");
     let sets = CapabilitySets {
-        inheritable: to_load(),
+        inheritable: ambient,
         ..held
     };
     set_capabilities(None, sets).expect("root may");
-    for one in to_load().iter() {
+    for one in ambient.iter() {
         configure_capability_in_ambient_set(one, true).expect("permitted and inheritable");
     }
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));

@@ -8,6 +8,7 @@ pub(crate) mod client;
 #[path = "../../loopback/support/confined.rs"]
 pub(crate) mod confined;
 pub(crate) mod daemon;
+pub(crate) mod memory;
 pub(crate) mod namespace;
 pub(crate) mod privilege;
 /// By the name under which `confined` starts them.

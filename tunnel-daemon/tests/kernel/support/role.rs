@@ -122,6 +122,7 @@ fn play() {
         "packet-filter" => crate::cases::packet_filter::play(&arguments),
         "tproxy" => crate::cases::packet_filter::play_tproxy(),
         "exempt" => crate::cases::exempt::play(&arguments),
+        "sockmap-memory" => crate::cases::sockmap::play_memory(&arguments),
         "sockmap-relay" => crate::cases::sockmap::play(&arguments),
         other => panic!("no role {other:?}"),
     }

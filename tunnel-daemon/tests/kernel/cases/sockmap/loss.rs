@@ -7,18 +7,19 @@ use super::{GROWTH, UNGUARDED, limited};
 use crate::support::privilege::ready;
 use crate::support::role::{Role, tell, told};
 use crate::support::sockmap::{
-    Crossing, End, PATIENCE, QUIET, Sockmap, Stop, is_readable, is_writable, pull, push, report,
-    until,
+    Crossing, Direction, End, PATIENCE, QUIET, Sockmap, Stop, is_readable, is_writable, pull, push,
+    report, until,
 };
 
-const SENT: u64 = GROWTH / 4;
+/// Sent before something ends, far more than buffers hold.
+pub(super) const SENT: u64 = GROWTH / 4;
 /// What the relay of these tests copies at once.
 const BUFFER: usize = 64 * 1024;
 /// What the guard lets through, where there is one.
 const GUARD: u64 = 256 * 1024;
 
 /// Bytes on their way to a target that does not read.
-fn queued(sockmap: &mut Sockmap, crossing: &Crossing) -> crate::support::sockmap::Direction {
+pub(super) fn queued(sockmap: &mut Sockmap, crossing: &Crossing) -> Direction {
     let there = sockmap.join(&crossing.a, &crossing.b, UNGUARDED);
     assert_eq!(push(&crossing.client, 0, SENT, PATIENCE), (SENT, Stop::All));
     until("end of it at the relay", || {

@@ -1,4 +1,4 @@
-//! What kernels do with a sockmap as the mover of a relay: each deduction of ADR 0017 as a test.
+//! What kernels do with a sockmap as the mover of a relay: each deduction of ADR 0017 and 0023 as a test.
 //!
 //! Tests assert what the decision rests on, the flaws included, so that a kernel without one is noticed. What they saw is
 //! printed with the kernel's name.
@@ -7,10 +7,13 @@ mod ends;
 mod guard;
 mod insertion;
 mod loss;
+mod memory;
 mod message;
+mod reset;
 mod speed;
 
 pub(crate) use loss::play;
+pub(crate) use memory::play as play_memory;
 
 use adit_ebpf_abi::{EMPTY_PASS, Grant};
 

@@ -5,5 +5,7 @@ mod sockets;
 mod stream;
 
 pub(crate) use object::{Direction, EXPERIMENT, Sockmap, load};
-pub(crate) use sockets::{Crossing, Sizes, report, set_receive_low_water, taken_error};
-pub(crate) use stream::{End, PATIENCE, QUIET, Stop, is_readable, is_writable, pull, push, until};
+pub(crate) use sockets::{Crossing, Sizes, report, reset, set_receive_low_water, taken_error};
+pub(crate) use stream::{
+    End, PATIENCE, QUIET, Stop, is_broken, is_readable, is_writable, pull, push, until,
+};

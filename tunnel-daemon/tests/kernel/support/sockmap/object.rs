@@ -130,6 +130,13 @@ impl Sockmap {
         self.sources.clear_index(source).expect("it was in");
     }
 
+    /// Takes both sockets out; whether source and sink were still in.
+    pub(crate) fn withdraw(&mut self, direction: &Direction) -> (bool, bool) {
+        let source = self.sources.clear_index(&direction.source);
+        let sink = self.sinks.clear_index(&direction.sink);
+        (source.is_ok(), sink.is_ok())
+    }
+
     /// From now on what is written to `from` appears at `to`: in what it receives, or in what it sends.
     pub(crate) fn route(&mut self, from: &TcpStream, to: &TcpStream, is_ingress: bool) {
         let (peer, own) = (self.free(), self.free());

@@ -3,6 +3,7 @@
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd as _;
+use std::time::Duration;
 
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -76,6 +77,13 @@ fn resize(socket: &Socket, sizes: Sizes) {
 /// The error that the kernel holds for a socket, which is gone with that.
 pub(crate) fn taken_error(socket: &TcpStream) -> Option<io::Error> {
     SockRef::from(socket).take_error().unwrap()
+}
+
+/// Closes a connection by a reset; what it had not sent yet is thrown away.
+pub(crate) fn reset(socket: TcpStream) {
+    let linger = Some(Duration::ZERO);
+    SockRef::from(&socket).set_linger(linger).unwrap();
+    drop(socket);
 }
 
 /// `SO_RCVLOWAT`: how much makes a socket readable. Setting it has the kernel look at what is there.

@@ -16,6 +16,8 @@ pub(crate) const QUIET: Duration = Duration::from_millis(700);
 /// Each byte of a stream tells where it is, but for multiples of this.
 const PERIOD: usize = 251;
 const CHUNK: usize = 64 * 1024;
+/// So many refusals in a row by a socket that polls writable are no accident.
+const REFUSALS_MAX: u32 = 10_000;
 
 /// Why a writer stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub(crate) enum Stop {
     All,
     /// Nothing could be written for a while.
     Stalled,
+    /// Nothing could be written again and again, though the kernel said that it could.
+    Refused,
     /// The kernel's word.
     Failed(ErrorKind),
 }
@@ -58,14 +62,21 @@ fn part(left: u64) -> usize {
 
 /// Writes bytes `offset..offset + most` of the stream, as far as the kernel takes them within `quiet` of each other.
 pub(crate) fn push(socket: &TcpStream, offset: u64, most: u64, quiet: Duration) -> (u64, Stop) {
-    let mut written = 0;
+    let (mut written, mut refusals) = (0, 0);
     while written < most {
         let bytes = &PATTERN[start(offset + written)..][..part(most - written)];
         match (&*socket).write(bytes) {
-            Ok(count) => written += count as u64,
+            Ok(count) => {
+                written += count as u64;
+                refusals = 0;
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if !is_ready(socket, PollFlags::OUT, quiet) {
                     return (written, Stop::Stalled);
+                }
+                refusals += 1;
+                if refusals == REFUSALS_MAX {
+                    return (written, Stop::Refused);
                 }
             }
             Err(error) => return (written, Stop::Failed(error.kind())),
@@ -111,6 +122,12 @@ pub(crate) fn is_readable(socket: &TcpStream, patience: Duration) -> bool {
 /// Whether a socket says that it takes bytes within `patience`.
 pub(crate) fn is_writable(socket: &TcpStream, patience: Duration) -> bool {
     is_ready(socket, PollFlags::OUT, patience)
+}
+
+/// Whether a connection ends by an error, or in both directions, within `patience`. Takes no error away.
+pub(crate) fn is_broken(socket: &TcpStream, patience: Duration) -> bool {
+    // The kernel tells of these unasked.
+    is_ready(socket, PollFlags::empty(), patience)
 }
 
 fn is_ready(socket: &TcpStream, what: PollFlags, patience: Duration) -> bool {
