@@ -1,21 +1,23 @@
 //! Connections that want to be lanes and are none, and agents that break the lane protocol: refused, counted, and
 //! nobody else notices.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::lane::{FrameType, Header, LaneEvent, Piece};
 use adit_core::wire::metadata::LaneGrant;
+use tokio::io::AsyncReadExt as _;
 use tokio::task::JoinSet;
 
 use crate::support::connect;
-use crate::support::lanes::value;
+use crate::support::lanes::{BUSY, value};
 use crate::support::raw::Connection;
 use crate::support::stub_lane::{Stub, bind, bound, link, one_idle};
-use crate::support::wait::{until, within};
+use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
 
 async fn refused(world: &World, reason: &str, count: f64) {
@@ -187,11 +189,28 @@ async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     }
 }
 
+/// Reads what is left of a lane's connection, as bytes. An error is how it ends when the server resets it.
+async fn last_word(lane: Stub) -> io::Result<()> {
+    let (mut tcp, _session) = lane.stream.into_inner();
+    let mut block = vec![0; 64 * 1024];
+    within("the end of the connection", async {
+        while tcp.read(&mut block).await? > 0 {}
+        Ok(())
+    })
+    .await
+}
+
+/// Rule 19: the server's kernel keeps nothing for it. An end in order would come behind all that was sent.
+async fn assert_reset(lane: Stub) {
+    let end = last_word(lane).await.expect_err("an end in order");
+    assert_eq!(end.kind(), io::ErrorKind::ConnectionReset, "{end}");
+}
+
 /// An agent may stop reading or answering; a dial through it fails in time and the lane is not used again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_whose_agent_never_answers_is_cut() {
     let world = World::start(&["--dial-timeout=1s"]).await;
-    let (_connection, _call, _lane) = bound(&world).await;
+    let (_connection, _call, lane) = bound(&world).await;
     one_idle(&world).await;
     let socket = world.connect();
     let (status, text) = connect::refused(&socket, &connect::head("10.0.0.1:80")).await;
@@ -203,10 +222,42 @@ async fn a_lane_whose_agent_never_answers_is_cut() {
         )
     );
     // It does not acknowledge the reset, either.
-    until("the lane is cut", || {
-        value(&world, "adit_lanes_closed_total{reason=\"silent\"}") == 1.0
-    })
-    .await;
+    let cut = "adit_lanes_closed_total{reason=\"silent\"}";
+    until("the lane is cut", || value(&world, cut) == 1.0).await;
+    assert_reset(lane).await;
+}
+
+/// Rule 19: the window of its connection is shut, so that not even the reset of its tunnel gets there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
+    const BLOCKS: usize = 256;
+    let world = World::start(&[]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    let accepted = async {
+        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+        lane.end.accept();
+        lane.flush().await;
+    };
+    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+    // More than all buffers on the way hold.
+    call.upload(conn, BLOCKS);
+    let (tcp, _session) = lane.stream.get_ref();
+    let unread = || rustix::io::ioctl_fionread(tcp).expect("it lives");
+    until("bytes in front of the agent", || unread() > 0).await;
+    until_still("its window is shut", unread).await;
+    let left = Instant::now();
+    drop((call, client));
+    let cut = "adit_lanes_closed_total{reason=\"silent\"}";
+    until("the lane is cut", || value(&world, cut) == 1.0).await;
+    let waited = left.elapsed();
+    assert!(waited >= Duration::from_secs(5), "{waited:?}");
+    until("no lane is busy", || value(&world, BUSY) == 0.0).await;
+    let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
+    assert_eq!(value(&world, gone), 1.0);
+    assert_reset(lane).await;
 }
 
 /// The agent's end of what a server may do wrong is the core's; here a lane that is bound and left alone stays useful.

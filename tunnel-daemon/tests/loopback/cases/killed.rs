@@ -34,22 +34,40 @@ const CLIENT: &str = "ADIT_TEST_CLIENT";
 enum On {
     Lanes,
     Link,
+    /// Lanes in clear text: tunnels of the HTTP dialect have no frames, and this driver of the relay moves their bytes.
+    Pipes(&'static str),
 }
+
+const FRAMES: [On; 2] = [On::Lanes, On::Link];
+const PIPES: [On; 2] = [
+    On::Pipes("--relay-engine=epoll"),
+    On::Pipes("--relay-engine=io-uring"),
+];
+/// Tunnels that were opened as pipes.
+const PIPED: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 
 impl On {
     /// Server's flags, then agent's.
-    fn flags(self) -> [&'static [&'static str]; 2] {
+    fn flags(self) -> [Vec<&'static str>; 2] {
         match self {
-            Self::Lanes => [&[], &[]],
-            Self::Link => [&["--lanes-per-link=0"], &["--lanes=0"]],
+            Self::Lanes => [vec![], vec![]],
+            Self::Link => [vec!["--lanes-per-link=0"], vec!["--lanes=0"]],
+            Self::Pipes(engine) => [(); 2].map(|()| vec!["--lane-security=plaintext", engine]),
         }
     }
 
     /// Waits for the lanes of so many agents, if there are to be any.
     async fn ready(self, health: SocketAddr, agents: f64) {
-        if self == Self::Lanes {
+        if self != Self::Link {
             at_least(health, IDLE, agents * WARM).await;
         }
+    }
+
+    /// How many pipes a process has opened so far: some, if there are to be any.
+    async fn pipes(self, health: SocketAddr) -> f64 {
+        let pipes = value(health, PIPED).await;
+        assert_eq!(pipes > 0.0, matches!(self, Self::Pipes(_)), "{pipes} pipes");
+        pipes
     }
 }
 
@@ -80,35 +98,40 @@ async fn load(processes: &Processes, target: &str, tunnels: u32) -> Load {
 }
 
 /// Rule 15.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agents_tunnels_go_on() {
-    for on in [On::Lanes, On::Link] {
+async fn agent_is_killed(on: [On; 2]) {
+    for on in on {
         let [server_flags, agent_flags] = on.flags();
-        let flags = [&["--proxy-strategies=destHost"], server_flags].concat();
+        let flags = [&["--proxy-strategies=destHost"], &server_flags[..]].concat();
         let processes = Processes::start(&flags).await;
         let health = processes.health;
         let agent = |id: &str, address: &str| {
             let identifiers = format!("--agent-identifiers=ipv4={address}");
-            processes.agent(id, &[&[identifiers.as_str()], agent_flags].concat())
+            processes.agent(id, &[&[identifiers.as_str()], &agent_flags[..]].concat())
         };
         let (mut killed, _kept) = (agent("killed", "127.0.0.1"), agent("kept", "127.0.0.2"));
         metric(health, LINKS, 2.0).await;
         on.ready(health, 2.0).await;
         let (port, _target, seen) = patterned::target().await;
         let mut doomed = load(&processes, &format!("127.0.0.1:{port}"), CUT).await;
-        let mut others = load(&processes, &format!("127.0.0.2:{port}"), KEPT).await;
         doomed.moves(BEFORE).await;
+        let pipes = on.pipes(health).await;
+        on.ready(health, 2.0).await;
+        let mut others = load(&processes, &format!("127.0.0.2:{port}"), KEPT).await;
         others.moves(BEFORE).await;
+        assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
 
         killed.kill();
         doomed.ended().await;
         others.moves(AFTER).await;
         others.assert_open();
-        let [lanes, link] = causes(health, ["lane_lost", "link_lost"]).await;
-        assert_eq!(lanes + link, f64::from(CUT), "{on:?}");
-        assert_eq!(lanes > 0.0, on == On::Lanes, "{lanes} on lanes");
+        // Without frames the kernel's reset is all there is to see.
+        let reasons = ["lane_lost", "link_lost", "target_reset"];
+        let [lanes, link, reset] = causes(health, reasons).await;
+        assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
+        assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
+        assert_eq!(reset, pipes, "{on:?}");
         metric(health, TUNNELS, f64::from(KEPT)).await;
-        for reason in ["client_gone", "target_reset", "other"] {
+        for reason in ["client_gone", "other"] {
             assert_eq!(
                 value(health, &closed(reason)).await,
                 0.0,
@@ -123,13 +146,21 @@ async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agen
     }
 }
 
-/// Rule 15. The agent has two servers, and tunnels of both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_servers_tunnels_go_on()
-{
-    for on in [On::Lanes, On::Link] {
+async fn bytes_of_a_killed_agents_tunnels_are_right_up_to_the_cut_and_other_agents_tunnels_go_on() {
+    agent_is_killed(FRAMES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_killed_agents_pipes_are_right_up_to_the_cut_and_other_agents_pipes_go_on() {
+    agent_is_killed(PIPES).await;
+}
+
+/// Rule 15. The agent has two servers, and tunnels of both.
+async fn server_is_killed(on: [On; 2]) {
+    for on in on {
         let [server_flags, agent_flags] = on.flags();
-        let mut processes = Processes::start(server_flags).await;
+        let mut processes = Processes::start(&server_flags).await;
         let dir = processes.world.dir.path();
         let args: Vec<String> = processes
             .world
@@ -140,7 +171,7 @@ async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_ser
         let other = Process::start("other", &args, dir);
         let other_health = other.address("health");
         let both = format!("--proxy-server-host={}", other.address("agents"));
-        let agent = processes.agent("a", &[&[both.as_str()], agent_flags].concat());
+        let agent = processes.agent("a", &[&[both.as_str()], &agent_flags[..]].concat());
         let agent_health = agent.address("health");
         for health in [processes.health, other_health] {
             metric(health, LINKS, 1.0).await;
@@ -149,10 +180,12 @@ async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_ser
         let (port, _target, seen) = patterned::target().await;
         let target = format!("127.0.0.1:{port}");
         let mut doomed = load(&processes, &target, CUT).await;
+        doomed.moves(BEFORE).await;
+        let pipes = on.pipes(agent_health).await;
         let sockets = ["connect.other", "grpc.other"].map(|name| dir.join(name));
         let mut others = Load::start(&sockets[0], &sockets[1], &target, KEPT.into()).await;
-        doomed.moves(BEFORE).await;
         others.moves(BEFORE).await;
+        on.pipes(other_health).await;
         metric(agent_health, TARGETS, f64::from(CUT + KEPT)).await;
 
         processes.server.kill();
@@ -160,15 +193,29 @@ async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_ser
         others.moves(AFTER).await;
         others.assert_open();
         metric(agent_health, TARGETS, f64::from(KEPT)).await;
-        let [lanes, link] = causes(agent_health, ["lane_lost", "link_lost"]).await;
-        assert_eq!(lanes + link, f64::from(CUT), "{on:?}");
-        assert_eq!(lanes > 0.0, on == On::Lanes, "{lanes} on lanes");
+        // A pipe that is cut off at the server's end is the client's doing for all that the agent can see.
+        let reasons = ["lane_lost", "link_lost", "client_gone"];
+        let [lanes, link, reset] = causes(agent_health, reasons).await;
+        assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
+        assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
+        assert_eq!(reset, pipes, "{on:?}");
         metric(other_health, TUNNELS, f64::from(KEPT)).await;
         doomed.ledger.assert_intact("clients of the killed server");
         others.ledger.assert_intact("clients of the other server");
         seen.assert_intact("the target");
         assert!(seen.right() >= doomed.ledger.right());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_killed_servers_tunnels_are_right_up_to_the_cut_and_other_servers_tunnels_go_on()
+{
+    server_is_killed(FRAMES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_killed_servers_pipes_are_right_up_to_the_cut_and_other_servers_pipes_go_on() {
+    server_is_killed(PIPES).await;
 }
 
 /// The part of a client that is to be killed: does nothing unless asked to.
@@ -189,13 +236,11 @@ async fn client_to_be_killed_drives_its_tunnels() {
 }
 
 /// Rule 15. The kernel closes what the client had open, in the middle of bytes both ways.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_clients_tunnels_go_on()
-{
-    for on in [On::Lanes, On::Link] {
+async fn client_is_killed(on: [On; 2]) {
+    for on in on {
         let [server_flags, agent_flags] = on.flags();
-        let processes = Processes::start(server_flags).await;
-        let agent = processes.agent("a", agent_flags);
+        let processes = Processes::start(&server_flags).await;
+        let agent = processes.agent("a", &agent_flags);
         let (health, agent_health) = (processes.health, agent.address("health"));
         metric(health, LINKS, 1.0).await;
         on.ready(health, 1.0).await;
@@ -203,6 +248,9 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
         let target = format!("127.0.0.1:{port}");
         let world = &processes.world;
         let mut others = load(&processes, &target, KEPT).await;
+        others.moves(BEFORE).await;
+        let pipes = on.pipes(health).await;
+        on.ready(health, 1.0).await;
         let task = json!({"http": world.connect(), "grpc": world.grpc(), "target": target});
         let this = std::env::current_exe().expect("it");
         let mut command = Command::new(this);
@@ -216,6 +264,7 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
         let mut client = Process::start_command("client", command, world.dir.path());
         until("the client is at it", || client.log().contains("is at it")).await;
         others.moves(BEFORE).await;
+        assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
 
         client.kill();
         others.moves(AFTER).await;
@@ -236,4 +285,15 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
         seen.assert_intact("the target");
         assert!(seen.right() >= others.ledger.right());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_clients_tunnels_go_on()
+{
+    client_is_killed(FRAMES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_killed_clients_pipes_are_right_up_to_the_cut_and_other_clients_pipes_go_on() {
+    client_is_killed(PIPES).await;
 }

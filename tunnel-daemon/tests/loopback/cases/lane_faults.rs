@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Notify;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
-use crate::support::wait::{until, within};
+use crate::support::wait::{until, within, within_for};
 use crate::support::wire::Wire;
-use crate::support::world::World;
+use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
 /// Rule 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
@@ -52,6 +53,94 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     .map(|series| value(&world, series));
     assert_eq!(counts, [1.0, 1.0, 0.0, 0.0, 0.0]);
     assert_eq!(dialled.load(Relaxed), 1);
+}
+
+/// Rule 21: the link is gone and so is the path of the lanes. Their tunnels live on until nothing was acknowledged for 20 s, at
+/// either end; one that rides a path that is there lives on for as long as it likes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_without_a_link_live_until_nothing_is_acknowledged_for_twenty_seconds() {
+    const SILENCE: Duration = Duration::from_secs(20);
+    /// Looks at tunnels in trouble are 5 s apart; the rest is for a busy machine.
+    const NOTICED: Duration = Duration::from_secs(60);
+    const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
+    if std::env::var_os("ADIT_NIGHTLY").is_none() {
+        eprintln!("SKIPPED lanes whose path is gone for 20 s: ADIT_NIGHTLY is not set");
+        return;
+    }
+    let world = World::start(&["--proxy-strategies=destHost"]).await;
+    let (wire, whole) = (
+        Wire::to(world.server().agents).await,
+        Wire::to(world.server().agents).await,
+    );
+    let agent = world
+        .agent_of(
+            wire.address.port(),
+            "broken",
+            &["--agent-identifiers=ipv4=127.0.0.1"],
+        )
+        .await;
+    let _other = world
+        .agent_of(
+            whole.address.port(),
+            "whole",
+            &["--agent-identifiers=ipv4=127.0.0.2"],
+        )
+        .await;
+    world.links(2).await;
+    until("warm lanes", || value(&world, IDLE) >= 8.0).await;
+    // Speaks once when told to, so that the agent has something to send.
+    let (speak, spoken) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+    let (told, count) = (Arc::clone(&speak), Arc::clone(&spoken));
+    let (port, _target) = targets::serve(move |mut stream| {
+        let (told, count) = (Arc::clone(&told), Arc::clone(&count));
+        async move {
+            told.notified().await;
+            stream.write_all(b"a word").await?;
+            count.fetch_add(1, Relaxed);
+            std::future::pending().await
+        }
+    })
+    .await;
+    let (echo, _echo) = targets::echo().await;
+    let acknowledged = Instant::now();
+    let mut cut = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    let mut kept = connect::open(&world.connect(), &format!("127.0.0.2:{echo}")).await;
+    connect::echo(&mut kept, b"before").await;
+    if let Err(error) = wire.deafen_lanes_to_both() {
+        assert!(std::env::var_os("CI").is_none(), "{error}");
+        eprintln!("SKIPPED lanes whose path is gone: a socket's filter: {error}");
+        return;
+    }
+    wire.hold();
+    whole.hold();
+    wire.cut_link();
+    whole.cut_link();
+    world.links(0).await;
+    cut.write_all(b"never acknowledged").await.expect("taken");
+    speak.notify_one();
+    until("the target has spoken", || spoken.load(Relaxed) == 1).await;
+    let agents = || sample(&agent.metrics.scrape().text(), LOST);
+    let mut lost = [None; 2];
+    within_for(NOTICED, "both ends give the tunnel up", async {
+        while lost.contains(&None) {
+            let now = [value(&world, LOST) == 1.0, agents() == Some(1.0)];
+            for (when, now) in lost.iter_mut().zip(now) {
+                if now {
+                    when.get_or_insert_with(|| acknowledged.elapsed());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert!(
+        lost.iter().flatten().all(|after| *after >= SILENCE),
+        "{lost:?}"
+    );
+    within("the end", cut.read(&mut [0])).await.ok();
+    // Longer without a link than the other, and not touched.
+    connect::echo(&mut kept, b"after").await;
+    assert_eq!(value(&world, LOST), 1.0);
 }
 
 /// Rule 9, on a lane: `flags` of the server and the agent make the time short; the reason the tunnel ends for.

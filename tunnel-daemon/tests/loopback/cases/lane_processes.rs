@@ -15,7 +15,7 @@ use crate::support::process::{
     Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
-use crate::support::wait::{within, within_for};
+use crate::support::wait::{until_still, within, within_for};
 use crate::support::world::sample;
 use crate::support::{connect, targets};
 
@@ -365,17 +365,19 @@ fn granted_by_the_kernel(sysctl: &str) -> u64 {
     most.parse().expect("a number")
 }
 
-/// A reader of 20 KB/s from a target that could send for ever: TCP holds the target, not our memory nor the kernel's.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_on_a_lane_costs_no_memory() {
+/// A reader of 20 KB/s, and then of nothing, from a target that could send for ever: TCP holds the target, not our memory nor
+/// the kernel's. Server and agent have these flags; `path` is what the tunnel travels on.
+async fn slow_reader(flags: &[&str], path: &str) {
     const RATE: usize = 20_000;
     /// Of each process, beyond what it had with one tunnel.
     const RESIDENT_MAX: u64 = 8 << 20;
+    /// Pipes of the kernel by which bytes are spliced, 256 KiB each: one for each direction of a tunnel, and some kept.
+    const KERNEL_PIPES_MAX: usize = 4;
     // In the TCP sockets of a process: what the kernel grants a lane, to be sent, and a target that sent at full speed until
     // it was held. A target that is not held sends a hundred times as much.
     let queued_max = granted_by_the_kernel("tcp_rmem") + granted_by_the_kernel("tcp_wmem");
     let seconds = nightly(60, 4);
-    let pair = Pair::start().await;
+    let pair = Pair::start_with(flags).await;
     let health = pair.processes.health;
     let (source, _flood) = targets::source(u64::MAX).await;
     let (socket, target) = (
@@ -390,8 +392,19 @@ async fn a_slow_reader_on_a_lane_costs_no_memory() {
         .expect("the tunnel lives");
     drop(first);
     pair.assert_at_rest().await;
+    at_least(health, IDLE, 4.0).await;
     let programs = [&pair.processes.server, &pair.agent];
-    let resident = programs.map(Process::resident_bytes);
+    let before = programs.map(|program| (program.resident_bytes(), program.pipes()));
+    let assert_small = || {
+        for (program, (resident, pipes)) in programs.into_iter().zip(before) {
+            let more = program.resident_bytes().saturating_sub(resident);
+            assert!(more < RESIDENT_MAX, "{more} bytes more");
+            let queued = program.tcp_queue_bytes();
+            assert!(queued <= queued_max, "{queued} bytes in its sockets");
+            let pipes = program.pipes().saturating_sub(pipes);
+            assert!(pipes <= KERNEL_PIPES_MAX, "{pipes} pipes more");
+        }
+    };
     let mut stream = connect::open(&socket, &target).await;
     let mut at = 0;
     let mut turn = tokio::time::interval(Duration::from_millis(250));
@@ -406,21 +419,41 @@ async fn a_slow_reader_on_a_lane_costs_no_memory() {
             "bytes from {at} on"
         );
         at += some.len() as u64;
-        for (program, before) in programs.into_iter().zip(resident) {
-            let more = program.resident_bytes().saturating_sub(before);
-            assert!(more < RESIDENT_MAX, "{more} bytes more");
-            let queued = program.tcp_queue_bytes();
-            assert!(queued <= queued_max, "{queued} bytes in its sockets");
-        }
+        assert_small();
         assert!(value(health, "adit_held_bytes").await < 1e6);
     }
+    until_still("the target is held", || pair.agent.tcp_queue_bytes()).await;
+    assert_small();
     assert_eq!(value(health, HITS).await, 2.0);
+    let opened = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
+    assert_eq!(value(health, &opened).await, 2.0);
     // The kernels' buffers are full, so the target is held.
     assert!(pair.agent.tcp_queue_bytes() > 0);
+    // Nothing of it was lost meanwhile.
+    let mut some = vec![0; 2_000_000];
+    within("bytes after the pause", stream.read_exact(&mut some))
+        .await
+        .expect("the tunnel lives");
+    assert!(some == targets::pattern(at, some.len()));
     drop(stream);
     pair.assert_at_rest().await;
     assert_eq!(
         value(health, "adit_lanes_closed_total{reason=\"lost\"}").await,
         0.0
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_on_a_lane_costs_no_memory() {
+    slow_reader(&[], "lane").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_on_a_pipe_costs_no_memory_with_epoll() {
+    slow_reader(&[PLAINTEXT, "--relay-engine=epoll"], "raw-lane").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_reader_on_a_pipe_costs_no_memory_with_io_uring() {
+    slow_reader(&[PLAINTEXT, "--relay-engine=io-uring"], "raw-lane").await;
 }

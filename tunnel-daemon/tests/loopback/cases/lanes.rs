@@ -9,7 +9,7 @@ use adit_core::wire::packets::packet::Payload;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, MISSES, value, warm};
 use crate::support::raw::Connection;
-use crate::support::wait::{until, within};
+use crate::support::wait::{until, until_still, within};
 use crate::support::wire::Wire;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
@@ -82,6 +82,49 @@ async fn a_burst_finds_tunnels_on_lanes_or_on_the_link_and_lanes_grow_behind_it(
     // Without a link none are wanted.
     world.stop_server(Duration::ZERO).await;
     until("no lane is wanted", || wanted() == Some(0.0)).await;
+}
+
+/// Rule 18: however many lanes are missing, an agent has four handshakes with a server that does not answer, and no more. Dials
+/// do not wait for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_opens_four_lanes_at_once_however_many_are_missing() {
+    const TUNNELS: usize = 100;
+    const MISSING: usize = 8;
+    let world = World::start(&[]).await;
+    let wire = Wire::to(world.server().agents).await;
+    let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
+    world.links(1).await;
+    warm(&world).await;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let (socket, mut opening) = (world.connect(), JoinSet::new());
+    for _tunnel in 0..TUNNELS {
+        let (socket, target) = (socket.clone(), target.clone());
+        opening.spawn(async move { connect::open(&socket, &target).await });
+    }
+    let mut streams = within("all dials", opening.join_all()).await;
+    let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
+    let least = MISSING as f64;
+    until("more lanes are wanted", || wanted() >= Some(least)).await;
+    until("idle lanes", || value(&world, IDLE) >= least).await;
+
+    wire.hold();
+    while value(&world, IDLE) > 0.0 {
+        streams.push(connect::open(&world.connect(), &target).await);
+    }
+    until("four of them", || wire.held().0 == 4).await;
+    assert!(wanted() >= Some(least));
+    // Their misses ask for more and more.
+    for _dial in 0..MISSING {
+        streams.push(connect::open(&world.connect(), &target).await);
+    }
+    for stream in &mut streams {
+        connect::echo(stream, b"each of them works").await;
+    }
+    until_still("no more", || wire.held().1 as u64).await;
+    assert_eq!(wire.held().1, 4);
+    wire.let_go();
+    until("lanes again", || value(&world, IDLE) >= 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -190,3 +190,30 @@ async fn agent_warns_of_a_target_that_does_not_take_its_bytes_if_asked_to() {
     until("the warning", || lines() > 0).await;
     assert_eq!(lines(), 1);
 }
+
+/// Anyone may scrape: what clients reach, and what opens a door, is not among the numbers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrape_names_no_target_and_no_secret() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = World::with_agent().await;
+    let target = format!("127.0.0.1:{port}");
+    world.assert_serves(&target).await;
+    let mut open = connect::open(&world.connect(), &target).await;
+    connect::echo(&mut open, b"while it is open, too").await;
+    let unknown = "nowhere.invalid:80";
+    let (status, _body) = connect::refused(&world.connect(), &connect::head(unknown)).await;
+    assert_eq!(status, 502);
+    let failed = "konnectivity_network_proxy_server_dial_failure_count{reason=\"error_response\"}";
+    world.server_metric(failed, 1.0).await;
+    let server = world.server().metrics.scrape().text();
+    let agent = agent.metrics.scrape().text();
+    for (whose, text) in [("server", server), ("agent", agent)] {
+        assert!(
+            text.contains("konnectivity_network_proxy_"),
+            "{whose}: {text}"
+        );
+        for word in [target.as_str(), "nowhere", "PRIVATE", "Bearer"] {
+            assert!(!text.contains(word), "{whose}: {word} in {text}");
+        }
+    }
+}
