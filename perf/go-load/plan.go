@@ -17,6 +17,7 @@ type plan struct {
 	RateConnections int      `json:"rate_connections"`
 	Dialers         []int    `json:"dialers"`
 	Idle            []int    `json:"idle"`
+	Agents          []int    `json:"agents"` // of adit-load alone
 	StalledReaders  int      `json:"stalled_readers"`
 	MixedStreams    int      `json:"mixed_streams"`
 }

@@ -3,6 +3,7 @@
 //! One process serves the targets, another makes the load; neither knows whose server and agent are between them. The
 //! bare relay and the throttle are what results are held against: a path without protocol, and one made slow on purpose.
 
+mod agents;
 mod certs;
 mod long_path;
 mod measure;
@@ -25,6 +26,8 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::agents::AgentPort;
+use crate::measure::Load;
 use crate::process::Process;
 use crate::way::{Dialer, Targets, Way};
 
@@ -122,6 +125,12 @@ struct RunArgs {
     /// Where the targets tell what arrived, reached without the measured path.
     #[arg(long)]
     control: SocketAddr,
+    /// Where agents connect to the server, for the measurement of that name.
+    #[arg(long, requires = "certs")]
+    agents: Option<SocketAddr>,
+    /// Folder with the pair of an agent and its CA, as `certs` writes it.
+    #[arg(long, value_name = "FOLDER")]
+    certs: Option<PathBuf>,
     /// Process whose memory and CPU time count, as ROLE=PID; any number.
     #[arg(long = "process", value_name = "ROLE=PID")]
     processes: Vec<Process>,
@@ -175,7 +184,15 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
 async fn run(args: RunArgs) -> anyhow::Result<()> {
     let plan = serde_json::from_str(&args.plan).context("reading --plan")?;
     let dialer = Dialer::new(args.way, args.frontend, args.targets)?;
-    let outcome = measure::run(&plan, dialer, args.control, args.processes).await?;
+    let agents = args.agents.zip(args.certs);
+    let load = Load {
+        plan: &plan,
+        dialer,
+        control: args.control,
+        agents: agents.map(|(address, certs)| AgentPort { address, certs }),
+        processes: args.processes,
+    };
+    let outcome = measure::run(load).await?;
     println!("{}", serde_json::to_string(&outcome)?);
     Ok(())
 }

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// A measurement by name, in the order they run: idle comes first, since later ones leave buffers behind.
+/// A measurement by name, in the order they run: memory is weighed first, since later ones leave buffers behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Measurement {
     /// Memory of tunnels that carry nothing.
     Idle,
+    /// Memory and CPU time of a server that has many agents.
+    Agents,
     /// Round trips, each connection asking again once it has its answer.
     Echo,
     /// Round trips at a fixed rate, whatever the answers do.
@@ -25,8 +27,9 @@ pub(crate) enum Measurement {
 }
 
 /// All of them, in order.
-const ALL: [Measurement; 7] = [
+const ALL: [Measurement; 8] = [
     Measurement::Idle,
+    Measurement::Agents,
     Measurement::Echo,
     Measurement::Paced,
     Measurement::Dials,
@@ -55,6 +58,8 @@ pub(crate) struct Plan {
     pub(crate) dialers: Vec<usize>,
     /// Idle tunnels to weigh.
     pub(crate) idle: Vec<usize>,
+    /// Agents to weigh.
+    pub(crate) agents: Vec<usize>,
     /// Readers that never read.
     pub(crate) stalled_readers: usize,
     /// Bulk downloads beside which echo is measured.
@@ -64,7 +69,11 @@ pub(crate) struct Plan {
 impl Default for Plan {
     fn default() -> Self {
         Self {
-            measurements: ALL.to_vec(),
+            // Not every path has a port for agents.
+            measurements: ALL
+                .into_iter()
+                .filter(|one| *one != Measurement::Agents)
+                .collect(),
             seconds: 1.0,
             streams: vec![1, 8, 64],
             connections: vec![1, 16, 128],
@@ -72,6 +81,7 @@ impl Default for Plan {
             rate_connections: 16,
             dialers: vec![1, 8],
             idle: vec![2000],
+            agents: vec![1000],
             stalled_readers: 4,
             mixed_streams: 8,
         }

@@ -1,4 +1,4 @@
-//! The report as pictures: throughput, latency against load, memory against idle connections, engines.
+//! The report as pictures: throughput, latency against load, memory against idle connections and agents, engines.
 
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,36 @@ const FONT: (&str, u32) = ("sans-serif", 15);
 
 /// Space above the largest value, for the legend.
 const ROOM: f64 = 1.4;
+
+/// What is drawn against how many there are.
+struct Cost {
+    file: &'static str,
+    title: &'static str,
+    /// First word of the rows' names, and their metric.
+    rows: (&'static str, &'static str),
+    axes: (&'static str, &'static str),
+}
+
+const COSTS: [Cost; 3] = [
+    Cost {
+        file: "memory",
+        title: "Memory",
+        rows: ("idle", "resident_mib"),
+        axes: ("idle connections", "MiB resident, all processes"),
+    },
+    Cost {
+        file: "agents",
+        title: "Memory of the server",
+        rows: ("agents", "server_mib"),
+        axes: ("agents", "MiB resident, server"),
+    },
+    Cost {
+        file: "agents-cpu",
+        title: "CPU time of an idle server",
+        rows: ("agents", "idle_cpu_percent"),
+        axes: ("agents", "% of a core"),
+    },
+];
 
 /// A line: what it is called, and its points.
 struct Series {
@@ -69,11 +99,14 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> anyhow::Result<Vec<PathB
             lines(&path, &title, axes, &latency)?;
             written.push(path);
         }
-        let memory = against(results, way, &peers, "idle", "resident_mib");
-        if !memory.is_empty() {
-            written.push(to("memory"));
-            let axes = ("idle connections", "MiB resident, all processes");
-            lines(&to("memory"), &format!("Memory, {name}"), axes, &memory)?;
+        for cost in &COSTS {
+            let (kind, metric) = cost.rows;
+            let series = against(results, way, &peers, kind, metric);
+            if !series.is_empty() {
+                written.push(to(cost.file));
+                let title = format!("{}, {name}", cost.title);
+                lines(&to(cost.file), &title, cost.axes, &series)?;
+            }
         }
     }
     let engines: Vec<&str> = results
@@ -297,6 +330,7 @@ mod tests {
             ("paced_500_p50_us", 100.0),
             ("paced_2000_p50_us", 200.0),
             ("idle_100_resident_mib", 10.0),
+            ("agents_100_server_mib", 10.0),
         ]);
         let written = draw(&results, folder.path()).unwrap();
         let names: Vec<_> = written
@@ -308,7 +342,8 @@ mod tests {
             [
                 "throughput-grpc.svg",
                 "latency-p50-grpc.svg",
-                "memory-grpc.svg"
+                "memory-grpc.svg",
+                "agents-grpc.svg"
             ]
         );
         let text = std::fs::read_to_string(&written[0]).unwrap();

@@ -35,6 +35,15 @@ impl Row {
             }
             ["mixed", "echo", metric @ ..] => ("mixed", "echo beside downloads".into(), 0, metric),
             ["mixed", "down", metric @ ..] => ("mixed", "downloads beside echo".into(), 1, metric),
+            ["agents", number, metric @ ..] => {
+                let number: u64 = number.parse().ok()?;
+                // Memory in KiB is that of one, all else the server has for all of them.
+                let whose = match metric.last() {
+                    Some(&"kib") => "one of ",
+                    _ => "",
+                };
+                ("agents", format!("{whose}{number} agents"), number, metric)
+            }
             [kind, number, metric @ ..] => {
                 let number: u64 = number.parse().ok()?;
                 let (measurement, subject) = subject(kind, number)?;
@@ -67,7 +76,7 @@ impl PartialOrd for Row {
 }
 
 /// First words of names, in the order of the table.
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     "down",
     "up",
     "echo",
@@ -76,6 +85,7 @@ const KINDS: [&str; 8] = [
     "mixed",
     "isolation",
     "idle",
+    "agents",
 ];
 
 fn subject(kind: &str, number: u64) -> Option<(&'static str, String)> {
@@ -114,6 +124,11 @@ fn metric_of(metric: &str) -> Option<(usize, String, Better)> {
         ("kernel_kib", "kernel structures, KiB", Lower),
         ("tcp_buffers_kib", "TCP buffers, KiB", Lower),
         ("resident_mib", "resident memory of all, MiB", Lower),
+        ("server_mib", "resident memory of the server, MiB", Lower),
+        ("idle_cpu_percent", "idle server, % of a core", Lower),
+        ("dial_p50_us", "dial and one echo, p50, us", Lower),
+        ("dial_p99_us", "dial and one echo, p99, us", Lower),
+        ("dial_p999_us", "dial and one echo, p99.9, us", Lower),
     ];
     if let Some(place) = known.iter().position(|(name, _, _)| *name == metric) {
         let (_, words, better) = known.get(place)?;
@@ -141,6 +156,18 @@ mod tests {
             "one of 2000 idle connections, server, KiB"
         );
         assert_eq!(words("mixed_echo_p99_us"), "echo beside downloads, p99, us");
+        assert_eq!(
+            words("agents_1000_server_kib"),
+            "one of 1000 agents, server, KiB"
+        );
+        assert_eq!(
+            words("agents_1000_idle_cpu_percent"),
+            "1000 agents, idle server, % of a core"
+        );
+        assert_eq!(
+            words("agents_300_dial_p50_us"),
+            "300 agents, dial and one echo, p50, us"
+        );
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub(crate) struct LoadPlan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     idle: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    agents: Option<Vec<usize>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     stalled_readers: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mixed_streams: Option<usize>,
@@ -133,8 +135,9 @@ pub(crate) struct Address {
 }
 
 /// All measurements, in the order in which they run.
-const MEASUREMENTS: [&str; 7] = [
+const MEASUREMENTS: [&str; 8] = [
     "idle",
+    "agents",
     "echo",
     "paced",
     "dials",

@@ -15,6 +15,9 @@ use super::scenario::{LoadPlan, Way};
 /// Longest time for one measurement beyond what it is told to take: the load tool bounds itself, this bounds the tool.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
+/// Where agents connect, among the addresses of a route; also the measurement that needs it.
+pub(crate) const AGENTS: &str = "agents";
+
 /// The programs that make load.
 #[derive(Clone, Copy)]
 pub(crate) struct Tools<'a> {
@@ -55,7 +58,12 @@ pub(crate) fn measure<'a>(
                 .collect();
         }
     };
+    // Not every path has a port for agents, and the Go load tool has none to connect.
+    let has_agents = route.way != Way::GrpcGo && route.targets.contains_key(AGENTS);
     let one = |(name, plan): &(&'a str, LoadPlan)| {
+        if *name == AGENTS && !has_agents {
+            return (*name, Ok(Sample::default()));
+        }
         let outcome = load(tools, &site, &route, plan).map_err(|error| format!("{error:#}"));
         (*name, outcome)
     };
@@ -93,6 +101,10 @@ pub(crate) fn load(
     ]);
     if let Some(frontend) = &route.frontend {
         command.arg(format!("--frontend={}", frontend.display()));
+    }
+    if let (Some(port), true) = (route.targets.get(AGENTS), route.way != Way::GrpcGo) {
+        command.arg(format!("--agents={port}"));
+        command.arg(format!("--certs={}", site.at("")));
     }
     for (role, id) in &route.processes {
         command.arg(format!("--process={role}={id}"));

@@ -36,7 +36,11 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     Ok(())
 }
 
-async fn worker(dialer: Dialer, end: Instant) -> anyhow::Result<Vec<Duration>> {
+/// Dials, asks once and closes, again and again until `end`.
+///
+/// # Errors
+/// A dial, a round trip or a close fails.
+pub(super) async fn worker(dialer: Dialer, end: Instant) -> anyhow::Result<Vec<Duration>> {
     let mut samples = Vec::new();
     loop {
         let begin = Instant::now();

@@ -2,6 +2,7 @@
 //!
 //! Every one is bounded: a peer that stalls makes its measurement fail, never the run hang.
 
+mod agents;
 mod bulk;
 mod dials;
 mod echo;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use crate::agents::AgentPort;
 use crate::outcome::Outcome;
 use crate::plan::{Measurement, Plan};
 use crate::process::Process;
@@ -28,6 +30,8 @@ pub(crate) struct Load<'a> {
     pub(crate) dialer: Dialer,
     /// Where targets tell what arrived.
     pub(crate) control: SocketAddr,
+    /// Where agents connect, if this path has such a port.
+    pub(crate) agents: Option<AgentPort>,
     /// Server and agent, or what takes their place.
     pub(crate) processes: Vec<Process>,
 }
@@ -35,22 +39,12 @@ pub(crate) struct Load<'a> {
 /// Beyond its own time no measurement takes longer to open and close all it uses.
 const OVERHEAD_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs what `plan` asks for.
+/// Runs what the plan asks for.
 ///
 /// # Errors
 /// The first measurement that fails, by name.
-pub(crate) async fn run(
-    plan: &Plan,
-    dialer: Dialer,
-    control: SocketAddr,
-    processes: Vec<Process>,
-) -> anyhow::Result<Outcome> {
-    let load = Load {
-        plan,
-        dialer,
-        control,
-        processes,
-    };
+pub(crate) async fn run(load: Load<'_>) -> anyhow::Result<Outcome> {
+    let plan = load.plan;
     let mut outcome = Outcome::default();
     for measurement in plan.in_order() {
         let limit = OVERHEAD_LIMIT * rounds(plan, measurement) + plan.lasting() * 20;
@@ -70,6 +64,7 @@ async fn one(
 ) -> anyhow::Result<()> {
     match measurement {
         Measurement::Idle => idle::measure(load, outcome).await,
+        Measurement::Agents => agents::measure(load, outcome).await,
         Measurement::Echo => echo::measure(load, outcome).await,
         Measurement::Paced => paced::measure(load, outcome).await,
         Measurement::Dials => dials::measure(load, outcome).await,
@@ -83,6 +78,7 @@ async fn one(
 fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
     let count = match measurement {
         Measurement::Idle => plan.idle.len(),
+        Measurement::Agents => plan.agents.len(),
         Measurement::Echo => plan.connections.len(),
         Measurement::Paced => plan.rates.len(),
         Measurement::Dials => plan.dialers.len(),

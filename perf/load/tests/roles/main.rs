@@ -10,7 +10,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use adit::app::server::{self, RunningServer};
+use adit::config::{self, parse};
 use serde::Deserialize;
+use tokio::runtime::Runtime;
 
 /// Nothing here takes as long.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -99,6 +102,104 @@ fn every_measurement_of_a_plan_gives_its_numbers() {
     }
     assert_eq!(values["paced_200_unanswered"], 0.0);
     assert_eq!(values["isolation_completed"], 1.0);
+}
+
+/// A server in this process, with an HTTP CONNECT frontend at `s.sock` in `folder`.
+fn server(folder: &Path) -> (Runtime, RunningServer) {
+    let at = |name: &str| folder.join(name).display().to_string();
+    let args = [
+        "adit".to_owned(),
+        "server".to_owned(),
+        format!("--frontend=http-connect=unix:{}", at("s.sock")),
+        format!("--cluster-cert={}", at("server.pem")),
+        format!("--cluster-key={}", at("server.key")),
+        format!("--cluster-ca-cert={}", at("ca.pem")),
+        "--agent-bind-address=127.0.0.1".to_owned(),
+        "--agent-port=0".to_owned(),
+        "--health-bind-address=127.0.0.1".to_owned(),
+        "--health-port=0".to_owned(),
+        "--admin-port=off".to_owned(),
+    ];
+    let parsed = parse(args.into_iter().map(Into::into), &|_name: &str| None);
+    let parsed = parsed
+        .map_err(|error| error.rendered().to_string())
+        .unwrap();
+    let config::Command::Server(plan) = parsed.command else {
+        panic!("these are flags of a server");
+    };
+    let runtime = Runtime::new().unwrap();
+    let server = runtime.block_on(server::start(&plan)).unwrap();
+    (runtime, server)
+}
+
+#[test]
+fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
+    const AGENTS: usize = 40;
+    let target = serve(&["target".to_owned()]);
+    let folder = tempfile::tempdir().unwrap();
+    let written = load().arg("certs").arg(folder.path()).status().unwrap();
+    assert!(written.success());
+    let (runtime, server) = server(folder.path());
+    let output = load()
+        .args(["run", "--way=http-connect"])
+        .args(["--control", &target.addresses["control"]])
+        .args(["--agents", &server.agents.to_string()])
+        .arg("--certs")
+        .arg(folder.path())
+        .arg("--frontend")
+        .arg(folder.path().join("s.sock"))
+        .args([
+            "--targets",
+            &serde_json::to_string(&target.addresses).unwrap(),
+        ])
+        .args(["--process", &format!("server={}", std::process::id())])
+        .args([
+            "--plan",
+            &format!(r#"{{"seconds": 0.05, "measurements": ["agents"], "agents": [2, {AGENTS}]}}"#),
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let values = serde_json::from_slice::<Outcome>(&output.stdout)
+        .unwrap()
+        .values;
+    for count in [2, AGENTS] {
+        for what in ["server_kib", "server_mib", "idle_cpu_percent"] {
+            let name = format!("agents_{count}_{what}");
+            assert!(values.contains_key(&name), "{name} in {values:?}");
+        }
+    }
+    // The server knows no other agents.
+    assert!(values[&format!("agents_{AGENTS}_dial_p50_us")] > 0.0);
+    let text = server.metrics.scrape().text();
+    let opened = text
+        .lines()
+        .find_map(|line| line.strip_prefix("adit_lanes_opened_total "))
+        .unwrap();
+    assert!(opened.parse::<f64>().unwrap() >= 2.0 * AGENTS as f64);
+    runtime.block_on(server.stop(Some(Duration::ZERO)));
+}
+
+#[test]
+fn agents_without_a_port_are_an_error() {
+    let target = serve(&["target".to_owned()]);
+    let output = load()
+        .args(["run", "--way=tcp"])
+        .args(["--control", &target.addresses["control"]])
+        .args([
+            "--targets",
+            &serde_json::to_string(&target.addresses).unwrap(),
+        ])
+        .args(["--process", &format!("server={}", std::process::id())])
+        .args(["--plan", r#"{"measurements": ["agents"], "agents": [1]}"#])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("--agents"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@ use super::{Peer, Route};
 use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Way};
+use crate::perf::turn::AGENTS;
 
 /// A program and its leading arguments.
 #[derive(Clone, Debug)]
@@ -69,6 +70,17 @@ impl Konnectivity {
         Self {
             agent: Self::adit(version, agent).agent,
             ..Self::adit(version, server)
+        }
+    }
+
+    /// The server of one and the agent of the other, which speak the wire protocol that both know.
+    pub(crate) fn fleet(name: &str, server: &Self, agent: &Self) -> Self {
+        Self {
+            name: name.to_owned(),
+            version: format!("server: {}; agent: {}", server.version, agent.version),
+            server: server.server.clone(),
+            agent: agent.agent.clone(),
+            only: None,
         }
     }
 
@@ -144,8 +156,12 @@ impl Peer for Konnectivity {
     }
 
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
-        let (target, targets) = site.targets(site.far(), site.far_host())?;
+        let (target, mut targets) = site.targets(site.far(), site.far_host())?;
         let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
+        if site.long_path().is_none() {
+            // Agents of the load dial targets from where the load is.
+            targets.insert(AGENTS.to_owned(), format!("127.0.0.1:{agent_port}"));
+        }
         let start = |name: &str, inside, program: &Program, flags: &[String]| {
             let args = [program.args.as_slice(), flags].concat();
             site.spawn(name, inside, &program.path, &args)

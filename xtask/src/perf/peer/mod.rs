@@ -114,6 +114,14 @@ pub(crate) fn find(
         "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),
         "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
         "adit-redirect" => Ok(Box::new(Captured::find(programs)?)),
+        "adit-server" => {
+            let (ours, upstream) = (adit(programs)?, Konnectivity::upstream(programs)?);
+            Ok(Box::new(Konnectivity::fleet(name, &ours, &upstream)))
+        }
+        "adit-agent" => {
+            let (ours, upstream) = (adit(programs)?, Konnectivity::upstream(programs)?);
+            Ok(Box::new(Konnectivity::fleet(name, &upstream, &ours)))
+        }
         "adit-again" => Ok(Box::new(adit(programs)?.again())),
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
         "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
@@ -125,7 +133,7 @@ pub(crate) fn find(
         }
         _ => anyhow::bail!(
             "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, \
-             adit-link, adit-account, adit-redirect, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+             adit-link, adit-account, adit-redirect, adit-server, adit-agent, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }
