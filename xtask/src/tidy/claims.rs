@@ -4,10 +4,10 @@ use crate::workspace::Workspace;
 
 /// Pages whose claims name tests, as `module::name_of_the_test`.
 const PAGES: &[&str] = &["docs/threat-model.md", "docs/specification.md"];
-/// A page of whose last table each row must name a test.
+/// A page with tables of which each row must name a test in its last column.
 const PROVEN: &str = "docs/threat-model.md";
-/// The table, by its head.
-const PROVEN_TABLE: &str = "| threat |";
+/// The tables, by their heads. Of the first table of that page, who may attack, these are the answer.
+const PROVEN_TABLES: &[&str] = &["| from |", "| part |", "| threat |"];
 
 /// Checks the pages.
 ///
@@ -30,7 +30,9 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
             }
         }
         if *page == PROVEN {
-            findings.extend(unproven(page, &text));
+            for table in PROVEN_TABLES {
+                findings.extend(unproven(page, &text, table));
+            }
         }
     }
     Ok(findings)
@@ -58,18 +60,28 @@ fn is_there(name: &str, sources: &[(String, String)]) -> bool {
     })
 }
 
-/// Rows of the table that name no test.
-fn unproven(page: &str, text: &str) -> Vec<String> {
-    let table = text
+/// Rows of a table whose last column names no test; or that there is no such table.
+fn unproven(page: &str, text: &str, table: &str) -> Vec<String> {
+    let mut rows = text
         .lines()
         .enumerate()
-        .skip_while(|(_, line)| !line.starts_with(PROVEN_TABLE))
+        .skip_while(|(_, line)| !line.starts_with(table))
+        .take_while(|(_, line)| line.starts_with('|'))
         .skip(2)
-        .take_while(|(_, line)| line.starts_with('|'));
-    table
-        .filter(|(_, line)| names(line).next().is_none())
-        .map(|(number, _)| format!("{page}:{}: a defence without its test", number + 1))
+        .peekable();
+    if rows.peek().is_none() {
+        return vec![format!("{page}: no table begins with `{table}`")];
+    }
+    rows.filter(|(_, row)| names(last_cell(row)).next().is_none())
+        .map(|(number, _)| format!("{page}:{}: a claim without its test", number + 1))
         .collect()
+}
+
+/// What stands in the last column of a row.
+fn last_cell(row: &str) -> &str {
+    let row = row.trim_end();
+    let row = row.strip_suffix('|').unwrap_or(row);
+    row.rsplit('|').next().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -77,21 +89,63 @@ mod tests {
     use super::*;
     use crate::tidy::sample;
 
-    #[test]
-    fn claims_without_a_test_and_tests_that_are_not_there_are_found() {
-        let page = "# T\n\n| threat | defence | test |\n| --- | --- | --- |\n\
-                    | a | b | core `one::a_test_that_is_there` |\n| c | d | `one::a_test_that_is_not` |\n| e | f `a::b` | |\n";
+    const GOOD: &str = "| a | b | c | core `one::a_test_that_is_there` |\n";
+
+    /// A page with each of the tables, of these rows.
+    fn page(rows: [&str; 3]) -> String {
+        let mut page = "# T\n".to_owned();
+        for (head, row) in PROVEN_TABLES.iter().zip(rows) {
+            page += &format!("\n{head} b | c | test |\n| --- | --- | --- | --- |\n{row}");
+        }
+        page
+    }
+
+    fn found(page: &str) -> Vec<String> {
         let (_folder, workspace) = sample(&[
             ("docs/threat-model.md", page),
             ("core/tests/one.rs", "//! T\nfn a_test_that_is_there() {}\n"),
             ("core/tests/two.rs", "//! T\nfn a_test_that_is_not() {}\n"),
         ]);
+        check(&workspace).unwrap()
+    }
+
+    #[test]
+    fn a_claim_without_a_test_is_found_in_each_table() {
+        assert_eq!(found(&page([GOOD; 3])), Vec::<String>::new());
+        // Named elsewhere in the row, it proves nothing.
+        for bad in [
+            "| a | b | c | |\n",
+            "| a `one::a_test_that_is_there` | b | c | d |\n",
+        ] {
+            for table in 0..3 {
+                let mut rows = [GOOD; 3];
+                rows[table] = bad;
+                let line = 5 + 4 * table;
+                assert_eq!(
+                    found(&page(rows)),
+                    [format!(
+                        "docs/threat-model.md:{line}: a claim without its test"
+                    )]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_test_that_is_not_there_is_found() {
+        let bad = "| a | b | c | `one::a_test_that_is_not` |\n";
         assert_eq!(
-            check(&workspace).unwrap(),
-            [
-                "docs/threat-model.md:6: no test is named `one::a_test_that_is_not`",
-                "docs/threat-model.md:7: a defence without its test"
-            ]
+            found(&page([GOOD, bad, GOOD])),
+            ["docs/threat-model.md:9: no test is named `one::a_test_that_is_not`"]
+        );
+    }
+
+    #[test]
+    fn a_table_that_is_not_there_is_found() {
+        let without = page([GOOD; 3]).replace("| part |", "| piece |");
+        assert_eq!(
+            found(&without),
+            ["docs/threat-model.md: no table begins with `| part |`"]
         );
     }
 }

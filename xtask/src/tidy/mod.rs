@@ -3,6 +3,7 @@
 mod claims;
 mod dependencies;
 mod documents;
+mod ebpf;
 mod flags;
 mod layers;
 mod leaks;
@@ -38,6 +39,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(sources::check(workspace)?);
     all.extend(dependencies::check(workspace)?);
     all.extend(documents::check(workspace)?);
+    all.extend(ebpf::check(workspace)?);
     all.extend(flags::check(workspace)?);
     all.extend(leaks::check(workspace)?);
     all.extend(claims::check(workspace)?);
