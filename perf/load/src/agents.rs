@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use adit::agent::link::LinkContext;
-use adit::agent::reach::Reach;
+use adit::agent::reach::{Met, Reach};
 use adit::agent::servers::{Servers, ServersSettings};
 use adit::agent::sync::SyncPolicy;
 use adit::config::address::ServerAddress;
@@ -157,6 +157,7 @@ impl Agents {
                 proxy: ForwardProxy::default(),
                 accounts: Accounts::off(),
                 agent: agent.clone(),
+                met: Met::default(),
             },
             hello: AgentHello {
                 agent,

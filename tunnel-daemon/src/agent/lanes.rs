@@ -168,7 +168,8 @@ impl LaneKeeper {
                     Ok((keeper, lane)) => {
                         // Behind a balancer it may be of use for another link of this agent.
                         let ours = Arc::ptr_eq(&keeper.0, &self.0);
-                        if !(ours || keeper.missing(0) > 0) || !keeper.add(lane) {
+                        let needed = ours || keeper.missing(0) > 0;
+                        if !keeper.add(lane, needed) || !needed {
                             pause.note(false);
                         }
                     }
@@ -230,14 +231,18 @@ impl LaneKeeper {
         self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a lane that was just bound; false when there is no room for it.
-    fn add(&self, mut lane: Lane) -> bool {
+    /// Takes a lane that was just bound; false when there is no room for it. One that is not `needed` is given up as the idle
+    /// ones are: its server may have opened a tunnel on it already.
+    fn add(&self, mut lane: Lane, needed: bool) -> bool {
         let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
             return false;
         };
         lane.hold(slot);
         self.0.context.lane_room.descriptors().opened();
         self.adit().lane_opened();
+        if !needed {
+            lane.end().drain();
+        }
         self.start(lane);
         true
     }
@@ -418,6 +423,11 @@ impl LaneKeeper {
 
     fn lost(&self, failure: &LaneFailure) {
         let end = self.note(failure);
+        self.closed(end);
+    }
+
+    /// Counts a lane that is no more.
+    fn closed(&self, end: LaneEnd) {
         self.adit().lane_closed(end);
         self.0.changed.notify_one();
     }
@@ -485,11 +495,19 @@ impl LaneHome for Home {
             drop(settles);
             match settled {
                 Ok(()) => keeper.serve(lane, true).await,
+                Err(Unsettled::Failed(_given_up)) if lane.state().is_draining() => {
+                    keeper.closed(LaneEnd::Drained);
+                }
+                Err(Unsettled::Failed(_gone)) if keeper.0.gone.is_cancelled() => {
+                    keeper.closed(LaneEnd::LinkGone);
+                }
                 Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
                 Err(Unsettled::Silent) => {
-                    keeper.adit().lane_closed(LaneEnd::Silent);
+                    keeper.closed(LaneEnd::Silent);
                     lane.reset_connection();
                 }
+                // Closed in order: what was not read yet still arrives.
+                Err(Unsettled::Unread) => keeper.closed(LaneEnd::Silent),
             }
         };
         if self.0.0.context.tasks.spawn("lane", settling).is_err() {
@@ -505,3 +523,6 @@ impl LaneHome for Home {
         self.0.short();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -492,4 +492,4 @@ async fn dial_and_serve(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

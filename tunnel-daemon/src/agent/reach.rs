@@ -4,7 +4,7 @@ mod error;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::AgentId;
@@ -35,8 +35,11 @@ const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Of [`limits::LINK_CONNECT_TIMEOUT`], what all addresses of a name have together: the rest is for the lookup before and the
 /// greeting behind, and for telling what was wrong with them.
 const ADDRESSES_TIME: Duration = Duration::from_secs(15);
-/// The least that one of several addresses has for TLS; Go's value for connects.
-const TLS_TIME_MIN: Duration = Duration::from_secs(2);
+/// The least that one of several addresses has for TLS: a server that starts again is met by all its agents at once.
+const TLS_TIME_MIN: Duration = Duration::from_secs(5);
+
+/// Addresses remembered: more than a control plane has servers.
+const MET_MAX: usize = 64;
 
 const _: () = assert!(ADDRESSES_TIME.as_secs() < limits::LINK_CONNECT_TIMEOUT.as_secs());
 
@@ -52,6 +55,36 @@ pub struct Reach {
     pub accounts: Accounts,
     /// Whose connections these are.
     pub agent: AgentId,
+    /// Servers met before.
+    pub met: Met,
+}
+
+/// Addresses in the order in which links were made to them, the latest last. The one of longest ago is tried first, so that a
+/// server that comes back is met at the next attempt, and not once chance has it.
+#[derive(Debug, Default)]
+pub struct Met(Mutex<Vec<SocketAddr>>);
+
+impl Met {
+    /// Puts the latest last; those of which nothing is known stay in front, in their order. Priorities stay as they are.
+    fn last(&self, servers: &mut [resolve::ServerAddress]) {
+        let met = self.locked();
+        let since = |addr| met.iter().position(|other| *other == addr);
+        servers.sort_by_key(|server| (server.priority, since(server.addr).map_or(0, |at| at + 1)));
+    }
+
+    fn now(&self, addr: SocketAddr) {
+        let mut met = self.locked();
+        met.retain(|other| *other != addr);
+        if met.len() >= MET_MAX {
+            met.remove(0);
+        }
+        met.push(addr);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Vec<SocketAddr>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// An encrypted connection to a server, and the `:authority` its calls use.
@@ -121,12 +154,22 @@ impl Reach {
             name: name.clone(),
             source,
         })?;
+        let mut found = found;
+        if let Purpose::Link = purpose {
+            self.met.last(&mut found);
+        }
         let reached = self.first_of(found, purpose).await;
-        reached.map_err(|failure| failure.unwrap_or_else(|| ReachError::NoAddress(name.clone())))
+        let reached = reached
+            .map_err(|failure| failure.unwrap_or_else(|| ReachError::NoAddress(name.clone())))?;
+        if let (Purpose::Link, PeerAddr::Tcp(address)) = (purpose, reached.stream.peer()) {
+            self.met.now(address);
+        }
+        Ok(reached)
     }
 
     /// The first of these that takes a connection and finishes TLS. Connects overlap: an address that does not answer costs
-    /// the next one 300 ms. Handshakes do not, or each slow one would bother all servers; they share the time there is.
+    /// the next one 300 ms. Handshakes do not, or each slow one would bother all servers; they share the time there is. Records
+    /// of a greater priority number have their turn once those before them have failed, or had their share of the time.
     ///
     /// # Errors
     /// The most telling failure; none if there was nothing to try.
@@ -136,42 +179,61 @@ impl Reach {
         purpose: Purpose,
     ) -> Result<Reached, Option<ReachError>> {
         let end = Instant::now() + ADDRESSES_TIME;
-        let mut left = servers.len();
-        let dial = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
-        let mut race = Race::new(servers, dial);
+        let ranks = by_priority(servers);
+        let share = ADDRESSES_TIME / u32::try_from(ranks.len()).unwrap_or(u32::MAX).max(1);
+        let mut left: usize = ranks.iter().map(Vec::len).sum();
         let mut told: Option<ReachError> = None;
-        loop {
-            let next = match told {
-                None => race.next().await,
-                // Before the caller's time is over, which would say nothing.
-                Some(_) => timeout_at(end, race.next()).await.unwrap_or(None),
+        let last = ranks.len().saturating_sub(1);
+        for (rank, servers) in ranks.into_iter().enumerate() {
+            let until = if rank == last {
+                end
+            } else {
+                Instant::now() + share
             };
-            let Some((server, dialled)) = next else {
-                return Err(told);
-            };
-            let failure = match dialled {
-                Ok(tcp) => {
-                    let limit = tls_time(end.saturating_duration_since(Instant::now()), left);
-                    let (host, port) = (&server.host, server.addr.port());
-                    // Boxed: it is far larger than the rest of this call.
-                    match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
-                        Ok(reached) => return Ok(reached),
-                        Err(failure) => failure,
-                    }
-                }
-                Err(source) => ReachError::Tcp {
-                    address: server.addr,
-                    source,
-                },
-            };
-            left -= 1;
-            let address = server.addr;
-            tracing::debug!(%address, %failure, left, "an address of a server leads nowhere");
-            told = Some(match told {
-                Some(before) => before.or_more_telling(failure),
-                None => failure,
+            let behind = left - servers.len();
+            let mut race = Race::new(servers, |server: resolve::ServerAddress| {
+                self.dial(server.addr, purpose)
             });
+            loop {
+                let next = if rank == last && told.is_none() {
+                    race.next().await
+                } else {
+                    // Before the caller's time is over, which would say nothing.
+                    timeout_at(until, race.next()).await.unwrap_or(None)
+                };
+                let Some((server, dialled)) = next else {
+                    break;
+                };
+                let failure = match dialled {
+                    Ok(tcp) => {
+                        let time = end.saturating_duration_since(Instant::now());
+                        if time.is_zero() && told.is_some() {
+                            return Err(told);
+                        }
+                        let limit = tls_time(time, left);
+                        let (host, port) = (&server.host, server.addr.port());
+                        // Boxed: it is far larger than the rest of this call.
+                        match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
+                            Ok(reached) => return Ok(reached),
+                            Err(failure) => failure,
+                        }
+                    }
+                    Err(source) => ReachError::Tcp {
+                        address: server.addr,
+                        source,
+                    },
+                };
+                left -= 1;
+                let address = server.addr;
+                tracing::debug!(%address, %failure, left, "an address of a server leads nowhere");
+                told = Some(match told {
+                    Some(before) => before.or_more_telling(failure),
+                    None => failure,
+                });
+            }
+            left = behind;
         }
+        Err(told)
     }
 
     /// One TCP connection, which the kernel may account for.
@@ -283,6 +345,24 @@ impl Reach {
             Err(failed(Excerpt(line).to_string()))
         }
     }
+}
+
+/// Those of one priority together, in order.
+fn by_priority(servers: Vec<resolve::ServerAddress>) -> Vec<Vec<resolve::ServerAddress>> {
+    let mut ranks: Vec<Vec<resolve::ServerAddress>> = Vec::new();
+    for server in servers {
+        match ranks.last_mut() {
+            Some(rank)
+                if rank
+                    .last()
+                    .is_some_and(|one| one.priority == server.priority) =>
+            {
+                rank.push(server);
+            }
+            _ => ranks.push(vec![server]),
+        }
+    }
+    ranks
 }
 
 /// Time for one of `addresses` that are left: its share, in whole seconds, and never more than one alone has.

@@ -22,7 +22,7 @@ use super::run::wait_until;
 use super::server::{allow_failed_listener, isolation, process_budget};
 use super::status::{self, AgentSource};
 use crate::agent::link::LinkContext;
-use crate::agent::reach::Reach;
+use crate::agent::reach::{Met, Reach};
 use crate::agent::servers::{Servers, ServersSettings};
 use crate::agent::sync::SyncPolicy;
 use crate::agent::targets::Dials;
@@ -143,6 +143,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),
             agent: plan.agent_id.clone(),
+            met: Met::default(),
         },
         hello: AgentHello {
             agent: plan.agent_id.clone(),

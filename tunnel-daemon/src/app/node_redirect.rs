@@ -17,7 +17,7 @@ use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
-use super::redirect_watch::look_after;
+use super::redirect_watch::{look_after, say_active};
 use crate::agent::node::{Wanted, Wants};
 use crate::config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use crate::ebpf::account::Accounts;
@@ -119,7 +119,7 @@ fn attach(
     join(&redirect).context("exempting this process")?;
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
-    view.active(&plan.cgroup, rules.len());
+    say_active(&plan.cgroup, rules.len(), &view);
     say_neighbours();
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(

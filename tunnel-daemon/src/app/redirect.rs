@@ -17,7 +17,7 @@ use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
-use super::redirect_watch::look_after;
+use super::redirect_watch::{look_after, say_active};
 use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
@@ -243,7 +243,7 @@ impl Listening<'_> {
             OnFailure::Open => unpin(&plan.cgroup)?,
             OnFailure::Closed => redirect.pin(&plan.cgroup)?,
         }
-        view.active(&plan.cgroup, rules.len());
+        say_active(&plan.cgroup, rules.len(), view);
         // Whoever was captured meanwhile waits in the backlog. Last: what fails above leaves nothing attached.
         let in_force = Arc::new(ArcSwap::from_pointee(file.plan));
         let origins = Arc::new(RuleOrigin {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::status::model::{RedirectFile, RedirectNamespaces, RedirectStatus};
+use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST};
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{
     Label as _, NetnsHelperState, NetnsState, RedirectState, ReloadResult,
@@ -44,6 +45,11 @@ impl RedirectView {
             now.cgroup = cgroup.display().to_string();
         });
         self.rules(rules, 1);
+    }
+
+    /// Its cgroup is mounted as if it were all of the host, and is not.
+    pub(super) fn part_of_host(&self) {
+        self.change(|now| now.part_of_host = true);
     }
 
     /// Nothing is redirected, and why.
@@ -134,6 +140,12 @@ impl RedirectView {
             "[+]redirect active: {} rules on {}\n",
             now.rules, now.cgroup
         );
+        if now.part_of_host {
+            text += &format!(
+                "[-]redirect-cgroup {}: {PART_OF_HOST}; {WHOLE_HOST}\n",
+                now.cgroup
+            );
+        }
         if let Some(RedirectFile { path, error }) = &now.file {
             text += &match error {
                 None => format!("[+]redirect-file {path}: set {} is in force\n", now.set),
@@ -202,6 +214,9 @@ mod tests {
             view.detail()
                 .contains("1 other namespaces captured; it ended")
         );
+        view.part_of_host();
+        let said = format!("\n[-]redirect-cgroup /cg: {PART_OF_HOST}; {WHOLE_HOST}\n");
+        assert!(view.detail().contains(&said), "{}", view.detail());
         view.missing("no\ncgroup");
         assert_eq!(view.detail(), "[-]redirect missing: no cgroup\n");
     }

@@ -8,12 +8,23 @@ use tokio_util::sync::CancellationToken;
 
 use super::redirect_view::RedirectView;
 use crate::config::plan::OnFailure;
+use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use crate::ebpf::object::KernelError;
 use crate::ebpf::redirect::Redirect;
 use crate::telemetry::AditMetrics;
 
 /// How often counts of the kernel are read, ended processes forgotten, and the cgroup looked after.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Says that programs are attached to a cgroup, with so many rules in force, and where it is less than it looks like.
+pub(super) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
+    view.active(cgroup, rules);
+    if is_part_of_host(cgroup) {
+        view.part_of_host();
+        let cgroup = cgroup.display();
+        tracing::warn!(%cgroup, remedy = WHOLE_HOST, "the captured cgroup is {PART_OF_HOST}");
+    }
+}
 
 /// Brings the kernel's counts to the metrics, forgets processes that ended, and says when the cgroup is gone: its programs went
 /// with it.
@@ -44,10 +55,13 @@ pub(super) async fn look_after(
             Ok(Err(_again)) => (),
             Err(_panicked) => return, // Or the runtime shuts down.
         }
-        if there && !is_there(&cgroup) {
+        if there && !redirect.is_on(&cgroup) {
             there = false;
-            view.missing(&format!("the cgroup {} was removed", cgroup.display()));
-            tracing::warn!(cgroup = %cgroup.display(), "the captured cgroup was removed: nothing is redirected until a restart");
+            view.missing(&format!(
+                "the cgroup {} was removed, or made anew, and the programs went with it",
+                cgroup.display()
+            ));
+            gone(on_failure, &cgroup);
         }
         tokio::select! {
             () = stop.cancelled() => return,
@@ -70,6 +84,17 @@ fn not_forgotten(on_failure: OnFailure, error: &KernelError) {
     }
 }
 
-fn is_there(cgroup: &Path) -> bool {
-    cgroup.join("cgroup.procs").exists()
+fn gone(on_failure: OnFailure, cgroup: &Path) {
+    let cgroup = cgroup.display();
+    match on_failure {
+        OnFailure::Open => tracing::warn!(
+            %cgroup,
+            "the captured cgroup was removed, or made anew: nothing is redirected until a restart"
+        ),
+        OnFailure::Closed => tracing::error!(
+            %cgroup,
+            "the captured cgroup was removed, or made anew: calls of its processes go direct until a restart, \
+             --redirect-on-failure=closed or not"
+        ),
+    }
 }

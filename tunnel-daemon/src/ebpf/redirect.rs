@@ -1,8 +1,10 @@
 //! The redirect as one thing: programs on a cgroup, rules, listeners, exempt sockets, and where a connection wanted to go.
 
+use std::fs::Metadata;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -108,6 +110,8 @@ pub fn address(endpoint: &Endpoint) -> SocketAddr {
 
 /// Programs on a cgroup and their maps. Dropping it takes all of it out of the kernel.
 pub struct Redirect {
+    /// Device and inode of the cgroup.
+    cgroup: (u64, u64),
     maps: Mutex<RedirectMaps>,
     /// Locked before the maps.
     rules: Mutex<Generations>,
@@ -125,7 +129,12 @@ impl Redirect {
     /// # Errors
     /// What is missing, and what to do about it.
     pub fn attach(object: &[u8], cgroup: &Path) -> Result<Self, KernelError> {
-        let cgroup = open_cgroup(cgroup)?;
+        let path = cgroup;
+        let cgroup = open_cgroup(path)?;
+        let identity = identity(cgroup.metadata()).map_err(|cause| KernelError::Cgroup {
+            path: path.display().to_string(),
+            cause: cause.to_string(),
+        })?;
         let mut ebpf = load(object)?;
         let maps = RedirectMaps::take(&mut ebpf)?;
         let mut attached = Attached::default();
@@ -136,12 +145,20 @@ impl Redirect {
         attached.sock_addr(&mut ebpf, "adit_connect4", &cgroup)?;
         attached.sock_addr(&mut ebpf, "adit_connect6", &cgroup)?;
         Ok(Self {
+            cgroup: identity,
             maps: Mutex::new(maps),
             rules: Mutex::default(),
             processes: Mutex::default(),
             attached: Mutex::new(attached),
             _object: Mutex::new(ebpf),
         })
+    }
+
+    /// Whether the cgroup at that path is the one that the programs are on. They go with it when it is removed, also if another
+    /// one has its name at once.
+    #[must_use]
+    pub fn is_on(&self, path: &Path) -> bool {
+        identity(std::fs::metadata(path)).is_ok_and(|identity| identity == self.cgroup)
     }
 
     /// Keeps the programs that redirect attached when this process ends, however it ends: with rules that deny, what they name
@@ -372,6 +389,10 @@ impl Redirect {
             .map(|((_, name), sum)| (*name, sum))
             .collect())
     }
+}
+
+fn identity(metadata: io::Result<Metadata>) -> io::Result<(u64, u64)> {
+    metadata.map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Lets go of what an earlier process pinned for a cgroup, if anything.

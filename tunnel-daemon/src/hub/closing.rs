@@ -38,6 +38,8 @@ pub enum Closing {
 /// 30 s are given up.
 pub(super) struct Parting {
     closing: Closing,
+    /// Closing the socket resets it.
+    armed: bool,
     /// Everything is in the kernel's hands, the end included if there is to be one.
     told: bool,
     /// The peer has said something since the tunnel's end.
@@ -67,6 +69,7 @@ impl Parting {
     pub(super) fn new(closing: Closing) -> Self {
         Self {
             closing,
+            armed: false,
             told: false,
             spoken: false,
             silent: false,
@@ -76,13 +79,15 @@ impl Parting {
 
     /// To be asked with the same socket, and not again once it is ready.
     pub(super) fn poll<S: Connection>(&mut self, cx: &mut Context<'_>, io: &mut S) -> Poll<()> {
-        if self.closing != Closing::Reset {
-            ready!(self.poll_delivered(cx, io));
-        }
         if self.closing != Closing::InOrder
+            && !std::mem::replace(&mut self.armed, true)
             && let Some(socket) = io.tcp()
         {
+            // At once: a task that is dropped, or a process that is killed, closes it as well.
             reset_on_close(socket);
+        }
+        if self.closing != Closing::Reset {
+            ready!(self.poll_delivered(cx, io));
         }
         Poll::Ready(())
     }

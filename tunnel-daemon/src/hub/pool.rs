@@ -404,6 +404,7 @@ impl LanePool {
                 self.settings.metrics.lane_closed(LaneEnd::Silent);
                 lane.reset_connection();
             }
+            Unsettled::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
         }
     }
 }

@@ -53,14 +53,17 @@ impl PumpOutcome {
         let PumpEnd::Tunnel(end) = &self.end else {
             return None;
         };
-        Some(if !end.delivers_rest() {
-            Closing::Reset
-        } else if end.is_in_order() || self.said_all {
-            // Behind the end of its own half, only what this side has still to say can fail.
-            Closing::InOrder
-        } else {
-            Closing::CutOff
-        })
+        Some(
+            if end.is_in_order() || (self.said_all && end.delivers_rest()) {
+                // Behind the end of its own half, only what this side has still to say can fail.
+                Closing::InOrder
+            } else if self.said_all || end.delivers_rest() {
+                // That half is whole, whatever became of the other.
+                Closing::CutOff
+            } else {
+                Closing::Reset
+            },
+        )
     }
 
     /// The reason in metrics and the access log where the socket is a target's, so that the peer is the client's end.

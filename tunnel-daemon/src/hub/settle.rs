@@ -25,12 +25,16 @@ pub enum Unsettled {
     /// The peer does not let go of the tunnel.
     #[error("the peer does not let go of the tunnel")]
     Silent,
+    /// The peer has not read the last bytes of the tunnel, which was over before: they are in its kernel's hands and ours, and
+    /// arrive if the connection is closed in order.
+    #[error("the peer does not read the last bytes of the tunnel")]
+    Unread,
 }
 
 /// Waits until the lane is clean and its peer has read what was sent, so that the next tunnel is not behind it.
 ///
 /// # Errors
-/// [`Unsettled`]: close the lane.
+/// [`Unsettled`]: close the lane, by a reset if the peer does not let go of it.
 pub async fn settle(lane: &mut Lane) -> Result<(), Unsettled> {
     finish(lane).await?;
     prove(lane).await
@@ -65,7 +69,7 @@ async fn finish(lane: &mut Lane) -> Result<(), Unsettled> {
         .map_or(Err(Unsettled::Silent), |clean| Ok(clean?))
 }
 
-/// Waits as long for the peer to read what it has not: the tunnel was over before, and nothing cuts its last bytes off.
+/// Waits as long for the peer to read what it has not.
 async fn prove(lane: &mut Lane) -> Result<(), Unsettled> {
     let mut before = usize::MAX;
     while !lane.is_proven() {
@@ -80,7 +84,7 @@ async fn prove(lane: &mut Lane) -> Result<(), Unsettled> {
         }
         let left = lane.unacknowledged_bytes();
         if left >= before {
-            return Err(Unsettled::Silent);
+            return Err(Unsettled::Unread);
         }
         before = left;
     }

@@ -25,7 +25,7 @@ const WRITE_PIECES_MAX: usize = 512;
 const PIECES_PER_POLL: usize = 1024;
 /// Payload that may be on its way without proof that the peer has read it: less than its end of the tunnel takes in anyhow.
 const UNPROVEN_BYTES_MAX: u64 = 32 * 1024;
-/// The number of the ping behind more than that. Pings of a pool count from one.
+/// The number of the first ping behind more than that; they count down. Pings of a pool count up, from one.
 const PROOF: u64 = u64::MAX;
 /// Frames up to this size are written from one piece: a copy is cheaper than a slice.
 const JOIN_BYTES_MAX: usize = 2048;
@@ -117,6 +117,8 @@ pub struct Lane {
     ping: Option<u64>,
     /// Payload written since the peer was last known to have read all.
     unproven: u64,
+    /// The number of the next ping behind it.
+    proof: u64,
 }
 
 impl Lane {
@@ -140,6 +142,7 @@ impl Lane {
             kept: Kept::default(),
             ping: None,
             unproven: 0,
+            proof: PROOF,
         }
     }
 
@@ -319,7 +322,15 @@ impl Lane {
             while let Some(event) = self.end.poll_event() {
                 match event {
                     LaneEvent::Pong(number) => self.answered(number),
-                    event => return Poll::Ready(Ok(event)),
+                    event => {
+                        if matches!(
+                            event,
+                            LaneEvent::Open(_) | LaneEvent::Opened | LaneEvent::Failed { .. }
+                        ) {
+                            self.all_read();
+                        }
+                        return Poll::Ready(Ok(event));
+                    }
                 }
             }
             if let Some(piece) = self.frames.next_piece()? {
@@ -344,7 +355,7 @@ impl Lane {
     }
 
     /// Ready once that is so: a ping behind the payload is answered, or the peer has opened the next tunnel. For a lane
-    /// without a tunnel, whose events but the next OPEN are dropped.
+    /// without a tunnel; events but those of the next one are dropped.
     ///
     /// # Errors
     /// The lane is over.
@@ -352,8 +363,9 @@ impl Lane {
         for _piece in 0..PIECES_PER_POLL {
             while let Some(event) = self.end.peek_event() {
                 match event {
-                    LaneEvent::Open(_) => {
-                        self.unproven = 0;
+                    // The peer opens the next tunnel, or is about to: its owner is to hear of it.
+                    LaneEvent::Open(_) | LaneEvent::Want(_) => {
+                        self.all_read();
                         break;
                     }
                     LaneEvent::Pong(number) => {
@@ -367,9 +379,9 @@ impl Lane {
             if self.is_proven() {
                 return Poll::Ready(Ok(()));
             }
-            if self.ping != Some(PROOF) {
-                self.ping = Some(PROOF);
-                self.end.ping(PROOF);
+            if self.ping != Some(self.proof) {
+                self.ping = Some(self.proof);
+                self.end.ping(self.proof);
             }
             if let Some(piece) = self.frames.next_piece()? {
                 self.end.handle(piece)?;
@@ -382,9 +394,18 @@ impl Lane {
     }
 
     fn answered(&mut self, number: u64) {
+        if number == self.proof {
+            self.all_read();
+        }
         self.ping.take_if(|ping| *ping == number);
-        if number == PROOF {
-            self.unproven = 0;
+    }
+
+    /// The peer has read all payload so far. A ping that asked for that has no use any more, whether its answer comes or not.
+    fn all_read(&mut self) {
+        self.unproven = 0;
+        if self.ping == Some(self.proof) {
+            self.ping = None;
+            self.proof -= 1;
         }
     }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use prometheus::core::Collector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry,
+    GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 
 use super::labels::Label;
@@ -69,6 +69,12 @@ impl<'a> Registrar<'a> {
     #[must_use]
     pub fn gauge_vec(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.keep(IntGaugeVec::new(self.opts(name, help), labels))
+    }
+
+    /// A gauge vector of fractions with free labels, absent until used. For label values only the caller bounds.
+    #[must_use]
+    pub fn float_gauge_vec(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.keep(GaugeVec::new(self.opts(name, help), labels))
     }
 
     /// A histogram vector, absent until used; `buckets` are upper bounds in seconds.

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, Registry,
+};
 
 use super::families::{BUCKETS_LIFE, Counters, Registrar};
 use super::labels::{AccountLoss, AccountRole, Label as _};
@@ -33,6 +35,7 @@ struct Inner {
     segments: IntCounterVec,
     retransmits: IntCounterVec,
     rtt: HistogramVec,
+    open_rtt: GaugeVec,
     lifetime: HistogramVec,
 }
 
@@ -75,7 +78,17 @@ pub struct AccountSeries {
     segments_in: IntCounter,
     retransmits: IntCounter,
     rtt: Histogram,
+    open_rtts: GaugeVec,
     lifetime: Histogram,
+    labels: [String; LABELS.len()],
+}
+
+/// The exported mean of the round-trip times of open connections, of one set of labels. The series goes with it, so there is
+/// at most one of it at a time.
+pub struct OpenRtt {
+    gauge: Gauge,
+    family: GaugeVec,
+    labels: [String; LABELS.len()],
 }
 
 impl AccountMetrics {
@@ -121,6 +134,11 @@ impl AccountMetrics {
                 BUCKETS_RTT,
                 LABELS,
             ),
+            open_rtt: families.float_gauge_vec(
+                "open_rtt_seconds",
+                "Mean of the smoothed round-trip times of open connections, brought up to date every 5 s; absent where none was measured",
+                LABELS,
+            ),
             lifetime: families.histogram_vec(
                 "lifetime_seconds",
                 "Time from the establishment of a connection to its end",
@@ -146,7 +164,7 @@ impl AccountMetrics {
         counter.inc_by(in_all.saturating_sub(counter.get()));
     }
 
-    /// The series of a set of labels, 0 from here on. The caller bounds how many there are.
+    /// The series of a set of labels, 0 from here on, but for [`AccountSeries::open_rtt`]. The caller bounds how many there are.
     #[must_use]
     pub fn series(&self, role: AccountRole, agent: &str, class: &str) -> AccountSeries {
         let labels = [TENANT, role.as_str(), agent, class];
@@ -162,7 +180,9 @@ impl AccountMetrics {
             segments_in: directed(&self.0.segments, "received"),
             retransmits: self.0.retransmits.with_label_values(&labels),
             rtt: self.0.rtt.with_label_values(&labels),
+            open_rtts: self.0.open_rtt.clone(),
             lifetime: self.0.lifetime.with_label_values(&labels),
+            labels: labels.map(str::to_owned),
         }
     }
 }
@@ -184,5 +204,31 @@ impl AccountSeries {
             self.rtt.observe(rtt);
         }
         self.lifetime.observe(lifetime_seconds);
+    }
+
+    /// Exports the mean round-trip time of connections that are open, in seconds, for as long as what is returned lives.
+    #[must_use]
+    pub fn open_rtt(&self, mean_seconds: f64) -> OpenRtt {
+        let gauge = self.open_rtts.with_label_values(&self.labels);
+        gauge.set(mean_seconds);
+        OpenRtt {
+            gauge,
+            family: self.open_rtts.clone(),
+            labels: self.labels.clone(),
+        }
+    }
+}
+
+impl OpenRtt {
+    /// The mean now, in seconds.
+    pub fn set(&self, mean_seconds: f64) {
+        self.gauge.set(mean_seconds);
+    }
+}
+
+impl Drop for OpenRtt {
+    /// A mean of nothing is not 0: the series is absent until there is one again.
+    fn drop(&mut self) {
+        let _gone = self.family.remove_label_values(&self.labels);
     }
 }

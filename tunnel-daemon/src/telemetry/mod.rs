@@ -28,7 +28,7 @@ pub use exposition::Scrape;
 pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};
 pub use log::{LogError, LogGuard, LogOptions};
 pub use masked::Masked;
-pub use metrics_account::{AccountCounts, AccountMetrics, AccountSeries, TENANT};
+pub use metrics_account::{AccountCounts, AccountMetrics, AccountSeries, OpenRtt, TENANT};
 pub use metrics_adit::AditMetrics;
 pub use metrics_agent::AgentMetrics;
 pub use metrics_node::{NodeAgent, NodeAgents};

@@ -7,8 +7,8 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packets::PacketType;
 
 use super::labels::{
-    DialCap, Direction, EndpointDialFailure, LinkDirection, PeerKind, ReloadResult, Segment,
-    ServiceMethod, TunnelEnd,
+    AccountRole, DialCap, Direction, EndpointDialFailure, LinkDirection, PeerKind, ReloadResult,
+    Segment, ServiceMethod, TunnelEnd,
 };
 use super::{AgentMetrics, Scrape, ServerMetrics};
 
@@ -321,6 +321,32 @@ fn own_families_start_at_zero_and_count() {
     }
     drop(link);
     assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
+}
+
+#[test]
+fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
+    let metrics = ServerMetrics::new(&[]);
+    let labels = "{agent=\"a\",destination_class=\"\",role=\"link\",tenant=\"default\"}";
+    let read = |family: &str| sample(&metrics.scrape(), &format!("adit_ebpf_{family}{labels}"));
+    let account = metrics.adit().account();
+    let link = account.series(AccountRole::Link, "a", "");
+    let other = account.series(AccountRole::Link, "b", "").open_rtt(4.0);
+    assert_eq!(read("open_rtt_seconds"), None);
+    for _time in 0..2 {
+        let open = link.open_rtt(0.25);
+        assert_eq!(read("open_rtt_seconds"), Some(0.25));
+        open.set(0.5);
+        assert_eq!(read("open_rtt_seconds"), Some(0.5));
+        drop(open);
+        assert_eq!(read("open_rtt_seconds"), None);
+    }
+    // Those of ends count ends alone.
+    assert_eq!(read("rtt_seconds_count"), Some(0.0));
+    let (_, types) = parse(&metrics.scrape());
+    assert_eq!(types["adit_ebpf_open_rtt_seconds"], "gauge");
+    drop(other);
+    let (_, types) = parse(&metrics.scrape());
+    assert!(!types.contains_key("adit_ebpf_open_rtt_seconds"));
 }
 
 #[tokio::test]

@@ -14,14 +14,15 @@ use crate::process::{self, Process};
 const SERVER: &str = "server";
 /// Connected before anything is weighed, so that what the server sets up once is not counted.
 const FIRST: usize = 8;
-/// Length of a look at how busy the processes are.
-const LOOK: Duration = Duration::from_millis(500);
+/// Length of a look at how busy the processes are: longer than the pauses of agents that wait for room to open more lanes.
+const LOOK: Duration = Duration::from_secs(3);
 /// Share of a core from which on they are still busy with what was opened, such as lanes.
 const BUSY_SHARE: f64 = 0.05;
 /// Those that are never quiet are measured as they are.
-const SETTLE_LIMIT: Duration = Duration::from_secs(20);
-/// CPU time is counted in steps of 10 ms: the quiet window is as many times as long as other measurements.
-const WINDOWS: u32 = 5;
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// Length of the quiet window, however long other measurements are: CPU time is counted in steps of 10 ms, and a server looks
+/// after idle lanes once in this time.
+const WINDOW: Duration = Duration::from_secs(30);
 
 /// See the module. Larger counts are reached from smaller ones; each is weighed against none. Dials come last, since they
 /// leave buffers behind.
@@ -43,7 +44,7 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
         let each = (after - before) / count as f64;
         outcome.value(format!("agents_{count}_server_kib"), each);
         outcome.value(format!("agents_{count}_server_mib"), after / 1024.0);
-        let share = cpu_share(server, load.plan.lasting() * WINDOWS).await?;
+        let share = cpu_share(server, WINDOW).await?;
         outcome.value(format!("agents_{count}_idle_cpu_percent"), share * 100.0);
     }
     if let Some(most) = counts.last() {

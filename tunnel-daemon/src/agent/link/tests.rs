@@ -49,7 +49,7 @@ async fn response_headers_are_waited_for_ten_seconds() {
 }
 
 /// An agent that has room for this many targets.
-fn context(targets: usize) -> LinkContext {
+pub(in crate::agent) fn context(targets: usize) -> LinkContext {
     let resolver = Arc::new(SystemResolver::new().unwrap());
     let five_seconds = Duration::from_secs(5);
     LinkContext {

@@ -21,11 +21,12 @@ const SERVER: &str = "server.test";
 /// Far below what a caller gives for all addresses, and far above what a good one takes.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Every name has these addresses, in this order, and every service a record for each of these ports, of lower rank than the
-/// one before it.
+/// Every name has these addresses, in this order, and every service a record for each of these ports, of a greater priority
+/// number than the one before it; or of equal ones, and far less weight.
 struct Book {
     ips: Vec<IpAddr>,
     ports: Vec<u16>,
+    equal: bool,
 }
 
 impl Resolve for Book {
@@ -34,9 +35,9 @@ impl Resolve for Book {
     }
 
     fn lookup_srv<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<SrvRecord>> {
-        let record = |(priority, port): (u16, &u16)| SrvRecord {
-            priority,
-            weight: 1,
+        let record = |(rank, port): (u16, &u16)| SrvRecord {
+            priority: if self.equal { 0 } else { rank },
+            weight: u16::MAX >> (7 * rank),
             port: *port,
             target: format!("{SERVER}."),
         };
@@ -62,14 +63,25 @@ fn reach(files: &ThrowawayFiles, book: Book) -> Reach {
         proxy: ForwardProxy::default(),
         accounts: Accounts::off(),
         agent: AgentId::new("a"),
+        met: Met::default(),
     }
 }
 
 /// A service whose records lead to 127.0.0.1 and these ports, in this order.
 async fn connect(files: &ThrowawayFiles, ports: &[u16]) -> Result<Reached, ReachError> {
+    connect_to(files, ports, false).await
+}
+
+/// `equal`: the records are of one priority.
+async fn connect_to(
+    files: &ThrowawayFiles,
+    ports: &[u16],
+    equal: bool,
+) -> Result<Reached, ReachError> {
     let book = Book {
         ips: vec![Ipv4Addr::LOCALHOST.into()],
         ports: ports.to_vec(),
+        equal,
     };
     let service = ServerAddress::Srv {
         name: "_adit._tcp.test".to_owned(),
@@ -183,8 +195,29 @@ async fn an_address_that_takes_no_connection_hardly_delays_the_next_one() {
     let server = TlsServer::start(&files).await;
     let ((first, _one), (second, _other)) = (black_hole(), black_hole());
     let ports = [first, second, server.port()];
-    let reached = timeout(SOON, connect(&files, &ports)).await.unwrap();
+    let reached = timeout(SOON, connect_to(&files, &ports, true)).await;
+    assert_eq!(port_of(&reached.unwrap().unwrap()), server.port());
+    // Where priorities differ, each has its share of the time before.
+    let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, connect(&files, &ports));
+    let reached = connecting.await.unwrap();
     assert_eq!(port_of(&reached.unwrap()), server.port());
+}
+
+/// RFC 2782: the first one's queue is full when it is called, and it takes the call when the kernel asks again, a second later.
+#[tokio::test]
+async fn a_server_of_another_priority_is_not_taken_before_its_turn() {
+    let files = certificates();
+    let other = TlsServer::start(&files).await;
+    let (port, (socket, _queued)) = black_hole();
+    let ports = [port, other.port()];
+    let connecting = timeout(SOON, connect(&files, &ports));
+    let late = async {
+        socket.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(socket.into()).unwrap();
+        TlsServer::on(listener, &files)
+    };
+    let (reached, _server) = tokio::join!(connecting, late);
+    assert_eq!(port_of(&reached.unwrap().unwrap()), port);
 }
 
 #[tokio::test]
@@ -255,22 +288,23 @@ async fn an_agent_meets_every_server_of_a_name_that_dns_lists_in_one_order() {
     let book = Book {
         ips: ips.map(IpAddr::from).to_vec(),
         ports: Vec::new(),
+        equal: false,
     };
     let reach = reach(&files, book);
     let host = ServerAddress::Host {
         host: SERVER.to_owned(),
         port,
     };
-    let mut met = HashSet::new();
-    // One run in some ten thousand million misses a server by chance.
-    for _ in 0..64 {
+    let mut met = Vec::new();
+    for _ in 0..2 * servers.len() {
         let reached = timeout(SOON, reach.connect(&host)).await.unwrap();
-        met.insert(reached.unwrap().stream.peer().to_string());
-        if met.len() == servers.len() {
-            return;
-        }
+        met.push(reached.unwrap().stream.peer().to_string());
     }
-    panic!("only these: {met:?}");
+    let (first, again) = met.split_at(servers.len());
+    let different: HashSet<&String> = first.iter().collect();
+    assert_eq!(different.len(), servers.len(), "{met:?}");
+    // The one met longest ago comes first: so does one that was away.
+    assert_eq!(first, again);
 }
 
 /// A listener at each address, all on a port that is free at all of them.
@@ -299,9 +333,9 @@ fn addresses_share_the_time_for_tls_and_one_alone_has_its_usual_limit() {
         (15, 2, 7),
         (15, 3, 5),
         (8, 1, 8),
-        (15, 64, 2),
-        (0, 1, 2),
-        (0, 0, 2),
+        (15, 64, 5),
+        (0, 1, 5),
+        (0, 0, 5),
     ] {
         let time = tls_time(Duration::from_secs(left_seconds), addresses);
         assert_eq!(time.as_secs(), seconds, "{left_seconds} s, {addresses}");

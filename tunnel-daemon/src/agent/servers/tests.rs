@@ -10,6 +10,7 @@ use adit_core::wire::metadata::Extensions;
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::agent::reach::Met;
 use crate::config::plan::ForwardProxy;
 use crate::config::tls_policy::TlsPolicy;
 use crate::lane::LaneRoom;
@@ -78,6 +79,7 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
             proxy,
             accounts: crate::ebpf::account::Accounts::off(),
             agent: AgentId::new("a"),
+            met: Met::default(),
         },
         hello: AgentHello {
             agent: AgentId::new("a"),

@@ -4,9 +4,11 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::process::geteuid;
 use rustix::thread::CapabilitySet;
 
 use super::{degraded, missing, ok};
@@ -18,6 +20,7 @@ use crate::config::plan::{
     RuleFile, RuleFileOf, ServerPlan,
 };
 use crate::ebpf::caps::{self, HostCaps};
+use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use crate::ebpf::pins::bpffs_mount;
 use crate::net::interfaces::local_addresses;
 
@@ -91,23 +94,33 @@ fn programs(host: &HostCaps) -> Capability {
     }
 }
 
+const CGROUP: &str = "redirect-cgroup";
+
 /// Every cgroup of version 2 has that file, and none of version 1.
 fn cgroup(path: &Path) -> Capability {
-    const NAME: &str = "redirect-cgroup";
     let shown = path.display();
     match fs::metadata(path.join("cgroup.controllers")) {
-        Ok(_) => ok(NAME, format!("{shown} is a cgroup")),
+        Ok(_) => there(path, is_part_of_host(path)),
         Err(error) if path.is_dir() => missing(
-            NAME,
+            CGROUP,
             format!("{shown} is no cgroup of version 2: {error}"),
             "give a folder below the mount point that the line cgroup2 names",
         ),
         Err(error) => missing(
-            NAME,
+            CGROUP,
             format!("nothing would be captured: {shown}: {error}"),
             "create the cgroup before the start, or correct --redirect-cgroup",
         ),
     }
+}
+
+/// A cgroup that can be attached to, and whether it looks like all of the host, and is a part.
+fn there(path: &Path, is_part: bool) -> Capability {
+    let shown = path.display();
+    if is_part {
+        return degraded(CGROUP, format!("{shown} is {PART_OF_HOST}"), WHOLE_HOST);
+    }
+    ok(CGROUP, format!("{shown} is a cgroup"))
 }
 
 fn of_file(
@@ -144,9 +157,22 @@ fn writable(mount: PathBuf) -> Result<PathBuf, String> {
     }
 }
 
+/// Whether other users may make folders there, too: one that is in the way is theirs, and only root can remove it.
+fn is_shared(mount: &Path) -> bool {
+    fs::metadata(mount).is_ok_and(|mount| mount.mode() & 0o022 != 0)
+}
+
 fn pinned(mount: Result<impl AsRef<Path>, String>) -> Capability {
     const NAME: &str = "redirect-closed";
     match mount {
+        Ok(mount) if !geteuid().is_root() && is_shared(mount.as_ref()) => degraded(
+            NAME,
+            format!(
+                "other users may make folders in {}, too, and keep this program from pinning there: then nothing is denied",
+                mount.as_ref().display()
+            ),
+            "mount bpffs for this user alone (mode=0700)",
+        ),
         Ok(mount) => ok(
             NAME,
             format!("links can be kept in {}", mount.as_ref().display()),
@@ -243,6 +269,8 @@ fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use crate::app::status::model::Verdict;
     use crate::config::plan::RedirectTarget;
@@ -337,6 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn a_cgroup_that_looks_like_the_whole_host_and_is_not_is_degraded() {
+        let line = there(Path::new("/sys/fs/cgroup"), true);
+        assert_eq!(line.verdict, Verdict::Degraded, "{line:?}");
+        let said = "/sys/fs/cgroup is a part of the host only";
+        assert!(line.text.starts_with(said), "{line:?}");
+        assert!(
+            line.remedy
+                .as_ref()
+                .is_some_and(|to_do| to_do.contains("the host's cgroup namespace")),
+            "{line:?}"
+        );
+        let line = there(Path::new("/sys/fs/cgroup"), false);
+        assert_eq!((line.verdict, line.remedy), (Verdict::Ok, None));
+    }
+
+    #[test]
     fn a_file_of_rules_is_read_with_the_flags_it_adds_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rules");
@@ -378,7 +422,11 @@ mod tests {
             ..plan()
         };
         assert!(names(&closed).iter().any(|name| name == "redirect-closed"));
-        assert_eq!(pinned(Ok("/sys/fs/bpf")).verdict, Verdict::Ok);
+        let own = tempfile::tempdir().unwrap();
+        assert_eq!(pinned(Ok(own.path())).verdict, Verdict::Ok);
+        let open_to_all = fs::Permissions::from_mode(0o1777);
+        fs::set_permissions(own.path(), open_to_all).unwrap();
+        assert!(is_shared(own.path()));
         let none: Result<&str, String> = Err("mounted nowhere".to_owned());
         assert_eq!(pinned(none).verdict, Verdict::Missing);
         let dir = tempfile::tempdir().unwrap();

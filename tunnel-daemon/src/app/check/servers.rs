@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt as _;
 
 use super::{missing, ok};
-use crate::agent::reach::{Reach, Reached};
+use crate::agent::reach::{Met, Reach, Reached};
 use crate::app::status::model::Capability;
 use crate::config::address::ServerAddress;
 use crate::config::limits;
@@ -51,6 +51,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
             proxy: plan.forward_proxy.clone(),
             accounts: Accounts::off(),
             agent: plan.agent_id.clone(),
+            met: Met::default(),
         };
         let mut lines = Vec::new();
         for address in &plan.servers {

@@ -70,6 +70,9 @@ pub struct RedirectStatus {
     pub reason: Option<String>,
     /// Whose processes are captured.
     pub cgroup: String,
+    /// It is mounted as if it were all of the host, and is not.
+    #[serde(default)]
+    pub part_of_host: bool,
     /// Rules in force, exclusions and what is always left alone included.
     pub rules: u64,
     /// The how many-th set of rules that is.

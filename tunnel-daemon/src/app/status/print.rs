@@ -158,6 +158,9 @@ fn redirect_text(redirect: &RedirectStatus) -> String {
         redirect.rules,
         clean_middle(&redirect.cgroup, 60)
     );
+    if redirect.part_of_host {
+        text += ", a part of the host only";
+    }
     if let Some(file) = &redirect.file {
         text += &match &file.error {
             None => format!("; set {} of their file", redirect.set),
@@ -300,6 +303,7 @@ pub(in crate::app) mod tests {
             redirect: Some(RedirectStatus {
                 state: "active".to_owned(),
                 cgroup: "/sys/fs/cgroup/\x1b[2J".repeat(9),
+                part_of_host: true,
                 file: Some(RedirectFile {
                     path: "/rules".to_owned(),
                     error: Some("line 1:\n".repeat(99)),

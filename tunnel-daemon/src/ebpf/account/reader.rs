@@ -17,7 +17,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::sockets::{Shared, SocketMap};
 use crate::telemetry::labels::AccountLoss;
-use crate::telemetry::{AccountCounts, AccountMetrics};
+use crate::telemetry::{AccountCounts, AccountMetrics, OpenRtt};
 
 /// Ends of connections that are taken in one turn; others run in between.
 const ENDS_PER_TURN: usize = 256;
@@ -41,7 +41,19 @@ struct Ledger {
     metrics: AccountMetrics,
     /// Of connections that go on, by cookie, and the sweep that saw them last.
     counted: HashMap<u64, (AccountCounts, u64)>,
+    /// Round trips of connections that go on, by class, as of the last sweep.
+    open: HashMap<u32, OpenTrips>,
     sweep: u64,
+}
+
+/// Round-trip times that a sweep met in one class.
+#[derive(Default)]
+struct OpenTrips {
+    /// Their sum.
+    seconds: f64,
+    /// Connections with a measurement.
+    connections: u32,
+    exported: Option<OpenRtt>,
 }
 
 impl Reader {
@@ -58,6 +70,7 @@ impl Reader {
                 shared,
                 metrics,
                 counted: HashMap::new(),
+                open: HashMap::new(),
                 sweep: 0,
             },
         })
@@ -129,9 +142,12 @@ impl Ledger {
         series.ended(rtt, lifetime.as_secs_f64());
     }
 
-    /// Counts what connections that go on have moved since the last time.
+    /// Counts what connections that go on have moved since the last time, and exports their round-trip times.
     async fn look(&mut self, sockets: &SocketMap) {
         self.sweep += 1;
+        for trips in self.open.values_mut() {
+            (trips.seconds, trips.connections) = (0.0, 0);
+        }
         // A connection that ends meanwhile sends the walk back to its beginning, so it is bounded; to meet one twice counts
         // nothing twice.
         for (at, entry) in sockets.iter().take(ACCOUNTS_MAX as usize).enumerate() {
@@ -145,6 +161,24 @@ impl Ledger {
         // Whatever was not met has ended: its end is on its way, or was lost; one sweep of patience tells which.
         let oldest = self.sweep.saturating_sub(1);
         self.counted.retain(|_cookie, (_, seen)| *seen >= oldest);
+        self.export_open();
+    }
+
+    /// Exports the means of this sweep; series of classes in which it met no measurement go.
+    fn export_open(&mut self) {
+        self.open.retain(|class, trips| {
+            if trips.connections == 0 {
+                return false;
+            }
+            let mean = trips.seconds / f64::from(trips.connections);
+            if let Some(exported) = &trips.exported {
+                exported.set(mean);
+            } else {
+                let classes = self.shared.classes();
+                trips.exported = classes.series(*class).map(|series| series.open_rtt(mean));
+            }
+            true
+        });
     }
 
     fn goes_on(&mut self, cookie: u64, account: &Account) {
@@ -152,9 +186,14 @@ impl Ledger {
             return;
         }
         let now = counts(account);
-        let (before, _sweep) = self.counted.get(&cookie).copied().unwrap_or_default();
+        let (before, seen) = self.counted.get(&cookie).copied().unwrap_or_default();
         if let Some(series) = self.shared.classes().series(account.class) {
             series.grew(&now.since(&before));
+        }
+        if account.rtt_us > 0 && seen < self.sweep {
+            let trips = self.open.entry(account.class).or_default();
+            trips.seconds += f64::from(account.rtt_us) / 1e6;
+            trips.connections += 1;
         }
         self.counted.insert(cookie, (now, self.sweep));
     }

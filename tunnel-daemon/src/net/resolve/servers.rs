@@ -16,6 +16,8 @@ pub struct ServerAddress {
     pub host: String,
     /// Address and port.
     pub addr: SocketAddr,
+    /// Of its SRV record: those of a greater number are for when none of a smaller one can be reached (RFC 2782). 0 of a host.
+    pub priority: u16,
 }
 
 /// The addresses behind `host`, in the order to try them; never empty. A literal address is itself; of a name the families
@@ -39,10 +41,11 @@ pub async fn servers_of_host(
         return Ok(vec![ServerAddress {
             host: literal.to_owned(),
             addr,
+            priority: 0,
         }]);
     }
     let ips = resolver.lookup_ip(host).await?;
-    let mut found = addresses(host, &ips, port, draw);
+    let mut found = addresses(host, &ips, (port, 0), draw);
     found.truncate(SERVERS_MAX);
     Ok(found)
 }
@@ -62,7 +65,10 @@ pub async fn servers_of_service(
     let mut failure = ResolveError::NotFound;
     for record in in_order(resolver.lookup_srv(service).await?, &mut draw) {
         match resolver.lookup_ip(&record.target).await {
-            Ok(ips) => found.extend(addresses(&record.target, &ips, record.port, &mut draw)),
+            Ok(ips) => {
+                let of_record = (record.port, record.priority);
+                found.extend(addresses(&record.target, &ips, of_record, &mut draw));
+            }
             Err(cause) => failure = failure.or_worse(cause),
         }
         if found.len() >= SERVERS_MAX {
@@ -80,7 +86,7 @@ pub async fn servers_of_service(
 fn addresses(
     host: &str,
     ips: &[IpAddr],
-    port: u16,
+    (port, priority): (u16, u16),
     draw: impl FnMut(u64) -> u64,
 ) -> Vec<ServerAddress> {
     let host = host.strip_suffix('.').unwrap_or(host);
@@ -89,6 +95,7 @@ fn addresses(
     let server = |ip| ServerAddress {
         host: host.to_owned(),
         addr: SocketAddr::new(ip, port),
+        priority,
     };
     interleave(ips).into_iter().map(server).collect()
 }

@@ -1,31 +1,42 @@
 //! Turns at the name servers: how many lookups are under way at once, and which one makes room for the next.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::ResolveError;
 
 /// A lookup that has had this long makes room when another one waits: a name server that is alive answers sooner, and
 /// names of a dead one must not keep all others waiting until their callers give up.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// The same where name servers are slow: so many times what the last answer took, at most so long.
+const PATIENCE_SHARE: u32 = 4;
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
-/// Places for lookups. Without waiting, unanswered lookups can come at `places` in every [`PATIENCE`].
+/// Places for lookups. Where nobody answers, lookups can come at `places` in every [`PATIENCE`].
 pub(super) struct Turns {
     places: Semaphore,
-    waiting: AtomicUsize,
-    /// Told once for each lookup that finds no place. Who waits here longest hears it.
+    /// A place is wanted for each of these, which are the lookups that have none, by number.
+    wishes: Mutex<VecDeque<u64>>,
+    serial: AtomicU64,
+    /// Told once for each wish. Who waits here longest hears it.
     wanted: Notify,
+    /// What the last answer took, in milliseconds.
+    usual: AtomicU64,
 }
 
 impl Turns {
     pub(super) fn new(places: usize) -> Self {
         Self {
             places: Semaphore::new(places),
-            waiting: AtomicUsize::new(0),
+            wishes: Mutex::default(),
+            serial: AtomicU64::new(0),
             wanted: Notify::new(),
+            usual: AtomicU64::new(0),
         }
     }
 
@@ -38,45 +49,63 @@ impl Turns {
         lookup: impl Future<Output = Result<T, ResolveError>>,
     ) -> Result<T, ResolveError> {
         let _place = self.place().await?;
-        tokio::select! {
+        let began = Instant::now();
+        let answer = tokio::select! {
             biased;
             answer = lookup => answer,
-            () = self.crowded_out() => Err(ResolveError::TimedOut),
+            () = self.crowded_out() => return Err(ResolveError::TimedOut),
+        };
+        if answer.is_ok() {
+            let took = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.usual.store(took, Relaxed);
         }
+        answer
     }
 
     async fn place(&self) -> Result<SemaphorePermit<'_>, ResolveError> {
         if let Ok(place) = self.places.try_acquire() {
             return Ok(place);
         }
-        let _waiting = Waiting::one_more(&self.waiting);
-        self.wanted.notify_one();
+        let _wish = Wish::of(self);
         let place = self.places.acquire().await;
         place.map_err(|_closed| ResolveError::TimedOut)
     }
 
-    /// Ready once this lookup has had its time and its place is wanted.
+    /// Ready once this lookup has had its time and its place is wanted, by one that takes no other for it.
     async fn crowded_out(&self) {
-        sleep(PATIENCE).await;
-        while self.waiting.load(Relaxed) == 0 {
+        let usual = Duration::from_millis(self.usual.load(Relaxed));
+        sleep(
+            usual
+                .saturating_mul(PATIENCE_SHARE)
+                .clamp(PATIENCE, PATIENCE_MAX),
+        )
+        .await;
+        while self.wishes().pop_front().is_none() {
             self.wanted.notified().await;
         }
     }
-}
 
-/// One lookup without a place.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn one_more(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Relaxed);
-        Self(waiting)
+    fn wishes(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        // Nothing panics while it is held.
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Waiting<'_> {
+/// Of a lookup without a place.
+struct Wish<'a>(&'a Turns, u64);
+
+impl<'a> Wish<'a> {
+    fn of(turns: &'a Turns) -> Self {
+        let number = turns.serial.fetch_add(1, Relaxed);
+        turns.wishes().push_back(number);
+        turns.wanted.notify_one();
+        Self(turns, number)
+    }
+}
+
+impl Drop for Wish<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.0.wishes().retain(|number| *number != self.1);
     }
 }
 
@@ -136,6 +165,36 @@ mod tests {
         assert_eq!(first, ("good", Ok("good"), 1000));
         let second = lookups.join_next().await.unwrap().unwrap();
         assert_eq!(second, ("slow", Ok("slow"), 60_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_waits_ends_one_of_those_that_began_together() {
+        let turns = Arc::new(Turns::new(3));
+        let mut lookups = JoinSet::new();
+        for name in ["first", "second", "third"] {
+            start(&turns, &mut lookups, name, None);
+        }
+        tokio::task::yield_now().await;
+        start(&turns, &mut lookups, "good", Some(1));
+        let first = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!((first.1, first.2), (Err(ResolveError::TimedOut), 500));
+        let good = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!((good.0, good.1), ("good", Ok("good")));
+        sleep(Duration::from_secs(60)).await;
+        assert!(lookups.try_join_next().is_none(), "the others go on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_name_servers_are_given_more_time() {
+        let turns = Arc::new(Turns::new(1));
+        let mut lookups = JoinSet::new();
+        start(&turns, &mut lookups, "slow", Some(1));
+        lookups.join_next().await.unwrap().unwrap().1.unwrap();
+        start(&turns, &mut lookups, "dead", None);
+        tokio::task::yield_now().await;
+        start(&turns, &mut lookups, "good", Some(0));
+        let first = lookups.join_next().await.unwrap().unwrap();
+        assert_eq!(first, ("dead", Err(ResolveError::TimedOut), 2000));
     }
 
     #[tokio::test(start_paused = true)]

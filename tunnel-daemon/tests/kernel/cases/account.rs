@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use crate::support::accounting::Accounting;
 use crate::support::privilege::ready;
 
-const TARGET: Labels<'_> = Labels {
+pub(super) const TARGET: Labels<'_> = Labels {
     role: AccountRole::Target,
     agent: "a",
     destination_class: "c",

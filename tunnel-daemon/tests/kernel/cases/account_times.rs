@@ -2,14 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use adit::ebpf::account::Options;
+use adit::ebpf::account::{Accounts, Options};
 use adit_relay::tcp_state;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
-use super::account::{CLIENT, LABELS, connect, exchange, listener};
-use crate::support::accounting::Accounting;
+use super::account::{CLIENT, LABELS, TARGET, connect, exchange, listener};
+use super::account_tunnels::{AGENT, World};
+use crate::support::accounting::{Accounting, lines, of, open_rtt, sample};
 use crate::support::privilege::ready;
+use crate::support::wait::until;
 
 const CONNECTIONS: u64 = 4;
 /// How long each is used at least.
@@ -17,6 +19,8 @@ const USED: Duration = Duration::from_millis(60);
 const LIMIT: Duration = Duration::from_secs(60);
 /// In the exported time, which is a whole number of them.
 const MICROSECOND: f64 = 1e-6;
+/// No socket has such a cookie.
+const NOBODYS: u64 = 1 << 60;
 
 /// Between what a sum has to be, in seconds.
 #[derive(Clone, Copy, Default, Debug)]
@@ -106,5 +110,106 @@ async fn lifetimes_are_those_of_connections_and_round_trips_those_that_the_kerne
         let rtt = accounting.seconds("rtt", labels, role);
         assert!(rtt > 0.0, "{role}");
         trips.assert_hold(&format!("round trips of {role}"), rtt);
+    }
+}
+
+/// The mean of what the kernel has noted of the nearer ends, in seconds.
+fn noted(accounts: &Accounts, connections: &[(TcpStream, TcpStream)]) -> f64 {
+    let of = |near: &TcpStream| {
+        let cookie = accounts.cookie(near).unwrap();
+        accounts.live(cookie).unwrap().account.rtt_us
+    };
+    let micros: u32 = connections.iter().map(|(near, _far)| of(near)).sum();
+    let connections = u32::try_from(connections.len()).unwrap();
+    f64::from(micros) / f64::from(connections) * MICROSECOND
+}
+
+/// One that was never measured takes no part, and leaves no series behind when it is the last.
+#[tokio::test]
+async fn of_open_connections_the_mean_round_trip_is_there_until_they_end() {
+    if !ready("round trips of open connections") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    accounting.accounts.accepted_cookie(NOBODYS, &TARGET);
+    let door = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = door.local_addr().unwrap();
+    let mut open = Vec::new();
+    for _connection in 0..CONNECTIONS {
+        let connecting = connect(&accounting.accounts, address);
+        let (mut near, accepted) = tokio::join!(connecting, door.accept());
+        let (mut far, _) = accepted.unwrap();
+        echo_for(USED, &mut near, &mut far).await;
+        open.push((near, far));
+    }
+    for left in [CONNECTIONS, 1] {
+        for (mut near, mut far) in open.drain(usize::try_from(left).unwrap()..) {
+            let _both = tokio::join!(exchange(&mut near, 0), exchange(&mut far, 0));
+        }
+        accounting.ended(LABELS, "target", CONNECTIONS - left).await;
+        // They are silent, so what is noted of them stands still.
+        accounting
+            .until("the mean of open connections", |now| {
+                let mean = noted(&now.accounts, &open);
+                let is_mean = |shown: f64| (shown - mean).abs() < MICROSECOND / 100.0;
+                mean > 0.0 && now.open_rtt(LABELS, "target").is_some_and(is_mean)
+            })
+            .await;
+    }
+    drop(open);
+    accounting.ended(LABELS, "target", CONNECTIONS).await;
+    accounting
+        .until("an end of the series", |now| {
+            now.open_rtt(LABELS, "target").is_none()
+        })
+        .await;
+    assert!(accounting.accounts.live(NOBODYS).is_some());
+}
+
+/// At both ends of links or lanes, while a tunnel moves bytes on them.
+async fn round_trips_of_what_carries_tunnels(lanes: &str, role: &str) {
+    let world = World::start(lanes, &[]).await;
+    let ends = [world.server.metrics.scrape(), world.agent.metrics.scrape()];
+    let [server, agent] = &ends;
+    let all = || lines(server) + &lines(agent);
+    let idle = || role == "link" || sample(server, r#"adit_lanes{state="idle"}"#) >= Some(1);
+    until("an idle lane", idle, String::new).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = listener.local_addr().unwrap().to_string();
+    let (client, accepted) = tokio::join!(world.open(&target), listener.accept());
+    let ((mut client, _head), (mut target, _)) = (client, accepted.unwrap());
+    let began = Instant::now();
+    for end in &ends {
+        let trip = loop {
+            echo_for(USED, &mut client, &mut target).await;
+            if let Some(trip) = open_rtt(end, AGENT, role) {
+                break trip;
+            }
+            assert!(began.elapsed() < LIMIT, "no round trip: {}", all());
+        };
+        // On loopback none takes a second.
+        assert!(trip > 0.0 && trip < 1.0, "{role}: {trip} s");
+    }
+    drop((client, target));
+    world.agent.stop().await;
+    let over = || {
+        of(server, "connections_total", AGENT, "", role) >= Some(1)
+            && ends.iter().all(|end| open_rtt(end, AGENT, role).is_none())
+    };
+    until("an end of round trips", over, all).await;
+    world.server.stop(Some(Duration::ZERO)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_link_shows_its_round_trip() {
+    if ready("round trips of an open link") {
+        round_trips_of_what_carries_tunnels("0", "link").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_lanes_show_their_round_trip() {
+    if ready("round trips of open lanes") {
+        round_trips_of_what_carries_tunnels("64", "lane").await;
     }
 }

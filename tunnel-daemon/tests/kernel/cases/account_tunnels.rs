@@ -21,7 +21,7 @@ use crate::support::privilege::{ready, skip};
 use crate::support::wait::until;
 
 const TARGETS: &str = r#"agent="agent-1",destination_class="127.0.0.0/8""#;
-const AGENT: &str = r#"agent="agent-1",destination_class="""#;
+pub(super) const AGENT: &str = r#"agent="agent-1",destination_class="""#;
 const ANSWER: usize = "HTTP/1.1 200 Connection Established\r\n\r\n".len();
 /// Of the tunnels that relays move, to the target and to the client: tiny ones, and on either side of the 256 KiB from which on
 /// relays splice.
@@ -42,15 +42,15 @@ const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
 /// A server with a plaintext frontend on TCP, and one agent.
-struct World {
-    server: server::RunningServer,
-    agent: agent::RunningAgent,
+pub(super) struct World {
+    pub(super) server: server::RunningServer,
+    pub(super) agent: agent::RunningAgent,
     _files: ThrowawayFiles,
 }
 
 impl World {
     /// With further flags of both.
-    async fn start(lanes: &str, further: &[&str]) -> Self {
+    pub(super) async fn start(lanes: &str, further: &[&str]) -> Self {
         let further = || further.iter().map(|flag| (*flag).to_owned());
         let files = ThrowawayFiles::create(&["127.0.0.1".to_owned()]).unwrap();
         let file = |flag: &str, path: std::path::PathBuf| format!("--{flag}={}", path.display());
@@ -101,7 +101,7 @@ impl World {
     }
 
     /// An open tunnel, and the bytes of its request.
-    async fn open(&self, target: &str) -> (TcpStream, usize) {
+    pub(super) async fn open(&self, target: &str) -> (TcpStream, usize) {
         let mut stream = TcpStream::connect(self.server.frontends[0]).await.unwrap();
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();

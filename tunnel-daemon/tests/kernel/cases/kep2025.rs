@@ -15,7 +15,7 @@ use crate::support::target::target;
 use crate::support::world::World;
 
 /// More than a lane takes at once.
-const BULK: usize = 3_000_001;
+pub(super) const BULK: usize = 3_000_001;
 
 /// Addresses of one family, with the lengths of their networks.
 struct Addresses {
@@ -54,8 +54,15 @@ fn a_pod_of_ipv6_reaches_the_control_plane_by_its_nodes_agent_only() {
     }
 }
 
-fn ip(address: &str) -> IpAddr {
+/// Of an address with the length of its network.
+pub(super) fn ip(address: &str) -> IpAddr {
     address.parse::<IpNet>().unwrap().addr()
+}
+
+/// No route leads there.
+pub(super) fn unreachable(outcome: Result<Seen, String>) {
+    let error = outcome.unwrap_err();
+    assert!(error.contains("unreachable"), "{error}");
 }
 
 fn by_the_agent_only(test: &str, addresses: &Addresses) {
@@ -79,10 +86,6 @@ fn by_the_agent_only(test: &str, addresses: &Addresses) {
         let server = world.server(None, &[format!("--allowed-destination={api}")]);
         let mut client = Client::start_in(&pod, nodes.path());
         let mut neighbour = Client::start_in(&node, nodes.path());
-        let unreachable = |outcome: Result<Seen, String>| {
-            let error = outcome.unwrap_err();
-            assert!(error.contains("unreachable"), "{error}");
-        };
         // The node has a way to the control plane, and none to the Service; the pod has neither.
         assert!(neighbour.call(api).unwrap().is_direct());
         unreachable(neighbour.call(service));

@@ -20,6 +20,7 @@ pub(crate) mod packet_filter;
 mod privileges;
 mod proxy_header;
 mod redirect;
+mod redirect_spaces;
 mod redirect_v6;
 mod rules;
 pub(crate) mod sockmap;

@@ -3,6 +3,7 @@
 //! Addresses of 198.51.100.0/24 and 2001:db8::/32 lead nowhere. The agent alone reaches some: a redirect of its own, which the
 //! test attaches to the agent's cgroup, sends them to a target on loopback. So a client that gets there came through the tunnel.
 
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -271,6 +272,26 @@ fn a_cgroup_that_is_removed_is_said() {
     server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
     let readyz = server.readyz();
     assert!(readyz.contains("was removed"), "{readyz}");
+}
+
+/// As when a service starts anew: its cgroup has the same name, and no programs.
+#[test]
+fn a_cgroup_that_is_made_anew_is_said() {
+    if !ready("a cgroup that is made anew") {
+        return;
+    }
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        "--redirect=198.51.100.0/24".to_owned(),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    let server = world.server(None, &flags);
+    server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
+    fs::remove_dir(clients.path()).unwrap();
+    fs::create_dir(clients.path()).unwrap();
+    server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
+    let readyz = server.readyz();
+    assert!(readyz.contains("made anew"), "{readyz}");
 }
 
 #[test]

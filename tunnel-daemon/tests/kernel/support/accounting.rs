@@ -64,6 +64,11 @@ impl Accounting {
         seconds(&self.metrics.scrape(), name, labels, role)
     }
 
+    /// As [`open_rtt`].
+    pub(crate) fn open_rtt(&self, labels: &str, role: &str) -> Option<f64> {
+        open_rtt(&self.metrics.scrape(), labels, role)
+    }
+
     pub(crate) async fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         until(what, || done(self), || lines(&self.metrics.scrape())).await;
     }
@@ -124,6 +129,13 @@ pub(crate) fn seconds(scrape: &Scrape, name: &str, labels: &str, role: &str) -> 
     let series =
         format!(r#"adit_ebpf_{name}_seconds_sum{{{labels},role="{role}",tenant="default"}}"#);
     number(scrape, &series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
+/// The mean round-trip time of connections that are open, in seconds.
+pub(crate) fn open_rtt(scrape: &Scrape, labels: &str, role: &str) -> Option<f64> {
+    let series =
+        format!(r#"adit_ebpf_open_rtt_seconds{{{labels},role="{role}",tenant="default"}}"#);
+    number(scrape, &series)
 }
 
 /// Sent and received.
