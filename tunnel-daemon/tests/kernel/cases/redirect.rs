@@ -286,6 +286,7 @@ fn a_cgroup_that_is_made_anew_is_said() {
         format!("--redirect-cgroup={}", clients.path().display()),
     ];
     let server = world.server(None, &flags);
+    let _agent = world.agent(&server, None);
     server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
     fs::remove_dir(clients.path()).unwrap();
     fs::create_dir(clients.path()).unwrap();

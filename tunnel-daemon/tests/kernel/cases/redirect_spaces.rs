@@ -118,6 +118,7 @@ fn a_server_in_a_cgroup_namespace_of_its_own_says_that_it_captures_a_part_of_the
         format!("--redirect-cgroup={}", mounted.display()),
     ];
     let server = world.server_by(command, None, &flags);
+    let _agent = world.agent(&server, None);
     server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
     let readyz = server.readyz();
     let said = format!("[-]redirect-cgroup {}: {PART}", mounted.display());
