@@ -309,20 +309,25 @@ fn owner_sees_a_half_close_behind_bytes_that_nobody_takes(setup: &Setup) {
     let pair = Pair::new(a.into(), b.into());
     let submitted = world.handle.submit(pair, done).unwrap();
     let state = || format!("{submitted:?}");
-    (&client).write_all(&[2; 5000]).unwrap();
-    world.until("bytes wait for the target", |stats| {
+    // Some kernels take pages that are spliced beyond what a full unix socket takes by write.
+    client.set_nonblocking(true).unwrap();
+    let mut sent = 0;
+    let wait = || {
+        sent += (&client).write(&[2; 5000]).unwrap_or(0);
+        let stats = world.stats();
         stats.buffer_bytes > 0 || stats.pipes_in_use > 0
-    });
+    };
+    until("bytes wait for the target", wait, state);
     assert!(!submitted.progress().is_half_closed, "a pause is no end");
     client.shutdown(std::net::Shutdown::Write).unwrap();
     let is_half_closed = || submitted.progress().is_half_closed;
     until("the half-close is seen", is_half_closed, state);
-    assert_eq!(submitted.progress().to_b, 0);
+    assert!(submitted.progress().to_b < sent as u64);
     // A target that goes on gets all of it, and the end.
     target.shutdown(std::net::Shutdown::Write).unwrap();
     target.set_read_timeout(Some(PATIENCE)).unwrap();
     let heard = receive_all(&target, 65_536, 1).unwrap();
-    assert_eq!(heard.len(), before + 5000);
+    assert_eq!(heard.len(), before + sent);
     let outcome = told.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
     assert!(!submitted.progress().is_half_closed);

@@ -182,15 +182,11 @@ fn another_agent(world: &World, server: &Daemon, flags: &[String], number: usize
 /// `path` is what the first tunnels travel on.
 fn nothing_is_cut(security: &str, path: &str) {
     let begun = Instant::now();
-    let flags = [
-        format!("--lane-security={security}"),
-        "--keepalive-time=1s".to_owned(),
-    ];
+    let security = format!("--lane-security={security}");
     let world = World::new();
-    let args = world.server_args(&flags);
+    let args = world.server_args(&[security.clone(), "--keepalive-time=1s".to_owned()]);
     let server = Daemon::start(User::Root, "server", &args, world.dir());
-    let [security, keepalive] = flags;
-    let agent_flags = [security, keepalive, LANES.to_owned()];
+    let agent_flags = [security, LANES.to_owned()];
     let mut agents = vec![linked_agent(&world, User::Root, &server, &agent_flags)];
     server.until("all lanes", |server| {
         server.metric("adit_lanes{state=\"idle\"}") == 4.0
