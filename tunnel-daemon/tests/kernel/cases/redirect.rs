@@ -255,11 +255,8 @@ pub(super) fn closed(test: &str, address: &str) {
     client.direct_within_a_second(target);
 }
 
-#[test]
-fn a_cgroup_that_is_removed_is_said() {
-    if !ready("a cgroup that is removed") {
-        return;
-    }
+/// `end` ends the captured cgroup.
+fn its_end_is_said(end: impl FnOnce(Cgroup) -> Option<Cgroup>) {
     let (clients, world) = (Cgroup::new(), World::new());
     let flags = [
         "--redirect=198.51.100.0/24".to_owned(),
@@ -268,31 +265,32 @@ fn a_cgroup_that_is_removed_is_said() {
     let server = world.server(None, &flags);
     let _agent = world.agent(&server, None);
     server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
-    drop(clients);
+    let _another = end(clients);
     server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
     let readyz = server.readyz();
-    assert!(readyz.contains("was removed"), "{readyz}");
+    assert!(readyz.contains("was removed, or made anew"), "{readyz}");
+}
+
+#[test]
+fn a_cgroup_that_is_removed_is_said() {
+    if ready("a cgroup that is removed") {
+        its_end_is_said(|clients| {
+            drop(clients);
+            None
+        });
+    }
 }
 
 /// As when a service starts anew: its cgroup has the same name, and no programs.
 #[test]
 fn a_cgroup_that_is_made_anew_is_said() {
-    if !ready("a cgroup that is made anew") {
-        return;
+    if ready("a cgroup that is made anew") {
+        its_end_is_said(|clients| {
+            fs::remove_dir(clients.path()).unwrap();
+            fs::create_dir(clients.path()).unwrap();
+            Some(clients)
+        });
     }
-    let (clients, world) = (Cgroup::new(), World::new());
-    let flags = [
-        "--redirect=198.51.100.0/24".to_owned(),
-        format!("--redirect-cgroup={}", clients.path().display()),
-    ];
-    let server = world.server(None, &flags);
-    let _agent = world.agent(&server, None);
-    server.metric_is("adit_redirect_state{state=\"active\"}", 1.0);
-    fs::remove_dir(clients.path()).unwrap();
-    fs::create_dir(clients.path()).unwrap();
-    server.metric_is("adit_redirect_state{state=\"missing\"}", 1.0);
-    let readyz = server.readyz();
-    assert!(readyz.contains("made anew"), "{readyz}");
 }
 
 #[test]
