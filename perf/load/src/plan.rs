@@ -60,6 +60,9 @@ pub(crate) struct Plan {
     pub(crate) idle: Vec<usize>,
     /// Agents to weigh.
     pub(crate) agents: Vec<usize>,
+    /// Length of the look at how busy a server with them is: CPU time is counted in steps of 10 ms, and idle lanes are looked
+    /// after every 30 s.
+    pub(crate) agents_seconds: f64,
     /// Readers that never read.
     pub(crate) stalled_readers: usize,
     /// Bulk downloads beside which echo is measured.
@@ -82,6 +85,7 @@ impl Default for Plan {
             dialers: vec![1, 8],
             idle: vec![2000],
             agents: vec![1000],
+            agents_seconds: 30.0,
             stalled_readers: 4,
             mixed_streams: 8,
         }

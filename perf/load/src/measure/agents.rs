@@ -20,9 +20,6 @@ const LOOK: Duration = Duration::from_secs(3);
 const BUSY_SHARE: f64 = 0.05;
 /// Those that are never quiet are measured as they are.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
-/// Length of the quiet window, however long other measurements are: CPU time is counted in steps of 10 ms, and a server looks
-/// after idle lanes once in this time.
-const WINDOW: Duration = Duration::from_secs(30);
 
 /// See the module. Larger counts are reached from smaller ones; each is weighed against none. Dials come last, since they
 /// leave buffers behind.
@@ -44,7 +41,8 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
         let each = (after - before) / count as f64;
         outcome.value(format!("agents_{count}_server_kib"), each);
         outcome.value(format!("agents_{count}_server_mib"), after / 1024.0);
-        let share = cpu_share(server, WINDOW).await?;
+        let window = Duration::from_secs_f64(load.plan.agents_seconds.clamp(0.01, 600.0));
+        let share = cpu_share(server, window).await?;
         outcome.value(format!("agents_{count}_idle_cpu_percent"), share * 100.0);
     }
     if let Some(most) = counts.last() {

@@ -155,7 +155,7 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
         .args(["--process", &format!("server={}", std::process::id())])
         .args([
             "--plan",
-            &format!(r#"{{"seconds": 0.05, "measurements": ["agents"], "agents": [2, {AGENTS}]}}"#),
+            &format!(r#"{{"seconds": 0.05, "measurements": ["agents"], "agents": [2, {AGENTS}], "agents_seconds": 0.5}}"#),
         ])
         .output()
         .unwrap();
