@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::lane::{Growth, LaneEvent, Lanes, OpenRequest, RefusalCode};
-use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -20,19 +19,18 @@ use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+mod home;
 mod loan;
 mod pause;
 
 pub use loan::{Borrowed, Opened};
 
+use self::home::Home;
 use self::loan::Loans;
 use self::pause::Pause;
 use super::link::LinkContext;
 use super::targets::dial_target;
-use crate::hub::{
-    LaneHome, LaneWatch, Leg, LegWatch, PipeEnd, Unsettled, moment, serve_target, settle,
-    until_answered,
-};
+use crate::hub::{Leg, LegWatch, PipeEnd, moment, serve_target, until_answered};
 use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
 use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
@@ -464,63 +462,6 @@ impl<'a> Counted<'a> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-/// The home of a keeper's lanes, as their legs know it.
-struct Home(LaneKeeper);
-
-impl LaneHome for Home {
-    fn gone(&self) -> &CancellationToken {
-        &self.0.0.gone
-    }
-
-    fn watch(&self) -> &LaneWatch {
-        &self.0.0.context.lane_watch
-    }
-
-    fn silence_max(&self) -> Duration {
-        self.0.0.context.isolation.half_closed_timeout
-    }
-
-    fn budget(&self) -> &ProcessBudget {
-        &self.0.0.context.budget
-    }
-
-    fn take_back(&self, mut lane: Lane) {
-        let keeper = self.0.clone();
-        let settles = self.watch().settles();
-        let settling = async move {
-            let settled = settle(&mut lane).await;
-            drop(settles);
-            match settled {
-                Ok(()) => keeper.serve(lane, true).await,
-                Err(Unsettled::Failed(_given_up)) if lane.state().is_draining() => {
-                    keeper.closed(LaneEnd::Drained);
-                }
-                Err(Unsettled::Failed(_gone)) if keeper.0.gone.is_cancelled() => {
-                    keeper.closed(LaneEnd::LinkGone);
-                }
-                Err(Unsettled::Failed(failure)) => keeper.lost(&failure),
-                Err(Unsettled::Silent) => {
-                    keeper.closed(LaneEnd::Silent);
-                    lane.reset_connection();
-                }
-                // Closed in order: what was not read yet still arrives.
-                Err(Unsettled::Unread) => keeper.closed(LaneEnd::Silent),
-            }
-        };
-        if self.0.0.context.tasks.spawn("lane", settling).is_err() {
-            self.0.adit().lane_closed(LaneEnd::Lost);
-        }
-    }
-
-    fn lost(&self, failure: &LaneFailure) {
-        self.0.lost(failure);
-    }
-
-    fn want(&self) {
-        self.0.short();
     }
 }
 

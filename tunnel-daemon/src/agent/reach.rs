@@ -150,11 +150,10 @@ impl Reach {
                 (name, found.await)
             }
         };
-        let found = found.map_err(|source| ReachError::Resolve {
+        let mut found = found.map_err(|source| ReachError::Resolve {
             name: name.clone(),
             source,
         })?;
-        let mut found = found;
         if let Purpose::Link = purpose {
             self.met.last(&mut found);
         }

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use adit::app::agent::RunningAgent;
 use adit::net::tasks::Tasks;
 use adit_core::wire::packets::packet::Payload;
 use socket2::SockRef;
@@ -14,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use crate::support::clients::Kind;
-use crate::support::lanes::{BUSY, HITS, value, warm};
+use crate::support::lanes::{BUSY, HITS, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
@@ -24,21 +23,6 @@ use crate::support::{connect, targets};
 const BYTES: usize = 3_000_000;
 /// What a target says before it breaks off.
 const HALF: usize = 100_000;
-
-/// A server and an agent whose tunnels ride lanes, or the link, for such clients.
-async fn world(kind: Kind, lanes: bool) -> (World, RunningAgent) {
-    let mut flags = kind.flags().to_vec();
-    if !lanes {
-        flags.push("--lanes-per-link=0");
-    }
-    let world = World::start(&flags).await;
-    let agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
-    if lanes {
-        warm(&world).await;
-    }
-    (world, agent)
-}
 
 /// A target that says half of what it has to say, and is reset when told so. It hears nothing.
 async fn breaking_off() -> (u16, Tasks, Arc<Notify>) {
@@ -86,7 +70,7 @@ async fn ended(world: &World, lanes: bool, reason: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_ends_its_half_first_hears_the_rest() {
     for lanes in [true, false] {
-        let (world, _agent) = world(Kind::Unix, lanes).await;
+        let (world, _agent) = Kind::Unix.world(lanes).await;
         let heard = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&heard);
         let (port, _target) = targets::serve(move |mut stream| {
@@ -132,7 +116,7 @@ async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel(
         (Kind::Tls, true),
         (Kind::Tls, false),
     ] {
-        let (world, _agent) = world(kind, lanes).await;
+        let (world, _agent) = kind.world(lanes).await;
         let (port, _target, break_off) = breaking_off().await;
         let mut stream = kind.open(&world, &format!("127.0.0.1:{port}")).await;
         hear_half(&mut stream).await;
@@ -146,7 +130,7 @@ async fn a_target_that_breaks_off_in_the_middle_resets_the_client_of_its_tunnel(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_target_that_breaks_off_resets_a_client_on_a_unix_socket_that_was_not_heard_out() {
     for lanes in [true, false] {
-        let (world, _agent) = world(Kind::Unix, lanes).await;
+        let (world, _agent) = Kind::Unix.world(lanes).await;
         let (port, _target, break_off) = breaking_off().await;
         let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
         hear_half(&mut stream).await;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use adit::app::agent::RunningAgent;
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
@@ -17,7 +16,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
 use crate::support::clients::{Io, Kind};
-use crate::support::lanes::warm;
 use crate::support::raw::Connection;
 use crate::support::targets::{self, Sum, pattern};
 use crate::support::wait::{until, until_still, within};
@@ -30,21 +28,6 @@ const BLOCK_BYTES: usize = 64 * 1024;
 /// Of a Go agent's tunnel.
 const CONN: i64 = 5;
 
-/// A server and an agent whose tunnels ride lanes, or the link, for such clients.
-async fn world(kind: Kind, lanes: bool) -> (World, RunningAgent) {
-    let mut flags = kind.flags().to_vec();
-    if !lanes {
-        flags.push("--lanes-per-link=0");
-    }
-    let world = World::start(&flags).await;
-    let agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
-    if lanes {
-        warm(&world).await;
-    }
-    (world, agent)
-}
-
 fn closed(reason: &str) -> String {
     format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
 }
@@ -53,7 +36,7 @@ fn closed(reason: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_before_a_close_reaches_a_target_that_nobody_hears_out() {
     for lanes in [true, false] {
-        let (world, agent) = world(Kind::Unix, lanes).await;
+        let (world, agent) = Kind::Unix.world(lanes).await;
         let (said, listen) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
         let (reports, mut heard) = mpsc::channel(1);
         let (counted, told) = (Arc::clone(&said), Arc::clone(&listen));
@@ -187,7 +170,7 @@ async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_goes_on_spea
     let target = format!("127.0.0.1:{port}");
     for kind in Kind::ALL {
         for lanes in [true, false] {
-            let (world, _agent) = world(kind, lanes).await;
+            let (world, _agent) = kind.world(lanes).await;
             let stream = kind.open(&world, &target).await;
             let broken = closed("target_reset");
             let last = async {

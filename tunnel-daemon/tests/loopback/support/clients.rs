@@ -1,8 +1,10 @@
 //! CONNECT clients on every kind of socket that a frontend listens on.
 
+use adit::app::agent::RunningAgent;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::lanes::warm;
 use super::wait::within;
 use super::world::World;
 use super::{connect, tls};
@@ -38,6 +40,21 @@ impl Kind {
                 "--server-ca-cert={certs}/ca.crt",
             ],
         }
+    }
+
+    /// A server and an agent whose tunnels ride lanes, or the link, for such clients.
+    pub(crate) async fn world(self, lanes: bool) -> (World, RunningAgent) {
+        let mut flags = self.flags().to_vec();
+        if !lanes {
+            flags.push("--lanes-per-link=0");
+        }
+        let world = World::start(&flags).await;
+        let agent = world.agent("agent-1", &[]).await;
+        world.links(1).await;
+        if lanes {
+            warm(&world).await;
+        }
+        (world, agent)
     }
 
     async fn connect(self, world: &World) -> Box<dyn Io> {
