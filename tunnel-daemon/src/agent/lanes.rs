@@ -54,6 +54,8 @@ struct Shared {
     slots: Arc<Semaphore>,
     growth: Mutex<Growth>,
     idle: AtomicUsize,
+    /// Bound lanes whose tasks have not begun to wait yet.
+    arriving: AtomicUsize,
     /// A lane was asked for a tunnel.
     proved: AtomicBool,
     /// The server goes away: this end opens no tunnels there.
@@ -93,6 +95,7 @@ impl LaneKeeper {
             slots: Arc::new(Semaphore::new(lanes_max)),
             growth: Mutex::new(Growth::new(lanes_max, moment())),
             idle: AtomicUsize::new(0),
+            arriving: AtomicUsize::new(0),
             proved: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             stillborn: AtomicUsize::new(0),
@@ -143,6 +146,8 @@ impl LaneKeeper {
     {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
+        // A lane was bound since the last pause.
+        let mut gained = false;
         let mut wanted = self.adit().lanes_wanted_share();
         loop {
             wanted.set(self.growth().wanted());
@@ -152,13 +157,15 @@ impl LaneKeeper {
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
                 pause.note(false);
             }
-            while !pause.lasts() && opening.len() < OPENING_MAX && self.missing(opening.len()) > 0 {
+            let at_once = pause.at_once(OPENING_MAX);
+            while !pause.lasts() && opening.len() < at_once && self.missing(opening.len()) > 0 {
                 opening.push(open());
             }
             let owed = self.0.context.lane_room.owed(self.0.idle.load(Relaxed));
             for _lane in 0..self.surplus(opening.len()).max(owed) {
                 self.0.surplus.notify_one();
             }
+            let paused = pause.left();
             tokio::select! {
                 () = self.0.changed.notified() => (),
                 () = self.0.context.lane_room.shortage() => (),
@@ -167,7 +174,9 @@ impl LaneKeeper {
                         // Behind a balancer it may be of use for another link of this agent.
                         let ours = Arc::ptr_eq(&keeper.0, &self.0);
                         let needed = ours || keeper.missing(0) > 0;
-                        if !keeper.add(lane, needed) || !needed {
+                        if keeper.add(lane, needed) && needed {
+                            gained |= ours;
+                        } else {
                             pause.note(false);
                         }
                     }
@@ -176,9 +185,11 @@ impl LaneKeeper {
                         tracing::debug!(server = %self.0.server, %error, "no lane");
                     }
                 },
-                () = tokio::time::sleep(pause.left().unwrap_or(LOOK_EVERY)) => {
-                    // Lanes that have waited so long without being lost are as good as used.
-                    if !pause.lasts() && self.0.idle.load(Relaxed) > 0 && opening.is_empty() {
+                () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
+                    // Lanes that have waited so long without being lost are as good as used; but those from before a pause say
+                    // nothing of a server that refused all since.
+                    let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
+                    if waited && (paused.is_none() || std::mem::take(&mut gained)) {
                         pause.note(true);
                     }
                 }
@@ -218,10 +229,11 @@ impl LaneKeeper {
     fn lanes(&self, opening: usize) -> Lanes {
         let all = self.0.lanes_max - self.0.slots.available_permits();
         let idle = self.0.idle.load(Relaxed);
+        let arriving = self.0.arriving.load(Relaxed);
         Lanes {
             idle,
-            busy: all.saturating_sub(idle),
-            opening,
+            busy: all.saturating_sub(idle + arriving),
+            opening: opening + arriving,
         }
     }
 
@@ -246,8 +258,11 @@ impl LaneKeeper {
     }
 
     fn start(&self, lane: Lane) {
-        let keeper = self.clone();
-        let serving = async move { keeper.serve(lane, false).await };
+        let (keeper, arriving) = (self.clone(), Arriving::new(self));
+        let serving = async move {
+            drop(arriving);
+            keeper.serve(lane, false).await;
+        };
         if self.0.context.tasks.spawn("lane", serving).is_err() {
             self.adit().lane_closed(LaneEnd::Lost);
         }
@@ -462,6 +477,22 @@ impl<'a> Counted<'a> {
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A lane that was bound and does not wait yet: on its way until its task begins, or is dropped.
+struct Arriving(LaneKeeper);
+
+impl Arriving {
+    fn new(keeper: &LaneKeeper) -> Self {
+        keeper.0.arriving.fetch_add(1, Relaxed);
+        Self(keeper.clone())
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.0.arriving.fetch_sub(1, Relaxed);
     }
 }
 

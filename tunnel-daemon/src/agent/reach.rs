@@ -385,8 +385,7 @@ fn bracketed(host: &str) -> String {
 }
 
 fn tune(tcp: &TcpStream) {
-    let user_timeout = socket::set_user_timeout(tcp, limits::LINK_ACK_TIMEOUT);
-    if let Err(error) = socket::tune_stream(tcp).and(user_timeout) {
+    if let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT) {
         tracing::debug!(%error, "cannot tune a server connection");
     }
 }

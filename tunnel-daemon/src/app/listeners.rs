@@ -288,9 +288,9 @@ fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
 /// Links find dead peers by unacknowledged data.
 pub(super) fn tune_link(stream: &ByteStream) {
     if let Some(tcp) = stream.tcp()
-        && let Err(error) = socket::set_user_timeout(tcp, limits::LINK_ACK_TIMEOUT)
+        && let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT)
     {
-        tracing::debug!(%error, "cannot set the user timeout of a link");
+        tracing::debug!(%error, "cannot tune a link");
     }
 }
 

@@ -9,12 +9,13 @@ use socket2::{SockRef, TcpKeepalive};
 pub const KEEPALIVE_PERIOD: Duration = Duration::from_secs(15);
 /// Probes without an answer before the connection is given up: also Go's default.
 pub const KEEPALIVE_PROBES: u32 = 9;
-/// How long written bytes may stay unacknowledged on a link. For links only: it also kills living peers that merely do
-/// not read.
-pub const LINK_USER_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// How long the peer of a lane may be silent before the connection is given up.
 pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(20);
+/// Time between the probes of links and lanes once one is unanswered: several have to be lost before a peer that lives is
+/// given up, however short the time for it is.
+const PROBE_AGAIN: Duration = Duration::from_secs(1);
+/// Probes of a lane without an answer within [`LANE_SILENCE_MAX`].
+const LANE_PROBES: u32 = 5;
 
 /// What every accepted and every target socket gets: no Nagle delay, keepalive as in Go.
 ///
@@ -22,13 +23,36 @@ pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(20);
 /// The socket is no TCP socket, or already reset.
 pub fn tune_stream(socket: &impl AsFd) -> io::Result<()> {
     set_nodelay(socket)?;
-    set_keepalive(socket, KEEPALIVE_PERIOD, KEEPALIVE_PROBES)
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_PERIOD)
+        .with_interval(KEEPALIVE_PERIOD)
+        .with_retries(KEEPALIVE_PROBES);
+    SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}
+
+/// What a link gets at both ends: as [`tune_stream`], but the connection dies when nothing written, probes included, is
+/// acknowledged for `timeout`. For links only: it also kills living peers that merely do not read.
+///
+/// Linux counts no probes where there is such a timeout (`tcp_keepalive_timer`, "elapsed >= user_timeout"): with upstream's
+/// 15 s between them, one that is lost would end a link of 20 s.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn tune_link(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
+    tune_stream(socket)?;
+    let socket = SockRef::from(socket);
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_interval(PROBE_AGAIN))?;
+    socket.set_tcp_user_timeout(Some(timeout))
 }
 
 /// What a lane gets at both ends: as [`tune_stream`], but a peer that is gone is noticed within [`LANE_SILENCE_MAX`] while
 /// nothing is on its way. No TCP_USER_TIMEOUT: it would kill peers that merely do not read.
 pub fn tune_lane(socket: &impl AsFd) {
-    let keepalive = set_keepalive(socket, LANE_SILENCE_MAX / 4, 3);
+    let keepalive = TcpKeepalive::new()
+        .with_time(LANE_SILENCE_MAX - PROBE_AGAIN * LANE_PROBES)
+        .with_interval(PROBE_AGAIN)
+        .with_retries(LANE_PROBES);
+    let keepalive = SockRef::from(socket).set_tcp_keepalive(&keepalive);
     if let Err(error) = set_nodelay(socket).and(keepalive) {
         tracing::debug!(%error, "cannot tune a lane");
     }
@@ -40,34 +64,6 @@ pub fn tune_lane(socket: &impl AsFd) {
 /// As [`tune_stream`].
 pub fn set_nodelay(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_nodelay(true)
-}
-
-/// Keepalive with `period` as idle time and interval.
-///
-/// # Errors
-/// As [`tune_stream`].
-pub fn set_keepalive(socket: &impl AsFd, period: Duration, probes: u32) -> io::Result<()> {
-    let keepalive = TcpKeepalive::new()
-        .with_time(period)
-        .with_interval(period)
-        .with_retries(probes);
-    SockRef::from(socket).set_tcp_keepalive(&keepalive)
-}
-
-/// Keepalive with the kernel's own timings: what gRPC-Go does when an agent dials a server.
-///
-/// # Errors
-/// As [`tune_stream`].
-pub fn set_keepalive_kernel_timed(socket: &impl AsFd) -> io::Result<()> {
-    SockRef::from(socket).set_keepalive(true)
-}
-
-/// The connection dies when written bytes stay unacknowledged for `timeout`: see [`LINK_USER_TIMEOUT`].
-///
-/// # Errors
-/// As [`tune_stream`].
-pub fn set_user_timeout(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
-    SockRef::from(socket).set_tcp_user_timeout(Some(timeout))
 }
 
 /// The socket counts as writable only while less than `bytes` wait to be sent, so what is queued stays in our hands
@@ -117,7 +113,6 @@ mod tests {
     fn options_reach_the_kernel() {
         let stream = stream();
         tune_stream(&stream).unwrap();
-        set_user_timeout(&stream, LINK_USER_TIMEOUT).unwrap();
         set_notsent_lowat(&stream, 65_536).unwrap();
         set_buffers(&stream, Some(32_768), Some(65_536)).unwrap();
         set_reset_on_close(&stream).unwrap();
@@ -126,22 +121,29 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE_PERIOD);
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE_PERIOD);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_PROBES);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(LINK_USER_TIMEOUT));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), 65_536);
         assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
         // The kernel doubles what is asked for, to account for its own overhead.
         assert!(socket.send_buffer_size().unwrap() >= 32_768);
     }
 
+    /// Four probes may be lost before a peer is given up, which takes 20 s.
     #[test]
-    fn kernel_timed_keepalive_leaves_the_timings_alone() {
-        let (stream, untouched) = (stream(), stream());
-        set_keepalive_kernel_timed(&stream).unwrap();
-        let (socket, untouched) = (SockRef::from(&stream), SockRef::from(&untouched));
-        assert!(socket.keepalive().unwrap());
-        assert_eq!(
-            socket.tcp_keepalive_time().unwrap(),
-            untouched.tcp_keepalive_time().unwrap()
-        );
+    fn links_and_lanes_probe_several_times_before_they_give_up() {
+        const TIMEOUT: Duration = Duration::from_secs(20);
+        let (link, lane) = (stream(), stream());
+        tune_link(&link, TIMEOUT).unwrap();
+        tune_lane(&lane);
+        for socket in [SockRef::from(&link), SockRef::from(&lane)] {
+            assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+            let time = socket.tcp_keepalive_time().unwrap();
+            let interval = socket.tcp_keepalive_interval().unwrap();
+            assert_eq!(time + interval * 5, TIMEOUT);
+        }
+        let (link, lane) = (SockRef::from(&link), SockRef::from(&lane));
+        assert_eq!(link.tcp_user_timeout().unwrap(), Some(TIMEOUT));
+        assert_eq!(lane.tcp_user_timeout().unwrap(), None);
+        assert_eq!(lane.tcp_keepalive_retries().unwrap(), 5);
     }
 }

@@ -34,6 +34,11 @@ impl Pause {
         }
     }
 
+    /// How many attempts there may be at once, of `most`: one that follows a pause shows whether more are worth it.
+    pub(super) fn at_once(&self, most: usize) -> usize {
+        if self.misses < MISSES_MAX { most } else { 1 }
+    }
+
     pub(super) fn left(&self) -> Option<Duration> {
         let left = self.until?.saturating_duration_since(Instant::now());
         (left > Duration::ZERO).then_some(left)
@@ -54,6 +59,7 @@ mod tests {
         pause.note(false);
         pause.note(false);
         assert!(!pause.lasts());
+        assert_eq!(pause.at_once(4), 4);
         pause.note(true);
         let mut lengths = Vec::new();
         for _miss in 0..12 {
@@ -62,6 +68,7 @@ mod tests {
             tokio::time::advance(PAUSE_MAX * 2).await;
         }
         assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
+        assert_eq!(pause.at_once(4), 1);
         assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
     }
 }

@@ -1,4 +1,4 @@
-//! A lane that was bound and is not needed.
+//! Lanes that were bound, needed or not, and servers that have no room for more.
 
 use std::future::pending;
 
@@ -20,19 +20,81 @@ fn keeper(name: &str, context: &LinkContext) -> LaneKeeper {
     LaneKeeper::new(ServerId::new(name), &grant, 8, context)
 }
 
+/// Both ends of a lane, the agent's first.
+async fn pair() -> (Lane, Lane) {
+    let lanes = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpStream::connect(lanes.local_addr().unwrap());
+    let (socket, accepted) = tokio::join!(socket, lanes.accept());
+    let end = |socket, role| Lane::in_clear(socket, role, FrameReader::default(), Bytes::new());
+    (
+        end(socket.unwrap(), LaneRole::Agent),
+        end(accepted.unwrap().0, LaneRole::Server),
+    )
+}
+
+/// A lane is counted from when it is bound, and not from when its task has begun to wait.
+#[tokio::test]
+async fn no_more_lanes_are_opened_than_are_wanted() {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (mut lanes, mut servers) = (Vec::new(), Vec::new());
+    for _lane in 0..ours.lanes_max() {
+        let (lane, server) = pair().await;
+        lanes.push(lane);
+        servers.push(server);
+    }
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || async {
+        opened.fetch_add(1, Relaxed);
+        let lane = lanes.lock().unwrap().pop();
+        match lane {
+            Some(lane) => Ok((ours.clone(), lane)),
+            None => pending().await,
+        }
+    };
+    let all_wait = async {
+        while ours.count().idle < ours.wanted() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = all_wait => (),
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    }
+    assert_eq!(opened.load(Relaxed), ours.wanted());
+}
+
+/// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lane, _server) = pair().await;
+    let (lane, attempts) = (Mutex::new(Some(lane)), AtomicUsize::new(0));
+    let open = || async {
+        attempts.fetch_add(1, Relaxed);
+        let lane = lane.lock().unwrap().take();
+        lane.map(|lane| (ours.clone(), lane))
+            .ok_or_else(|| OpenError("full".to_owned()))
+    };
+    let keeping = ours.clone().run(open);
+    let ten_minutes = tokio::time::timeout(Duration::from_secs(600), keeping);
+    assert!(ten_minutes.await.is_err(), "it keeps lanes");
+    assert_eq!(ours.count().idle, 1);
+    // Four at once, then one after each pause, which doubles to a minute.
+    let attempts = attempts.load(Relaxed);
+    assert!((10..25).contains(&attempts), "{attempts}");
+}
+
 /// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.
 #[tokio::test]
 async fn a_tunnel_that_is_opened_on_a_lane_nobody_needs_is_served() {
     let context = context(10);
     let (ours, other) = (keeper("ours", &context), keeper("other", &context));
     other.0.idle.store(8, Relaxed);
-    let lanes = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let socket = TcpStream::connect(lanes.local_addr().unwrap());
-    let (socket, accepted) = tokio::join!(socket, lanes.accept());
-    let end = |socket, role| Lane::in_clear(socket, role, FrameReader::default(), Bytes::new());
-    let mut server = end(accepted.unwrap().0, LaneRole::Server);
-    let lane = Mutex::new(Some(end(socket.unwrap(), LaneRole::Agent)));
+    let (lane, mut server) = pair().await;
+    let lane = Mutex::new(Some(lane));
     let given = AtomicBool::new(false);
     let open = || async {
         let lane = lane.lock().unwrap().take();
