@@ -68,10 +68,6 @@ impl OpenPair {
         let broken = [(Side::A, &pair.a), (Side::B, &pair.b)]
             .into_iter()
             .find_map(|(side, fd)| Some((side, socket::set_nonblocking(fd).err()?)));
-        for fd in [&pair.a, &pair.b] {
-            // Fails on a socket that is already reset.
-            let _reset_already = socket::reset_on_close(fd);
-        }
         let sockets = [Arc::new(pair.a), Arc::new(pair.b)];
         let mut directions = [
             Direction::new(pair.to_b, rules),
@@ -111,6 +107,9 @@ impl OpenPair {
         let side = event.side;
         if event.readable {
             self.directions[side.index()].source_ready(event.ends);
+        }
+        if event.urgent {
+            self.directions[side.index()].source_is_urgent();
         }
         if event.room {
             self.directions[side.other().index()].sink_ready();
@@ -231,7 +230,7 @@ impl OpenPair {
 }
 
 /// A pair that did not finish is reset, so that no peer takes half of a stream for the whole. They were armed for that when
-/// the pair began, since the kernel closes them for a process that is killed.
+/// the pair was submitted, since the kernel closes them for a process that is killed.
 fn close_sockets(sockets: [Arc<OwnedFd>; 2], end: &PairEnd) {
     for fd in &sockets {
         if matches!(end, PairEnd::Finished) {

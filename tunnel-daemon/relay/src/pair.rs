@@ -18,7 +18,7 @@ use crate::{
     outcome::{Flow, Outcome, PairEnd, Side},
     probe::Engine,
     sync::AtomicBool,
-    syscall::{TcpState, tcp_state},
+    syscall::{TcpState, socket, tcp_state},
 };
 
 /// Two connected stream sockets, TCP or unix, and what was already read for them.
@@ -46,6 +46,15 @@ impl Pair {
             to_a: Bytes::new(),
             to_b: Bytes::new(),
             tls: None,
+        }
+    }
+
+    /// From now on closing its sockets resets them, whoever closes them: a thread, whoever finds that there is none any more,
+    /// or the kernel for a process that is killed.
+    pub(crate) fn arm(&self) {
+        for fd in [&self.a, &self.b] {
+            // Fails on a socket that is already reset.
+            let _reset_already = socket::reset_on_close(fd);
         }
     }
 }

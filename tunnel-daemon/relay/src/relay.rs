@@ -49,7 +49,8 @@ pub enum Why {
     Stopping,
 }
 
-/// A pair that was not taken, and its callback, both as they were.
+/// A pair that was not taken, and its callback, both as they were, but for what closing the sockets may do: see
+/// [`RelayHandle::submit`].
 #[derive(thiserror::Error)]
 #[error("pair refused: {why}")]
 pub struct Rejected {
@@ -151,10 +152,11 @@ impl Drop for Relay {
 }
 
 impl RelayHandle {
-    /// Hands a pair to the thread with the fewest. `done` hears once how it ended.
+    /// Hands a pair to the thread with the fewest. `done` hears once how it ended. From here on closing its sockets resets them,
+    /// unless the pair finishes.
     ///
     /// # Errors
-    /// The relay is full or stopping; the pair and `done` come back untouched.
+    /// The relay is full or stopping; the pair and `done` come back, with nothing moved and nothing heard.
     pub fn submit(&self, pair: Pair, done: Done) -> Result<Submitted, Rejected> {
         let inner = &self.0;
         let refused = |pair, done, why| {
@@ -176,6 +178,8 @@ impl RelayHandle {
         let Some(inbox) = inbox.filter(|inbox| inbox.enter()) else {
             return refused(pair, done, Why::Full);
         };
+        // Before it waits for its thread, which may be gone by then.
+        pair.arm();
         let shared = Arc::new(Shared::default());
         let job = Job {
             pair,

@@ -19,7 +19,7 @@ pub(crate) trait Io {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
     /// Writes to the sink.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
-    /// Moves from the source into the pipe, as much as it has room for. Zero is end of stream.
+    /// Moves from the source into the pipe, as much as it has room for. Zero is end of stream, or an urgent byte before it.
     fn fill(&mut self, pipe: &Self::Pipe) -> io::Result<usize>;
     /// Moves up to `held` bytes from the pipe to the sink.
     fn drain(&mut self, pipe: &Self::Pipe, held: usize) -> io::Result<usize>;
@@ -76,6 +76,8 @@ pub(crate) struct Direction<P> {
     state: State,
     readable: bool,
     writable: bool,
+    /// The source was said to have something, and a splice has taken nothing since.
+    is_unproven: bool,
     /// The source has said that it ends, so a short read proves nothing.
     source_ends: bool,
     /// The source gives record by record, so a short read proves nothing either.
@@ -103,6 +105,7 @@ impl<P> Direction<P> {
             state: State::Open,
             readable: true,
             writable: true,
+            is_unproven: false,
             source_ends: false,
             by_record: false,
             taken: 0,
@@ -114,7 +117,15 @@ impl<P> Direction<P> {
     /// The source has bytes, or an end.
     pub(crate) fn source_ready(&mut self, ends: bool) {
         self.readable = true;
+        self.is_unproven = true;
         self.source_ends |= ends;
+    }
+
+    /// The source holds an urgent byte, which belongs to no stream: a read ends in front of it, though there is more behind,
+    /// and no splice gets past it.
+    pub(crate) fn source_is_urgent(&mut self) {
+        self.by_record = true;
+        self.copy_from_now_on();
     }
 
     /// The sink has room, or an error.
@@ -340,11 +351,9 @@ impl<P> Direction<P> {
             return Ok(());
         }
         match io.fill(pipe) {
-            Ok(0) => self.state = State::Ended,
-            Ok(count) => {
-                self.in_pipe += count;
-                self.taken += count as u64;
-            }
+            // An end, or what looks like it: asked again when the pipe is empty.
+            Ok(0) => {}
+            Ok(count) => self.filled(count),
             // The pipe's slots or the source: not known, and asked again when the pipe is empty.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) if refuses_splice(&error) => self.copy_from_now_on(),
@@ -416,21 +425,49 @@ impl<P> Direction<P> {
             return Err((Op::Read, io::Error::other("splice without a pipe")));
         };
         match io.fill(pipe) {
-            Ok(0) => {
-                self.state = State::Ended;
-                Ok(0)
-            }
+            // In front of an urgent byte it looks like an end as soon as that has come, too.
+            Ok(0) => self.ask(io),
             Ok(count) => {
-                self.in_pipe += count;
-                self.taken += count as u64;
+                self.filled(count);
                 Ok(count)
             }
+            // And before that like a source that has nothing, though it said it has.
+            Err(error) if error.kind() == ErrorKind::WouldBlock && self.is_unproven => self.ask(io),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.readable = false; // The pipe was empty, so it is the source that has nothing.
                 Ok(0)
             }
             Err(error) if refuses_splice(&error) => {
                 self.copy_from_now_on();
+                Ok(0)
+            }
+            Err(error) => Err((Op::Read, error)),
+        }
+    }
+
+    fn filled(&mut self, count: usize) {
+        self.in_pipe += count;
+        self.taken += count as u64;
+        self.is_unproven = false;
+    }
+
+    /// Reads one byte where a splice took none and nothing is held: if there is one, an urgent byte was in the way, which a
+    /// read passes.
+    fn ask<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<usize, Failure> {
+        let mut byte = [0];
+        match io.read(&mut byte) {
+            Ok(0) => {
+                self.state = State::Ended;
+                Ok(0)
+            }
+            Ok(count) => {
+                self.first = Bytes::copy_from_slice(&byte);
+                self.taken += count as u64;
+                self.source_is_urgent();
+                Ok(count)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.readable = false;
                 Ok(0)
             }
             Err(error) => Err((Op::Read, error)),

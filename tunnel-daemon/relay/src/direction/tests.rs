@@ -20,6 +20,8 @@ const PIPE: usize = 1024;
 struct World {
     source: VecDeque<u8>,
     source_ended: bool,
+    /// As many bytes lie in front of an urgent one.
+    urgent_after: Option<usize>,
     source_error: Option<Errno>,
     sink: Vec<u8>,
     room: usize,
@@ -54,7 +56,10 @@ impl World {
         if self.source.is_empty() && !self.source_ended {
             return Err(Errno::AGAIN.into());
         }
-        let count = max.min(self.source.len());
+        let count = max
+            .min(self.source.len())
+            .min(self.urgent_after.unwrap_or(usize::MAX));
+        self.urgent_after = self.urgent_after.map(|after| after - count);
         let rest = self.source.split_off(count);
         Ok(std::mem::replace(&mut self.source, rest).into())
     }
@@ -78,6 +83,8 @@ impl Io for World {
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.reads += 1;
+        // A read that begins there skips it.
+        self.urgent_after.take_if(|after| *after == 0);
         let bytes = self.take_source(into.len())?;
         into[..bytes.len()].copy_from_slice(&bytes);
         Ok(bytes.len())
@@ -93,6 +100,9 @@ impl Io for World {
             return Err(Errno::INVAL.into());
         }
         if self.in_pipe.len() == PIPE {
+            return Err(Errno::AGAIN.into());
+        }
+        if self.urgent_after == Some(0) && !self.source_ended {
             return Err(Errno::AGAIN.into());
         }
         let bytes = self.take_source(PIPE - self.in_pipe.len())?;
@@ -251,6 +261,28 @@ fn short_read_proves_nothing_where_a_read_ends_with_a_record() {
     direction.read_by_record();
     assert!(matches!(direction.run(&mut world, &rules), Step::Idle));
     assert_eq!(world.reads, 2);
+}
+
+/// Also where the event that tells of it comes after the splice that met it.
+#[test]
+fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
+    for rules in [Thresholds::copy_only(), Thresholds::splice_at_once()] {
+        for ended in [false, true] {
+            for told_first in [false, true] {
+                let mut world = World::new(b"before and behind");
+                (world.source_ended, world.urgent_after) = (ended, Some(6));
+                let mut direction = begin(&rules);
+                if !told_first {
+                    direction.run(&mut world, &rules);
+                }
+                direction.source_ready(ended);
+                direction.source_is_urgent();
+                direction.run(&mut world, &rules);
+                assert_eq!(world.sink, b"before and behind");
+                assert_eq!(world.finished, u32::from(ended));
+            }
+        }
+    }
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn data(key: Key, side: Side) -> EventData {
 }
 
 fn flags(room: bool) -> EventFlags {
-    let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+    let flags = EventFlags::IN | EventFlags::PRI | EventFlags::RDHUP | EventFlags::ET;
     if room { flags | EventFlags::OUT } else { flags }
 }
 
@@ -147,8 +147,9 @@ fn translate(bits: u64, flags: EventFlags) -> Event {
         } else {
             Side::B
         },
-        readable: ends || flags.contains(EventFlags::IN),
+        readable: ends || flags.intersects(EventFlags::IN | EventFlags::PRI),
         ends,
+        urgent: flags.contains(EventFlags::PRI),
         room: flags.intersects(EventFlags::OUT | over),
         error: flags.contains(EventFlags::ERR),
         lapsed: false,

@@ -50,6 +50,7 @@ impl Uring {
         if self.slots.len() <= key.index() {
             self.slots.resize(key.index() + 1, Slot::default());
         }
+        // Without PRI: whoever wakes a poll says that, too, and a ring takes it at its word, so each byte would be urgent.
         let flags = EventFlags::IN | EventFlags::RDHUP;
         self.add(key, side.index() as u64, fd, flags, true)
     }
@@ -133,6 +134,7 @@ impl Uring {
             },
             readable: false,
             ends: false,
+            urgent: false,
             room: false,
             error: false,
             lapsed: !completion.more && !is_room,

@@ -21,6 +21,7 @@ matrix!(
     stop_lets_pairs_finish_before_the_deadline,
     stop_resets_what_is_left_at_the_deadline,
     dropped_relay_tells_every_owner,
+    pair_that_waits_for_its_thread_is_armed_for_a_reset,
     stopped_relay_refuses_and_gives_the_pair_back,
     full_relay_refuses_and_gives_the_pair_back,
     panic_takes_its_own_pairs_and_the_thread_goes_on,
@@ -113,6 +114,31 @@ fn dropped_relay_tells_every_owner(setup: &Setup) {
     for tunnel in tunnels {
         assert!(matches!(tunnel.outcome().end, PairEnd::Stopped));
     }
+}
+
+/// The thread is busy with a callback, and might be gone, or its process killed, before it comes to the next pair.
+fn pair_that_waits_for_its_thread_is_armed_for_a_reset(setup: &Setup) {
+    let world = setup.start();
+    let ((client, a), (target, b)) = (world.sockets(), world.sockets());
+    let (tell, told) = mpsc::channel();
+    let (go_on, held) = mpsc::channel::<()>();
+    let done = Box::new(move |_outcome| {
+        tell.send(()).unwrap();
+        // Until the other end is dropped.
+        let _looked_at = held.recv_timeout(PATIENCE);
+    });
+    let pair = Pair::new(a.into(), b.into());
+    world.handle.submit(pair, done).unwrap();
+    drop((client, target));
+    told.recv_timeout(PATIENCE).unwrap();
+    let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
+    let waiting = [&a, &b].map(|socket| socket.try_clone().unwrap());
+    let (done, _outcome) = promise();
+    let pair = Pair::new(a.into(), b.into());
+    world.handle.submit(pair, done).unwrap();
+    let lingers = waiting.map(|socket| socket.linger().unwrap());
+    drop(go_on);
+    assert_eq!(lingers, [Some(Duration::ZERO); 2]);
 }
 
 fn refused(setup: &Setup, world: &crate::support::World) -> Rejected {

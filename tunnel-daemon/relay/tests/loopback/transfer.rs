@@ -14,8 +14,43 @@ matrix!(
     counters_equal_the_bytes_both_peers_saw,
     bytes_handed_over_come_first_in_both_directions,
     echo_of_single_bytes_goes_on_for_long,
+    bytes_behind_an_urgent_one_arrive,
     many_pairs_at_once_do_not_mix,
 );
+
+/// The urgent byte itself belongs to no stream. Unix sockets have none everywhere. A ring does not tell of it, so bytes behind
+/// one may wait for the next ones, or for the end.
+fn bytes_behind_an_urgent_one_arrive(setup: &Setup) {
+    if setup.transport == Transport::Unix {
+        return;
+    }
+    let next: &[u8] = match setup.engine {
+        Engine::Epoll => b"",
+        Engine::IoUring => b", next",
+    };
+    let world = setup.start();
+    for _ in 0..20 {
+        let tunnel = world.open();
+        let mut client = &tunnel.client;
+        client.write_all(b"first").unwrap();
+        assert_eq!(receive_exactly(&tunnel.target, 5), b"first");
+        client.write_all(b"before").unwrap();
+        client.send_out_of_band(b"!").unwrap();
+        client.write_all(b" and behind").unwrap();
+        assert_eq!(receive_exactly(&tunnel.target, 6), b"before");
+        client.write_all(next).unwrap();
+        let behind = [b" and behind", next].concat();
+        assert_eq!(receive_exactly(&tunnel.target, behind.len()), behind);
+        client.send_out_of_band(b"!").unwrap();
+        client.write_all(b"last").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(receive_all(&tunnel.target, 16, 1).unwrap(), b"last");
+        tunnel.target.shutdown(Shutdown::Write).unwrap();
+        let outcome = tunnel.outcome();
+        assert!(matches!(outcome.end, PairEnd::Finished));
+        assert_eq!(outcome.to_b.bytes, 26 + next.len() as u64);
+    }
+}
 
 /// Sends both ways at once and checks both ends.
 fn exchange(world: &World, up: &[u8], down: &[u8], chunk_max: usize, seed: u64) {
