@@ -21,6 +21,7 @@ const MESSAGES: &[&str] = &[
     "Data",
     "Window",
     "Fin",
+    "Reset",
     "Side",
 ];
 

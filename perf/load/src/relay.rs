@@ -1,15 +1,30 @@
-//! The bare relay: a port for each target, and the forwarding loop of `adit-relay` between. No protocol, no TLS: what
-//! is left is what passing bytes on costs on this machine, the yardstick of the guard.
+//! The bare relay: a port for each target, and a forwarding loop between: that of `adit-relay`, or one of others for comparison.
+//! No protocol, no TLS: what is left is what passing bytes on costs on this machine, the yardstick of the guard.
+
+mod ring_splice;
+mod tokio_copy;
+mod tokio_uring_copy;
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use adit_relay::{Pair, Preference, Relay, RelayConfig, RelayHandle, Thresholds, probe};
+use adit_relay::{Pair, Preference, Relay, RelayConfig, Thresholds, probe};
 use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::way::{Target, Targets};
+
+/// Buffer or pipe of a direction in the loops of others: what a direction of ours grows to.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+/// Connections that wait for the loop of others.
+const WAITING_MAX: usize = 1024;
+
+/// Takes a client and the connection to its target. They neither delay small writes nor, unless somebody says so, return from
+/// calls that would block.
+type Connections = Box<dyn Fn(TcpStream, TcpStream) -> std::io::Result<()> + Send + Sync>;
 
 #[derive(Serialize)]
 struct Addresses {
@@ -32,9 +47,18 @@ pub(crate) struct Options {
 /// Driver of the loop.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum EngineName {
+    /// As the daemon chooses.
     Auto,
+    /// Of adit-relay.
     Epoll,
+    /// Of adit-relay.
     IoUring,
+    /// Tasks of tokio that copy.
+    Tokio,
+    /// Tasks of tokio-uring that copy.
+    TokioUring,
+    /// The ring itself splices.
+    RingSplice,
 }
 
 /// How bytes move.
@@ -46,11 +70,14 @@ enum MoverName {
 }
 
 impl Options {
-    fn config(&self) -> anyhow::Result<RelayConfig> {
+    fn start(&self) -> anyhow::Result<Connections> {
         let preference = match self.engine {
             EngineName::Auto => Preference::Auto,
             EngineName::Epoll => Preference::Epoll,
             EngineName::IoUring => Preference::IoUring,
+            EngineName::Tokio => return tokio_copy::start(),
+            EngineName::TokioUring => return tokio_uring_copy::start(),
+            EngineName::RingSplice => return ring_splice::start(),
         };
         let mut config = RelayConfig::new(probe(preference)?);
         config.thresholds = match self.mover {
@@ -58,7 +85,17 @@ impl Options {
             MoverName::Copy => Thresholds::copy_only(),
             MoverName::Splice => Thresholds::splice_at_once(),
         };
-        Ok(config)
+        let relay = Relay::start(&config).context("starting the relay")?;
+        Ok(Box::new(move |client, target| {
+            for stream in [&client, &target] {
+                stream.set_nonblocking(true)?;
+            }
+            let pair = Pair::new(OwnedFd::from(client), OwnedFd::from(target));
+            let submitted = relay.handle().submit(pair, Box::new(drop));
+            submitted
+                .map(drop)
+                .map_err(|refused| std::io::Error::other(refused.why))
+        }))
     }
 }
 
@@ -67,9 +104,8 @@ impl Options {
 /// # Errors
 /// No port or thread to be had.
 pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> {
-    let config = options.config()?;
-    let relay = Relay::start(&config).context("starting the relay")?;
-    let port = |target| forward(relay.handle(), targets.address(target));
+    let relay: Arc<Connections> = Arc::new(options.start()?);
+    let port = |target| forward(Arc::clone(&relay), targets.address(target));
     let addresses = Addresses {
         echo: port(Target::Echo)?,
         source: port(Target::Source)?,
@@ -80,8 +116,14 @@ pub(crate) fn serve(targets: &Targets, options: &Options) -> anyhow::Result<()> 
     crate::tie::until_stdin_closes()
 }
 
+/// Runs a loop that lives as long as the process.
+fn in_thread(run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("relay".to_owned());
+    thread.spawn(run).map(drop)
+}
+
 /// Accepts on a port of its own, in a thread that lives as long as the process.
-fn forward(relay: RelayHandle, to: SocketAddr) -> anyhow::Result<SocketAddr> {
+fn forward(relay: Arc<Connections>, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
     let address = listener.local_addr()?;
     std::thread::Builder::new()
@@ -97,15 +139,10 @@ fn forward(relay: RelayHandle, to: SocketAddr) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-fn pass_on(relay: &RelayHandle, client: TcpStream, to: SocketAddr) -> std::io::Result<()> {
+fn pass_on(relay: &Connections, client: TcpStream, to: SocketAddr) -> std::io::Result<()> {
     let target = TcpStream::connect(to)?;
     for stream in [&client, &target] {
         stream.set_nodelay(true)?;
-        stream.set_nonblocking(true)?;
     }
-    let pair = Pair::new(OwnedFd::from(client), OwnedFd::from(target));
-    relay
-        .submit(pair, Box::new(drop))
-        .map(drop)
-        .map_err(|refused| std::io::Error::other(refused.why))
+    relay(client, target)
 }

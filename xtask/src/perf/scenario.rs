@@ -92,6 +92,8 @@ pub(crate) struct LoadPlan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     agents: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    agents_seconds: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     stalled_readers: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mixed_streams: Option<usize>,

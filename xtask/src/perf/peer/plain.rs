@@ -27,16 +27,25 @@ impl Plain {
         }
     }
 
-    /// The forwarding loop alone: `relay`, or `relay-ENGINE-MOVER` such as `relay-epoll-splice`.
+    /// The forwarding loop alone: `relay`, or `relay-ENGINE-MOVER` such as `relay-epoll-splice`; or that of others, which have
+    /// one mover each: `relay-tokio`, `relay-tokio-uring`, `relay-ring-splice`.
     ///
     /// # Errors
     /// A name of another shape.
     pub(crate) fn relay(name: &str) -> anyhow::Result<Self> {
         let mut options = Vec::new();
         if let Some(rest) = name.strip_prefix("relay-") {
+            if ["tokio", "tokio-uring", "ring-splice"].contains(&rest) {
+                return Ok(Self {
+                    name: name.to_owned(),
+                    kind: Kind::Relay(vec![format!("--engine={rest}")]),
+                });
+            }
             let (engine, mover) = rest.rsplit_once('-').context("write relay-ENGINE-MOVER")?;
             if !["epoll", "io-uring"].contains(&engine) || !["copy", "splice"].contains(&mover) {
-                bail!("engines are epoll and io-uring, movers copy and splice");
+                bail!(
+                    "engines are epoll and io-uring, with copy and splice; tokio, tokio-uring and ring-splice"
+                );
             }
             options = vec![format!("--engine={engine}"), format!("--mover={mover}")];
         }
@@ -63,7 +72,7 @@ impl Peer for Plain {
     fn version(&self) -> String {
         match &self.kind {
             Kind::Direct => "no tunnel: the target itself".to_owned(),
-            Kind::Relay(_) => "the forwarding loop alone: no protocol, no TLS".to_owned(),
+            Kind::Relay(_) => "a forwarding loop alone: no protocol, no TLS".to_owned(),
             Kind::Running(_) => "already running".to_owned(),
         }
     }
@@ -129,6 +138,10 @@ mod tests {
             ("relay", true),
             ("relay-epoll-copy", true),
             ("relay-io-uring-splice", true),
+            ("relay-tokio", true),
+            ("relay-tokio-uring", true),
+            ("relay-ring-splice", true),
+            ("relay-tokio-splice", false),
             ("relay-kqueue-copy", false),
             ("relay-epoll", false),
         ] {

@@ -1,0 +1,63 @@
+//! What tokio-uring costs: a read and a write by the ring, one after the other, in each direction, on one thread.
+
+use std::io;
+use std::net::Shutdown;
+use std::rc::Rc;
+
+use tokio::sync::mpsc;
+use tokio_uring::buf::BoundedBuf as _;
+use tokio_uring::net::TcpStream;
+
+use super::{BUFFER_BYTES, Connections, WAITING_MAX, in_thread};
+
+/// Room in the ring: two directions of as many connections as any measurement has.
+const ENTRIES: u32 = 4096;
+
+/// Starts the thread.
+///
+/// # Errors
+/// No thread to be had. Without io_uring the thread panics, and nothing is relayed.
+pub(super) fn start() -> anyhow::Result<Connections> {
+    let (connections, received) = mpsc::channel(WAITING_MAX);
+    in_thread(move || {
+        tokio_uring::builder()
+            .entries(ENTRIES)
+            .start(relay(received));
+    })?;
+    // The ring waits where a call would block, so the sockets stay as they are: others fail with EAGAIN.
+    Ok(Box::new(move |client, target| {
+        connections
+            .blocking_send([client, target])
+            .map_err(io::Error::other)
+    }))
+}
+
+async fn relay(mut received: mpsc::Receiver<[std::net::TcpStream; 2]>) {
+    while let Some(pair) = received.recv().await {
+        let [client, target] = pair.map(|stream| Rc::new(TcpStream::from_std(stream)));
+        for (from, to) in [(Rc::clone(&client), Rc::clone(&target)), (target, client)] {
+            tokio_uring::spawn(async move {
+                let end = match copy(&from, &to).await {
+                    Ok(()) => Shutdown::Write,
+                    // Both ends have to see it, and the direction that waits.
+                    Err(_broken) => Shutdown::Both,
+                };
+                let _gone = to.shutdown(end);
+            });
+        }
+    }
+}
+
+async fn copy(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let (read, back) = from.read(buffer).await;
+        let count = read?;
+        if count == 0 {
+            return Ok(());
+        }
+        let (written, back) = to.write_all(back.slice(..count)).await;
+        written?;
+        buffer = back.into_inner();
+    }
+}
