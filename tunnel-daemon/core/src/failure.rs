@@ -27,6 +27,9 @@ pub enum DialFailure {
         /// Whether the agent's own cap was reached, or the process-wide one.
         per_agent: bool,
     },
+    /// What to dial is longer than any destination, so no agent was asked.
+    #[error("dial address is too long")]
+    TooLong,
     /// The agent abandoned the dial (`DIAL_CLS`).
     #[error("dial closed")]
     Closed,
@@ -47,7 +50,10 @@ impl DialFailure {
             Self::Target(_) => "error_response",
             Self::TimedOut | Self::SendTimedOut => "backend_dial_timeout",
             Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",
-            Self::TooManyPending { .. } | Self::ShuttingDown | Self::NoDescriptors => "refused",
+            Self::TooManyPending { .. }
+            | Self::TooLong
+            | Self::ShuttingDown
+            | Self::NoDescriptors => "refused",
         }
     }
 }

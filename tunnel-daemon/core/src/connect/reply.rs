@@ -132,6 +132,7 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
             TargetStatus::BadGateway,
             &format!("Failed to tunnel dial request: {failure}\r\n"),
         ),
+        DialFailure::TooLong => plain(TargetStatus::BadGateway, &format!("{failure}\r\n")),
         DialFailure::LinkLost => {
             // Go's text for an ended stream, to which clients and dashboards are used.
             plain(

@@ -304,6 +304,10 @@ fn failed_dials_read_as_upstream_writes_them() {
             format!("503 Service Unavailable\r\n{PLAIN}too many pending dials on this agent\r\n"),
         ),
         (
+            DialFailure::TooLong,
+            format!("502 Bad Gateway\r\n{PLAIN}dial address is too long\r\n"),
+        ),
+        (
             DialFailure::ShuttingDown,
             format!("503 Service Unavailable\r\n{PLAIN}server is shutting down\r\n"),
         ),

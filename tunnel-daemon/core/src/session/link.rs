@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::slab::Slab;
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
-use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY};
+use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY, TEXT_BYTES_MAX};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::wire::packet::{Packet, PacketType, Received, Side, Violation};
@@ -27,7 +27,7 @@ pub enum Role {
 pub struct LinkConfig {
     /// Which end this is.
     pub role: Role,
-    /// Both ends are Adit: `WINDOW` and `FIN` are used.
+    /// Both ends are Adit: `WINDOW`, `FIN` and `RESET` are used.
     pub credit: bool,
     /// Most payload bytes in one `DATA`.
     pub packet_bytes_max: usize,
@@ -122,7 +122,7 @@ pub enum Event {
     UnrecognizedResponse,
     /// A client left while its dial was pending.
     DialAbandoned,
-    /// A `WINDOW` or `FIN` for a tunnel already gone.
+    /// A `WINDOW`, `FIN` or `RESET` for a tunnel already gone.
     LateCredit,
 }
 
@@ -187,7 +187,7 @@ impl Link {
         }
     }
 
-    /// Whether `WINDOW` and `FIN` are in use.
+    /// Whether `WINDOW`, `FIN` and `RESET` are in use.
     #[must_use]
     pub fn has_credit(&self) -> bool {
         self.config.credit
@@ -284,6 +284,9 @@ impl Link {
             Packet::CloseReq { conn } if self.config.role == Role::Agent => {
                 self.handle_close_req(conn, now)
             }
+            Packet::Reset { conn } if self.config.credit && self.config.role == Role::Agent => {
+                self.handle_reset(conn, now)
+            }
             Packet::CloseRsp { conn, error } if self.config.role == Role::Server => {
                 self.handle_close_rsp(conn, error, now)
             }
@@ -351,6 +354,17 @@ impl Link {
         self.close_outgoing(key, String::new(), now);
     }
 
+    /// The server cut the tunnel off. It will ask to close it, which alone would look as if all had been said.
+    fn handle_reset(&mut self, conn: ConnId, now: Moment) {
+        match self.conns.get(&conn) {
+            Some(&key) => {
+                let error = String::new();
+                self.end_leg(key, TunnelEnd::Reset { error }, now);
+            }
+            None => self.count(Event::LateCredit),
+        }
+    }
+
     pub(super) fn deny_close(&mut self, conn: ConnId) {
         let error = String::from("Unknown connectID");
         self.control(Packet::CloseRsp { conn, error });
@@ -363,6 +377,7 @@ impl Link {
             }
             return;
         };
+        let error = shortened(error);
         self.end_leg(key, TunnelEnd::Closed { error }, now);
         self.finish_protocol(key, conn);
     }
@@ -427,10 +442,17 @@ impl Link {
             Role::Agent => format!("closed by the agent: {}", end.reason()),
         };
         self.end_leg(key, end, now);
+        self.cut_outgoing(key);
+        self.close_outgoing(key, text, now);
+    }
+
+    /// Discards what waits for the peer, which is to know that it had not all: a close of an agent has a text for that.
+    pub(super) fn cut_outgoing(&mut self, key: TunnelKey) {
+        let tells = self.config.credit && self.config.role == Role::Server;
         if let Some(tunnel) = self.tunnels.get_mut(key) {
             tunnel.out.clear();
+            tunnel.out.reset_due = tells;
         }
-        self.close_outgoing(key, text, now);
     }
 
     /// No packet for this connection is expected or sent any more.
@@ -491,6 +513,13 @@ impl Link {
             self.sweep_at.get_or_insert_with(|| now.after(SWEEP_EVERY));
         }
     }
+}
+
+/// As much of a peer's text as is kept.
+pub(super) fn shortened(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+    text.shrink_to_fit();
+    text
 }
 
 impl Drop for Link {

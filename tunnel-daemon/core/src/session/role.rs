@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role};
+use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role, shortened};
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
 use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 use crate::failure::DialFailure;
@@ -74,7 +74,7 @@ impl Link {
             return;
         };
         if !error.is_empty() {
-            return self.fail_dial(key, DialFailure::Target(error));
+            return self.fail_dial(key, DialFailure::Target(shortened(error)));
         }
         if conn.0 == 0 || self.conns.contains_key(&conn) {
             let text = format!(
@@ -271,10 +271,12 @@ impl Link {
                 self.drop_dial(key);
             }
             Phase::Open { .. } if !closing => {
-                if let Some(tunnel) = self.tunnels.get_mut(key) {
-                    tunnel.out.clear();
-                }
-                self.close_outgoing(key, String::new(), now);
+                self.cut_outgoing(key);
+                let text = match self.config.role {
+                    Role::Server => String::new(),
+                    Role::Agent => String::from("closed by the agent: target dropped"),
+                };
+                self.close_outgoing(key, text, now);
             }
             Phase::Open { .. } => self.watch(key, now),
             Phase::Done => self.free_if_over(key),

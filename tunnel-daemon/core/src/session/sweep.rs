@@ -122,12 +122,12 @@ impl Link {
         {
             return;
         }
-        tunnel.out.clear();
         if let OutEnd::CloseRsp(error) = &mut tunnel.out.end
             && error.is_empty()
         {
             *error = String::from("closed by the agent: bytes not taken in time");
         }
+        self.cut_outgoing(key);
         self.schedule(key);
     }
 }

@@ -190,6 +190,13 @@ impl Link {
                 };
                 Some(Packet::Fin { conn, side })
             }
+            OutEnd::CloseReq if tunnel.out.reset_due => {
+                tunnel.out.reset_due = false;
+                tunnel.out.end_sent = false;
+                tunnel.out.in_ends = true;
+                self.ends.push_front(key);
+                Some(Packet::Reset { conn })
+            }
             OutEnd::CloseReq => {
                 tunnel.close_deadline = Some(now.after(CLOSE_CONFIRM_TIMEOUT));
                 self.watch(key, now);

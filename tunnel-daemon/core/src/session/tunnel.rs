@@ -125,6 +125,8 @@ pub(super) struct Outgoing {
     /// Agent: the peer asked to close, and asked once more before it was answered.
     pub(super) close_asked: bool,
     pub(super) close_asked_again: bool,
+    /// Server: before its close, the peer is told that the tunnel was cut off.
+    pub(super) reset_due: bool,
     /// Agent: the id this dial gets if it succeeds.
     pub(super) conn_reserved: i64,
 }
@@ -182,6 +184,7 @@ impl Tunnel {
                 progress_at: now,
                 close_asked: false,
                 close_asked_again: false,
+                reset_due: false,
                 conn_reserved: 0,
             },
             inc: Incoming {

@@ -21,6 +21,10 @@ const DATA_HEAD_MAX: usize = 25;
 /// Pieces below this are copied, so that a few bytes do not pin a whole receive buffer.
 const COPY_BELOW_BYTES: usize = 1024;
 
+/// Nor does a piece below this share of what it came in: whoever holds it pays for its own bytes only, and a peer chooses
+/// what is around them.
+const COPY_BELOW_SHARE: usize = 4;
+
 /// A longer message is not skipped: the stream ends, as it would with upstream's at a sixteenth of this.
 const SKIPPED_BYTES_MAX: usize = 16 * MESSAGE_BYTES_MAX;
 
@@ -63,9 +67,11 @@ enum State {
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
-    /// Bytes not yet consumed that had to be joined because a head was split.
+    /// Bytes not yet consumed that had to be joined because a head was split. No memory is kept when there are none.
     joined: BytesMut,
     input: Bytes,
+    /// Bytes that `input` had when it was pushed.
+    pushed: usize,
 }
 
 impl Default for Decoder {
@@ -74,6 +80,7 @@ impl Default for Decoder {
             state: State::Prefix,
             joined: BytesMut::new(),
             input: Bytes::new(),
+            pushed: 0,
         }
     }
 }
@@ -92,6 +99,7 @@ impl Decoder {
     /// Gives the next piece of the stream. Call [`Self::next`] until it returns `None` before the next push.
     pub fn push(&mut self, bytes: Bytes) {
         if self.joined.is_empty() && self.input.is_empty() {
+            self.pushed = bytes.len();
             self.input = bytes;
         } else {
             self.joined.extend_from_slice(&self.input);
@@ -215,23 +223,37 @@ impl Decoder {
 
     fn skip(&mut self, count: usize) {
         if self.joined.is_empty() {
-            self.input.advance(count)
+            self.input.advance(count);
         } else {
-            self.joined.advance(count)
+            self.joined.advance(count);
         }
+        self.rest();
     }
 
     fn take_up_to(&mut self, count: usize) -> Bytes {
         if self.joined.is_empty() {
             let piece = self.input.split_to(count.min(self.input.len()));
-            if piece.len() < COPY_BELOW_BYTES {
+            if piece.len() < COPY_BELOW_BYTES.max(self.pushed / COPY_BELOW_SHARE) {
                 Bytes::copy_from_slice(&piece)
             } else {
                 piece
             }
         } else {
+            // Rare, and what is joined may be part of any amount of memory.
             let count = count.min(self.joined.len());
-            self.joined.split_to(count).freeze()
+            let piece = Bytes::copy_from_slice(self.joined.get(..count).unwrap_or_default());
+            self.skip(count);
+            piece
+        }
+    }
+
+    /// Without bytes, nothing keeps the memory that those before took.
+    fn rest(&mut self) {
+        if self.joined.is_empty() {
+            self.joined = BytesMut::new();
+        }
+        if self.input.is_empty() {
+            self.input = Bytes::new();
         }
     }
 }

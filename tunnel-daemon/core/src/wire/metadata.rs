@@ -18,6 +18,9 @@ use crate::text::Excerpt;
 pub const AGENT_ID: &str = "agentid";
 /// Request header: the agent's identifiers, at most one.
 pub const AGENT_IDENTIFIERS: &str = "agentidentifiers";
+/// Longest agent id that a server takes, bytes: four names of nodes. It is a label of metrics and in each answer about a link, so
+/// one as long as a header may be would fill the memory of whoever is asked.
+pub const AGENT_ID_LEN_MAX: usize = 1024;
 /// Request header: `Bearer ` and a service account token.
 pub const AUTHORIZATION: &str = "authorization";
 /// Response header: the server's id.
@@ -95,6 +98,9 @@ impl AgentHello {
         let &[id] = &ids[..] else {
             return Err(HelloError::AgentId(Values::of(&ids)));
         };
+        if id.len() > AGENT_ID_LEN_MAX {
+            return Err(HelloError::AgentIdLength(id.len()));
+        }
         let identifiers = match sets[..] {
             [] => Identifiers::default(),
             [set] => Identifiers::parse(set).map_err(HelloError::Unreadable)?,
@@ -192,6 +198,9 @@ pub enum HelloError {
     /// No `agentid`, or several.
     #[error("expected one agent ID in the context, got {0}")]
     AgentId(Values),
+    /// An `agentid` of more than [`AGENT_ID_LEN_MAX`] bytes.
+    #[error("the agent ID in the context has {0} bytes, more than {AGENT_ID_LEN_MAX}")]
+    AgentIdLength(usize),
     /// Several `agentidentifiers`.
     #[error("expected at most one set of agent identifiers in the context, got {0}")]
     IdentifierSets(Values),
@@ -325,6 +334,18 @@ mod tests {
         ] {
             assert_eq!(text(AgentHello::from_headers(headers)), error);
         }
+    }
+
+    #[test]
+    fn an_agent_id_is_no_longer_than_a_label_may_be() {
+        let longest = "x".repeat(AGENT_ID_LEN_MAX);
+        let hello = AgentHello::from_headers([("agentid", &*longest)]).unwrap();
+        assert_eq!(hello.agent.as_str(), longest);
+        let longer = "x".repeat(AGENT_ID_LEN_MAX + 1);
+        assert_eq!(
+            text(AgentHello::from_headers([("agentid", &*longer)])),
+            "the agent ID in the context has 1025 bytes, more than 1024"
+        );
     }
 
     #[test]

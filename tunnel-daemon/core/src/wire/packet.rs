@@ -72,6 +72,11 @@ pub enum Packet {
         /// The side that has finished.
         side: Side,
     },
+    /// Adit only: the server cut the connection off, so that what came of it is not the whole. A close follows.
+    Reset {
+        /// Which connection.
+        conn: ConnId,
+    },
 }
 
 /// What one message on a stream turned out to be.
@@ -125,6 +130,7 @@ impl Packet {
             Self::Drain => PacketType::Drain,
             Self::Window { .. } => PacketType::Window,
             Self::Fin { .. } => PacketType::Fin,
+            Self::Reset { .. } => PacketType::Reset,
         }
     }
 
@@ -177,6 +183,7 @@ impl Packet {
                 connect_id: conn.0,
                 side: side.into(),
             }),
+            Self::Reset { conn } => Payload::Reset(raw::Reset { connect_id: conn.0 }),
         };
         raw::Packet {
             r#type: kind.into(),
@@ -236,6 +243,9 @@ impl Packet {
                     side,
                 }
             }
+            (PacketType::Reset, Some(Payload::Reset(p))) => Self::Reset {
+                conn: ConnId(p.connect_id),
+            },
             (_, _) => return Received::Violation(Violation::PayloadMismatch(number)),
         };
         Received::Packet(packet)

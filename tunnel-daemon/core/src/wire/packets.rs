@@ -12,7 +12,7 @@
 pub struct Packet {
     #[prost(enumeration = "PacketType", tag = "1")]
     pub r#type: i32,
-    #[prost(oneof = "packet::Payload", tags = "2, 3, 4, 5, 6, 7, 8, 64, 65")]
+    #[prost(oneof = "packet::Payload", tags = "2, 3, 4, 5, 6, 7, 8, 64, 65, 66")]
     pub payload: ::core::option::Option<packet::Payload>,
 }
 /// Nested message and enum types in `Packet`.
@@ -37,6 +37,8 @@ pub mod packet {
         Window(super::Window),
         #[prost(message, tag = "65")]
         Fin(super::Fin),
+        #[prost(message, tag = "66")]
+        Reset(super::Reset),
     }
 }
 /// Opens a connection to `address` (host:port, IPv6 hosts in brackets).
@@ -111,6 +113,13 @@ pub struct Fin {
     #[prost(enumeration = "Side", tag = "2")]
     pub side: i32,
 }
+/// The client's side was cut off: what came of it is not the whole. CLOSE_REQ,
+/// which says nothing of that, follows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Reset {
+    #[prost(int64, tag = "1")]
+    pub connect_id: i64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PacketType {
@@ -124,6 +133,7 @@ pub enum PacketType {
     /// Between two Adit ends only, after both announced `adit-link: 1`.
     Window = 64,
     Fin = 65,
+    Reset = 66,
 }
 impl PacketType {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -141,6 +151,7 @@ impl PacketType {
             Self::Drain => "DRAIN",
             Self::Window => "WINDOW",
             Self::Fin => "FIN",
+            Self::Reset => "RESET",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -155,6 +166,7 @@ impl PacketType {
             "DRAIN" => Some(Self::Drain),
             "WINDOW" => Some(Self::Window),
             "FIN" => Some(Self::Fin),
+            "RESET" => Some(Self::Reset),
             _ => None,
         }
     }

@@ -100,9 +100,15 @@ impl Record {
             | TunnelEnd::Oversize
             | TunnelEnd::LingerExpired
             | TunnelEnd::LaneLost
-            | TunnelEnd::Reset { .. }
             | TunnelEnd::Shutdown => {
                 panic!("tunnel {}: honest ends, yet {who:?} got {end:?}", self.uid)
+            }
+            // Of a client that went without a close, or had its tunnel ended by a rule.
+            TunnelEnd::Reset { .. } => {
+                assert!(
+                    who == Who::Target && self.credit && self.excuse.is_some(),
+                    "{self:?}"
+                );
             }
             TunnelEnd::Budget | TunnelEnd::Stalled => {
                 assert!(!self.credit, "tunnel {}: {end:?} with credit", self.uid);

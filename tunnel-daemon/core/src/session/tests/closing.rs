@@ -139,6 +139,36 @@ fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     }
 }
 
+/// Half of an upload would look like the whole of it.
+#[test]
+fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
+    let mut rig = Rig::agent(true);
+    let (key, conn) = rig.open(1_000);
+    rig.data(conn, 100);
+    rig.actions();
+    rig.receive(reset(conn));
+    rig.receive(close_req(conn));
+    let error = String::new();
+    let end = TunnelEnd::Reset { error };
+    assert_eq!(rig.actions(), [Action::Ended { key, end }]);
+    assert_eq!(rig.link.held_bytes(), 0, "the leg drops what it has");
+    assert_eq!(rig.packets(), [close_rsp(conn, "")]);
+    rig.gone(key);
+    assert_eq!(rig.link.tunnels(), 0);
+}
+
+/// Rule 1, for uploads: what was cut behind a close is told before it.
+#[test]
+fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(10);
+    rig.link.leg_data(key, bytes(40));
+    rig.link.leg_close(key, String::new(), rig.now);
+    assert_eq!(rig.packets(), [payload(conn, 10)]);
+    rig.pass(seconds(32));
+    assert_eq!(rig.packets(), [reset(conn), close_req(conn)]);
+}
+
 #[test]
 fn a_close_nobody_confirms_is_over_after_ten_seconds() {
     let mut rig = Rig::server(true);
@@ -171,7 +201,11 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
         assert_eq!(rig.actions(), []);
         rig.pass(seconds(2));
         assert_eq!(rig.end_of(key), Some(TunnelEnd::HalfClosedIdle));
-        assert_eq!(rig.packets().len(), 1);
+        match &rig.packets()[..] {
+            [told, end] => assert_eq!((told, end), (&reset(conn), &close_req(conn))),
+            [Packet::CloseRsp { error, .. }] => assert!(!error.is_empty()),
+            other => panic!("an end that looks like one: {other:?}"),
+        }
     }
 }
 

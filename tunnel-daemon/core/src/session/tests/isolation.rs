@@ -169,3 +169,25 @@ fn an_agent_that_drains_says_so_and_nothing_ends() {
     assert_eq!(server.actions(), [Action::PeerDraining]);
     assert_eq!(server.link.tunnels(), 1);
 }
+
+/// Whoever is told may take its time, and there may be many of them.
+#[test]
+fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(1_000);
+    rig.receive(close_rsp(conn, &"\u{fc}".repeat(1 << 20)));
+    let Some(TunnelEnd::Closed { error }) = rig.end_of(key) else {
+        panic!("a close");
+    };
+    assert!(error.len() == 4096 && error.capacity() < 8192);
+    rig.dial();
+    rig.packets();
+    rig.receive(Packet::DialRsp {
+        dial: DialId(2),
+        conn: ConnId(0),
+        error: "x".repeat(1 << 20),
+        window: 0,
+    });
+    let kept = DialFailure::Target("x".repeat(4096));
+    assert_eq!(failed(&rig.actions()[0]), (&kept, true));
+}

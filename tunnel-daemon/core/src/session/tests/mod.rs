@@ -196,6 +196,11 @@ fn fin(conn: i64, side: Side) -> Packet {
     Packet::Fin { conn, side }
 }
 
+fn reset(conn: i64) -> Packet {
+    let conn = ConnId(conn);
+    Packet::Reset { conn }
+}
+
 fn window(conn: i64, bytes: u64) -> Packet {
     let conn = ConnId(conn);
     Packet::Window { conn, bytes }

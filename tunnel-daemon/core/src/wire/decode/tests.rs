@@ -82,6 +82,7 @@ fn packet() -> impl Strategy<Value = Packet> {
             bytes
         }),
         any::<i64>().prop_map(|dial| Packet::DialCls { dial: DialId(dial) }),
+        any::<i64>().prop_map(|conn| Packet::Reset { conn: ConnId(conn) }),
         Just(Packet::Drain),
         (any::<i64>(), any::<u64>()).prop_map(|(conn, bytes)| Packet::Window {
             conn: ConnId(conn),
@@ -217,4 +218,62 @@ fn a_message_announced_as_gigabytes_ends_the_stream_instead_of_being_skipped() {
     prefix.extend(skipped.to_be_bytes());
     decoder.push(prefix.into());
     assert_eq!(decoder.next(), Ok(None));
+}
+
+/// A budget counts the bytes that a leg holds: they must not keep what came around them as well, of which the peer decides
+/// how much it is.
+#[test]
+fn a_piece_keeps_little_beside_its_own_bytes() {
+    let data = |conn, length| {
+        let bytes = vec![7; length].into();
+        let conn = ConnId(conn);
+        frame(&Packet::Data { conn, bytes }.into_raw().encode_to_vec())
+    };
+    for held in [1, COPY_BELOW_BYTES, 50_000] {
+        let stream = Bytes::from([data(1, held), data(2, 200_000)].concat());
+        let mut decoder = Decoder::default();
+        decoder.push(stream.clone());
+        let Ok(Some(Received::Packet(Packet::Data { bytes, .. }))) = decoder.next() else {
+            panic!("no data of {held} bytes");
+        };
+        while decoder.next().unwrap().is_some() {}
+        assert_eq!(bytes, vec![7; held]);
+        assert!(stream.is_unique(), "{held} bytes keep all of it");
+    }
+    let whole = Bytes::from(data(1, 200_000));
+    let mut decoder = Decoder::default();
+    decoder.push(whole.clone());
+    let kept = decoder.next();
+    assert!(matches!(kept, Ok(Some(Received::Packet(_)))));
+    assert!(!whole.is_unique(), "most of a frame is not copied");
+}
+
+/// The same for what had to be joined: a long message that is no data, and a head that is cut, over and over again.
+#[test]
+fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
+    let long = Packet::CloseRsp {
+        conn: ConnId(1),
+        error: "x".repeat(1 << 20),
+    };
+    let crumb = Packet::Data {
+        conn: ConnId(2),
+        bytes: Bytes::from_static(b"y"),
+    };
+    let [long, crumb] = [long, crumb].map(|packet| frame(&packet.into_raw().encode_to_vec()));
+    let mut decoder = Decoder::default();
+    let mut crumbs = Vec::new();
+    let stream = [long, crumb].concat();
+    let (first, rest) = stream.split_at(100);
+    let (second, third) = rest.split_at(rest.len() - 2);
+    for piece in [first, second, third] {
+        decoder.push(Bytes::copy_from_slice(piece));
+        while let Some(received) = decoder.next().unwrap() {
+            if let Received::Packet(Packet::Data { bytes, .. }) = received {
+                crumbs.push(bytes);
+            }
+        }
+    }
+    assert_eq!(crumbs, ["y"]);
+    assert!(crumbs.iter().all(Bytes::is_unique));
+    assert_eq!(decoder.joined.capacity(), 0);
 }
