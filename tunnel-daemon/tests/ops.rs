@@ -150,6 +150,32 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     assert!(matches!(output.status.code(), Some(0..=2)), "{output:?}");
 }
 
+/// A pipe whose reader has gone.
+fn unread() -> std::io::PipeWriter {
+    let (_gone, writer) = std::io::pipe().expect("a pipe");
+    writer
+}
+
+#[test]
+fn help_and_errors_that_nobody_reads_end_as_if_they_were_read() {
+    for args in [&["--version"][..], &["--help"], &["server", "--help"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+        let output = command.args(args).stdout(unread()).output();
+        let output = output.expect("the binary runs");
+        assert_eq!(text(&output.stderr), "", "{args:?}");
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+    }
+    for (args, code) in [
+        (&["server", "--nonsense"][..], 2),
+        (&["status", "--admin-socket=/nonexistent/s"], 1),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
+        let status = command.args(args).stderr(unread()).status();
+        let status = status.expect("the binary runs");
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}
+
 /// Runs `adit top` on a terminal of its own and tells it to end, in one of two ways; what the terminal got.
 fn on_terminal(wrap: &str, server: &str, typed: Stdio) -> String {
     let program = env!("CARGO_BIN_EXE_adit");
@@ -487,7 +513,7 @@ fn check_of_the_host_alone_prints_lines_and_a_code_for_scripts() {
     };
     assert_eq!(output.status.code(), Some(worst), "{lines}");
     let refused = adit(&["check", "demo"]);
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2), "1 is a host that will do");
     assert!(text(&refused.stderr).contains("write server or agent"));
     let warned = adit(&["check", "server", "--nonsense"]);
     assert_eq!(warned.status.code(), Some(2));

@@ -19,7 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::privileges::give_up_here;
 use super::probes::HttpService;
-use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening};
+use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening, listen};
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::Listener;
 
@@ -183,8 +183,7 @@ impl AdminThread {
         service: HttpService,
     ) -> Result<AdminListener, AdminError> {
         let bind = || {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
+            let listener = listen(address, |_socket| ())?;
             let local = listener.local_addr()?;
             Ok((listener, local))
         };

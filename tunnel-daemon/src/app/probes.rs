@@ -107,9 +107,9 @@ pub type Detail = Arc<dyn Fn() -> String + Send + Sync>;
 /// How readiness is told: upstream's two programs differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadinessStyle {
-    /// 500 and the bare reason.
+    /// 500 and the bare reason; with query `verbose` the lines behind it.
     Server,
-    /// 503 and a line per check; the lines also on 200 with query `verbose`.
+    /// 503 and a line per check; the lines also on 200 with query `verbose`, and further ones on both.
     Agent,
 }
 
@@ -307,11 +307,11 @@ fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full
             respond(StatusCode::OK, PLAIN, lines)
         }
         (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
-        (Readiness::NotReady(reason), _) => respond(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            PLAIN,
-            reason.into_owned(),
-        ),
+        (Readiness::NotReady(reason), detail) => {
+            let lines = detail.map_or_else(String::new, |detail| format!("\n{detail}"));
+            let text = format!("{reason}{lines}");
+            respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, text)
+        }
     }
 }
 
@@ -322,8 +322,9 @@ fn agent_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<
             respond(StatusCode::OK, PLAIN, lines)
         }
         (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
-        (Readiness::NotReady(reason), _) => {
-            let lines = format!("[+]ping ok\n[-]server-connected failed: {reason}\n");
+        (Readiness::NotReady(reason), detail) => {
+            let detail = detail.unwrap_or_default();
+            let lines = format!("[+]ping ok\n[-]server-connected failed: {reason}\n{detail}");
             respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
         }
     }

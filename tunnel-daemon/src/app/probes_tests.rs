@@ -63,7 +63,7 @@ async fn server_without_agents_is_alive_but_not_ready() {
     );
     assert_eq!(
         get(&service, "/ready?verbose").await,
-        answer(500, "no connection to any proxy agent")
+        answer(500, &format!("no connection to any proxy agent\n{DETAIL}"))
     );
 }
 
@@ -90,6 +90,8 @@ async fn agent_without_servers_lists_its_checks_with_503() {
     let lines = "[+]ping ok\n[-]server-connected failed: no servers connected\n";
     assert_eq!(get(&service, "/readyz").await, answer(503, lines));
     assert_eq!(get(&service, "/ready").await, answer(503, lines));
+    let all = format!("{lines}{DETAIL}");
+    assert_eq!(get(&service, "/readyz?verbose").await, answer(503, &all));
     assert_eq!(get(&service, "/healthz").await, answer(200, "ok"));
 }
 

@@ -18,7 +18,7 @@ use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_view::RedirectView;
 use super::redirect_watch::{look_after, say_active};
-use crate::config::plan::{OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
+use crate::config::plan::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
@@ -49,6 +49,8 @@ const ALWAYS_LEFT: [&str; 6] = [
 /// The redirect of a server, if it has one.
 pub(super) struct Captured {
     redirect: Option<Arc<Redirect>>,
+    /// What becomes of calls to the agent port.
+    at_agents: Action,
     listeners: Vec<SocketAddr>,
     view: Arc<RedirectView>,
 }
@@ -58,6 +60,7 @@ impl Captured {
     fn none(view: &Arc<RedirectView>) -> Self {
         Self {
             redirect: None,
+            at_agents: Action::Leave,
             listeners: Vec::new(),
             view: Arc::clone(view),
         }
@@ -86,15 +89,15 @@ impl Captured {
         &self.view
     }
 
-    /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls one of `join` is part
-    /// of the tunnel.
-    pub(super) fn spare(&self, join: &[SocketAddr], leave: impl IntoIterator<Item = SocketAddr>) {
+    /// Leaves calls to our own listeners alone; they are known only once they listen. Whoever calls `agents` may be part of
+    /// the tunnel.
+    pub(super) fn spare(&self, agents: SocketAddr, others: impl IntoIterator<Item = SocketAddr>) {
         let Some(redirect) = &self.redirect else {
             return;
         };
         let here = local_addresses();
-        let mut rules = own_rules(join.iter().copied(), Action::Join, &here);
-        rules.extend(own_rules(leave, Action::Leave, &here));
+        let mut rules = own_rules([agents], self.at_agents, &here);
+        rules.extend(own_rules(others, Action::Leave, &here));
         if let Err(error) = redirect.set_rules(&rules) {
             tracing::warn!(%error, "calls of captured processes to our own listeners may be redirected");
         }
@@ -199,6 +202,7 @@ impl Listening<'_> {
                 self.services.spawn_always("redirect", looked_after);
                 let captured = Captured {
                     redirect: Some(programs),
+                    at_agents: at_agents(redirect),
                     listeners,
                     view,
                 };
@@ -233,8 +237,8 @@ impl Listening<'_> {
         // nothing is captured that these would have left alone.
         let agents = &self.plan.agents.bind;
         if agents.port != 0 {
-            let agents = own_rules([socket_addr(agents)?], Action::Join, &local_addresses());
-            redirect.set_rules(&agents)?;
+            let at = [socket_addr(agents)?];
+            redirect.set_rules(&own_rules(at, at_agents(plan), &local_addresses()))?;
         }
         let rules = rules(&file.plan)?;
         redirect.replace_rules(&rules)?;
@@ -394,6 +398,14 @@ pub(super) fn listen(
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }
 
+/// What becomes of calls to the agent port.
+fn at_agents(plan: &RedirectPlan) -> Action {
+    match plan.agents {
+        AgentCalls::Exempt => Action::Join,
+        AgentCalls::Captured => Action::Leave,
+    }
+}
+
 /// Has the calls of this very process left alone, such as its dials of targets, servers and destinations. The kernel knows it
 /// by an id that a process in a namespace of its own does not know itself; so it makes a call that a rule takes for the
 /// tunnel's own.
@@ -493,6 +505,7 @@ mod tests {
             excluded: Vec::new(),
             cgroup: "/".into(),
             on_failure: OnFailure::Open,
+            agents: AgentCalls::Exempt,
             file: None,
             netns: None,
         };

@@ -1,11 +1,14 @@
 //! One process from its plan to its exit code: logging, runtime, signals, grace.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
 use super::signals::Signals;
+use super::status::text::show;
 use super::{agent, check, demo, privileges, server, status, top};
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
@@ -33,7 +36,12 @@ pub fn run(parsed: Parsed) -> ExitCode {
             return status::print::run(options).unwrap_or_else(|error| fail(&error));
         }
         Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
-        Command::Check(options) => return check::run(options).unwrap_or_else(|error| fail(&error)),
+        Command::Check(options) => {
+            return check::run(options).unwrap_or_else(|error| {
+                let _degraded = fail(&error);
+                ExitCode::from(check::MISSING)
+            });
+        }
         Command::NetnsHelper(options) => {
             return match namespaces::helper::run(options) {
                 Ok(()) => ExitCode::SUCCESS,
@@ -41,8 +49,10 @@ pub fn run(parsed: Parsed) -> ExitCode {
             };
         }
         Command::Print(text) => {
-            print!("{text}");
-            return ExitCode::SUCCESS;
+            return match show(text) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(&error.into()),
+            };
         }
     };
     match &parsed.command {
@@ -88,23 +98,33 @@ pub fn run(parsed: Parsed) -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("adit: {error:#}");
+    // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
+    let _unread = writeln!(std::io::stderr(), "adit: {error:#}");
     ExitCode::FAILURE
 }
 
+fn severity(level: LogLevel) -> Level {
+    match level {
+        LogLevel::Error => Level::ERROR,
+        LogLevel::Warn => Level::WARN,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Trace => Level::TRACE,
+    }
+}
+
 fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
-    let options = LogOptions {
+    log::init(&log_options(plan), privileges::give_up_here)
+}
+
+/// What a plan and the environment say of the log.
+pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
+    LogOptions {
         format: match plan.format {
             LogFormat::Text => log::LogFormat::Text,
             LogFormat::Json => log::LogFormat::Json,
         },
-        level: match plan.level {
-            LogLevel::Error => LevelFilter::ERROR,
-            LogLevel::Warn => LevelFilter::WARN,
-            LogLevel::Info => LevelFilter::INFO,
-            LogLevel::Debug => LevelFilter::DEBUG,
-            LogLevel::Trace => LevelFilter::TRACE,
-        },
+        level: LevelFilter::from_level(severity(plan.level)),
         destination: match &plan.destination {
             LogDestination::Stderr => log::LogDestination::Stderr,
             LogDestination::File {
@@ -114,14 +134,13 @@ fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
             } => log::LogDestination::File {
                 path: path.clone(),
                 bytes_max: bytes_max.unwrap_or(0),
-                also_stderr: also_stderr.is_some(),
+                also_stderr: also_stderr.map(severity),
             },
         },
         filter: std::env::var(FILTER_VARIABLE)
             .ok()
             .filter(|text| !text.is_empty()),
-    };
-    log::init(&options, privileges::give_up_here)
+    }
 }
 
 async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {

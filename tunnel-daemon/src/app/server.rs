@@ -216,7 +216,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
     let all = others.iter().chain(captured.listeners()).copied();
     own.set(all.chain([agents]).collect());
-    captured.spare(&[agents], others);
+    captured.spare(agents, others);
     Ok(RunningServer {
         agents,
         frontends,

@@ -36,7 +36,7 @@ impl ConfigError {
         }
     }
 
-    /// A native command line that clap refused, already rendered by it; exit code 2.
+    /// A native command line that cannot be read, already rendered, by clap for the most part; exit code 2.
     #[must_use]
     pub fn refused(rendered: String) -> Self {
         let first = rendered.lines().next().unwrap_or_default();

@@ -67,6 +67,8 @@ pub const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 pub const SYNC_INTERVAL_CAP: Duration = Duration::from_secs(10);
 /// Wait between two looks at the state of a link.
 pub const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest time a flag may name, a hundred years: a moment that far ahead can still be told.
+pub const DURATION_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Shortest sync or probe interval: below it the flag is a busy loop, not a configuration.
 pub const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// Packets per receive queue of a server.

@@ -1,6 +1,7 @@
 //! Programs on a cgroup, for as long as we hold the descriptors of the links: a process that dies takes them along.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use aya::Ebpf;
@@ -9,6 +10,9 @@ use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SockOps};
 
 use super::caps::deepest;
 use super::object::KernelError;
+
+/// What the kernel says in the same words as that a right is missing. Such a program was attached without BPF_F_ALLOW_MULTI.
+const ALONE: &str = "or a program there, or on a cgroup above, takes no others beside it: `bpftool cgroup tree` shows those without `multi`";
 
 /// Opens a cgroup to attach to.
 ///
@@ -28,6 +32,8 @@ pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
 }
 
 /// A program of one kind, loaded and attached, as its link. Kinds have these methods by name only, and no trait for them.
+/// The mode is that of no flags, which is all that a link may ask for: by links the kernel always takes many programs
+/// (BPF_F_ALLOW_MULTI). Ours runs behind those that the cgroup has already, and before those of the cgroups above.
 macro_rules! attached {
     ($kind:ty, $ebpf:expr, $name:expr, $cgroup:expr) => {{
         let program: &mut $kind = $ebpf
@@ -129,6 +135,11 @@ fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramErr
                 let last = log.lines().rev().find(|line| !is_statistics(line));
                 format!("{io_error}: {}", last.unwrap_or_default())
             }
+            ProgramError::SyscallError(refused)
+                if action == "attach" && refused.io_error.kind() == ErrorKind::PermissionDenied =>
+            {
+                format!("{} ({ALONE})", refused.io_error)
+            }
             other => deepest(other),
         };
         KernelError::Program {
@@ -148,7 +159,28 @@ fn is_statistics(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use aya::sys::SyscallError;
+
     use super::*;
+
+    #[test]
+    fn a_program_that_takes_no_others_is_named_as_a_reason_for_a_refusal_to_attach() {
+        let of = |action, errno| {
+            let refused = ProgramError::SyscallError(SyscallError {
+                call: "bpf_link_create",
+                io_error: std::io::Error::from_raw_os_error(errno),
+            });
+            failed(action, "adit_connect4")(refused).to_string()
+        };
+        let said = of("attach", libc::EPERM);
+        assert!(
+            said.contains("not permitted") && said.contains("bpftool cgroup tree"),
+            "{said}"
+        );
+        for other in [of("load", libc::EPERM), of("attach", libc::ENOENT)] {
+            assert!(!other.contains("bpftool"), "{other}");
+        }
+    }
 
     #[test]
     fn statistics_are_no_reason() {

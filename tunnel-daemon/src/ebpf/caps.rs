@@ -12,6 +12,7 @@ use aya::programs::ProgramType;
 use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
+use super::mounts;
 use super::release::{Release, WITHOUT_PERFMON};
 
 /// One thing a host has or lacks.
@@ -175,22 +176,9 @@ fn ring_buffer() -> Capability {
 /// # Errors
 /// It is mounted nowhere; the text says what to do.
 pub fn cgroup2_mount() -> Result<PathBuf, String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
-    mount_of(&mounts, "cgroup2").ok_or_else(|| {
+    let first = mounts::of_kind("cgroup2")?.into_iter().next();
+    first.map(|mount| mount.point).ok_or_else(|| {
         "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned()
-    })
-}
-
-/// The first mount point of a kind of file system.
-pub(super) fn mount_of(mounts: &str, kind: &str) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
-        let (head, tail) = line.split_once(" - ")?;
-        if tail.split(' ').next()? != kind {
-            return None;
-        }
-        // Fields: id, parent, device, root, mount point.
-        head.split(' ').nth(4).map(PathBuf::from)
     })
 }
 
@@ -243,21 +231,6 @@ pub(super) fn deepest(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_hybrid_mount_is_found_beside_the_old_hierarchies() {
-        let mounts = "31 24 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
-             32 31 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw\n\
-             33 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
-        assert_eq!(
-            mount_of(mounts, "cgroup2"),
-            Some(PathBuf::from("/sys/fs/cgroup/unified"))
-        );
-        assert_eq!(
-            mount_of("33 31 0:28 / /x rw - cgroup cgroup rw,cpu\n", "cgroup2"),
-            None
-        );
-    }
 
     #[test]
     fn each_missing_capability_is_named() {

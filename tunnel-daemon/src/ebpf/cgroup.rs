@@ -4,8 +4,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::mounts::{self, Mount};
+
 /// Inode of the cgroup that all others are below, in every kernel.
 const ROOT: u64 = 1;
+/// The file system's kind.
+const CGROUP2: &str = "cgroup2";
 
 /// What a cgroup is for which [`is_part_of_host`] holds.
 pub const PART_OF_HOST: &str =
@@ -20,7 +24,7 @@ pub const WHOLE_HOST: &str = "run it in the host's cgroup namespace, or mount th
 pub fn is_part_of_host(path: &Path) -> bool {
     // Of the path as given: what leads into another process's tree (/proc/PID/root) has no other name.
     let inode = fs::metadata(path).map(|folder| folder.ino());
-    let mounts = fs::read_to_string("/proc/self/mountinfo");
+    let mounts = mounts::of_kind(CGROUP2);
     match (inode, path.canonicalize(), mounts) {
         (Ok(inode), Ok(at), Ok(mounts)) => is_part(&mounts, &at, inode),
         _ => false,
@@ -29,9 +33,8 @@ pub fn is_part_of_host(path: &Path) -> bool {
 
 /// By the inode. The root that mountinfo names is seen from our own namespace: its part is `/` there, and the host's whole tree,
 /// where that is mounted, too, is `/..`.
-fn is_part(mounts: &str, at: &Path, inode: u64) -> bool {
-    let mut mounted = mounts.lines().filter_map(cgroup2_mount);
-    inode != ROOT && mounted.any(|(_, mount)| Path::new(mount) == at)
+fn is_part(mounts: &[Mount], at: &Path, inode: u64) -> bool {
+    inode != ROOT && mounts.iter().any(|mount| mount.point == at)
 }
 
 /// The folder of our own cgroup. On hosts with both versions of cgroups that is the one of version 2.
@@ -39,11 +42,13 @@ fn is_part(mounts: &str, at: &Path, inode: u64) -> bool {
 /// # Errors
 /// There is none, or it is not below what is mounted here; the text says what to do.
 pub fn own() -> Result<PathBuf, String> {
-    let read = |path: &str| fs::read_to_string(path).map_err(|error| format!("{path}: {error}"));
-    own_of(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?)
+    let path = "/proc/self/cgroup";
+    let cgroups = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    own_of(&mounts::of_kind(CGROUP2)?, &cgroups)
 }
 
-fn own_of(mounts: &str, cgroups: &str) -> Result<PathBuf, String> {
+/// Paths in `cgroups` are written as they are, without escapes.
+fn own_of(mounts: &[Mount], cgroups: &str) -> Result<PathBuf, String> {
     // Version 2 has hierarchy number 0 and names no controllers.
     let path = cgroups
         .lines()
@@ -52,30 +57,20 @@ fn own_of(mounts: &str, cgroups: &str) -> Result<PathBuf, String> {
             "/proc/self/cgroup names no cgroup of version 2: mount cgroup2".to_owned()
         })?;
     let mut elsewhere = None;
-    for (root, mount) in mounts.lines().filter_map(cgroup2_mount) {
+    for Mount { root, point } in mounts {
         match Path::new(path).strip_prefix(root) {
-            Ok(below) => return Ok(Path::new(mount).join(below)),
-            Err(_outside) => elsewhere = Some(mount),
+            Ok(below) => return Ok(point.join(below)),
+            Err(_outside) => elsewhere = Some(point),
         }
     }
     Err(match elsewhere {
-        Some(mount) => format!(
-            "our cgroup {path} is not below what is mounted at {mount}: mount the cgroup2 file system of our own \
-             cgroup namespace there"
+        Some(point) => format!(
+            "our cgroup {path} is not below what is mounted at {}: mount the cgroup2 file system of our own cgroup \
+             namespace there",
+            point.display()
         ),
         None => "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned(),
     })
-}
-
-/// Root and mount point of a line of mountinfo that is a cgroup2 mount.
-fn cgroup2_mount(line: &str) -> Option<(&str, &str)> {
-    let (head, tail) = line.split_once(" - ")?;
-    if tail.split(' ').next()? != "cgroup2" {
-        return None;
-    }
-    // Fields: id, parent, device, root, mount point.
-    let mut fields = head.split(' ').skip(3);
-    Some((fields.next()?, fields.next()?))
 }
 
 #[cfg(test)]
@@ -84,6 +79,10 @@ mod tests {
 
     const HYBRID: &str = "33 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
          32 31 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw\n";
+
+    fn own_of(mounts: &str, cgroups: &str) -> Result<PathBuf, String> {
+        super::own_of(&mounts::among(mounts.as_bytes(), CGROUP2), cgroups)
+    }
 
     #[test]
     fn our_folder_is_below_the_mount_of_version_2() {
@@ -104,6 +103,13 @@ mod tests {
             own_of(HYBRID, "0::/\n"),
             Ok(PathBuf::from("/sys/fs/cgroup/unified/"))
         );
+        // The kernel escapes the one file and not the other.
+        let escaped =
+            "32 31 0:27 /my\\040pods/a\\134x2d1 /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            own_of(escaped, "0::/my pods/a\\x2d1/b c\n"),
+            Ok(PathBuf::from("/my cgroups/b c"))
+        );
     }
 
     #[test]
@@ -112,6 +118,7 @@ mod tests {
         let container = "58 48 0:38 /.. /host/cgroup rw - cgroup2 cgroup2 rw\n\
              65 44 0:38 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         let bound = "32 31 0:27 /pods/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let escaped = "32 31 0:27 /pods/a /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
         for (mounts, at, inode, is_so) in [
             (HYBRID, "/sys/fs/cgroup/unified", 1, false),
             // The part is called `/`, the host's tree is not: only the inode tells them apart.
@@ -123,8 +130,10 @@ mod tests {
             (container, "/host/cgroup/a.slice", 11_539, false),
             // Of version 1, which is refused elsewhere.
             (HYBRID, "/sys/fs/cgroup/cpu", 11_539, false),
+            (escaped, "/my cgroups", 11_539, true),
         ] {
-            let found = is_part(mounts, Path::new(at), inode);
+            let mounted = mounts::among(mounts.as_bytes(), CGROUP2);
+            let found = is_part(&mounted, Path::new(at), inode);
             assert_eq!(found, is_so, "{at} with inode {inode} in\n{mounts}");
         }
         let dir = tempfile::tempdir().unwrap();

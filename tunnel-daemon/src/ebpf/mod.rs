@@ -8,6 +8,7 @@ pub mod caps;
 pub mod cgroup;
 mod generations;
 pub mod maps;
+pub mod mounts;
 pub mod netns;
 pub mod object;
 pub mod pins;

@@ -5,14 +5,21 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use aya::programs::links::{FdLink, PinnedLink};
+
+use super::mounts;
+
+/// What names of folders begin with; the inode of their cgroup follows.
+const PREFIX: &str = "adit-redirect-";
+
 /// Where bpffs is mounted.
 ///
 /// # Errors
 /// It is mounted nowhere; the text says what to do.
 pub fn bpffs_mount() -> Result<PathBuf, String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|error| format!("/proc/self/mountinfo: {error}"))?;
-    super::caps::mount_of(&mounts, "bpf")
+    let first = mounts::of_kind("bpf")?.into_iter().next();
+    first
+        .map(|mount| mount.point)
         .ok_or_else(|| "bpffs is mounted nowhere: `mount -t bpf bpf /sys/fs/bpf`".to_owned())
 }
 
@@ -24,7 +31,7 @@ pub fn folder(cgroup: &Path) -> Result<PathBuf, String> {
     let inode = fs::metadata(cgroup)
         .map_err(|error| format!("{}: {error}", cgroup.display()))?
         .ino();
-    Ok(bpffs_mount()?.join(format!("adit-redirect-{inode}")))
+    Ok(bpffs_mount()?.join(format!("{PREFIX}{inode}")))
 }
 
 /// Makes the folder, empty: what was pinned there is let go, and detached with that.
@@ -63,9 +70,93 @@ pub fn cleared(folder: &Path) -> io::Result<()> {
     removed(folder)
 }
 
+/// Lets go of all that is pinned for cgroups that were removed, whose folders nobody would ask for again: it would hold programs
+/// and maps until the host restarts. What cannot be looked at stays.
+pub fn sweep() {
+    let Ok(mount) = bpffs_mount() else { return };
+    for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+        let is_ours = entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes());
+        let folder = entry.path();
+        if is_ours
+            && is_over(&folder)
+            && let Err(error) = removed(&folder)
+        {
+            let folder = folder.display();
+            tracing::debug!(%folder, %error, "what is pinned for a cgroup that is gone stays");
+        }
+    }
+}
+
+/// Whether something is pinned in a folder, and nothing of it is attached any more: its cgroup was removed.
+#[must_use]
+pub fn is_over(folder: &Path) -> bool {
+    let mut pinned = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|pin| is_detached(&pin.path()))
+        .peekable();
+    pinned.peek().is_some() && pinned.all(|is_detached| is_detached)
+}
+
+fn is_detached(pin: &Path) -> bool {
+    let link = PinnedLink::from_pin(pin).map(FdLink::from);
+    // Open until its text was read.
+    let Ok(link) = link else { return false };
+    let Ok(info) = link.info() else { return false };
+    fs::read_dir("/proc/self/fdinfo")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_to_string(entry.path()).ok())
+        .any(|text| is_of_no_cgroup(&text, info.id()))
+}
+
+/// Whether a descriptor, by its text in `/proc`, is that of this link, and the link is on no cgroup.
+fn is_of_no_cgroup(text: &str, link: u32) -> bool {
+    let number = |name: &str| {
+        let text = text.lines().find_map(|line| line.strip_prefix(name));
+        text.and_then(|number| number.trim().parse::<u64>().ok())
+    };
+    number("link_id:") == Some(link.into()) && number("cgroup_id:") == Some(0)
+}
+
 fn removed(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_whose_cgroup_is_gone_is_told_from_others() {
+        let text = |link: u32, cgroup: u64| {
+            format!(
+                "pos:\t0\nflags:\t02000000\nlink_type:\tcgroup\nlink_id:\t{link}\ncgroup_id:\t{cgroup}\nattach_type:\t10\n"
+            )
+        };
+        assert!(is_of_no_cgroup(&text(7, 0), 7));
+        assert!(!is_of_no_cgroup(&text(7, 4711), 7));
+        assert!(!is_of_no_cgroup(&text(8, 0), 7));
+        // Another kind of link, or no link.
+        assert!(!is_of_no_cgroup("link_id:\t7\n", 7));
+        assert!(!is_of_no_cgroup("pos:\t0\n", 0));
+    }
+
+    #[test]
+    fn a_folder_without_pins_is_not_over() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_over(dir.path()));
+        assert!(!is_over(&dir.path().join("none")));
+        // No link.
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert!(!is_over(dir.path()));
     }
 }

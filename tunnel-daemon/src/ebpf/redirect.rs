@@ -179,7 +179,9 @@ impl Redirect {
             .unwrap_or_else(PoisonError::into_inner)
             .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
         // Only now: whatever fails above, what an earlier process had left denies on.
-        pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))
+        pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))?;
+        pins::sweep();
+        Ok(())
     }
 
     fn maps(&self) -> std::sync::MutexGuard<'_, RedirectMaps> {
@@ -395,11 +397,12 @@ fn identity(metadata: io::Result<Metadata>) -> io::Result<(u64, u64)> {
     metadata.map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Lets go of what an earlier process pinned for a cgroup, if anything.
+/// Lets go of what an earlier process pinned for a cgroup, if anything, and for cgroups that are gone.
 ///
 /// # Errors
 /// The file system refused.
 pub fn unpin(cgroup: &Path) -> io::Result<()> {
+    pins::sweep();
     match pins::folder(cgroup) {
         Ok(folder) => pins::cleared(&folder),
         // No such file system, no pins.

@@ -20,7 +20,7 @@ use crate::telemetry::labels::{
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics,
-    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide,
+    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide, cut,
 };
 
 /// Shared by all frontends of a server.
@@ -151,7 +151,7 @@ impl ClientTunnel {
 
     /// A dial starts.
     pub fn dialing(&mut self, address: &str) {
-        address.clone_into(&mut self.destination);
+        cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
         self.pending = Some(self.context.metrics.pending_dial());
         self.over = false;

@@ -17,7 +17,7 @@ use tokio::io::AsyncWriteExt as _;
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
 use crate::config::plan::ConnectPlan;
-use crate::hub::{Carrier, Closing, Hub, Leg, OpenTunnel};
+use crate::hub::{Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
@@ -221,6 +221,11 @@ async fn answer<S: Connection>(
 
 /// From the answer to the end, by relay threads. A cancelled call resets both sockets.
 async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
+    // From here on only the relay ends it in order, and takes this back then: cut off before that, or with this process, it
+    // must not look like a target that said nothing.
+    if let Some(socket) = client.io.tcp() {
+        reset_on_close(socket);
+    }
     let target_speaks = async {
         if pipe.received.is_empty() {
             // A failure is found again by the relay.

@@ -17,6 +17,8 @@ use crate::net::outbox::Outbox;
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
 /// Pieces of them: crumbs cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
+/// Pieces below this are copied where they have to wait: no more is kept for them than is counted.
+const CRUMB_BYTES: usize = 2048;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in docs/performance.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
@@ -218,7 +220,12 @@ impl Pump {
         while self.tunnel_end.is_none() && !self.is_full() {
             match leg.poll_recv(cx) {
                 Poll::Ready(Incoming::Data(bytes)) => {
-                    self.pending.push(bytes);
+                    let waits = !self.pending.is_empty();
+                    self.pending.push(if waits && bytes.len() < CRUMB_BYTES {
+                        Bytes::copy_from_slice(&bytes)
+                    } else {
+                        bytes
+                    });
                     more_from_leg = true;
                 }
                 Poll::Ready(Incoming::PeerFin) => self.peer_fin = true,
@@ -298,5 +305,28 @@ impl Pump {
         // Writing finds an error, too.
         self.drop_done = matches!(dropped, Poll::Ready(Ok(0) | Err(_)));
         dropped.is_ready() && !self.drop_done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::hub::Mailbox;
+
+    /// The peer decides what is around them, and a budget counts only their own bytes.
+    #[tokio::test]
+    async fn crumbs_that_wait_keep_nothing_of_what_they_came_in() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let block = Bytes::from(vec![7; 256 * 1024]);
+        conduit.deliver(Bytes::from(vec![7; 100]));
+        for _crumb in 0..64 {
+            conduit.deliver(block.slice(..100));
+        }
+        let (mut near, _far) = tokio::io::duplex(10);
+        let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
+        assert!(futures_util::poll!(&mut pumping).is_pending());
+        assert!(block.is_unique());
     }
 }

@@ -14,6 +14,7 @@ use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, RecvStream, client};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
 
 use super::gather::{Flusher, Gather, gather};
 use super::tasks::Admitted;
@@ -29,6 +30,8 @@ pub const SMALL_FRAME_BYTES: u32 = 16 * 1024;
 /// Header lists we accept: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a list of
 /// this size needs in frames of the largest size we accept and a quarter more, or else to 6.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
+/// A client says that it speaks HTTP/2 within this time: it is the first thing it does.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// An unanswered keepalive ping ends the connection after this.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -206,6 +209,9 @@ pub enum ConnectionError {
     /// No answer to a keepalive ping.
     #[error("no answer to a keepalive ping")]
     Silent,
+    /// Nothing, or not enough, came of a new client.
+    #[error("no HTTP/2 preface within {} s", GREETING_TIMEOUT.as_secs())]
+    NoGreeting,
 }
 
 /// What a client asks for, and where the answer goes.
@@ -221,13 +227,21 @@ pub struct ServerConnection<S> {
 /// for both, and for each hand a connection passes through.
 ///
 /// # Errors
-/// What came is not HTTP/2.
-pub async fn accept<S>(builder: &Builder, io: S) -> Result<Box<ServerConnection<S>>, h2::Error>
+/// What came is not HTTP/2, or nothing came for 10 s.
+pub async fn accept<S>(
+    builder: &Builder,
+    io: S,
+) -> Result<Box<ServerConnection<S>>, ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (io, flusher) = gather(io);
-    let http2 = Box::pin(builder.handshake::<_, MessageBuf>(io)).await?;
+    let http2 = Box::pin(timeout(
+        GREETING_TIMEOUT,
+        builder.handshake::<_, MessageBuf>(io),
+    ))
+    .await
+    .map_err(|_elapsed| ConnectionError::NoGreeting)??;
     Ok(Box::new(ServerConnection { http2, flusher }))
 }
 
@@ -347,7 +361,7 @@ async fn keepalive(ping: Option<PingPong>, every: Duration) {
     };
     loop {
         tokio::time::sleep(every).await;
-        match tokio::time::timeout(PING_TIMEOUT, ping.ping(Ping::opaque())).await {
+        match timeout(PING_TIMEOUT, ping.ping(Ping::opaque())).await {
             Ok(Ok(_pong)) => (),
             Ok(Err(_)) | Err(_) => return,
         }
@@ -381,6 +395,28 @@ pub fn is_call(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use tokio::io::AsyncWriteExt as _;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
+        let windows = Windows {
+            frame_bytes: SMALL_FRAME_BYTES,
+            stream_bytes: 65_535,
+            send_buffer_bytes: 65_535,
+        };
+        let builder = server_builder(windows);
+        for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+            let (near, mut far) = tokio::io::duplex(1024);
+            far.write_all(said).await.expect("it is open");
+            let greeted = timeout(2 * GREETING_TIMEOUT, accept(&builder, near));
+            let error = greeted.await.expect("an end").err();
+            assert!(
+                matches!(error, Some(ConnectionError::NoGreeting)),
+                "{error:?}"
+            );
+        }
+    }
 
     #[test]
     fn messages_are_percent_encoded_and_read_back() {

@@ -176,9 +176,21 @@ impl Listener {
     }
 }
 
-/// SO_REUSEADDR lets a restarted server bind while connections of its predecessor are in TIME_WAIT.
 fn bind_tcp(address: SocketAddr, before: impl Fn(BorrowedFd<'_>)) -> io::Result<TcpListener> {
+    TcpListener::from_std(listen(address, before)?)
+}
+
+/// Listens on one address, and on both families where that is all of IPv6, whatever `net.ipv6.bindv6only` says. Calls to the
+/// socket do not block.
+///
+/// # Errors
+/// As `listen(2)` and what comes before it.
+pub fn listen(
+    address: SocketAddr,
+    before: impl Fn(BorrowedFd<'_>),
+) -> io::Result<std::net::TcpListener> {
     let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A restarted server binds while connections of its predecessor are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         // Go: only the wildcard address serves both families.
@@ -188,7 +200,7 @@ fn bind_tcp(address: SocketAddr, before: impl Fn(BorrowedFd<'_>)) -> io::Result<
     before(socket.as_fd());
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
-    TcpListener::from_std(socket.into())
+    Ok(socket.into())
 }
 
 /// An IPv4 peer of a dual-stack socket, as the IPv4 address it is.

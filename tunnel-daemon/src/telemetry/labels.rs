@@ -466,6 +466,7 @@ mod tests {
             DialFailure::LinkLost,
             DialFailure::LinkBusy,
             DialFailure::TooManyPending { per_agent: true },
+            DialFailure::TooLong,
             DialFailure::Closed,
             DialFailure::ShuttingDown,
             DialFailure::NoDescriptors,

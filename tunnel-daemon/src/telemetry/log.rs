@@ -2,13 +2,17 @@
 //!
 //! Options are values from above; the environment is read by `app`, which passes [`FILTER_VARIABLE`] down.
 
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rustix::fs::{Access, access};
+use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::sink::{LINES_MAX, Queue, Sink};
@@ -55,15 +59,15 @@ pub enum LogDestination {
         path: PathBuf,
         /// Size limit; 0 is none. klog counts in megabytes: [`LogDestination::klog_file`].
         bytes_max: u64,
-        /// Also write to standard error.
-        also_stderr: bool,
+        /// Lines as severe as this, or more, also go to standard error; `None` is none of them.
+        also_stderr: Option<Level>,
     },
 }
 
 impl LogDestination {
-    /// klog's `--log-file`, with `--log-file-max-size` in megabytes and `--alsologtostderr`.
+    /// klog's `--log-file`, with `--log-file-max-size` in megabytes and what `--alsologtostderr` and `--stderrthreshold` mean.
     #[must_use]
-    pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: bool) -> Self {
+    pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: Option<Level>) -> Self {
         Self::File {
             path,
             bytes_max: megabytes_max.saturating_mul(1024 * 1024),
@@ -148,11 +152,11 @@ pub enum LogError {
 /// and drop it before `std::process::exit`, which drops nothing.
 #[must_use = "lines may be lost at the end of the process without it"]
 #[derive(Debug)]
-pub struct LogGuard(Queue);
+pub struct LogGuard(Vec<Queue>);
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.0.flush();
+        self.0.iter().for_each(Queue::flush);
     }
 }
 
@@ -162,13 +166,48 @@ impl Drop for LogGuard {
 /// [`LogError`] names the input at fault; nothing is set up then.
 pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
-    let sink = Sink::open(&options.destination)?;
-    let queue = Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread)?;
-    let subscriber = subscriber(options, queue.clone(), ansi)?;
+    let start =
+        |sink| Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread);
+    let queue = start(Sink::open(&options.destination)?)?;
+    let (subscriber, queues) = match options.destination {
+        LogDestination::File {
+            also_stderr: Some(least),
+            ..
+        } => {
+            // A queue of its own: a reader of standard error who stopped reading does not keep lines from the file.
+            let beside = start(Sink::stderr())?;
+            let both = queue.clone().and(beside.clone().with_max_level(least));
+            (subscriber(options, both, ansi)?, vec![queue, beside])
+        }
+        _ => (subscriber(options, queue.clone(), ansi)?, vec![queue]),
+    };
     subscriber
         .try_init()
         .map_err(|_already_set| LogError::AlreadySet)?;
-    Ok(LogGuard(queue))
+    Ok(LogGuard(queues))
+}
+
+/// Whether [`init`] would take these options. Sets up nothing, and makes no file.
+///
+/// # Errors
+/// What it would say.
+pub fn check(options: &LogOptions) -> Result<(), LogError> {
+    filter(options)?;
+    let LogDestination::File { path, .. } = &options.destination else {
+        return Ok(());
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let opened = match OpenOptions::new().append(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from)
+        }
+        opened => opened.map(drop),
+    };
+    let path = path.clone();
+    opened.map_err(|cause| LogError::File { path, cause })
 }
 
 /// The subscriber `options` describe, writing to `writer`: what tests set for one thread.
@@ -321,6 +360,33 @@ pub(super) mod tests {
             error.starts_with("ADIT_LOG: \"adit=loud\" ") && error.contains("info,adit::hub=debug"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_would_keep_the_log_from_starting_is_told_without_starting_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adit.log");
+        let to = |path: &Path| LogOptions {
+            destination: LogDestination::klog_file(path.to_owned(), 1, None),
+            ..LogOptions::default()
+        };
+        check(&LogOptions::default()).unwrap();
+        check(&to(&path)).unwrap();
+        assert!(!path.exists(), "no file is made");
+        std::fs::write(&path, "").unwrap();
+        check(&to(&path)).unwrap();
+        for path in [folder.path().join("missing/adit.log"), folder.path().into()] {
+            let error = check(&to(&path)).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("log file {}", path.display())),
+                "{error}"
+            );
+        }
+        let loud = LogOptions {
+            filter: Some("adit=loud".to_owned()),
+            ..LogOptions::default()
+        };
+        assert!(matches!(check(&loud), Err(LogError::BadFilter { .. })));
     }
 
     #[test]

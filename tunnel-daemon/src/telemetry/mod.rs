@@ -23,7 +23,7 @@ mod sink;
 mod tests;
 pub mod tunnels;
 
-pub use access::{AccessLog, TunnelRecord};
+pub use access::{AccessLog, TunnelRecord, cut};
 pub use exposition::Scrape;
 pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};
 pub use log::{LogError, LogGuard, LogOptions};

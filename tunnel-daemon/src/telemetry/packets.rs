@@ -14,7 +14,7 @@ use super::labels::{Label, Segment, go_code};
 /// How many distinct unknown packet types get a series of their own, over all segments.
 pub const UNKNOWN_TYPES_MAX: usize = 16;
 
-/// Types with a name: upstream's seven and our two.
+/// Types with a name: upstream's seven and our three.
 const NAMED: &[PacketType] = &[
     PacketType::DialReq,
     PacketType::DialRsp,
@@ -25,6 +25,7 @@ const NAMED: &[PacketType] = &[
     PacketType::Drain,
     PacketType::Window,
     PacketType::Fin,
+    PacketType::Reset,
 ];
 /// Index of the series shared by unknown types beyond the bound.
 const OTHER: usize = NAMED.len() + UNKNOWN_TYPES_MAX;
@@ -65,6 +66,7 @@ const fn position_of(known: PacketType) -> usize {
         PacketType::Drain => 6,
         PacketType::Window => 7,
         PacketType::Fin => 8,
+        PacketType::Reset => 9,
     }
 }
 

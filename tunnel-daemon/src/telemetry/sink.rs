@@ -131,30 +131,26 @@ fn loss_notice(lines: u64, format: LogFormat) -> String {
 /// Where lines end up. A line that cannot be written is lost: there is nobody to tell.
 #[derive(Debug)]
 pub(super) struct Sink {
+    /// `None`: standard error.
     file: Option<CappedFile>,
-    stderr: bool,
 }
 
 impl Sink {
+    pub(super) fn stderr() -> Self {
+        Self { file: None }
+    }
+
     pub(super) fn open(destination: &LogDestination) -> Result<Self, LogError> {
         match destination {
-            LogDestination::Stderr => Ok(Self {
-                file: None,
-                stderr: true,
-            }),
+            LogDestination::Stderr => Ok(Self::stderr()),
             LogDestination::File {
-                path,
-                bytes_max,
-                also_stderr,
+                path, bytes_max, ..
             } => {
                 let file = CappedFile::open(path, *bytes_max).map_err(|cause| LogError::File {
                     path: path.clone(),
                     cause,
                 })?;
-                Ok(Self {
-                    file: Some(file),
-                    stderr: *also_stderr,
-                })
+                Ok(Self { file: Some(file) })
             }
         }
     }
@@ -162,12 +158,10 @@ impl Sink {
 
 impl Write for Sink {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.stderr {
-            let _lost = io::stderr().lock().write_all(line);
-        }
-        if let Some(file) = &mut self.file {
-            let _lost = file.write_line(line);
-        }
+        let _lost = match &mut self.file {
+            Some(file) => file.write_line(line),
+            None => io::stderr().lock().write_all(line),
+        };
         Ok(line.len())
     }
 
@@ -295,7 +289,7 @@ mod tests {
         let destination = LogDestination::File {
             path: path.clone(),
             bytes_max: 20,
-            also_stderr: false,
+            also_stderr: None,
         };
         let mut sink = Sink::open(&destination).unwrap();
         sink.write_all(b"first 890\n").unwrap();
@@ -311,7 +305,7 @@ mod tests {
     fn megabytes_of_zero_mean_no_limit() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("adit.log");
-        let mut sink = Sink::open(&LogDestination::klog_file(path.clone(), 0, false)).unwrap();
+        let mut sink = Sink::open(&LogDestination::klog_file(path.clone(), 0, None)).unwrap();
         (0..100).for_each(|_| sink.write_all(b"line\n").unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 500);
     }
@@ -321,7 +315,7 @@ mod tests {
         let error = Sink::open(&LogDestination::klog_file(
             "/nonexistent/adit.log".into(),
             1,
-            false,
+            None,
         ))
         .unwrap_err();
         assert!(

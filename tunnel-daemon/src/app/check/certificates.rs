@@ -25,6 +25,8 @@ enum Purpose {
     Client,
     /// Signs others.
     Ca,
+    /// Of a bundle that says whom this program trusts, which does not go by its dates.
+    Anchor,
 }
 
 /// Lines about everything a server reads.
@@ -55,7 +57,7 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
         ));
         lines.extend(validity(name, &files.cert, Purpose::Server, now));
         if let Some(ca) = &files.client_ca {
-            lines.extend(validity(name, ca, Purpose::Ca, now));
+            lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
     }
     lines
@@ -78,7 +80,7 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
         loaded.map(|_loaded| ()),
         "CA, certificate and key fit",
     )];
-    lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Ca, now));
+    lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
     match &own {
         Some(cert) => lines.extend(validity(NAME, cert, Purpose::Client, now)),
         None => lines.push(degraded(
@@ -133,7 +135,11 @@ fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<C
         .enumerate()
         .map(|(number, certificate)| {
             // Behind the first come those that signed it.
-            let purpose = if number == 0 { purpose } else { Purpose::Ca };
+            let purpose = match purpose {
+                Purpose::Anchor => Purpose::Anchor,
+                first if number == 0 => first,
+                _ => Purpose::Ca,
+            };
             judge(name, path, certificate, purpose, now)
         });
     lines.collect()
@@ -147,11 +153,14 @@ fn judge(
     now: SystemTime,
 ) -> Capability {
     let what = format!("{}: {:?}", path.display(), certificate.subject);
+    let out_of_date = |text: String, remedy: &str| match purpose {
+        Purpose::Anchor => degraded(name, text, remedy),
+        Purpose::Server | Purpose::Client | Purpose::Ca => missing(name, text, remedy),
+    };
     if let Ok(early) = certificate.not_before.duration_since(now)
         && !early.is_zero()
     {
-        return missing(
-            name,
+        return out_of_date(
             format!("{what} is not valid yet, for {} more", days(early)),
             "set the clock of this host, or wait",
         );
@@ -160,8 +169,7 @@ fn judge(
         let since = now
             .duration_since(certificate.not_after)
             .unwrap_or_default();
-        return missing(
-            name,
+        return out_of_date(
             format!("{what} has expired, {} ago", days(since)),
             "renew it; it is read again while the process runs",
         );
@@ -175,7 +183,7 @@ fn judge(
     }
     let names = match purpose {
         Purpose::Server => format!(", for {}", listed(&certificate.names)),
-        Purpose::Client | Purpose::Ca => String::new(),
+        Purpose::Client | Purpose::Ca | Purpose::Anchor => String::new(),
     };
     if left < SOON {
         return degraded(
@@ -240,6 +248,14 @@ mod tests {
             assert_eq!(verdict, expected, "{text}");
             assert!(text.contains(part), "{text}");
         }
+    }
+
+    /// As in a bundle of an old and a new CA: the old one stays until nobody has a certificate of it.
+    #[test]
+    fn an_expired_ca_of_a_bundle_keeps_nothing_from_working() {
+        let (expired, text) = verdict(-1, Purpose::Anchor, &[]);
+        assert_eq!(expired, Verdict::Degraded, "{text}");
+        assert_eq!(verdict(-1, Purpose::Ca, &[]).0, Verdict::Missing);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use adit_relay::Preference;
+use adit_relay::{Choice, Preference, ProbeError};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
@@ -52,9 +52,9 @@ impl Facts {
         Self {
             release: text("/proc/sys/kernel/osrelease"),
             btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
-            cgroup2: fs::read_to_string("/proc/self/mountinfo")
+            cgroup2: caps::cgroup2_mount()
                 .ok()
-                .and_then(|mounts| cgroup2_of(&mounts)),
+                .map(|mount| mount.display().to_string()),
             capabilities: caps::effective(&status),
             seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
             ring: adit_relay::probe(Preference::IoUring)
@@ -88,15 +88,6 @@ fn number(path: &str) -> Option<u64> {
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim())
-}
-
-/// The mount point, of the first line of `mountinfo` whose type is cgroup2: on hybrid hosts it is below `unified`.
-fn cgroup2_of(mounts: &str) -> Option<String> {
-    mounts.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let is_cgroup2 = after.split(' ').next() == Some("cgroup2");
-        is_cgroup2.then(|| before.split(' ').nth(4).map(ToOwned::to_owned))?
-    })
 }
 
 /// All lines, in a fixed order.
@@ -208,6 +199,23 @@ fn ring(facts: &Facts) -> Capability {
             NAME,
             format!("{reason}: the relay uses epoll, which is as fast"),
             remedy.clone(),
+        ),
+    }
+}
+
+/// An engine that is asked for by name keeps a server or an agent from starting where it is impossible; `None`: none is.
+pub(super) fn relay_engine(wanted: Preference) -> Option<Capability> {
+    (wanted != Preference::Auto).then(|| relay_engine_of(adit_relay::probe(wanted)))
+}
+
+fn relay_engine_of(found: Result<Choice, ProbeError>) -> Capability {
+    const NAME: &str = "relay-engine";
+    match found {
+        Ok(choice) => ok(NAME, format!("{} can be had", choice.engine.name())),
+        Err(error) => missing(
+            NAME,
+            format!("it would not start with --relay-engine: {}", error.reason),
+            format!("{}, or give --relay-engine=auto", error.remedy),
         ),
     }
 }
@@ -378,6 +386,19 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_that_is_asked_for_by_name_has_to_be_there() {
+        assert_eq!(relay_engine(Preference::Auto), None);
+        let epoll = relay_engine(Preference::Epoll).unwrap();
+        assert_eq!(epoll.verdict, Verdict::Ok, "{epoll:?}");
+        let forbidden = relay_engine_of(Err(ProbeError {
+            reason: "forbidden here".to_owned(),
+            remedy: "allow it",
+        }));
+        assert_eq!(forbidden.verdict, Verdict::Missing, "{forbidden:?}");
+        assert!(forbidden.text.contains("forbidden here"), "{forbidden:?}");
+    }
+
+    #[test]
     fn what_need_not_be_there_is_fine_when_it_is_not() {
         let mut facts = best();
         (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
@@ -386,19 +407,6 @@ mod tests {
         for name in ["seccomp", "splice", "capabilities", "descriptors"] {
             assert_eq!(verdict(&facts, name), Verdict::Ok, "{name}");
         }
-    }
-
-    #[test]
-    fn cgroup2_is_found_on_plain_and_hybrid_hosts() {
-        let plain = "25 1 0:2 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
-        assert_eq!(cgroup2_of(plain).as_deref(), Some("/sys/fs/cgroup"));
-        let hybrid = "24 1 0:1 / /sys/fs/cgroup/memory rw shared:3 - cgroup cgroup rw,memory\n\
-                      25 1 0:2 / /sys/fs/cgroup/unified rw shared:4 - cgroup2 cgroup2 rw\n";
-        assert_eq!(
-            cgroup2_of(hybrid).as_deref(),
-            Some("/sys/fs/cgroup/unified")
-        );
-        assert_eq!(cgroup2_of("24 1 0:1 / / rw - ext4 /dev/sda rw\n"), None);
     }
 
     #[test]

@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
     use crate::app::status::model::Verdict;
-    use crate::config::plan::RedirectTarget;
+    use crate::config::plan::{AgentCalls, RedirectTarget};
 
     fn host() -> HostCaps {
         let ready = || caps::Capability::Ready("yes".to_owned());
@@ -297,6 +297,7 @@ mod tests {
             excluded: Vec::new(),
             cgroup: "/nonexistent/cgroup".into(),
             on_failure: OnFailure::Open,
+            agents: AgentCalls::Exempt,
             file: None,
             netns: None,
         }

@@ -13,10 +13,16 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use self::report::Report;
+use super::run::log_options;
 use super::status::model::{Capability, Verdict};
 use super::status::text::show;
+use crate::config::plan::LogPlan;
 use crate::config::{CheckGiven, CheckOptions};
 use crate::ebpf::caps::{self, HostCaps};
+use crate::telemetry::log;
+
+/// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
+pub(super) const MISSING: u8 = 2;
 
 /// A clock that says less was never set: no release of this program is as old, 2025-01-01.
 const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
@@ -44,12 +50,16 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
         )),
         CheckGiven::Server(plan, warnings) => {
             lines.extend(configuration(warnings));
+            lines.extend(logging(&plan.log));
+            lines.extend(host::relay_engine(plan.agents.data_path.relay_engine));
             lines.extend(certificates::of_server(plan, now));
             lines.extend(places::of_server(plan));
             lines.extend(kernel_paths::of_server(plan, &host));
         }
         CheckGiven::Agent(plan, warnings) => {
             lines.extend(configuration(warnings));
+            lines.extend(logging(&plan.log));
+            lines.extend(host::relay_engine(plan.data_path.relay_engine));
             lines.extend(certificates::of_agent(plan, now));
             lines.extend(places::of_agent(plan));
             lines.extend(kernel_paths::of_agent(plan, &host));
@@ -113,6 +123,13 @@ fn configuration(warnings: &[String]) -> Vec<Capability> {
     lines.collect()
 }
 
+/// What keeps the log, and with it all else, from starting; `None`: nothing does.
+fn logging(plan: &LogPlan) -> Option<Capability> {
+    let text = log::check(&log_options(plan)).err()?.to_string();
+    let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, "correct it"));
+    Some(missing("log", what, remedy))
+}
+
 fn clock(now: SystemTime) -> Capability {
     const NAME: &str = "clock";
     let since = now
@@ -160,12 +177,29 @@ fn missing(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Ca
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::plan::LogDestination;
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the clock is what is looked at")]
     fn a_clock_that_was_never_set_is_found() {
         assert_eq!(clock(SystemTime::UNIX_EPOCH).verdict, Verdict::Missing);
         assert_eq!(clock(SystemTime::now()).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_found() {
+        let file = |path: &str| LogPlan {
+            destination: LogDestination::File {
+                path: path.into(),
+                bytes_max: None,
+                also_stderr: None,
+            },
+            ..LogPlan::default()
+        };
+        let line = logging(&file("/nonexistent/adit.log")).unwrap();
+        assert_eq!(line.verdict, Verdict::Missing);
+        assert!(line.text.contains("/nonexistent/adit.log"), "{line:?}");
+        assert!(line.remedy.is_some_and(|to_do| to_do.contains("folder")));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where a command line wants to listen: whether it could, now.
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,13 +11,25 @@ use super::{degraded, missing, ok};
 use crate::app::status::model::Capability;
 use crate::config::address::{BindAddress, BindHost};
 use crate::config::plan::{AgentPlan, FrontendListen, ServerPlan};
+use crate::net::listen::{StaleFile, listen};
 
 /// Lines about a server's listeners.
 pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
     let mut lines = Vec::new();
     for frontend in &plan.frontends {
         match &frontend.listen {
-            FrontendListen::Unix { path, .. } => lines.push(socket("frontend", path)),
+            FrontendListen::Unix {
+                path,
+                delete_existing,
+                ..
+            } => {
+                let stale = if *delete_existing {
+                    StaleFile::Remove
+                } else {
+                    StaleFile::Keep
+                };
+                lines.push(socket("frontend", path, stale));
+            }
             FrontendListen::Tcp { bind, .. } => lines.push(port("frontend", bind)),
         }
     }
@@ -51,7 +63,7 @@ fn both(
 ) -> Vec<Capability> {
     let health = health.iter().map(|bind| port("health-port", bind));
     let admin = admin.iter().map(|bind| port("admin-port", bind));
-    let path = admin_socket.map(|path| socket("admin-socket", path));
+    let path = admin_socket.map(|path| socket("admin-socket", path, StaleFile::Remove));
     health.chain(admin).chain(path).collect()
 }
 
@@ -83,13 +95,11 @@ fn bound(bind: &BindAddress) -> std::io::Result<()> {
         BindHost::Ip(ip) => SocketAddr::new(*ip, bind.port),
         // Both families where there are two.
         BindHost::Any => {
-            let v6 = TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, bind.port));
+            let v6 = listened((std::net::Ipv6Addr::UNSPECIFIED, bind.port).into());
             return match v6 {
                 Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
-                Err(_no_ipv6) => {
-                    TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, bind.port)).map(|_| ())
-                }
-                Ok(_listener) => Ok(()),
+                Err(_no_ipv6) => listened((std::net::Ipv4Addr::UNSPECIFIED, bind.port).into()),
+                Ok(()) => Ok(()),
             };
         }
         BindHost::Name(name) => (name.as_str(), bind.port)
@@ -97,11 +107,16 @@ fn bound(bind: &BindAddress) -> std::io::Result<()> {
             .next()
             .ok_or(std::io::ErrorKind::AddrNotAvailable)?,
     };
-    TcpListener::bind(address).map(|_listener| ())
+    listened(address)
+}
+
+/// As a start would.
+fn listened(address: SocketAddr) -> std::io::Result<()> {
+    listen(address, |_socket| ()).map(drop)
 }
 
 /// Nothing is made or removed: a running process may be behind that path.
-fn socket(name: &str, path: &Path) -> Capability {
+fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
     let shown = path.display();
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -122,6 +137,11 @@ fn socket(name: &str, path: &Path) -> Capability {
             format!("{shown} is there and is no socket"),
             "remove the file, or give another path",
         ),
+        Ok(_socket) if stale == StaleFile::Keep => missing(
+            name,
+            format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
+            "stop whoever uses it and remove the file, or drop the flag",
+        ),
         Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
             name,
             format!("{shown}: a process listens there; a start would take the path away from it"),
@@ -136,6 +156,7 @@ fn socket(name: &str, path: &Path) -> Capability {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -162,19 +183,25 @@ mod tests {
 
     #[test]
     fn a_socket_is_looked_at_and_left_as_it_is() {
+        use StaleFile::{Keep, Remove};
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        assert_eq!(socket("x", &path).verdict, Verdict::Ok);
+        let verdict = |stale| socket("x", &path, stale).verdict;
+        assert_eq!((verdict(Remove), verdict(Keep)), (Verdict::Ok, Verdict::Ok));
         let listener = UnixListener::bind(&path).unwrap();
-        assert_eq!(socket("x", &path).verdict, Verdict::Degraded);
+        assert_eq!(verdict(Remove), Verdict::Degraded);
+        assert_eq!(verdict(Keep), Verdict::Missing);
         drop(listener);
-        assert_eq!(socket("x", &path).verdict, Verdict::Ok);
+        assert_eq!(verdict(Remove), Verdict::Ok);
+        let line = socket("x", &path, Keep);
+        assert_eq!(line.verdict, Verdict::Missing, "a start would fail");
+        assert!(line.text.contains("--delete-existing-uds-file"), "{line:?}");
         assert!(path.exists(), "nothing is removed");
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
-        assert_eq!(socket("x", &path).verdict, Verdict::Missing);
+        assert_eq!(verdict(Remove), Verdict::Missing);
         let nowhere = dir.path().join("missing/s");
-        let line = socket("x", &nowhere);
+        let line = socket("x", &nowhere, Remove);
         assert_eq!(line.remedy.as_deref(), Some("create the directory"));
     }
 }

@@ -39,7 +39,7 @@ impl Report {
         ExitCode::from(match self.result {
             Verdict::Ok => 0,
             Verdict::Degraded => 1,
-            Verdict::Missing => 2,
+            Verdict::Missing => super::MISSING,
         })
     }
 

@@ -33,6 +33,9 @@ pub enum AskError {
     /// The file's mode forbids it, or the process refused this user.
     #[error("{}: not allowed for this user; only the user that runs the process, and root, may ask it", .0.display())]
     Forbidden(PathBuf),
+    /// Somebody listens and says nothing.
+    #[error("{}: no answer within {} s; the process that listens there hangs, or is stopped", .0.display(), PATIENCE.as_secs())]
+    Silent(PathBuf),
     /// It is something else, or another version.
     #[error("{}: {what}; use the `adit` of the process that listens there", .path.display())]
     Other {
@@ -142,6 +145,8 @@ impl Socket {
             io::ErrorKind::PermissionDenied
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe => AskError::Forbidden(path),
+            // What the system calls a timeout of a socket.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Silent(path),
             _ => AskError::Failed { path, cause },
         }
     }
@@ -208,5 +213,19 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let error = Socket::new(&path).text("/v1/status").unwrap_err();
         assert!(matches!(error, AskError::NobodyListens(_)), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_said_to_hang() {
+        let (mut silent, _open) = UnixStream::pair().unwrap();
+        silent
+            .set_read_timeout(Some(Duration::from_millis(1)))
+            .unwrap();
+        let timeout = silent.read(&mut [0]).unwrap_err();
+        let error = Socket::new(Path::new("/run/s")).failed(timeout);
+        assert_eq!(
+            error.to_string(),
+            "/run/s: no answer within 10 s; the process that listens there hangs, or is stopped"
+        );
     }
 }

@@ -50,14 +50,16 @@ pub(super) struct Sampler {
 impl Sampler {
     /// Rates since the look before. A tunnel that was not seen then has moved its bytes since it opened.
     pub(super) fn take(&mut self, now: Tunnels, at: Instant) -> Sample {
-        // Another process on the same path gives the same numbers to other tunnels.
+        // Another process on the same path gives the same numbers to other tunnels. In containers it has the same number, too:
+        // there a tunnel that is younger than the look before was not seen then.
         let before = self.before.filter(|(_, pid)| *pid == now.pid);
         let since = before.map(|(before, _)| at.saturating_duration_since(before).as_secs_f64());
         let mut bytes = HashMap::with_capacity(now.tunnels.len());
         let rows = now.tunnels.into_iter().map(|tunnel| {
             let seen = (tunnel.bytes_to_target, tunnel.bytes_to_client);
             bytes.insert(tunnel.id, seen);
-            let known = since.and_then(|_| self.bytes.get(&tunnel.id).copied());
+            let was_there = since.is_some_and(|since| tunnel.age_seconds >= since);
+            let known = self.bytes.get(&tunnel.id).copied().filter(|_| was_there);
             let span = match (since, known) {
                 (Some(since), Some(_)) => since,
                 (since, None) => since.unwrap_or(f64::MAX).min(tunnel.age_seconds),
@@ -188,6 +190,17 @@ pub(super) mod tests {
         let restarted = tunnels(2, vec![tunnel(50, 500)]);
         let seen = sampler.take(restarted, start + Duration::from_secs(1));
         assert_eq!(rates(&seen), [(10, 20)]);
+    }
+
+    /// As that of a container, which is process 1 each time.
+    #[test]
+    fn a_restarted_process_of_the_same_number_starts_anew() {
+        let (mut sampler, start) = (Sampler::default(), Instant::now());
+        sampler.take(tunnels(1, vec![tunnel(50, 1_000_000)]), start);
+        let mut young = tunnel(50, 500);
+        young.age_seconds = 5.0;
+        let seen = sampler.take(tunnels(1, vec![young]), start + Duration::from_secs(10));
+        assert_eq!(rates(&seen), [(100, 200)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::config::address::BindAddress;
 use crate::config::command::NetnsHelperOptions;
 use crate::config::plan::{
-    NetnsChoice, NetnsPlan, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan,
+    AgentCalls, NetnsChoice, NetnsPlan, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan,
 };
 
 /// Where captured processes are.
@@ -73,6 +73,15 @@ pub(super) struct TransparentFlags {
         requires = "captures"
     )]
     redirect_on_failure: OnFailure,
+    /// What a process of the cgroup is taken for that calls the agent port: exempt is an agent, whose calls are redirected no
+    /// more; captured is what it was, so that nobody leaves the redirect by such a call, and agents have to be in another cgroup
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "exempt",
+        requires = "captures"
+    )]
+    redirect_agents: AgentCalls,
     /// More rules, read again whenever the file changes: one `redirect TARGET` or `redirect-exclude TARGET` a line
     #[arg(long, value_name = "FILE", requires = "redirect_cgroup")]
     redirect_file: Option<PathBuf>,
@@ -90,6 +99,7 @@ impl TransparentFlags {
                 targets: self.redirect,
                 excluded: self.redirect_exclude,
                 on_failure: self.redirect_on_failure,
+                agents: self.redirect_agents,
                 cgroup,
                 file: self.redirect_file,
                 netns: self.namespaces.plan(),

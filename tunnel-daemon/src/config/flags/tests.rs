@@ -340,6 +340,16 @@ fn targets_are_kept_as_typed() {
 }
 
 #[test]
+fn a_target_that_cannot_be_read_is_named_with_its_flag() {
+    let error = agent(&["--proxy-server-host=a", "--allow-target=10.0.0.0/99"]).unwrap_err();
+    let said = error.message();
+    assert!(
+        said.starts_with("--allow-target: ") && said.contains("10.0.0.0/99"),
+        "{said}"
+    );
+}
+
+#[test]
 fn clap_refusals_exit_2_and_help_and_version_print() {
     for args in [
         vec![],
@@ -408,6 +418,9 @@ fn values_name_their_form() {
         assert_eq!(values::duration(text), Ok(Duration::from_millis(duration)));
     }
     assert!(values::duration("5").is_err() && values::duration("-1s").is_err());
+    assert!(values::duration("36500d").is_ok());
+    let never = values::duration("18446744073709551615s").unwrap_err();
+    assert!(never.contains("a hundred years"), "{never}");
     for text in [
         "",
         "grpc",

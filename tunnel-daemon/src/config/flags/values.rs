@@ -18,8 +18,12 @@ use crate::config::plan::{
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     match text {
         "0" => Ok(Duration::ZERO),
-        text => humantime::parse_duration(text)
-            .map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
+        text => match humantime::parse_duration(text) {
+            Ok(time) if time > limits::DURATION_MAX => {
+                Err("write no more than a hundred years".to_owned())
+            }
+            parsed => parsed.map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
+        },
     }
 }
 

@@ -122,8 +122,8 @@ impl CheckFlags {
                 }
             }
             Some(other) => {
-                return Err(ConfigError::new(format!(
-                    "{other:?} cannot be checked: write server or agent and its flags behind `adit check`"
+                return Err(ConfigError::refused(format!(
+                    "error: {other:?} cannot be checked: write server or agent and its flags behind `adit check`\n"
                 )));
             }
         };

@@ -108,7 +108,9 @@ impl KlogOptions {
         let also_stderr = match (self.alsologtostderr, self.stderrthreshold) {
             (true, _) | (false, ..=0) => Some(LogLevel::Trace),
             (false, 1) => Some(LogLevel::Warn),
-            (false, _) => Some(LogLevel::Error),
+            (false, 2) => Some(LogLevel::Error),
+            // No line of ours is fatal.
+            (false, 3..) => None,
         };
         let bytes_max = match self.log_file_max_size_mib {
             0 => None,

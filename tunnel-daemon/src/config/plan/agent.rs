@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
 
 use super::account::AccountPlan;
@@ -132,6 +133,10 @@ impl AgentSettings {
                     "--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes"
                 )));
             }
+        }
+        if let Some(targets) = &self.allow_targets {
+            DestinationList::allow_targets(targets)
+                .map_err(|error| ConfigError::new(format!("--allow-target: {error}")))?;
         }
         self.check_times()?;
         self.isolation.check()?;

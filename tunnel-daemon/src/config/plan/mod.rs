@@ -26,4 +26,4 @@ pub use rule_file::{RuleFile, RuleFileOf};
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };
-pub use transparent::{OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};
+pub use transparent::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};

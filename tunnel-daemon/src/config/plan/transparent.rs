@@ -58,6 +58,28 @@ impl std::str::FromStr for OnFailure {
     }
 }
 
+/// What a captured process is taken for that calls the agent port of its server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AgentCalls {
+    /// An agent: nothing that it calls is redirected from then on, or agents among the captured would make a loop.
+    #[default]
+    Exempt,
+    /// What it was: this call goes where it goes, and no other one for it. So nobody leaves the redirect by one.
+    Captured,
+}
+
+impl std::str::FromStr for AgentCalls {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exempt" => Ok(Self::Exempt),
+            "captured" => Ok(Self::Captured),
+            _ => Err(format!("{text:?} is not known: write exempt or captured")),
+        }
+    }
+}
+
 /// What the redirect captures.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RedirectPlan {
@@ -69,6 +91,8 @@ pub struct RedirectPlan {
     pub cgroup: PathBuf,
     /// Without a listener.
     pub on_failure: OnFailure,
+    /// Those that call the agent port.
+    pub agents: AgentCalls,
     /// More of both, read again whenever it changes.
     pub file: Option<PathBuf>,
     /// In other network namespaces than our own, too.
@@ -158,6 +182,7 @@ mod tests {
             excluded: Vec::new(),
             cgroup: PathBuf::new(),
             on_failure: OnFailure::Open,
+            agents: AgentCalls::Exempt,
             file: None,
             netns: None,
         };

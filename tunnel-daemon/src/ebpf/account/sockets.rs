@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_ebpf_abi::{ACCOUNT_BYTES, Account, FLAG_ESTABLISHED};
 use aya::maps::{HashMap, MapData, PerCpuArray};
+use rustix::io::Errno;
+use rustix::net::getpeername;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::classes::{Classes, Labels};
@@ -88,6 +90,10 @@ impl Accounts {
     pub fn accepted(&self, socket: &impl AsFd, labels: &Labels<'_>) {
         if let (true, Ok(cookie)) = (self.is_on(), cookie(socket)) {
             self.accepted_cookie(cookie, labels);
+            // Over before it was named: the program has counted its end as unknown, and does not come back for the entry.
+            if matches!(getpeername(socket), Err(Errno::NOTCONN)) {
+                self.failed(Some(cookie));
+            }
         }
     }
 

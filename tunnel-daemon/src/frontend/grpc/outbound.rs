@@ -23,6 +23,8 @@ pub(super) struct Outbound {
     respond: SendResponse<MessageBuf>,
     stream: Option<SendStream<MessageBuf>>,
     sizer: PacketSizer,
+    /// The end of a piece that was too long for the last message.
+    rest: Bytes,
     /// Payload of the last message that HTTP/2 has not fully passed on yet.
     in_transit: usize,
 }
@@ -33,6 +35,7 @@ impl Outbound {
             respond,
             stream: None,
             sizer: PacketSizer::default(),
+            rest: Bytes::new(),
             in_transit: 0,
         }
     }
@@ -102,7 +105,7 @@ impl Outbound {
             self.passed(leg);
         }
         let max = self.sizer.max_bytes(moment());
-        let gathered = gather(cx, leg, max);
+        let gathered = gather(cx, leg, &mut self.rest, max);
         if gathered.bytes == 0 {
             return match gathered.event {
                 Some(event) => Poll::Ready(Ok(Sent::Event(event))),
@@ -160,8 +163,9 @@ struct Gathered {
     event: Option<Incoming>,
 }
 
-/// Takes what is there, up to `max` bytes; stops at the first event that is not data.
-fn gather(cx: &mut Context<'_>, leg: &mut Leg, max: usize) -> Gathered {
+/// Takes what is there, up to `max` bytes, what is in `rest` first; the end of a piece beyond them is left there. Stops at the
+/// first event that is not data.
+fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> Gathered {
     let mut gathered = Gathered {
         parts: VecDeque::new(),
         bytes: 0,
@@ -169,8 +173,14 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, max: usize) -> Gathered {
     };
     let mut crumbs = BytesMut::new();
     while gathered.bytes < max {
-        match leg.poll_recv(cx) {
-            Poll::Ready(Incoming::Data(bytes)) => {
+        let next = if rest.is_empty() {
+            leg.poll_recv(cx)
+        } else {
+            Poll::Ready(Incoming::Data(std::mem::take(rest)))
+        };
+        match next {
+            Poll::Ready(Incoming::Data(mut bytes)) => {
+                *rest = bytes.split_off(bytes.len().min(max - gathered.bytes));
                 gathered.bytes += bytes.len();
                 if bytes.len() < JOIN_BELOW_BYTES && !(leg.is_idle() && crumbs.is_empty()) {
                     crumbs.extend_from_slice(&bytes);

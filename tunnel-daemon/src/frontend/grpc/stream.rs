@@ -324,7 +324,8 @@ impl<E: StreamEvents> ProxyStream<E> {
             | Packet::CloseRsp { .. }
             | Packet::Drain
             | Packet::Window { .. }
-            | Packet::Fin { .. } => Ok(()),
+            | Packet::Fin { .. }
+            | Packet::Reset { .. } => Ok(()),
         }
     }
 

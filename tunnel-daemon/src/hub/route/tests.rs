@@ -75,3 +75,32 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
         assert!(early.is_pending(), "dial {number} found no agent");
     }
 }
+
+#[tokio::test]
+async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: None,
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let info = LinkInfo {
+        agent: AgentId::new("agent"),
+        identifiers: Identifiers::default(),
+        principal: None,
+        credit: false,
+        address: PeerAddr::Unix,
+    };
+    let mut entered = hub.enter(info, 1, None).expect("each agent has one link");
+    let (fits, long) = ("a".repeat(1021), "a".repeat(1022));
+    for (protocol, address) in [("tcp", &long), (long.as_str(), &fits)] {
+        let mut dial = Box::pin(hub.dial(DialId(1), protocol, address));
+        match futures_util::poll!(&mut dial) {
+            Poll::Ready(Err(failure)) => assert_eq!(failure, DialFailure::TooLong),
+            Poll::Ready(Ok(_)) | Poll::Pending => panic!("an agent is asked"),
+        }
+    }
+    assert!(entered.commands.try_recv().is_err());
+    let mut dial = Box::pin(hub.dial(DialId(2), "tcp", &fits));
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    assert!(entered.commands.try_recv().is_ok());
+}

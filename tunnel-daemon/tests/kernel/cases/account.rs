@@ -190,6 +190,32 @@ async fn a_reset_never_counts_more_than_was_moved() {
     );
 }
 
+/// As a probe of a load balancer does, or a port scan. Nobody would take its entry away.
+#[tokio::test]
+async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
+    if !ready("accounting for connections that are over early") {
+        return;
+    }
+    let accounting = Accounting::start(Options::with_series_max(10));
+    let listener = listener(&accounting.accounts);
+    let address = listener.local_addr().unwrap();
+    let probe = TcpStream::connect(address).await.unwrap();
+    let (mut accepted, _) = listener.accept().await.unwrap();
+    adit::net::socket::set_reset_on_close(&probe).unwrap();
+    drop(probe);
+    let over = accepted.read_u8().await.unwrap_err();
+    assert_eq!(over.kind(), std::io::ErrorKind::ConnectionReset);
+    accounting.accounts.accepted(&accepted, &CLIENT);
+    let cookie = accounting.accounts.cookie(&accepted).unwrap();
+    assert_eq!(accounting.accounts.live(cookie), None);
+    // One that lives has its entry.
+    let _open = TcpStream::connect(address).await.unwrap();
+    let (accepted, _) = listener.accept().await.unwrap();
+    accounting.accounts.accepted(&accepted, &CLIENT);
+    let cookie = accounting.accounts.cookie(&accepted).unwrap();
+    assert!(accounting.accounts.live(cookie).is_some());
+}
+
 #[tokio::test]
 async fn a_segment_that_was_lost_is_counted_as_sent_again() {
     if !ready("accounting for retransmissions") {

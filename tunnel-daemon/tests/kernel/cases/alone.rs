@@ -1,5 +1,6 @@
 //! The programs without a server: what they leave alone.
 
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
@@ -180,6 +181,130 @@ fn another_programs_rewrite_is_matched_and_never_undone() {
     drop(calling.join().unwrap());
     drop((first, ours));
     std::fs::remove_dir(&inner).unwrap();
+}
+
+/// Three of ours: two on a cgroup, in the order they were attached, and one on the cgroup above, which was there before
+/// them: that it comes last is its place, not its age.
+fn three_on(outer: &Cgroup, inner: &Cgroup) -> [Redirect; 3] {
+    let above = Redirect::attach(OBJECT, outer.path()).unwrap();
+    let [first, second] = [(); 2].map(|()| Redirect::attach(OBJECT, inner.path()).unwrap());
+    [first, second, above]
+}
+
+/// Calls to one address go to another, at which somebody listens.
+fn lead(redirect: &Redirect, from: SocketAddr, to: SocketAddr) {
+    let here = TcpListener::bind("127.0.0.1:0").unwrap();
+    redirect.set_listener(0, &here, Some(to), None).unwrap();
+    redirect
+        .set_rules(&[rule(from, Action::Redirect(0))])
+        .unwrap();
+}
+
+#[test]
+fn programs_of_one_cgroup_run_as_they_were_attached_and_then_that_of_the_cgroup_above() {
+    if !ready("programs in order") {
+        return;
+    }
+    let service = "198.51.100.30:80".parse().unwrap();
+    let [one, two, three] = ["127.20.0.1", "127.20.0.2", "127.20.0.3"].map(target);
+    for is_in_turn in [true, false] {
+        let outer = Cgroup::new();
+        let inner = outer.below();
+        let [first, second, above] = three_on(&outer, &inner);
+        let (from_service, from_one) = if is_in_turn {
+            (&first, &second)
+        } else {
+            (&second, &first)
+        };
+        lead(from_service, service, one);
+        lead(from_one, one, two);
+        lead(&above, two, three);
+        let mut client = Client::start(Some(inner.path()));
+        let seen = client.call(service).unwrap();
+        assert!(seen.is_direct(), "{seen:?}");
+        assert_eq!(calls(from_service, "redirected"), 1);
+        if is_in_turn {
+            // Each has made something of what the one before had made of it, and the last one shows what it saw.
+            assert_eq!([from_one, &above].map(|it| calls(it, "redirected")), [1; 2]);
+            assert_eq!(seen.peer, two);
+        } else {
+            // All have run. That before saw the service still, and that above an address that it has no rule for.
+            assert_eq!([from_one, &above].map(|it| calls(it, "no_rule")), [1; 2]);
+            assert_eq!(seen.peer, service);
+        }
+        drop(client);
+    }
+}
+
+#[test]
+fn programs_beside_and_above_leave_each_others_connections_alone() {
+    if !ready("programs beside each other") {
+        return;
+    }
+    let outer = Cgroup::new();
+    let inner = outer.below();
+    let redirects = three_on(&outer, &inner);
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let asked: [SocketAddr; 3] = ["198.51.100.31:80", "198.51.100.32:80", "198.51.100.33:80"]
+        .map(|address| address.parse().unwrap());
+    for ((redirect, listener), asked) in redirects.iter().zip(&listeners).zip(asked) {
+        let at = listener.local_addr().unwrap();
+        redirect.set_listener(0, listener, Some(at), None).unwrap();
+        redirect
+            .set_rules(&[rule(asked, Action::Redirect(0))])
+            .unwrap();
+    }
+    let mut client = Client::start(Some(inner.path()));
+    for ((whose, listener), asked) in listeners.iter().enumerate().zip(asked) {
+        let calling = std::thread::spawn(move || (client.call(asked), client));
+        let (mut socket, peer) = listener.accept().unwrap();
+        // Each program heard of the connection, and the one that led it here made a note.
+        for (number, redirect) in redirects.iter().enumerate() {
+            let origin = redirect.origin(&socket, peer).unwrap();
+            assert_eq!(origin, (number == whose).then_some(asked), "{number}");
+        }
+        writeln!(socket, "{peer}").unwrap();
+        let mut back = socket.try_clone().unwrap();
+        std::io::copy(&mut socket, &mut back).unwrap();
+        let (seen, again) = calling.join().unwrap();
+        client = again;
+        assert_eq!(seen.unwrap().peer, asked);
+    }
+    for redirect in &redirects {
+        assert_eq!(
+            [calls(redirect, "redirected"), calls(redirect, "no_rule")],
+            [1, 2]
+        );
+    }
+    drop(client);
+}
+
+#[test]
+fn a_call_that_one_program_denies_fails_though_the_others_run() {
+    if !ready("a program that denies") {
+        return;
+    }
+    let service: SocketAddr = "198.51.100.34:80".parse().unwrap();
+    for denies in 0..3 {
+        let outer = Cgroup::new();
+        let inner = outer.below();
+        let redirects = three_on(&outer, &inner);
+        redirects[denies]
+            .set_rules(&[rule(service, Action::RedirectOrDeny(0))])
+            .unwrap();
+        let mut client = Client::start(Some(inner.path()));
+        let error = client.call(service).unwrap_err();
+        assert!(error.contains("not permitted"), "{error}");
+        for (number, redirect) in redirects.iter().enumerate() {
+            let outcome = if number == denies {
+                "denied"
+            } else {
+                "no_rule"
+            };
+            assert_eq!(calls(redirect, outcome), 1, "{number} of {denies}");
+        }
+        drop(client);
+    }
 }
 
 /// One of ours, by a name that another project might have given it.

@@ -59,6 +59,34 @@ fn closed_forgets_exempt_processes_that_end_and_a_new_server_all_of_them() {
     }
 }
 
+#[test]
+fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_elsewhere() {
+    if !ready("calls to the agent port that exempt nobody") {
+        return;
+    }
+    let target = target("127.29.0.1");
+    let (clients, world) = (Cgroup::new(), World::new());
+    let flags = [
+        format!("--redirect={target}"),
+        // The port is spared all the same.
+        "--redirect=127.0.0.1".to_owned(),
+        "--redirect-agents=captured".to_owned(),
+        format!("--redirect-cgroup={}", clients.path().display()),
+    ];
+    let server = world.server(None, &flags);
+    let _agent = world.agent(&server, None);
+    let mut client = Client::start(Some(clients.path()));
+    for _call in 0..2 {
+        assert!(!client.call(target).unwrap().is_direct());
+        client.carry(server.agents, NO_HELLO_BYTES).unwrap_err();
+    }
+    let outcome = |name: &str| format!("adit_redirect_calls_total{{outcome=\"{name}\"}}");
+    server.metric_is(&outcome("redirected"), 2.0);
+    server.metric_is(&outcome("excluded"), 2.0);
+    assert_eq!(server.metric(&outcome("exempt")), 0.0);
+    drop(client);
+}
+
 fn forgotten(on_failure: &str, address: &str) {
     let target = target(address);
     let (clients, world) = (Cgroup::new(), World::new());

@@ -9,6 +9,7 @@ mod alone;
 mod clock;
 pub(crate) mod exempt;
 mod exempt_processes;
+mod families;
 mod kep2025;
 mod late_arrivals;
 mod least_privilege;

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use adit::ebpf::object::OBJECT;
+use adit::ebpf::pins;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 
 use crate::support::bpffs::Bpffs;
@@ -253,6 +254,46 @@ pub(super) fn closed(test: &str, address: &str) {
     server.role.kill();
     drop(agent);
     client.direct_within_a_second(target);
+}
+
+/// Nobody would ask for its folder again: a cgroup that is made anew under the same name has another.
+#[test]
+fn what_was_pinned_for_a_cgroup_that_is_gone_is_let_go() {
+    let test = "pins of a cgroup that is gone";
+    if !ready(test) {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip(test, &why),
+    };
+    let world = World::new();
+    let flags = |cgroup: &Cgroup| {
+        [
+            "--redirect=198.51.100.0/24".to_owned(),
+            "--redirect-on-failure=closed".to_owned(),
+            format!("--redirect-cgroup={}", cgroup.path().display()),
+        ]
+    };
+    let (gone, other) = (Cgroup::new(), Cgroup::new());
+    let folders = [&gone, &other].map(|cgroup| pins::folder(cgroup.path()).unwrap());
+    let [of_gone, of_other] = &folders;
+    let mut server = world.server(None, &flags(&gone));
+    server.role.kill();
+    assert!(of_gone.exists() && !pins::is_over(of_gone));
+    drop(gone);
+    // The kernel takes its time.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !pins::is_over(of_gone) {
+        assert!(Instant::now() < deadline, "still attached");
+        std::thread::yield_now();
+    }
+    let mut server = world.server(None, &flags(&other));
+    server.role.kill();
+    assert!(!of_gone.exists() && of_other.exists());
+    let open = flags(&other).map(|flag| flag.replace("closed", "open"));
+    let _server = world.server(None, &open);
+    assert!(!of_other.exists());
 }
 
 /// `end` ends the captured cgroup.

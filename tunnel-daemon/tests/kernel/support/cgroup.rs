@@ -25,6 +25,13 @@ impl Cgroup {
         Self(path)
     }
 
+    /// One below it, to be dropped before it.
+    pub(crate) fn below(&self) -> Self {
+        let path = self.0.join("below");
+        fs::create_dir(&path).expect("root makes cgroups");
+        Self(path)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -1,6 +1,8 @@
 //! Lanes whose tunnels may do without frames and stay encrypted: by the kernel, where it can. Tests that need one which
 //! can are skipped elsewhere; `cargo xtask vm` runs them.
 
+mod refused;
+
 use std::io::{self, Write as _};
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Ends of tunnels that begin at the target, on a lane and on the link: the same for whoever looks at the sockets.
+//! Ends of tunnels, on a lane and on the link: the same for whoever looks at the sockets.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::support::clients::Kind;
 use crate::support::lanes::{BUSY, HITS, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_still, within};
-use crate::support::world::World;
+use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
 /// More than one write takes, and than a lane has under way.
@@ -171,5 +171,29 @@ async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
         world
             .server_metric("adit_tunnels_closed_total{reason=\"link_lost\"}", 1.0)
             .await;
+    }
+}
+
+/// Half of an upload would look like the whole of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
+    for lanes in [true, false] {
+        let (world, agent) = Kind::Unix.world(lanes).await;
+        let (port, _target, mut seen) = targets::summing().await;
+        let client = Connection::client(&world).await;
+        let mut call = client.proxy().await;
+        let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+        call.data(conn, targets::pattern(0, HALF));
+        drop((call, client));
+        let sum = within("the target's report", seen.recv()).await;
+        let cut = sum.is_some_and(|sum| !sum.clean);
+        assert!(cut, "lanes: {lanes}: {sum:?}");
+        ended(&world, lanes, "client_gone").await;
+        let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
+        let scrape = agent.metrics.scrape();
+        until("the agent knows, too", || {
+            sample(&scrape.text(), gone) == Some(1.0)
+        })
+        .await;
     }
 }

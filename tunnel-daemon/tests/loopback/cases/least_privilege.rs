@@ -10,9 +10,10 @@ use adit::net::selfsigned::Usage;
 use adit_relay::{Preference, probe};
 use rustix::process::Signal;
 
+use super::processes::free_ports;
 use crate::support::confined::{self, NOBODY, Profile, Rights};
 use crate::support::process::{Process, metric, scrape};
-use crate::support::wait::within;
+use crate::support::wait::{until, within};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
@@ -138,6 +139,42 @@ async fn plaintext_lanes_need_no_call_that_the_profiles_do_not_list() {
         &["--lane-security=plaintext", "--relay-engine=epoll"],
     )
     .await;
+}
+
+/// klog empties its file rather than let it grow beyond its limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_file_at_its_limit_needs_no_call_that_the_profile_does_not_list() {
+    const LIMIT: usize = 1 << 20;
+    let mut world = World::start(&[]).await;
+    world.stop_server(Duration::ZERO).await;
+    let [agents, health, admin] = free_ports();
+    let file = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+    let log = world.dir.path().join("klog");
+    std::fs::write(&log, vec![b'\n'; LIMIT]).expect("writable");
+    let args = [
+        "adit".to_owned(),
+        "server".to_owned(),
+        "--compat".to_owned(),
+        file("uds-name", world.grpc()),
+        "--server-port=0".to_owned(),
+        format!("--agent-port={agents}"),
+        format!("--health-port={health}"),
+        format!("--admin-port={admin}"),
+        file("cluster-cert", world.files.cert("server")),
+        file("cluster-key", world.files.key("server")),
+        file("cluster-ca-cert", world.files.ca_file()),
+        "--logtostderr=false".to_owned(),
+        file("log-file", log.clone()),
+        "--log-file-max-size=1".to_owned(),
+    ];
+    let mut server = confined::start("klog", &deadly("server"), &args, world.dir.path());
+    until("the file is emptied and written again", || {
+        std::fs::read_to_string(&log)
+            .is_ok_and(|lines| lines.len() < LIMIT && lines.contains("server is up"))
+    })
+    .await;
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(Duration::from_secs(20)).code(), Some(0));
 }
 
 /// The calls of io_uring are for those who add them: `deploy/seccomp/README.md`.

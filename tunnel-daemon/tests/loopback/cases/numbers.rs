@@ -3,6 +3,7 @@
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{self as wire, PacketType};
 
+use crate::support::lanes::warm;
 use crate::support::raw::{Call, Connection};
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
@@ -94,6 +95,31 @@ async fn adit_peers_get_packets_of_at_most_64_kibibytes() {
     assert_eq!(largest(&agent), 64 * KIB, "towards an agent: {agent:?}");
     let server = towards_a_server(&[("adit-link", "1")]).await;
     assert_eq!(largest(&server), 64 * KIB, "towards a server: {server:?}");
+}
+
+/// Rule 6: whatever the pieces are in which its bytes come, and those of lanes in clear text are of up to 256 KiB. A Go client
+/// that reads slowly loses its tunnel over a packet that takes it ten seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_start_with_packets_of_at_most_32_kibibytes() {
+    /// In fewer packets than prove that a client reads.
+    const BYTES: usize = 12 * 32 * KIB;
+    const PLAINTEXT: &[&str] = &["--lane-security=plaintext"];
+    const LINK: &[&str] = &["--lanes-per-link=0"];
+    const NONE: &[&str] = &[];
+    for (flags, agent_flags) in [(PLAINTEXT, PLAINTEXT), (LINK, NONE)] {
+        let (port, _target) = targets::source(BYTES as u64).await;
+        let world = World::start(flags).await;
+        let _agent = world.agent("a", agent_flags).await;
+        world.links(1).await;
+        if flags == PLAINTEXT {
+            warm(&world).await;
+        }
+        let client = Connection::client(&world).await;
+        let mut call = client.proxy().await;
+        call.open(1, &format!("127.0.0.1:{port}")).await;
+        let sizes = sizes(&mut call, BYTES).await;
+        assert!(largest(&sizes) <= 32 * KIB, "{flags:?}: {sizes:?}");
+    }
 }
 
 /// Sends 24 MiB that nobody wants, waits until the server has read them, and asks what it may send then.

@@ -1,5 +1,6 @@
 //! Lanes in clear text, and tunnels on them that do without frames.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -10,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
+use crate::support::clients::Kind;
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::{World, echo, sample};
@@ -333,6 +335,28 @@ async fn a_server_that_stops_ends_tunnels_on_which_nobody_has_spoken() {
     // Cut off, not half-closed, or this target would stay.
     until("the target is left alone", || {
         agents.open_endpoint_connections() == 0
+    })
+    .await;
+}
+
+/// As above, of a client that could take an end for a target that had nothing to say.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_resets_clients_on_whose_tunnels_nobody_has_spoken() {
+    let flags = [&[PLAINTEXT], Kind::Tcp.flags()].concat();
+    let mut world = World::start(&flags).await;
+    let _agent = world.agent("agent-1", &[PLAINTEXT]).await;
+    world.links(1).await;
+    warm(&world).await;
+    let (port, _target) = targets::deaf().await;
+    let mut stream = Kind::Tcp.open(&world, &format!("127.0.0.1:{port}")).await;
+    let scrape = world.server().metrics.scrape();
+    world.stop_server(Duration::ZERO).await;
+    let end = within("the end", stream.read_u8()).await;
+    let seen = end.map_err(|error| error.kind());
+    assert_eq!(seen, Err(ErrorKind::ConnectionReset));
+    // It had no frames.
+    until("its lane is used up", || {
+        sample(&scrape.text(), USED) == Some(1.0)
     })
     .await;
 }

@@ -296,6 +296,23 @@ pub(super) async fn upstreams_flags(
     (server, agent, health)
 }
 
+/// klog's `--stderrthreshold` is ERROR unless it is given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
+    let mut world = World::start(&[]).await;
+    world.stop_server(Duration::ZERO).await;
+    linked(&world);
+    let path = world.dir.path().join("klog");
+    let file = format!("--log-file={}", path.display());
+    let flags = ["--logtostderr=false", file.as_str()];
+    let (server, _agent, _health) = upstreams_flags(&world, "--mode=grpc", &flags).await;
+    until("the line in the file", || {
+        std::fs::read_to_string(&path).is_ok_and(|lines| lines.contains("server is up"))
+    })
+    .await;
+    assert_eq!(server.log(), "");
+}
+
 /// Rule 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {

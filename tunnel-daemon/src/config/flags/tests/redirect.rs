@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{agent, server};
-use crate::config::plan::OnFailure;
+use crate::config::plan::{AgentCalls, OnFailure};
 
 #[test]
 fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
@@ -22,9 +22,12 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
     let (plan, _) = with(&whole).unwrap();
     let redirect = plan.transparent.redirect.as_ref().unwrap();
     assert_eq!(
-        (redirect.targets.len(), redirect.on_failure),
-        (1, OnFailure::Open)
+        (redirect.targets.len(), redirect.on_failure, redirect.agents),
+        (1, OnFailure::Open, AgentCalls::Exempt)
     );
+    let (plan, _) = with(&[&whole[..], &["--redirect-agents=captured"]].concat()).unwrap();
+    let agents = plan.transparent.redirect.as_ref().unwrap().agents;
+    assert_eq!(agents, AgentCalls::Captured);
     let (plan, _) = with(&["--transparent-bind-address", "127.0.0.1:15001"]).unwrap();
     assert!(plan.transparent.redirect.is_none() && plan.transparent.bind.is_some());
     let many: Vec<String> = (0..4097)
@@ -42,6 +45,11 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
             &[&whole[..], &["--redirect-on-failure", "ajar"]].concat()[..],
             "open or closed",
         ),
+        (
+            &[&whole[..], &["--redirect-agents", "free"]].concat()[..],
+            "exempt or captured",
+        ),
+        (&["--redirect-agents", "captured"][..], "--redirect"),
         (&too_many[..], "4097"),
         (&[][..], "no frontend"),
     ] {

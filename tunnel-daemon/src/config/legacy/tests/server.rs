@@ -458,6 +458,18 @@ fn klog_flags_choose_level_and_file() {
             also_stderr
         }
     );
+    for (threshold, also_stderr) in [
+        ("INFO", Some(LogLevel::Trace)),
+        ("ERROR", Some(LogLevel::Error)),
+        ("FATAL", None),
+    ] {
+        let threshold = format!("--stderrthreshold={threshold}");
+        let file = log(&["--logtostderr=false", "--log-file=/l", &threshold]);
+        assert!(
+            matches!(file.destination, LogDestination::File { also_stderr: found, .. } if found == also_stderr),
+            "{threshold}: {file:?}"
+        );
+    }
     let dir = log(&["--logtostderr=false", "--log-dir=/d", "--alsologtostderr"]);
     let (bytes_max, also_stderr) = (Some(1800 << 20), Some(LogLevel::Trace));
     assert_eq!(

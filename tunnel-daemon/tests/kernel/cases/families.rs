@@ -1,0 +1,44 @@
+//! Hosts that keep the two families of addresses apart: `net.ipv6.bindv6only`.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+
+use adit::net::listen::listen;
+
+use crate::support::namespace::Namespace;
+use crate::support::privilege::{say, skip};
+
+/// Of a network namespace.
+const ONLY_V6: &str = "/proc/sys/net/ipv6/bindv6only";
+
+/// Whether it takes a connection over IPv4, and one over IPv6.
+fn takes(listener: &TcpListener) -> [io::Result<()>; 2] {
+    let port = listener.local_addr().unwrap().port();
+    let both: [SocketAddr; 2] = [
+        (Ipv4Addr::LOCALHOST, port).into(),
+        (Ipv6Addr::LOCALHOST, port).into(),
+    ];
+    both.map(|address| TcpStream::connect(address).map(drop))
+}
+
+/// The ports for probes, metrics and administration, of agents and clients: a kubelet asks over IPv4 whatever the sysctl says.
+#[test]
+fn listeners_on_all_addresses_take_ipv4_where_the_host_keeps_the_families_apart() {
+    const TEST: &str = "listeners and bindv6only";
+    let namespace = match Namespace::new() {
+        Ok(namespace) => namespace,
+        Err(why) => return skip(TEST, &why),
+    };
+    namespace.inside(|| {
+        if let Err(error) = fs::write(ONLY_V6, "1") {
+            return say(TEST, &format!("{ONLY_V6}: {error}"));
+        }
+        let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+        let [v4, v6] = takes(&listen(any, |_socket| ()).unwrap());
+        assert!(v4.is_ok() && v6.is_ok(), "{v4:?} {v6:?}");
+        // What a socket gets that says nothing.
+        let [v4, v6] = takes(&TcpListener::bind(any).unwrap());
+        assert!(v4.is_err() && v6.is_ok(), "{v4:?} {v6:?}");
+    });
+}
