@@ -111,6 +111,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.run("perf guard", || {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
+    // Behind the guard, which has built the commit before: here nothing is.
+    match perf::commit_before(workspace) {
+        Ok((commit, binary)) => steps.run(&format!("interop with commit {commit}"), || {
+            test::beside(workspace, &binary)
+        }),
+        Err(why) => steps.skip("interop with the commit before", &format!("{why:#}")),
+    }
     steps.finish()
 }
 

@@ -8,6 +8,7 @@ mod instructions;
 mod long_path;
 mod machine;
 mod markdown;
+mod nightly;
 mod peer;
 mod plot;
 mod process;
@@ -23,6 +24,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
+pub(crate) use guard::commit_before;
 use machine::Machine;
 use programs::Programs;
 use results::{Entry, Results};
@@ -70,6 +72,10 @@ pub(crate) struct Args {
     /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
     #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "adit"])]
     instructions: bool,
+    /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
+    /// two hours.
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "peers", "ways", "only", "check"])]
+    nightly: bool,
 }
 
 impl Args {
@@ -89,6 +95,11 @@ impl Args {
     /// The scenario, with what the command line puts in place of its values.
     fn scenario(&self, workspace: &Workspace) -> anyhow::Result<Scenario> {
         let name = if self.quick { "quick" } else { &self.scenario };
+        self.of_name(workspace, name)
+    }
+
+    /// That of a name, or of a path, with the same.
+    fn of_name(&self, workspace: &Workspace, name: &str) -> anyhow::Result<Scenario> {
         let own = workspace.path(&format!("perf/scenarios/{name}.toml"));
         let path = if own.is_file() {
             own
@@ -123,11 +134,26 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.instructions {
         return instructions::run(workspace, args.check);
     }
+    if args.nightly {
+        return nightly::run(workspace, args);
+    }
     let scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    let (results, took) = compare(&programs, &scenario)?;
+    let (results, _table) = measure(&programs, &scenario, &programs.out)?;
+    if args.check {
+        check(&results)?;
+    }
+    Ok(())
+}
 
-    let machine = Machine::here(workspace);
+/// Measures a scenario, and writes its table, numbers and pictures to a folder. Also returns the table.
+fn measure(
+    programs: &Programs,
+    scenario: &Scenario,
+    out: &Path,
+) -> anyhow::Result<(Results, String)> {
+    let (results, took) = compare(programs, scenario)?;
+    let machine = Machine::here(programs.workspace());
     let heading = format!(
         "{}\n\n`cargo xtask perf`, rounds: {}, of {} s a measurement, medians; {machine}; {took} s in all. \
          Server, agent, target and load share this machine. Spread is half of the distance between the extremes of \
@@ -135,7 +161,6 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         scenario.title, scenario.rounds, scenario.load.seconds
     );
     let table = markdown::report(&results, &heading);
-    let out = &programs.out;
     let mut json = results.for_machines();
     if let Some(fields) = json.as_object_mut() {
         fields.insert("title".to_owned(), scenario.title.clone().into());
@@ -152,10 +177,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         out.display(),
         pictures.len()
     );
-    if args.check {
-        check(&results)?;
-    }
-    Ok(())
+    Ok((results, table))
 }
 
 /// Removes the pictures of the run before, which may have had other peers and dialects.
@@ -285,6 +307,15 @@ mod tests {
     fn counting_takes_nothing_from_a_scenario() {
         assert!(Args::parse("--instructions --check").unwrap().instructions);
         assert!(Args::parse("--instructions --rounds=5").is_err());
+    }
+
+    #[test]
+    fn all_scenarios_are_asked_for_with_what_fits_each_of_them() {
+        let args = Args::parse("--nightly --rounds=1 --seconds=0.1").unwrap();
+        assert!(args.nightly);
+        for one in ["--quick", "--scenario=wan", "--only=bulk", "--guard"] {
+            assert!(Args::parse(&format!("--nightly {one}")).is_err(), "{one}");
+        }
     }
 
     #[test]

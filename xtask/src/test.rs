@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every test of the workspace, with output short enough to read.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -72,6 +73,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         }
     }
     steps.finish()
+}
+
+/// Interop rows with our binary of another commit: the rest of that tier has run without it.
+///
+/// # Errors
+/// When one of them fails.
+pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<()> {
+    let mut args = Args::for_ci(false);
+    args.filter = Some("aditprevious".to_owned());
+    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    command.env("ADIT_PREVIOUS", previous);
+    run_tests(command, &["--test", "interop"], &args)
 }
 
 /// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other

@@ -18,9 +18,8 @@ use crate::way::{Target, Targets};
 
 /// Buffer or pipe of a direction in the loops of others: what a direction of ours grows to.
 const BUFFER_BYTES: usize = 256 * 1024;
-
-/// Connections that wait for the loop of others.
-const WAITING_MAX: usize = 1024;
+/// Connections on their way to a thread; whoever accepts waits for room.
+const WAITING_MAX: usize = 64;
 
 /// Takes a client and the connection to its target. They neither delay small writes nor, unless somebody says so, return from
 /// calls that would block.

@@ -5,7 +5,10 @@
 
 use std::fmt;
 use std::io::ErrorKind::ConnectionReset;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -228,8 +231,9 @@ impl LaneKeeper {
 
     fn lanes(&self, opening: usize) -> Lanes {
         let all = self.0.lanes_max - self.0.slots.available_permits();
+        // In this order: a lane that begins to wait meanwhile is counted twice rather than not at all.
+        let arriving = self.0.arriving.load(Acquire);
         let idle = self.0.idle.load(Relaxed);
-        let arriving = self.0.arriving.load(Relaxed);
         Lanes {
             idle,
             busy: all.saturating_sub(idle + arriving),
@@ -259,21 +263,18 @@ impl LaneKeeper {
 
     fn start(&self, lane: Lane) {
         let (keeper, arriving) = (self.clone(), Arriving::new(self));
-        let serving = async move {
-            drop(arriving);
-            keeper.serve(lane, false).await;
-        };
+        let serving = async move { keeper.serve(lane, Some(arriving)).await };
         if self.0.context.tasks.spawn("lane", serving).is_err() {
             self.adit().lane_closed(LaneEnd::Lost);
         }
     }
 
-    /// Serves a lane that carries nothing, up to its next tunnel that opens. `proven`: it has carried one.
-    async fn serve(&self, mut lane: Lane, proven: bool) {
-        let since = Instant::now();
+    /// Serves a lane that carries nothing, up to its next tunnel that opens; one that is not `arriving` has carried one.
+    async fn serve(&self, mut lane: Lane, mut arriving: Option<Arriving>) {
+        let (since, proven) = (Instant::now(), arriving.is_none());
         loop {
             lane.count_as(self.adit().lane(LaneState::Idle));
-            let request = match self.wait(&mut lane).await {
+            let request = match self.wait(&mut lane, arriving.take()).await {
                 Ok(Waited::Asked(request)) => request,
                 Ok(Waited::Lend(borrower)) => {
                     self.0.proved.store(true, Relaxed);
@@ -335,8 +336,10 @@ impl LaneKeeper {
     }
 
     /// Waits for an OPEN, or for somebody at this end who has a use for the lane.
-    async fn wait(&self, lane: &mut Lane) -> Result<Waited, LaneEnd> {
+    async fn wait(&self, lane: &mut Lane, arriving: Option<Arriving>) -> Result<Waited, LaneEnd> {
         let _idle = Counted::new(&self.0.idle);
+        // Only now: whoever counts between the two would miss it, and open one too many.
+        drop(arriving);
         let stopping = self.0.context.tasks.stopping();
         loop {
             let free = lane.state().can_open();
@@ -492,7 +495,9 @@ impl Arriving {
 
 impl Drop for Arriving {
     fn drop(&mut self) {
-        self.0.0.arriving.fetch_sub(1, Relaxed);
+        self.0.0.arriving.fetch_sub(1, Release);
+        // More may be wanted now that none is on its way.
+        self.0.0.changed.notify_one();
     }
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -167,6 +169,13 @@ impl Servers {
         links.iter().map(|(_, link)| link.clone()).collect()
     }
 
+    /// Whether targets that are gone have left nothing on a link that its server is still to get.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let links = locked(&self.shared.links);
+        links.iter().all(|(_, link)| link.mailbox.is_settled())
+    }
+
     /// Whether this agent has said that it goes away.
     #[must_use]
     pub fn is_draining(&self) -> bool {
@@ -198,49 +207,69 @@ fn announce_drain(link: &AgentLink) {
 
 impl Shared {
     async fn run(self: Arc<Self>) {
-        let mut serial = 0_u64;
+        let (mut serial, shared) = (0_u64, &self);
+        // One for each address at most: what leads nowhere takes its whole time, and is not to take that of others.
+        let mut attempts = FuturesUnordered::new();
         loop {
             let next = locked(&self.state).next_attempt(Instant::now());
-            let Some((at, when)) = next else {
-                self.changed.notified().await;
-                continue;
+            let due = async {
+                let Some((at, when)) = next else {
+                    return std::future::pending().await;
+                };
+                sleep_until(when).await;
+                at
             };
             tokio::select! {
-                () = sleep_until(when) => (),
-                () = self.changed.notified() => continue,
+                at = due => {
+                    locked(&self.state).begin(at);
+                    attempts.push(async move { (at, shared.attempt(at).await) });
+                }
+                Some((at, opened)) = attempts.next() => {
+                    serial += 1;
+                    self.attempted(at, opened, serial);
+                }
+                () = self.changed.notified() => (),
             }
-            serial += 1;
-            let (outcome, opened) = self.attempt(at).await;
-            // Before the link runs: its end may come at once, and must find what it takes back.
-            locked(&self.state).attempted(at, outcome, Instant::now(), rand::random::<f64>());
-            if let Some(opened) = opened {
-                self.keep(at, opened, serial);
-            }
-            self.publish();
         }
     }
 
-    async fn attempt(&self, at: usize) -> (Attempt, Option<Opened>) {
-        let Some(address) = self.settings.addresses.get(at) else {
-            return (Attempt::Failed, None);
-        };
+    async fn attempt(&self, at: usize) -> Option<Opened> {
+        let address = self.settings.addresses.get(at)?;
         let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, self.connect(address));
-        let opened = match connecting.await.unwrap_or(Err(AttemptError::Elapsed)) {
-            Ok(opened) => opened,
+        match connecting.await.unwrap_or(Err(AttemptError::Elapsed)) {
+            Ok(opened) => Some(opened),
             Err(error) => {
                 self.context
                     .metrics
                     .server_connection_failure(LinkDirection::ToServer);
                 tracing::warn!(server = %address, %error, "cannot connect to a server");
-                return (Attempt::Failed, None);
+                None
+            }
+        }
+    }
+
+    /// Keeps what an attempt has opened, unless it leads to a server that is held: another may have led there meanwhile.
+    fn attempted(self: &Arc<Self>, at: usize, opened: Option<Opened>, serial: u64) {
+        let mut state = locked(&self.state);
+        let (outcome, opened) = match opened {
+            None => (Attempt::Failed, None),
+            Some(opened) => {
+                let (server, count) = (opened.server.server.clone(), opened.server.server_count);
+                if state.holds(&server) {
+                    tracing::debug!(%server, "already connected to this server");
+                    (Attempt::Duplicate { server }, None)
+                } else {
+                    (Attempt::New { server, count }, Some(opened))
+                }
             }
         };
-        let (server, count) = (opened.server.server.clone(), opened.server.server_count);
-        if locked(&self.state).holds(&server) {
-            tracing::debug!(%server, "already connected to this server");
-            return (Attempt::Duplicate { server }, None);
+        // Before the link runs: its end may come at once, and must find what it takes back.
+        state.attempted(at, outcome, Instant::now(), rand::random::<f64>());
+        drop(state);
+        if let Some(opened) = opened {
+            self.keep(at, opened, serial);
         }
-        (Attempt::New { server, count }, Some(opened))
+        self.publish();
     }
 
     fn keep(self: &Arc<Self>, at: usize, opened: Opened, serial: u64) {

@@ -50,6 +50,7 @@ struct Address {
     leads_to: Option<ServerId>,
     failures: u32,
     not_before: Option<Instant>,
+    under_way: bool,
 }
 
 /// The state of one agent's search for servers.
@@ -103,14 +104,17 @@ impl SyncState {
         self.draining = true;
     }
 
-    /// The address to try next and when, or `None` while there is nothing to try.
+    /// The address to try next and when, or `None` while there is nothing to try: each has one attempt at a time.
     #[must_use]
     pub fn next_attempt(&self, now: Instant) -> Option<(usize, Instant)> {
         if self.draining {
             return None;
         }
         let met = self.held.len() >= self.count;
-        let order = (0..self.addresses.len()).map(|step| (self.next + step) % self.addresses.len());
+        let under_way = |at: usize| self.addresses.get(at).is_some_and(|a| a.under_way);
+        let order = (0..self.addresses.len())
+            .map(|step| (self.next + step) % self.addresses.len())
+            .filter(|at| !under_way(*at));
         let due = |at: usize| {
             self.addresses
                 .get(at)
@@ -129,6 +133,8 @@ impl SyncState {
         ) {
             (Some(attempt), _) => Some(attempt),
             (None, true) => None,
+            // What is found there may be enough.
+            (None, false) if self.addresses.iter().any(|a| a.under_way) => None,
             (None, false) => any.min_by_key(|(_, at)| *at),
         }
     }
@@ -144,6 +150,13 @@ impl SyncState {
     #[must_use]
     pub fn holds(&self, server: &ServerId) -> bool {
         self.held.contains(server)
+    }
+
+    /// An attempt at this address begins.
+    pub fn begin(&mut self, at: usize) {
+        if let Some(address) = self.addresses.get_mut(at) {
+            address.under_way = true;
+        }
     }
 
     /// Takes an attempt's outcome; `chance` is uniform in `0..1`.
@@ -172,6 +185,7 @@ impl SyncState {
         let Some(address) = self.addresses.get_mut(at) else {
             return;
         };
+        address.under_way = false;
         if leads_to.is_some() {
             address.leads_to = leads_to;
         }
@@ -288,6 +302,25 @@ mod tests {
             sync.next_attempt(now),
             Some((1, now + Duration::from_secs(1)))
         );
+    }
+
+    /// One that is never answered takes its whole time, which is not that of the others.
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_keeps_no_other_address_from_its_turn() {
+        let now = Instant::now();
+        let mut sync = SyncState::new(POLICY, 2);
+        sync.begin(0);
+        assert_eq!(sync.next_attempt(now), Some((1, now)));
+        sync.begin(1);
+        assert_eq!(sync.next_attempt(now), None);
+        sync.attempted(1, new("b", 3), now, 0.0);
+        assert_eq!(sync.next_attempt(now), None, "the first may find another");
+        sync.lost(&server("b"), now, 0.0);
+        let soon = now + Duration::from_secs(1);
+        assert_eq!(sync.next_attempt(now), Some((1, soon)));
+        sync.begin(1);
+        sync.attempted(0, Attempt::Failed, now, 0.0);
+        assert_eq!(sync.next_attempt(now), Some((0, soon)));
     }
 
     #[tokio::test(start_paused = true)]

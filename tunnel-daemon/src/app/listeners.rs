@@ -22,6 +22,7 @@ use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use crate::net::authority::AuthorityIo;
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
+use crate::net::handshakes::{HandshakeLimits, NoTurn};
 use crate::net::listen::{ListenAddr, ListenError, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
 use crate::net::socket;
@@ -30,10 +31,20 @@ use crate::net::tasks::{Overloaded, Tasks};
 use crate::net::tls::{Alpn, ServerTls, TlsError};
 use crate::net::unix::StaleFile;
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Label as _, Listener as ListenerLabel, ReloadResult};
+use crate::telemetry::labels::{
+    HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
+};
 
-/// TLS handshakes in flight per listener; beyond it peers wait in the kernel's queue.
+/// TLS handshakes in flight per listener.
 const HANDSHAKES_MAX: usize = 256;
+/// Connections of a listener whose peer has said nothing yet. The first words of a TLS client come right behind the ACK that
+/// completes its connection: with 10,000 silent peers a second it still has a tenth of a second for them.
+const SILENT_MAX: usize = 1024;
+/// Connections of a listener that wait for their handshake: as many as the kernel would hold for it.
+const WAITING_MAX: usize = 4096;
+/// The silent of a listener have at most one descriptor in so many, and so have those that wait: at the lowest limits there
+/// are, links and tunnels keep theirs.
+const DESCRIPTORS_DIVISOR: u64 = 8;
 
 /// Errors of one listener, as counters.
 pub(super) struct Counted {
@@ -47,8 +58,23 @@ impl AcceptEvents for Counted {
         self.metrics.accept_error(self.listener);
     }
 
-    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {
+    fn handshake_failed(&self, _peer: PeerAddr, error: &HandshakeError) {
         self.metrics.accept_error(self.listener);
+        self.metrics.handshake_failed(match error {
+            HandshakeError::TimedOut { .. } => HandshakeFailure::TimedOut,
+            HandshakeError::NoProtocol | HandshakeError::Failed(_) => HandshakeFailure::Failed,
+        });
+    }
+
+    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+        self.metrics.accept_error(self.listener);
+        self.metrics.handshake_failed(match why {
+            NoTurn::Silent => HandshakeFailure::Silent,
+            NoTurn::CrowdedOut => HandshakeFailure::CrowdedOut,
+            NoTurn::Closed => HandshakeFailure::Closed,
+            NoTurn::NoSlot => HandshakeFailure::NoSlot,
+            NoTurn::TooMany => HandshakeFailure::TooMany,
+        });
     }
 
     fn connection_refused(&self, peer: PeerAddr, overloaded: Overloaded) {
@@ -253,7 +279,7 @@ impl Listening<'_> {
         };
         let tls = tls.map(|tls| AcceptTls {
             tls,
-            handshakes_max: HANDSHAKES_MAX,
+            limits: handshake_limits(self.descriptors.limit()),
             deadline,
         });
         let events = Arc::new(Counted {
@@ -272,6 +298,17 @@ impl Listening<'_> {
         // The listener closes, and its socket file goes, when the loop gives it back.
         self.services
             .spawn_always("listener", async move { drop(accepting.await) });
+    }
+}
+
+/// Under this limit of descriptors; `None`: there is none.
+fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
+    let share = descriptors.map_or(u64::MAX, |limit| (limit / DESCRIPTORS_DIVISOR).max(1));
+    let share = usize::try_from(share).unwrap_or(usize::MAX);
+    HandshakeLimits {
+        handshakes_max: HANDSHAKES_MAX,
+        silent_max: SILENT_MAX.min(share),
+        waiting_max: WAITING_MAX.min(share),
     }
 }
 
@@ -333,5 +370,26 @@ fn any_address() -> std::net::IpAddr {
         v6.into()
     } else {
         std::net::Ipv4Addr::UNSPECIFIED.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_on_the_way_to_a_handshake_are_capped_and_have_an_eighth_of_the_descriptors() {
+        for (descriptors, silent, waiting) in [
+            (None, 1024, 4096),
+            (Some(1 << 20), 1024, 4096),
+            (Some(20_000), 1024, 2500),
+            (Some(1024), 128, 128),
+        ] {
+            let limits = handshake_limits(descriptors);
+            assert_eq!(
+                (limits.handshakes_max, limits.silent_max, limits.waiting_max),
+                (256, silent, waiting)
+            );
+        }
     }
 }

@@ -36,6 +36,10 @@ pub struct Mailbox {
     waker: AtomicWaker,
     closed: AtomicBool,
     held_bytes: AtomicU64,
+    lingering: AtomicUsize,
+    /// How often legs had something, and how many of these times the link's task has dealt with.
+    told: AtomicU64,
+    seen: AtomicU64,
 }
 
 impl Mailbox {
@@ -45,8 +49,24 @@ impl Mailbox {
         self.held_bytes.load(Relaxed)
     }
 
-    pub(super) fn tell_held(&self, bytes: u64) {
-        self.held_bytes.store(bytes, Relaxed);
+    /// Whether no leg that is gone has left anything behind that is still on its way to the peer.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        // What is seen comes first here and last in `tell`: then what lingers is of that time or later.
+        let seen = self.seen.load(Acquire);
+        seen == self.told.load(Acquire) && self.lingering.load(Acquire) == 0
+    }
+
+    /// For [`Self::tell`]; to be asked before legs are visited.
+    pub(super) fn news(&self) -> u64 {
+        self.told.load(Acquire)
+    }
+
+    /// How the link stands once it has dealt with that much `news`.
+    pub(super) fn tell(&self, held_bytes: u64, lingering: usize, news: u64) {
+        self.held_bytes.store(held_bytes, Relaxed);
+        self.lingering.store(lingering, Release);
+        self.seen.store(news, Release);
     }
 
     pub(super) fn register(&self, waker: &std::task::Waker) {
@@ -69,6 +89,8 @@ impl Mailbox {
 
     fn put(&self, conduit: Arc<Conduit>) {
         self.ready.push(conduit);
+        // Afterwards, or the link could count it as seen before it is there.
+        self.told.fetch_add(1, Release);
         // In this order, so that either this end or the one that closes finds what was put meanwhile.
         if self.closed.load(SeqCst) {
             self.clear();

@@ -84,6 +84,7 @@ impl<H: LinkHooks> LinkDriver<H> {
     /// `Ok`: nothing to do until woken.
     fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkOver> {
         self.mailbox.register(cx.waker());
+        let news = self.mailbox.news();
         for _turn in 0..TURNS_PER_POLL {
             let now = self.clock.now();
             let mut busy = self.poll_peer(cx, now)?;
@@ -94,14 +95,19 @@ impl<H: LinkHooks> LinkDriver<H> {
             busy |= self.poll_send(cx, now)?;
             self.apply(now)?;
             if !busy && self.mailbox.is_empty() {
-                self.mailbox.tell_held(self.link.held_bytes());
+                self.tell(news);
                 self.arm(cx);
                 return Ok(());
             }
         }
-        self.mailbox.tell_held(self.link.held_bytes());
+        self.tell(news);
         cx.waker().wake_by_ref();
         Ok(())
+    }
+
+    fn tell(&self, news: u64) {
+        let (held, lingering) = (self.link.held_bytes(), self.link.lingering());
+        self.mailbox.tell(held, lingering, news);
     }
 
     /// Reads frames until the stream is empty or the turn is over.

@@ -15,7 +15,7 @@ use crate::net::socket;
 /// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
 /// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
 ///
-/// A cancelled call resets the tunnel.
+/// A cancelled call resets the tunnel, and the socket unless it was told that these are all.
 pub fn serve_target<A, K, F>(
     socket: TcpStream,
     mut leg: Leg,
@@ -90,6 +90,14 @@ where
     }
 }
 
+impl<A, K, F> Drop for ServeTarget<A, K, F> {
+    fn drop(&mut self) {
+        if let (Some(tunnel), Some(socket)) = (&self.tunnel, &self.socket) {
+            tunnel.pump.cut_off(socket);
+        }
+    }
+}
+
 impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
     fn over(mut self, outcome: &PumpOutcome) {
         let address = self.address.as_ref();
@@ -129,6 +137,7 @@ pub fn reset_on_close(socket: &TcpStream) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::sync::Arc;
 
     use super::*;
@@ -145,5 +154,21 @@ mod tests {
         let serving = serve_target(socket, leg, String::new(), [0_u64; 3], |_outcome| ());
         let bytes = size_of_val(&serving);
         assert!(bytes <= 384, "{bytes} bytes");
+    }
+
+    /// As when an agent leaves whose grace is over: half of an upload must not look like the whole of it.
+    #[tokio::test]
+    async fn a_target_whose_task_is_dropped_is_reset() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (mut target, _address) = listener.accept().unwrap();
+        let (leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let mut serving = Box::pin(serve_target(socket, leg, "", (), |_outcome| ()));
+        assert!(futures_util::poll!(&mut serving).is_pending());
+        drop(serving);
+        let read = target.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(read, Err(io::ErrorKind::ConnectionReset));
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
-use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::lane::{FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode};
 use adit_core::session::ProcessBudget;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
@@ -41,6 +41,10 @@ const PIPES_BURST: u32 = 100;
 
 /// Lanes looked at in one go: some microseconds each, during which dials do not find them.
 const SWEEP_LANES: usize = 16;
+
+/// OPENs that one look at a lane refuses. An agent by the rules waits for the answer to each; one that does not would be
+/// refused for as long as it likes, by a task that looks after the lanes of all.
+const REFUSALS_PER_LOOK: usize = 64;
 
 /// What a pool is made of.
 pub struct PoolSettings {
@@ -284,6 +288,7 @@ impl LanePool {
     fn usable(self: &Arc<Self>, mut waiting: Waiting) -> Option<Waiting> {
         let waker = waiting.waker();
         let cx = &mut Context::from_waker(&waker);
+        let mut refusals = 0;
         loop {
             match waiting.lane.poll_event(cx) {
                 Poll::Ready(Ok(LaneEvent::Open(request))) => match &self.settings.opens {
@@ -292,8 +297,13 @@ impl LanePool {
                         opens.asked(self.asked(waiting.lane, request));
                         return None;
                     }
-                    // In place: an agent may have sent many of them, each in time for the last one's answer.
+                    // In place: an agent may have sent some of them, each in time for the last one's answer.
                     None => {
+                        refusals += 1;
+                        if refusals > REFUSALS_PER_LOOK {
+                            self.lost(&LaneViolation::OutOfTurn(FrameType::Open).into());
+                            return None;
+                        }
                         let text = "this server opens no connections for agents";
                         waiting.lane.end().refuse(RefusalCode::Denied, text);
                     }

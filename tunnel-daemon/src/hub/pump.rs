@@ -2,16 +2,19 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 
 use super::closing::Closing;
+use super::endpoint::reset_on_close;
 use super::leg::{Incoming, Leg};
 use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
+use crate::net::stream::Connection;
 
 /// Bytes taken from the leg before the socket gets them.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
@@ -107,15 +110,48 @@ pub(super) struct Pump {
 /// itself hands over.
 ///
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
-/// [`PumpOutcome::closing`] says, by [`super::part`]. A cancelled call leaves the leg to its `Drop`: the tunnel is reset.
-pub fn pump<'a, S: AsyncRead + AsyncWrite + Unpin>(
+/// [`PumpOutcome::closing`] says, by [`super::part`]. A cancelled call leaves the leg to its `Drop`: the tunnel is reset. So is
+/// the socket when it is dropped then, unless it was told that these are all.
+pub fn pump<'a, S: Connection>(
     socket: &'a mut S,
     leg: &'a mut Leg,
     first: Bytes,
 ) -> impl Future<Output = PumpOutcome> + use<'a, S> {
-    let mut pump = Pump::new(leg, first);
+    let pump = Some(Pump::new(leg, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
-    std::future::poll_fn(move |cx| pump.poll(cx, socket, leg))
+    Pumping { pump, socket, leg }
+}
+
+/// See [`pump`].
+struct Pumping<'a, S: Connection> {
+    /// Until it is over.
+    pump: Option<Pump>,
+    socket: &'a mut S,
+    leg: &'a mut Leg,
+}
+
+impl<S: Connection> Future for Pumping<'_, S> {
+    type Output = PumpOutcome;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PumpOutcome> {
+        let this = self.get_mut();
+        let Some(pump) = &mut this.pump else {
+            unreachable!("a pump is asked again after its end");
+        };
+        let outcome = ready!(pump.poll(cx, this.socket, this.leg));
+        this.pump = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl<S: Connection> Drop for Pumping<'_, S> {
+    fn drop(&mut self) {
+        if let Some(pump) = &self.pump
+            && let Some(socket) = self.socket.tcp()
+        {
+            pump.cut_off(socket);
+        }
+    }
 }
 
 impl Pump {
@@ -147,9 +183,20 @@ impl Pump {
             .map(|end| PumpOutcome {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
-                said_all: self.write_shut && self.write_failed.is_none(),
+                said_all: self.has_said_all(),
                 end,
             })
+    }
+
+    fn has_said_all(&self) -> bool {
+        self.write_shut && self.write_failed.is_none()
+    }
+
+    /// It is not asked again, though it is not over: what its socket was given is not to look like all.
+    pub(super) fn cut_off(&self, socket: &TcpStream) {
+        if !self.has_said_all() {
+            reset_on_close(socket);
+        }
     }
 
     fn poll_end<S: AsyncRead + AsyncWrite + Unpin>(
@@ -310,6 +357,7 @@ impl Pump {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::sync::Arc;
 
     use super::*;
@@ -328,5 +376,31 @@ mod tests {
         let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
         assert!(futures_util::poll!(&mut pumping).is_pending());
         assert!(block.is_unique());
+    }
+
+    /// As when its task is cut off.
+    #[tokio::test]
+    async fn a_socket_whose_pump_is_dropped_is_reset_unless_it_was_told_all() {
+        for said_all in [false, true] {
+            let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let address = listener.local_addr().unwrap();
+            let mut near = TcpStream::connect(address).await.unwrap();
+            let (mut far, _address) = listener.accept().unwrap();
+            let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+            if said_all {
+                conduit.peer_fin();
+            }
+            let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
+            assert!(futures_util::poll!(&mut pumping).is_pending());
+            drop(pumping);
+            drop(near);
+            let read = far.read(&mut [0]).map_err(|error| error.kind());
+            let end = if said_all {
+                Ok(0)
+            } else {
+                Err(io::ErrorKind::ConnectionReset)
+            };
+            assert_eq!(read, end);
+        }
     }
 }

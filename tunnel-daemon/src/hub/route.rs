@@ -235,6 +235,14 @@ impl Hub {
         locked(&self.links).values().cloned().collect()
     }
 
+    /// Whether clients that are gone have left nothing on a link that its agent is still to get.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        locked(&self.links)
+            .values()
+            .all(|link| link.mailbox.is_settled())
+    }
+
     /// The lanes of a link, if it lives and may have some.
     #[must_use]
     pub fn lanes_of(&self, link: LinkId) -> Option<Arc<LanePool>> {

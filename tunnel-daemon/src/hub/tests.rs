@@ -17,12 +17,23 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::net::grpc::{self, LINK_FRAME_BYTES, Windows};
+use crate::net::stream::Connection;
 
 const WINDOWS: Windows = Windows {
     frame_bytes: LINK_FRAME_BYTES,
     stream_bytes: 1 << 20,
     send_buffer_bytes: 128 * 1024,
 };
+
+impl Connection for tokio::io::BufWriter<DuplexStream> {
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn into_descriptor(self) -> Option<std::os::fd::OwnedFd> {
+        None
+    }
+}
 
 /// A target as the test holds it: what the agent would have dialled.
 type Targets = mpsc::Receiver<DuplexStream>;

@@ -1,13 +1,14 @@
 //! The accept loop: from a listener to handlers, with TLS in between where configured. It never spins and never grows:
-//! errors back off, handshakes in flight are capped and timed, connections are admitted by [`Tasks`].
+//! errors back off, handshakes and those who wait for one are capped and timed, connections are admitted by [`Tasks`].
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     handshake::{HandshakeError, accept_tls},
+    handshakes::{HandshakeLimits, Handshakes, NoTurn, Place},
     listen::Listener,
     reload::ReloadableServerTls,
     stream::{ByteStream, PeerAddr, Socket},
@@ -38,11 +39,14 @@ impl Incoming for Listener {
 pub trait AcceptEvents: Send + Sync + 'static {
     /// Accept failed for want of descriptors or memory, or in a way that is not known to pass: the loop waits.
     fn accept_failed(&self, _error: &io::Error) {}
-    /// A peer connected but finished no handshake.
+    /// A peer began a handshake and did not finish it.
     fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
+    /// A connection was closed before its handshake had begun.
+    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
-    /// Asked before each accept: whether there is room for one more connection. If not, peers wait in the kernel's queue.
+    /// Asked before each accept: whether there is room for one more connection. If not, one whose peer has said nothing yet
+    /// is closed for it; without such, peers wait in the kernel's queue.
     fn has_room(&self) -> bool {
         true
     }
@@ -59,14 +63,16 @@ impl AcceptEvents for () {}
 pub struct AcceptTls {
     /// Current certificates.
     pub tls: Arc<ReloadableServerTls>,
-    /// Handshakes in flight at once. Beyond it peers wait in the kernel's queue.
-    pub handshakes_max: usize,
-    /// Time for one: `HANDSHAKE_DEADLINE` where agents connect, `HANDSHAKE_DEADLINE_COMPAT` to wait as upstream.
+    /// How many connections may be on the way to a finished handshake.
+    pub limits: HandshakeLimits,
+    /// Time from accept to the end of the handshake: `HANDSHAKE_DEADLINE` where agents connect,
+    /// `HANDSHAKE_DEADLINE_COMPAT` to wait as upstream.
     pub deadline: Duration,
 }
 
 /// Accepts until `stop`, then gives the listener back: dropping it closes it. Each connection is a task of `tasks`: the
-/// handshake, then the future `handle` makes of the stream. Running connections are not touched by `stop`.
+/// handshake, then the future `handle` makes of the stream. `stop` closes connections whose handshake has not begun, like
+/// those in the kernel's queue, and touches no others.
 pub async fn accept_loop<I, H, F>(
     incoming: I,
     tls: Option<AcceptTls>,
@@ -81,27 +87,20 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let handle = Arc::new(handle);
-    let handshakes_max = tls
-        .as_ref()
-        .map_or(Semaphore::MAX_PERMITS, |tls| tls.handshakes_max);
     let mut acceptor = Acceptor {
         incoming,
-        handshakes: Arc::new(Semaphore::new(handshakes_max)),
+        handshakes: tls.as_ref().map(|tls| Handshakes::new(tls.limits)),
         backoff: Backoff::default(),
         events,
     };
-    while let Some((socket, peer, permit)) = stop.run_until_cancelled(acceptor.next()).await {
-        let (tls, events, handle) = (
-            tls.clone(),
-            Arc::clone(&acceptor.events),
-            Arc::clone(&handle),
-        );
+    while let Some((socket, peer)) = stop.run_until_cancelled(acceptor.next()).await {
+        let (events, handle) = (Arc::clone(&acceptor.events), Arc::clone(&handle));
+        let handshakes = acceptor.handshakes.as_ref();
+        let due = tls
+            .clone()
+            .zip(handshakes.map(|handshakes| handshakes.enter(peer)));
         // Boxed: what a greeting needs would stay in the connection's task for as long as that lives.
-        let greeting = Box::pin(async move {
-            let greeted = greet(socket, peer, tls, &*events).await;
-            drop(permit);
-            greeted
-        });
+        let greeting = Box::pin(greet(socket, peer, due, stop.clone(), events));
         let connection = async move {
             if let Some(stream) = greeting.await {
                 handle(stream).await;
@@ -114,17 +113,27 @@ where
     acceptor.incoming
 }
 
-/// The handshake, where one is due. `None` when it failed, which `events` has been told.
+/// The handshake, where one is due, when it is its turn; its place is free again once this is over. `None` when nothing
+/// came of it, which `events` has been told, or when `stop` came first.
 async fn greet(
     socket: Socket,
     peer: PeerAddr,
-    tls: Option<AcceptTls>,
-    events: &dyn AcceptEvents,
+    due: Option<(AcceptTls, Place)>,
+    stop: CancellationToken,
+    events: Arc<dyn AcceptEvents>,
 ) -> Option<ByteStream> {
-    let Some(AcceptTls { tls, deadline, .. }) = tls else {
+    let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
         return Some(ByteStream::plain(socket, peer));
     };
-    match Box::pin(accept_tls(socket, peer, &tls, deadline)).await {
+    let until = Instant::now() + deadline;
+    let turn = place.turn(socket.speaks(), until);
+    if let Err(why) = stop.run_until_cancelled(turn).await? {
+        tracing::debug!(%peer, %why, "no TLS handshake");
+        events.no_turn(peer, why);
+        return None;
+    }
+    let left = until.saturating_duration_since(Instant::now());
+    match Box::pin(accept_tls(socket, peer, &tls, left)).await {
         Ok(stream) => Some(stream),
         Err(error) => {
             tracing::debug!(%peer, %error, "no TLS connection");
@@ -137,23 +146,22 @@ async fn greet(
 /// A listener that waits out its errors.
 struct Acceptor<I> {
     incoming: I,
-    handshakes: Arc<Semaphore>,
+    /// Where there is TLS.
+    handshakes: Option<Arc<Handshakes>>,
     backoff: Backoff,
     events: Arc<dyn AcceptEvents>,
 }
 
 impl<I: Incoming> Acceptor<I> {
-    /// The next connection and its permit for a handshake. The permit comes first: a connection we cannot greet yet is
-    /// better off in the kernel's queue. (It is `None` only for a closed semaphore, and nobody closes this one.)
-    async fn next(&mut self) -> (Socket, PeerAddr, Option<OwnedSemaphorePermit>) {
-        let permit = Arc::clone(&self.handshakes).acquire_owned().await.ok();
+    /// The next connection.
+    async fn next(&mut self) -> (Socket, PeerAddr) {
         loop {
             self.room().await;
             match self.incoming.accept().await {
                 Ok((socket, peer)) => {
                     self.events.accepted();
                     self.backoff = Backoff::default();
-                    return (socket, peer, permit);
+                    return (socket, peer);
                 }
                 Err(error) if passes_by_itself(&error) && self.backoff.may_retry_at_once() => {}
                 Err(error) => {
@@ -168,10 +176,16 @@ impl<I: Incoming> Acceptor<I> {
 }
 
 impl<I> Acceptor<I> {
-    /// Waits for room for one more connection.
+    /// Waits for room for one more connection, which one whose peer has said nothing yet has to make: otherwise such peers
+    /// would close the listener wherever descriptors are few.
     async fn room(&self) {
         if self.events.has_room() {
             return;
+        }
+        let handshakes = self.handshakes.as_ref();
+        if handshakes.is_some_and(|handshakes| handshakes.close_oldest_silent()) {
+            // For the task that has its descriptor.
+            return tokio::task::yield_now().await;
         }
         self.events.paused();
         while !self.events.has_room() {

@@ -12,6 +12,7 @@ pub mod dial;
 mod gather;
 pub mod grpc;
 pub mod handshake;
+pub mod handshakes;
 mod identity;
 pub mod inspect;
 pub mod interfaces;

@@ -73,6 +73,17 @@ pub struct TlsConnection {
     secrets: Option<Arc<TrafficSecrets>>,
 }
 
+impl Socket {
+    /// Waits for the peer's first byte and leaves it there; false if there will be none. On a unix socket, where nobody can
+    /// look without taking, the end of the stream counts as a byte.
+    pub(super) async fn speaks(&self) -> bool {
+        match self {
+            Self::Tcp(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),
+            Self::Unix(socket) => socket.readable().await.is_ok(),
+        }
+    }
+}
+
 impl ByteStream {
     /// A clear-text stream.
     #[must_use]

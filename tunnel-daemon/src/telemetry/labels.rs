@@ -329,6 +329,26 @@ label! {
 }
 
 label! {
+    /// Why a connection to a listener with TLS came to no TLS session.
+    HandshakeFailure {
+        /// Its peer said nothing in time.
+        Silent = "silent",
+        /// Its peer had said nothing yet, for longer than others, and newer connections needed the room.
+        CrowdedOut = "crowded_out",
+        /// Its peer closed it without a byte.
+        Closed = "closed",
+        /// No handshake could begin in time.
+        NoSlot = "no_slot",
+        /// Too many waited for a handshake, most of them of its address.
+        TooMany = "too_many",
+        /// The handshake began and was not finished in time.
+        TimedOut = "timed_out",
+        /// The handshake failed: a certificate, a protocol, or no TLS at all.
+        Failed = "failed",
+    }
+}
+
+label! {
     /// The dialect a client speaks.
     ClientDialect {
         /// `ProxyService/Proxy` packets.
@@ -453,6 +473,7 @@ mod tests {
         indexes_match_positions::<Segment>();
         indexes_match_positions::<DialFailureReason>();
         indexes_match_positions::<TunnelEnd>();
+        indexes_match_positions::<HandshakeFailure>();
         indexes_match_positions::<ClientDialect>();
     }
 

@@ -11,8 +11,8 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Re
 use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, Direction, Driver, Engine, LaneDial, LaneEnd, LaneRefusal, LaneState,
-    Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, Direction, Driver, Engine, HandshakeFailure, LaneDial, LaneEnd,
+    LaneRefusal, LaneState, Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
@@ -59,6 +59,7 @@ struct Inner {
     node_agents: NodeAgents,
     accept_errors: Counters<Listener>,
     accept_pauses: Counters<Listener>,
+    handshakes_failed: Counters<HandshakeFailure>,
     control_overflows: IntCounter,
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
@@ -194,6 +195,11 @@ impl AditMetrics {
                 "accept_pauses_total",
                 "Times a listener stopped accepting because file descriptors were short, by listener",
                 "listener",
+            ),
+            handshakes_failed: families.counters_from_zero(
+                "handshakes_failed_total",
+                "Connections to listeners with TLS that came to no TLS session, by reason",
+                "reason",
             ),
             control_overflows: families
                 .counter("control_overflows_total", "Links ended because their control queue ran full"),
@@ -400,6 +406,11 @@ impl AditMetrics {
     /// A listener waits for descriptors.
     pub fn accept_paused(&self, listener: Listener) {
         self.0.accept_pauses.of(listener).inc();
+    }
+
+    /// A connection to a listener with TLS came to no TLS session.
+    pub fn handshake_failed(&self, why: HandshakeFailure) {
+        self.0.handshakes_failed.of(why).inc();
     }
 
     /// A link ended because its control queue ran full.

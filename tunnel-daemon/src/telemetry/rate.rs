@@ -33,11 +33,21 @@ impl TokenBucket {
         }
     }
 
+    /// Whether as many tokens are there as can be: the bucket is as good as a new one.
+    #[must_use]
+    pub fn is_full(&self, now: Instant) -> bool {
+        self.saved_at(now) == self.capacity
+    }
+
+    fn saved_at(&self, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.refilled);
+        self.saved.saturating_add(passed).min(self.capacity)
+    }
+
     /// Takes one token if there is one.
     pub fn try_take(&mut self, now: Instant) -> bool {
-        let passed = now.saturating_duration_since(self.refilled);
+        self.saved = self.saved_at(now);
         self.refilled = self.refilled.max(now);
-        self.saved = self.saved.saturating_add(passed).min(self.capacity);
         match self.saved.checked_sub(self.cost) {
             Some(left) => {
                 self.saved = left;
@@ -74,6 +84,16 @@ mod tests {
             taken(&mut bucket, 1_000, later + Duration::from_secs(3_600)),
             200
         );
+    }
+
+    #[test]
+    fn bucket_is_as_good_as_new_once_all_it_lost_is_back() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(100, 200, now);
+        assert!(bucket.is_full(now));
+        assert!(bucket.try_take(now));
+        assert!(!bucket.is_full(now + Duration::from_millis(9)));
+        assert!(bucket.is_full(now + Duration::from_millis(10)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod previous;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
@@ -161,6 +161,15 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         );
     }
     Ok(())
+}
+
+/// The commit before as an earlier run has built it: its name and its binary.
+///
+/// # Errors
+/// There is none, or no run has built it.
+pub(crate) fn commit_before(workspace: &Workspace) -> anyhow::Result<(String, PathBuf)> {
+    let Previous { commit, binary } = Previous::built(workspace)?;
+    Ok((commit, binary))
 }
 
 impl Settings {

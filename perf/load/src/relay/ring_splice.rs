@@ -1,5 +1,6 @@
 //! What a ring that performs the splicing costs: `IORING_OP_SPLICE` from socket to pipe, then from pipe to socket, one
-//! direction independent of the other. The kernel hands each of them to a thread of its own (io-wq).
+//! direction independent of the other. The kernel hands each of them to a thread of its own (io-wq). Each connection makes two
+//! pipes, which is most of what a dial costs here.
 #![expect(
     unsafe_code,
     reason = "a measurement: submission entries name descriptors that have to stay open"
@@ -65,6 +66,8 @@ pub(super) fn start() -> anyhow::Result<Connections> {
         };
         if let Err(error) = relay.run() {
             eprintln!("adit-load relay: {error}");
+            // Not dropped: the ring may still write to what the bell is read into. And nothing is measured without it.
+            std::process::exit(1);
         }
     })?;
     Ok(Box::new(move |client, target| {
@@ -206,7 +209,7 @@ impl Relay {
             self.ring.submit()?;
         }
         // SAFETY: descriptors and the bell's buffer live until the entry has completed: a connection is dropped when both of
-        // its directions are over, each of which has at most one entry and none once it is; the rest lives as long as the ring.
+        // its directions are over, each of which has at most one entry and none once it is; the rest lives as long as the process.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.map_err(io::Error::other)
     }

@@ -153,6 +153,7 @@ pub struct Link {
     pub(super) watched: Vec<TunnelKey>,
     pub(super) sweep_at: Option<Moment>,
     pub(super) retired: bool,
+    pub(super) lingering: usize,
     forgotten: HashSet<ConnId>,
     forgotten_order: VecDeque<ConnId>,
     failed: bool,
@@ -181,6 +182,7 @@ impl Link {
             watched: Vec::new(),
             sweep_at: None,
             retired: false,
+            lingering: 0,
             forgotten: HashSet::new(),
             forgotten_order: VecDeque::new(),
             failed: false,
@@ -197,6 +199,12 @@ impl Link {
     #[must_use]
     pub fn tunnels(&self) -> usize {
         self.tunnels.len()
+    }
+
+    /// Tunnels that their legs have closed and left, and whose last bytes, or their confirmation, are on their way.
+    #[must_use]
+    pub fn lingering(&self) -> usize {
+        self.lingering
     }
 
     /// Dials without an answer.
@@ -472,6 +480,7 @@ impl Link {
             .get(key)
             .is_some_and(|t| t.phase == Phase::Done && t.leg_gone);
         if over && let Some(tunnel) = self.tunnels.remove(key) {
+            self.lingering -= usize::from(tunnel.lingers);
             self.release(tunnel.held());
             self.ungrant(tunnel.inc.open_credit());
         }

@@ -278,7 +278,13 @@ impl Link {
                 };
                 self.close_outgoing(key, text, now);
             }
-            Phase::Open { .. } => self.watch(key, now),
+            Phase::Open { .. } => {
+                if let Some(tunnel) = self.tunnels.get_mut(key) {
+                    tunnel.lingers = true;
+                    self.lingering += 1;
+                }
+                self.watch(key, now);
+            }
             Phase::Done => self.free_if_over(key),
         }
     }

@@ -157,6 +157,8 @@ pub(super) struct Tunnel {
     pub(super) ended: bool,
     /// The leg is gone (or never came); only the protocol keeps this entry.
     pub(super) leg_gone: bool,
+    /// The leg had closed it before: what it had said is on its way until the peer confirms.
+    pub(super) lingers: bool,
     pub(super) watched: bool,
     pub(super) close_deadline: Option<Moment>,
     pub(super) active_at: Moment,
@@ -200,6 +202,7 @@ impl Tunnel {
             },
             ended: false,
             leg_gone: false,
+            lingers: false,
             watched: false,
             close_deadline: None,
             active_at: now,

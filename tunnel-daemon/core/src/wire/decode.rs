@@ -222,12 +222,18 @@ impl Decoder {
     }
 
     fn skip(&mut self, count: usize) {
+        // Without bytes, nothing keeps the memory that those before took.
         if self.joined.is_empty() {
             self.input.advance(count);
+            if self.input.is_empty() {
+                self.input = Bytes::new();
+            }
         } else {
             self.joined.advance(count);
+            if self.joined.is_empty() {
+                self.joined = BytesMut::new();
+            }
         }
-        self.rest();
     }
 
     fn take_up_to(&mut self, count: usize) -> Bytes {
@@ -244,16 +250,6 @@ impl Decoder {
             let piece = Bytes::copy_from_slice(self.joined.get(..count).unwrap_or_default());
             self.skip(count);
             piece
-        }
-    }
-
-    /// Without bytes, nothing keeps the memory that those before took.
-    fn rest(&mut self) {
-        if self.joined.is_empty() {
-            self.joined = BytesMut::new();
-        }
-        if self.input.is_empty() {
-            self.input = Bytes::new();
         }
     }
 }

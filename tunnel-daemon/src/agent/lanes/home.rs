@@ -37,7 +37,7 @@ impl LaneHome for Home {
             let settled = settle(&mut lane).await;
             drop(settles);
             match settled {
-                Ok(()) => keeper.serve(lane, true).await,
+                Ok(()) => keeper.serve(lane, None).await,
                 Err(Unsettled::Failed(_given_up)) if lane.state().is_draining() => {
                     keeper.closed(LaneEnd::Drained);
                 }

@@ -32,17 +32,23 @@ async fn pair() -> (Lane, Lane) {
     )
 }
 
+/// As many lanes as the keeper may have: their ends at the agent, and at the server.
+async fn pairs(keeper: &LaneKeeper) -> (Vec<Lane>, Vec<Lane>) {
+    let (mut lanes, mut servers) = (Vec::new(), Vec::new());
+    for _lane in 0..keeper.lanes_max() {
+        let (lane, server) = pair().await;
+        lanes.push(lane);
+        servers.push(server);
+    }
+    (lanes, servers)
+}
+
 /// A lane is counted from when it is bound, and not from when its task has begun to wait.
 #[tokio::test]
 async fn no_more_lanes_are_opened_than_are_wanted() {
     let context = context(10);
     let ours = keeper("ours", &context);
-    let (mut lanes, mut servers) = (Vec::new(), Vec::new());
-    for _lane in 0..ours.lanes_max() {
-        let (lane, server) = pair().await;
-        lanes.push(lane);
-        servers.push(server);
-    }
+    let (lanes, _servers) = pairs(&ours).await;
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
     let open = || async {
         opened.fetch_add(1, Relaxed);
@@ -62,6 +68,71 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
         () = ours.clone().run(open) => panic!("it keeps lanes"),
     }
     assert_eq!(opened.load(Relaxed), ours.wanted());
+}
+
+/// Until there are so many lanes and all of them wait. Paused time stands still meanwhile: the task never rests.
+async fn all_idle(keeper: &LaneKeeper, idle: usize) {
+    let wanted = Lanes {
+        idle,
+        ..Lanes::default()
+    };
+    while keeper.count() != wanted {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a burst has made it open is closed again, down to the lanes that are always kept.
+#[tokio::test(start_paused = true)]
+async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lanes, servers) = pairs(&ours).await;
+    // As a server does: it closes a lane that its agent wants no tunnel on.
+    let closing = servers
+        .into_iter()
+        .map(|mut lane| async move { matches!(lane.event().await, Ok(LaneEvent::Draining)) });
+    let mut closing: FuturesUnordered<_> = closing.collect();
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || async {
+        opened.fetch_add(1, Relaxed);
+        let lane = lanes.lock().unwrap().pop();
+        match lane {
+            Some(lane) => Ok((ours.clone(), lane)),
+            None => pending().await,
+        }
+    };
+    let shrinks = async {
+        all_idle(&ours, 4).await;
+        ours.missed();
+        all_idle(&ours, 8).await;
+        let since = moment();
+        let shrunk = async {
+            while ours.wanted() > 4 {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let shrunk = tokio::time::timeout(DAY, shrunk).await;
+        shrunk.expect("it wants fewer at last");
+        let unused = moment().since(since);
+        // What is said on lanes goes through the kernel, which knows no paused time.
+        tokio::time::resume();
+        for _lane in 0..4 {
+            assert_eq!(closing.next().await, Some(true));
+        }
+        all_idle(&ours, 4).await;
+        tokio::time::pause();
+        let further = tokio::time::timeout(Duration::from_secs(600), closing.next()).await;
+        assert!(further.is_err(), "the others are kept: {further:?}");
+        unused
+    };
+    let unused = tokio::select! {
+        unused = shrinks => unused,
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    };
+    // In the window of a minute in which they came there were fewer for a while; the next one is over when somebody looks.
+    assert!((60..150).contains(&unused.as_secs()), "{unused:?}");
+    assert_eq!((opened.load(Relaxed), ours.wanted()), (8, 4));
 }
 
 /// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.

@@ -1,7 +1,7 @@
 //! What one agent may ask for, whatever the number of its links.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use adit_core::ids::AgentId;
@@ -17,9 +17,9 @@ const OPENS_BURST: u32 = 1000;
 /// Dials of one agent without an answer.
 const DIALS_PER_AGENT_MAX: usize = 256;
 
-/// Quotas of agents that have links.
+/// Quotas of agents that have links, or had some lately: who comes back is given no new one.
 #[derive(Default)]
-pub(super) struct Quotas(Mutex<HashMap<Asker, Weak<Quota>>>);
+pub(super) struct Quotas(Mutex<HashMap<Asker, Arc<Quota>>>);
 
 /// An agent's id and its certificate's holder.
 type Asker = (AgentId, Arc<str>);
@@ -40,31 +40,31 @@ impl Quota {
     pub(super) fn may_open(&self, now: Instant) -> bool {
         locked(&self.opens).try_take(now)
     }
+
+    /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
+    fn is_unused(self: &Arc<Self>, now: Instant) -> bool {
+        Arc::strong_count(self) == 1 && locked(&self.opens).is_full(now)
+    }
 }
 
 impl Quotas {
     /// The quota of an agent, which all its links share.
     pub(super) fn of(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
+        let now = Instant::now();
         let mut agents = locked(&self.0);
         if agents.len() == agents.capacity() {
             // As often as the table would grow, so that it holds at most twice as many as there are.
-            agents.retain(|_, quota| quota.strong_count() > 0);
+            agents.retain(|_, quota| !quota.is_unused(now));
         }
-        let place = agents
+        let quota = agents
             .entry((agent.clone(), Arc::clone(principal)))
-            .or_default();
-        place.upgrade().unwrap_or_else(|| {
-            let quota = Arc::new(Quota {
-                opens: Mutex::new(TokenBucket::new(
-                    OPENS_PER_SECOND,
-                    OPENS_BURST,
-                    Instant::now(),
-                )),
-                dials: Semaphore::new(DIALS_PER_AGENT_MAX),
+            .or_insert_with(|| {
+                Arc::new(Quota {
+                    opens: Mutex::new(TokenBucket::new(OPENS_PER_SECOND, OPENS_BURST, now)),
+                    dials: Semaphore::new(DIALS_PER_AGENT_MAX),
+                })
             });
-            *place = Arc::downgrade(&quota);
-            quota
-        })
+        Arc::clone(quota)
     }
 }
 
@@ -91,6 +91,27 @@ mod tests {
             assert!(quota.may_open(Instant::now()), "{opens}");
         }
         assert!(stranger.may_open(Instant::now()));
+    }
+
+    /// Or an agent that links anew would be allowed as much at once as it likes.
+    #[test]
+    fn an_agent_that_comes_back_finds_what_it_had_left() {
+        let quotas = Quotas::default();
+        let (agent, name): (_, Arc<str>) = (AgentId::new("agent"), "one".into());
+        let link = quotas.of(&agent, &name);
+        // At the time of its last link, so that none is there again.
+        let then = Instant::now();
+        while link.may_open(then) {}
+        drop(link);
+        for stranger in 0..100 {
+            drop(quotas.of(&AgentId::new(&stranger.to_string()), &name));
+        }
+        let mut opens = 0;
+        let link = quotas.of(&agent, &name);
+        while link.may_open(then) {
+            opens += 1;
+        }
+        assert_eq!(opens, 0);
     }
 
     #[test]

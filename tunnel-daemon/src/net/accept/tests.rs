@@ -11,20 +11,35 @@ use crate::net::{
 use std::{
     collections::VecDeque,
     future::pending,
-    net::Ipv4Addr,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, UnixStream},
+    net::{TcpSocket, TcpStream, UnixStream},
     sync::{Notify, mpsc},
-    time::Instant,
 };
 
-/// Fails as scripted, then delivers one connection, then waits for ever.
+/// Fails as scripted, then delivers its connections, then waits for ever.
 struct Script {
     errors: VecDeque<i32>,
-    connection: Option<UnixStream>,
+    connections: VecDeque<UnixStream>,
+}
+
+impl Script {
+    /// So many connections, and their other ends.
+    fn of(errors: Vec<i32>, connections: usize) -> (Vec<UnixStream>, Self) {
+        let pairs = (0..connections).map(|_| UnixStream::pair().unwrap());
+        let (theirs, ours): (_, VecDeque<_>) = pairs.unzip();
+        let script = Self {
+            errors: errors.into(),
+            connections: ours,
+        };
+        (theirs, script)
+    }
 }
 
 impl Incoming for Script {
@@ -32,7 +47,7 @@ impl Incoming for Script {
         if let Some(errno) = self.errors.pop_front() {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        match self.connection.take() {
+        match self.connections.pop_front() {
             Some(stream) => Ok((Socket::Unix(stream), PeerAddr::Unix)),
             None => pending().await,
         }
@@ -44,6 +59,8 @@ struct Counts {
     failed: AtomicUsize,
     handshakes: AtomicUsize,
     refused: AtomicUsize,
+    turned_away: AtomicUsize,
+    reasons: Mutex<Vec<NoTurn>>,
     changed: Notify,
 }
 
@@ -69,6 +86,11 @@ impl AcceptEvents for Counts {
         self.count(&self.handshakes);
     }
 
+    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+        self.reasons.lock().unwrap().push(why);
+        self.count(&self.turned_away);
+    }
+
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {
         self.count(&self.refused);
     }
@@ -76,11 +98,7 @@ impl AcceptEvents for Counts {
 
 /// Runs a script to its connection; how long that took and how often it backed off.
 async fn run_script(errors: Vec<i32>) -> (Duration, usize) {
-    let (_theirs, ours) = UnixStream::pair().unwrap();
-    let script = Script {
-        errors: errors.into(),
-        connection: Some(ours),
-    };
+    let (_theirs, script) = Script::of(errors, 1);
     let (tasks, counts) = (Tasks::new(4), Arc::new(Counts::default()));
     let (arrived, mut arrivals) = mpsc::channel(1);
     let handle = move |_stream: ByteStream| {
@@ -152,11 +170,7 @@ impl AcceptEvents for Room {
 
 #[tokio::test(start_paused = true)]
 async fn without_room_nobody_is_accepted_and_room_is_asked_for_now_and_then() {
-    let (_theirs, ours) = UnixStream::pair().unwrap();
-    let script = Script {
-        errors: VecDeque::new(),
-        connection: Some(ours),
-    };
+    let (_theirs, script) = Script::of(Vec::new(), 1);
     let (tasks, room) = (Tasks::new(4), Arc::new(Room::default()));
     let (arrived, mut arrivals) = mpsc::channel(1);
     let handle = move |_stream: ByteStream| {
@@ -243,7 +257,25 @@ async fn stop_gives_the_listener_back_and_leaves_connections_alone() {
     assert_eq!(open.read_u8().await.unwrap(), 2);
 }
 
-fn tls(files: &ThrowawayFiles, handshakes_max: usize, deadline: Duration) -> AcceptTls {
+/// Bounds that no test reaches.
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    handshakes_max: 16,
+    silent_max: 16,
+    waiting_max: 16,
+};
+/// Far beyond any test on real sockets.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Accepts until `stop`, and lets whoever finishes a handshake go.
+fn greeting<I: Incoming>(
+    incoming: I,
+    limits: HandshakeLimits,
+    deadline: Duration,
+    tasks: Tasks,
+    events: Arc<dyn AcceptEvents>,
+    stop: CancellationToken,
+) -> impl Future<Output = I> {
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
     let spec = ServerTls {
         cert: files.cert("server"),
         key: files.key("server"),
@@ -251,65 +283,204 @@ fn tls(files: &ThrowawayFiles, handshakes_max: usize, deadline: Duration) -> Acc
         policy: TlsPolicy::default(),
         alpn: Alpn::http11(),
     };
-    AcceptTls {
+    let tls = AcceptTls {
         tls: Reloadable::load(spec).unwrap(),
-        handshakes_max,
+        limits,
         deadline,
+    };
+    accept_loop(incoming, Some(tls), tasks, events, stop, |_stream| async {})
+}
+
+/// A listener with so many slots for handshakes, and its address.
+struct Served {
+    address: SocketAddr,
+    tasks: Tasks,
+    counts: Arc<Counts>,
+    stop: CancellationToken,
+}
+
+impl Served {
+    fn start(handshakes_max: usize) -> Self {
+        let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+        let served = Self {
+            address: listener.tcp_addr().unwrap(),
+            tasks: Tasks::new(16),
+            counts: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let limits = HandshakeLimits {
+            handshakes_max,
+            ..LIMITS
+        };
+        let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&served.counts);
+        let stop = served.stop.clone();
+        let tasks = served.tasks.clone();
+        let accepting = greeting(listener, limits, PATIENCE, tasks, events, stop);
+        let accept = async move { drop(accepting.await) };
+        served.tasks.spawn_always("accept", accept);
+        served
+    }
+
+    /// Connected from an address of this host, and silent.
+    async fn connect(&self, from: [u8; 4]) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(self.address).await.unwrap()
+    }
+
+    /// The same, and its hello is sent: the answer's first byte says that its handshake has begun.
+    async fn hello(&self, from: [u8; 4]) -> TcpStream {
+        let mut stream = self.connect(from).await;
+        stream.write_all(&client_hello()).await.unwrap();
+        stream
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [&self.counts.handshakes, &self.counts.turned_away]
+            .map(|count| count.load(Ordering::SeqCst))
     }
 }
 
-#[tokio::test]
-async fn silent_peers_hold_the_handshake_slots_only_until_the_deadline() {
-    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
-    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
-    let address = listener.tcp_addr().unwrap();
+/// The first words of a TLS client.
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = "localhost".try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+const ONE: [u8; 4] = [127, 0, 0, 1];
+const OTHER: [u8; 4] = [127, 0, 0, 2];
+
+#[tokio::test(start_paused = true)]
+async fn of_too_many_silent_peers_the_oldest_are_closed_at_once_and_the_rest_at_the_deadline() {
+    let (_theirs, script) = Script::of(Vec::new(), 5);
     let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
-    let tls = tls(&files, 1, Duration::from_millis(50));
+    let limits = HandshakeLimits {
+        silent_max: 3,
+        ..LIMITS
+    };
+    let deadline = Duration::from_secs(10);
     let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
-    let accepting = accept_loop(
-        listener,
-        Some(tls),
-        tasks.clone(),
-        events,
-        tasks.stopping(),
-        |_stream| async {},
-    );
+    let stop = tasks.stopping();
+    let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
-    let mut silent = Vec::new();
-    for _ in 0..3 {
-        silent.push(TcpStream::connect(address).await.unwrap());
+    let started = Instant::now();
+    counts.until(&counts.turned_away, 2).await;
+    assert_eq!(*counts.reasons.lock().unwrap(), [NoTurn::CrowdedOut; 2]);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    counts.until(&counts.turned_away, 5).await;
+    assert_eq!(counts.reasons.lock().unwrap()[2..], [NoTurn::Silent; 3]);
+    assert_eq!(started.elapsed(), deadline);
+    assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
+}
+
+/// Room for two connections.
+#[derive(Default)]
+struct RoomForTwo {
+    open: AtomicUsize,
+    accepted: AtomicUsize,
+    pauses: AtomicUsize,
+    changed: Notify,
+}
+
+impl AcceptEvents for RoomForTwo {
+    fn has_room(&self) -> bool {
+        self.open.load(Ordering::SeqCst) < 2
     }
-    counts.until(&counts.handshakes, 3).await;
+
+    fn paused(&self) {
+        self.pauses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn accepted(&self) {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_one();
+    }
+
+    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
+    let (_theirs, script) = Script::of(Vec::new(), 9);
+    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
+    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let started = Instant::now();
+    while room.accepted.load(Ordering::SeqCst) < 9 {
+        room.changed.notified().await;
+    }
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    assert_eq!(room.pauses.load(Ordering::SeqCst), 0);
+    assert!(room.open.load(Ordering::SeqCst) <= 2);
 }
 
 #[tokio::test]
-async fn handshakes_in_flight_are_capped() {
-    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
-    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
-    let address = listener.tcp_addr().unwrap();
-    let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
-    let tls = tls(&files, 1, Duration::from_secs(60));
-    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
-    let accepting = accept_loop(
-        listener,
-        Some(tls),
-        tasks.clone(),
-        events,
-        tasks.stopping(),
-        |_stream| async {},
-    );
-    tasks.spawn_always("accept", async move { drop(accepting.await) });
-    let first = TcpStream::connect(address).await.unwrap();
-    let mut second = TcpStream::connect(address).await.unwrap();
+async fn handshakes_in_flight_are_capped_and_silent_peers_are_none() {
+    let served = Served::start(1);
+    let _silent = served.connect(ONE).await;
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let mut second = served.connect(ONE).await;
     second.write_all(b"no TLS at all").await.unwrap();
-    while tasks.running() < 2 {
+    while served.tasks.running() < 4 {
         tokio::task::yield_now().await;
     }
     // The second waits its turn; otherwise it would fail within these rounds of the runtime.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
+    assert_eq!(served.counts(), [0, 0]);
     drop(first);
-    counts.until(&counts.handshakes, 2).await;
+    served.counts.until(&served.counts.handshakes, 2).await;
+}
+
+#[tokio::test]
+async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out() {
+    let served = Served::start(2);
+    let mut slow = served.hello(OTHER).await;
+    slow.read_u8().await.unwrap();
+    let mut waiting = served.hello(OTHER).await;
+    while served.tasks.running() < 3 {
+        tokio::task::yield_now().await;
+    }
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let early = waiting.try_read(&mut [0]).unwrap_err();
+    assert_eq!(early.kind(), io::ErrorKind::WouldBlock);
+    drop(slow);
+    waiting.read_u8().await.unwrap();
+    assert_eq!(served.counts(), [1, 0]);
+}
+
+#[tokio::test]
+async fn a_stop_closes_those_who_wait_and_leaves_handshakes_alone() {
+    let served = Served::start(1);
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let mut others = [served.hello(ONE).await, served.connect(ONE).await];
+    while served.tasks.running() < 4 {
+        tokio::task::yield_now().await;
+    }
+    served.stop.cancel();
+    for other in &mut others {
+        // Reset, if there are bytes that nobody has read.
+        assert!(!matches!(other.read(&mut [0]).await, Ok(1)));
+    }
+    assert_eq!(served.counts(), [0, 0]);
+    drop(first);
+    served.counts.until(&served.counts.handshakes, 1).await;
 }

@@ -96,7 +96,7 @@ pub enum DialError {
     Timeout {
         /// As asked for.
         network: Network,
-        /// The first address that was tried.
+        /// The first address that had not failed by then.
         addr: SocketAddr,
     },
     /// The allow-list refuses every address.

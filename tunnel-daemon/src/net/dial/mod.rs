@@ -139,13 +139,20 @@ impl<C: Connect> Dialer<C> {
             Host::Name(_) | Host::Ip(_) => None,
         };
         let attempt = |addr| self.attempt(addr, name);
-        match timeout_at(deadline, race::first_to_connect(addrs, attempt)).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(failures)) => Err(error::most_telling(network, first, failures)),
-            Err(_elapsed) => Err(DialError::Timeout {
-                network,
-                addr: first,
-            }),
+        let mut failures = Vec::new();
+        let racing = race::first_to_connect(addrs.clone(), attempt, &mut failures);
+        let raced = timeout_at(deadline, racing).await;
+        match raced {
+            Ok(Some(stream)) => Ok(stream),
+            Ok(None) => Err(error::most_telling(network, first, failures)),
+            Err(_elapsed) => {
+                // Those that have failed are not what was waited for.
+                let has_failed =
+                    |addr: SocketAddr| failures.iter().any(|(failed, _why)| *failed == addr);
+                let mut silent = addrs.into_iter().filter(|addr| !has_failed(*addr));
+                let addr = silent.next().unwrap_or(first);
+                Err(DialError::Timeout { network, addr })
+            }
         }
     }
 

@@ -61,24 +61,24 @@ where
     }
 }
 
-/// Attempts the addresses in order. Returns the first success and drops the other attempts, or all failures in the
-/// order they came.
+/// Attempts the addresses in order. Returns the first success and drops the other attempts, or none once all have failed.
+/// `failures` are in the order they came; a cancelled call leaves those so far.
 pub(super) async fn first_to_connect<T, E, F>(
     addrs: Vec<SocketAddr>,
     attempt: impl Fn(SocketAddr) -> F,
-) -> Result<T, Vec<(SocketAddr, E)>>
+    failures: &mut Vec<(SocketAddr, E)>,
+) -> Option<T>
 where
     F: Future<Output = Result<T, E>>,
 {
     let mut race = Race::new(addrs, attempt);
-    let mut failures = Vec::new();
     while let Some((addr, result)) = race.next().await {
         match result {
-            Ok(connected) => return Ok(connected),
+            Ok(connected) => return Some(connected),
             Err(failure) => failures.push((addr, failure)),
         }
     }
-    Err(failures)
+    None
 }
 
 struct Running<P, F> {

@@ -357,6 +357,20 @@ async fn tcp4_and_tcp6_use_one_family() {
     assert!(dialer.dial("tcp6", "h:80").await.unwrap().is_ipv6());
 }
 
+/// A name of both families, on a host that has no IPv6.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_names_an_address_that_has_not_failed() {
+    let paper = Paper::new(&[("[fd00::1]:80", Does::Fails(0, Errno::NETUNREACH))]);
+    let dialer = on_paper(
+        Book::default().with("both", "10.0.0.1 fd00::1"),
+        &[],
+        &paper,
+    );
+    let error = dialer.dial("tcp", "both:80").await.unwrap_err();
+    assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
+    assert!(error.is_timeout());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dropped_dial_leaves_no_attempt_behind() {
     let paper = Paper::new(&[]);

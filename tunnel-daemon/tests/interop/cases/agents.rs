@@ -1,16 +1,18 @@
-//! Checklist 13-16, 19-21, 23, 88, 89: agents that drain, stop, come back, double, and find several servers.
+//! Checklist 13-16, 19-21, 23, 88, 89 and rule 22: agents that drain, stop, come back, double, and find several servers.
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::process::Signal;
 
-use crate::support::combo::Combo;
+use crate::support::combo::{Combo, Maker};
+use crate::support::go::Release;
 use crate::support::peer::Peer;
 use crate::support::stack::{Agent, Server, Stack};
-use crate::support::wait::{secs, until};
+use crate::support::wait::{poll, secs, until};
 
 /// Checklist 13.
 fn drained_only_agent_still_takes_new_tunnels(combo: Combo) {
@@ -99,6 +101,7 @@ rows!(request_in_flight_survives_a_second_agent_with_the_same_id: both);
 struct Balancer {
     port: u16,
     backends: Arc<Mutex<Vec<u16>>>,
+    taken: Arc<AtomicUsize>,
 }
 
 impl Balancer {
@@ -109,9 +112,11 @@ impl Balancer {
             .expect("a listener has an address")
             .port();
         let backends = Arc::new(Mutex::new(backends));
-        let shared = Arc::clone(&backends);
+        let taken = Arc::new(AtomicUsize::new(0));
+        let (shared, count) = (Arc::clone(&backends), Arc::clone(&taken));
         thread::spawn(move || {
-            for (n, client) in listener.incoming().map_while(Result::ok).enumerate() {
+            for client in listener.incoming().map_while(Result::ok) {
+                let n = count.fetch_add(1, Relaxed);
                 let ports = shared.lock().expect("nobody panics with the list").clone();
                 let Ok(server) = TcpStream::connect(("127.0.0.1", ports[n % ports.len()])) else {
                     continue;
@@ -120,7 +125,16 @@ impl Balancer {
                 splice(&server, &client);
             }
         });
-        Self { port, backends }
+        Self {
+            port,
+            backends,
+            taken,
+        }
+    }
+
+    /// Connections so far.
+    fn taken(&self) -> usize {
+        self.taken.load(Relaxed)
     }
 
     fn replace(&self, backends: Vec<u16>) {
@@ -139,6 +153,18 @@ fn splice(from: &TcpStream, to: &TcpStream) {
         from.shutdown(std::net::Shutdown::Both).ok();
         to.shutdown(std::net::Shutdown::Both).ok();
     });
+}
+
+/// A request through the server of that name.
+#[track_caller]
+fn get_through(stack: &Stack, name: &str) {
+    let socket = stack.dir.path().join(format!("{name}.sock"));
+    Peer::new("get", stack.dir.path())
+        .flag("mode", stack.combo.mode.flag())
+        .flag("uds", socket.display())
+        .flag("target", stack.targets.address("http"))
+        .run()
+        .good();
 }
 
 /// Checklist 20.
@@ -163,16 +189,8 @@ fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
     );
     stack.agents.push(agent);
     stack.await_agent_metric("open_server_connections", &[], 3.0);
-    let get = |name: &str| {
-        Peer::new("get", &dir)
-            .flag("mode", combo.mode.flag())
-            .flag("uds", dir.join(format!("{name}.sock")).display())
-            .flag("target", stack.targets.address("http"))
-            .run()
-            .good()
-    };
     for name in ["server", "second", "third"] {
-        get(name);
+        get_through(&stack, name);
     }
     balancer.replace(vec![stack.server.agent_port, second.agent_port]);
     third.process.kill();
@@ -185,10 +203,67 @@ fn agent_finds_all_servers_behind_a_balancer(combo: Combo) {
     ]);
     stack.await_agent_metric("open_server_connections", &[], 3.0);
     for name in ["server", "second", "fourth"] {
-        get(name);
+        get_through(&stack, name);
     }
 }
 rows!(agent_finds_all_servers_behind_a_balancer: grpc);
+
+/// Rule 22: behind the same balancer a Go server refuses the handshakes of lanes that are led to it. Ours has its lanes for all
+/// that; and once all new ones are led astray, tunnels ride its link, and nobody is stormed.
+fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
+    /// Refused connections in ten seconds: four at once, once more where a lane has been of use meanwhile, then one behind
+    /// each pause.
+    const REFUSED_MAX: usize = 16;
+    /// More than there are lanes.
+    const TUNNELS: usize = 12;
+    let two = ["--server-count=2"];
+    let mut stack = Stack::with(combo, 0, &two);
+    let dir = stack.dir.path().to_owned();
+    let go = Combo {
+        server: Maker::Upstream(Release::V0360),
+        ..combo
+    };
+    let theirs = Server::start(go, "theirs", &dir, &stack.certs, &two);
+    let balancer = Balancer::start(vec![stack.server.agent_port, theirs.agent_port]);
+    let agent = Agent::start(
+        combo.agent,
+        "agent",
+        "agent-0",
+        balancer.port,
+        &dir,
+        &stack.certs,
+        &[],
+    );
+    stack.agents.push(agent);
+    stack.await_agent_metric("open_server_connections", &[], 2.0);
+    until("lanes of our server", secs(30), || {
+        let idle = stack.server.adit_metric("lanes", &[("state", "idle")]);
+        (idle >= 4.0).then_some(())
+    });
+    let dials = |result| {
+        stack
+            .server
+            .adit_metric("lane_dials_total", &[("result", result)])
+    };
+    get_through(&stack, "theirs");
+    get_through(&stack, "server");
+    assert_eq!((dials("hit"), dials("miss")), (1.0, 0.0));
+
+    balancer.replace(vec![theirs.agent_port]);
+    let stalled = stack.client("stall", "source").flag("streams", TUNNELS);
+    let stalled = stalled.start();
+    stalled.named_event("stalled", secs(20));
+    let (before, missed) = (balancer.taken(), dials("miss"));
+    assert!(missed > 0.0, "some of {TUNNELS} tunnels ride the link");
+    let refused = || balancer.taken() - before;
+    let stormed = poll(secs(10), || (refused() > REFUSED_MAX).then_some(()));
+    assert!(stormed.is_none(), "{} lanes were refused", refused());
+    assert!(refused() > 0, "it goes on looking for lanes");
+    get_through(&stack, "theirs");
+    get_through(&stack, "server");
+    assert_eq!(dials("miss"), missed + 1.0);
+}
+rows!(lanes_find_our_server_beside_a_go_server: adit_adit);
 
 /// Checklist 21.
 fn readiness_follows_the_connection_on_both_ends(combo: Combo) {

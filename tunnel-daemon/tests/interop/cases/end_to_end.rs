@@ -27,7 +27,8 @@ fn refused_target_is_named_and_counted_on_both_ends(combo: Combo) {
     stack.await_server_metric(DIAL_FAILURES, &[("reason", "error_response")], 1.0);
     stack.await_agent_metric("endpoint_dial_failure_total", &[("reason", "unknown")], 1.0);
 }
-rows!(refused_target_is_named_and_counted_on_both_ends: go_go adit_go go_adit adit_adit adit_go034 adit_go0303);
+rows!(refused_target_is_named_and_counted_on_both_ends: go_go adit_go go_adit adit_adit adit_go034 adit_go0303
+    adit_aditprevious aditprevious_adit);
 
 /// Checklist 3.
 fn tunnel_from_an_ended_context_fails_with_its_deadline(combo: Combo) {
@@ -159,7 +160,8 @@ fn last_bytes_before_the_targets_close_arrive(combo: Combo) {
             .good();
     }
 }
-rows!(last_bytes_before_the_targets_close_arrive: go_adit adit_adit go_adit_connect adit_adit_connect);
+rows!(last_bytes_before_the_targets_close_arrive: go_adit adit_adit go_adit_connect adit_adit_connect
+    adit_aditprevious aditprevious_adit_connect);
 
 /// Checklist 17.
 fn a_hundred_posts_through_two_agents_get_their_own_bodies_back(combo: Combo) {

@@ -120,7 +120,8 @@ fn upload_then_close_delivers_every_byte(combo: Combo) {
         assert_eq!(got["intact"], true, "{got}");
     }
 }
-rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink);
+rows!(upload_then_close_delivers_every_byte: go_adit adit_adit adit_adit_connect adit_aditlink
+    aditprevious_adit adit_aditprevious_connect);
 
 /// Rule 6: the Go library kills a tunnel whose packet waits ten seconds, so packets must not grow for a slow reader.
 fn slow_reader_keeps_its_tunnel(combo: Combo) {

@@ -94,7 +94,7 @@ fn every_upstream_test_passes(combo: Combo) {
     }
     log += &runs;
     let exceptions = match combo.agent {
-        Maker::Adit | Maker::AditLink => EXCEPTIONS,
+        Maker::Adit | Maker::AditLink | Maker::AditPrevious => EXCEPTIONS,
         Maker::Upstream(_) => &[],
     };
     let mut complaints = complaints(&tests, &log, exceptions);

@@ -2,11 +2,14 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::sync::Once;
 
 use super::go::{self, Program, Release};
 
 /// Whether rows with our own binary run. `ADIT_INTEROP_OURS=1` or `=0` overrides it.
 const OURS_BY_DEFAULT: bool = true;
+/// Names our binary of another commit, for rows with `aditprevious`.
+const PREVIOUS: &str = "ADIT_PREVIOUS";
 
 /// Who made a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +18,8 @@ pub(crate) enum Maker {
     Adit,
     /// Without lanes: everything rides the link.
     AditLink,
+    /// Our binary of another commit, as in a fleet that is being updated.
+    AditPrevious,
 }
 
 /// Dialect between client and server.
@@ -63,6 +68,11 @@ impl Combo {
     fn needs_adit(self) -> bool {
         self.server.is_ours() || self.agent.is_ours()
     }
+
+    /// Whether it needs that of another commit.
+    fn needs_previous(self) -> bool {
+        [self.server, self.agent].contains(&Maker::AditPrevious)
+    }
 }
 
 impl Maker {
@@ -73,13 +83,14 @@ impl Maker {
             "go0303" => Self::Upstream(Release::V0303),
             "adit" => Self::Adit,
             "aditlink" => Self::AditLink,
+            "aditprevious" => Self::AditPrevious,
             other => panic!("no maker is called {other}"),
         }
     }
 
     /// Whether it is our binary.
     pub(crate) fn is_ours(self) -> bool {
-        matches!(self, Self::Adit | Self::AditLink)
+        matches!(self, Self::Adit | Self::AditLink | Self::AditPrevious)
     }
 
     /// Program and leading arguments of its server.
@@ -88,6 +99,7 @@ impl Maker {
             Self::Upstream(release) => (go::binary(Program::Server(release)), Vec::new()),
             Self::Adit => adit(&["server", "--compat"]),
             Self::AditLink => adit(&["server", "--compat", "--lanes-per-link=0"]),
+            Self::AditPrevious => with(adit_previous(), &["server", "--compat"]),
         }
     }
 
@@ -97,16 +109,33 @@ impl Maker {
             Self::Upstream(release) => (go::binary(Program::Agent(release)), Vec::new()),
             Self::Adit => adit(&["agent", "--compat"]),
             Self::AditLink => adit(&["agent", "--compat", "--lanes=0"]),
+            Self::AditPrevious => with(adit_previous(), &["agent", "--compat"]),
         }
     }
 }
 
 fn adit(args: &[&str]) -> (PathBuf, Vec<String>) {
-    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-    (PathBuf::from(env!("CARGO_BIN_EXE_adit")), args)
+    with(PathBuf::from(env!("CARGO_BIN_EXE_adit")), args)
 }
 
-/// Runs a test for a row, or skips it: without Go (an error when `CI` is set), or while our rows are off.
+fn adit_previous() -> PathBuf {
+    let named = env::var_os(PREVIOUS).map(PathBuf::from);
+    let binary = named.expect("rows that need it are skipped without it");
+    assert!(
+        binary.is_file(),
+        "{PREVIOUS}={} is no program",
+        binary.display()
+    );
+    binary
+}
+
+fn with(program: PathBuf, args: &[&str]) -> (PathBuf, Vec<String>) {
+    let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+    (program, args)
+}
+
+/// Runs a test for a row, or skips it: without Go (an error when `CI` is set), while our rows are off, or without the binary of
+/// another commit that it needs.
 pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
     let combo = Combo::named(row);
     if go::toolchain().is_none() {
@@ -127,6 +156,17 @@ pub(crate) fn run(test: &str, row: &str, body: fn(Combo)) {
         );
         return;
     }
+    if combo.needs_previous() && env::var_os(PREVIOUS).is_none() {
+        static SAID: Once = Once::new();
+        // Not for each of so many: the reason is one and the same.
+        SAID.call_once(|| {
+            go::skip_loudly(
+                "all rows with aditprevious",
+                "ADIT_PREVIOUS names no binary of another commit",
+            );
+        });
+        return;
+    }
     body(combo);
 }
 
@@ -134,17 +174,21 @@ fn ours() -> bool {
     env::var("ADIT_INTEROP_OURS").map_or(OURS_BY_DEFAULT, |value| value != "0")
 }
 
-/// Makes one `#[test]` per row of a `fn(Combo)`. Rows are named SERVER_AGENT[_connect]; the words below are sets of them.
+/// Makes one `#[test]` per row of a `fn(Combo)`. Rows are named SERVER_AGENT[_connect]; the words below are sets of them. A test in
+/// a set with `aditprevious` also judges the commit before: one for something that has just been mended is not for these sets.
 macro_rules! rows {
     ($test:ident: grpc) => { rows!($test: go_go adit_go go_adit adit_adit); };
     ($test:ident: connect) => { rows!($test: go_go_connect adit_go_connect go_adit_connect adit_adit_connect); };
     ($test:ident: both) => {
         rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
-            adit_aditlink aditlink_adit_connect);
+            adit_aditlink aditlink_adit_connect
+            adit_aditprevious aditprevious_adit adit_aditprevious_connect aditprevious_adit_connect);
     };
     ($test:ident: skew) => {
         rows!($test: go_go adit_go go_adit adit_adit go_go_connect adit_go_connect go_adit_connect adit_adit_connect
-            aditlink_adit adit_aditlink_connect go_go034 go_go0303 adit_go034 adit_go0303 adit_go034_connect adit_go0303_connect
+            aditlink_adit adit_aditlink_connect
+            adit_aditprevious aditprevious_adit adit_aditprevious_connect aditprevious_adit_connect
+            go_go034 go_go0303 adit_go034 adit_go0303 adit_go034_connect adit_go0303_connect
             go034_adit go0303_adit go034_adit_connect go0303_adit_connect);
     };
     ($test:ident: our_server) => { rows!($test: adit_go adit_adit); };

@@ -279,3 +279,17 @@ async fn agent_that_restarts_under_another_id_serves() {
     world.links(1).await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
 }
+
+/// A server that is down, with its host: a connect to it takes its whole time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_never_answers_keeps_no_agent_from_the_others() {
+    /// Half of what an attempt may take.
+    const SOON: Duration = Duration::from_secs(10);
+    let world = World::start(&[]).await;
+    let silent = targets::silent_host();
+    let (_host, port) = silent.address.rsplit_once(':').expect("host:port");
+    let port = port.parse().expect("a port");
+    let second = format!("--proxy-server-host={}", world.server().agents);
+    let _agent = world.agent_of(port, "a", &[&second]).await;
+    within_for(SOON, "a link to the one that answers", world.links(1)).await;
+}

@@ -279,3 +279,49 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_of_a_tunnel_first() {
     assert!(ended, "{} bytes of {sent}", received.len());
     assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, sent)));
 }
+
+/// The same on a link, to an agent that takes its time: the client has closed its call behind its last bytes, and is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
+    /// More than the agent's window, and less than a server takes from a client whose agent reads nothing.
+    const BYTES: usize = 200 * 1024;
+    const CONN: i64 = 5;
+    let mut world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let mut link = connection.link("stub", "").await;
+    world.links(1).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    let answer = async {
+        match link.payload().await {
+            Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, CONN),
+            other => panic!("no dial but {other:?}"),
+        }
+    };
+    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), answer);
+    call.data(conn, targets::pattern(0, BYTES));
+    call.finish();
+    assert_eq!(call.next().await, None, "the server has all of it");
+    drop((call, client));
+
+    let mut leaving = pin!(world.stop_server(GRACE));
+    stays(leaving.as_mut(), "much to send").await;
+    let rest = async {
+        let mut received: Vec<u8> = Vec::new();
+        loop {
+            match link.payload().await {
+                Some(Payload::Data(data)) => received.extend_from_slice(&data.data),
+                Some(Payload::CloseRequest(_)) => return received,
+                other => panic!("instead of the end: {other:?}"),
+            }
+        }
+    };
+    let received = outlasts(leaving.as_mut(), "all was sent", rest).await;
+    assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, BYTES)));
+    let confirmed = wire::CloseResponse {
+        error: String::new(),
+        connect_id: CONN,
+    };
+    link.packet(PacketType::CloseRsp, Payload::CloseResponse(confirmed));
+    leaving.await;
+}

@@ -74,6 +74,37 @@ async fn an_agent_that_opens_too_often_is_told_to_wait() {
     assert_eq!(value(&world, series), 1.0);
 }
 
+fn open(sequence: u16) -> Vec<u8> {
+    let payload = b"\0\x03tcp10.0.0.1:80";
+    let header = Header {
+        kind: FrameType::Open,
+        flags: 0,
+        sequence,
+        length: u32::try_from(payload.len()).expect("small"),
+    };
+    [&header.to_bytes()[..], payload].concat()
+}
+
+/// Who reads the answers is refused for as long as there are OPENs, by the task that looks after the idle lanes of all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_opens_without_end_where_it_may_not_loses_its_lane() {
+    const OPENS: u16 = 1000;
+    let world = World::start(&[]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    // Each in a record of its own, so that answers leave before the next one is read.
+    for sequence in 1..=OPENS {
+        lane.bytes(&open(sequence)).await;
+    }
+    let mut answers = 0;
+    while lane.piece().await.is_some() {
+        answers += 1;
+    }
+    assert!(answers < OPENS, "each was answered");
+    let closed = "adit_lanes_closed_total{reason=\"violation\"}";
+    assert_eq!(value(&world, closed), 1.0);
+}
+
 /// An agent that sends its OPENs without waiting for answers loses its lane at most, whether they are allowed or not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn opens_that_wait_for_no_answer_harm_nobody_else() {
@@ -84,18 +115,7 @@ async fn opens_that_wait_for_no_answer_harm_nobody_else() {
         let mut lane = Stub::connect(&world, "agent").await;
         assert!(lane.bind(&grant).await);
         one_idle(&world).await;
-        let mut frames = Vec::new();
-        for sequence in 1..=20_000_u16 {
-            let payload = b"\0\x03tcp10.0.0.1:80";
-            let header = Header {
-                kind: FrameType::Open,
-                flags: 0,
-                sequence,
-                length: u32::try_from(payload.len()).expect("small"),
-            };
-            frames.extend(header.to_bytes());
-            frames.extend(payload);
-        }
+        let frames: Vec<u8> = (1..=20_000).flat_map(open).collect();
         // All at once; then answers are read, until the server has had enough or has given them all.
         lane.bytes(&frames).await;
         let mut answers = 0;

@@ -2,13 +2,16 @@
 //! server, each gets lanes of its own link.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit::app::server::{self, RunningServer};
+use adit_core::lane::ALPN;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::support::lanes::{HITS, IDLE, MISSES};
+use crate::support::server_lane::ServerLane;
+use crate::support::stub_server::StubServer;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, sample, server_plan};
 use crate::support::{connect, targets};
@@ -76,4 +79,48 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
         assert_eq!((value(server, HITS), value(server, MISSES)), (1.0, 0.0));
     }
     within("its end", other.stop(Some(Duration::ZERO))).await;
+}
+
+/// Rule 22: from the link on, all connections of an agent end at a server that knows these `protocols` only, until one of them
+/// finds ours again. Dials ride the link, and what is tried meanwhile keeps to the pauses, whatever the dials wish for.
+async fn lanes_led_astray(protocols: &[&str]) {
+    const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let mut server = StubServer::start(&world).await;
+    let agent = world.agent_of(server.port(), "a", &[]).await;
+    let caller = server.accept().await;
+    server.speak_only(protocols);
+    let mut link = caller.greet_with_lane();
+    // Three in a row, and one behind the first pause.
+    let mut came = Vec::new();
+    for dial in 1..=4 {
+        came.push(server.turn_lane_away().await);
+        let conn = link.open_with_window(dial, &target, 1 << 20).await;
+        link.echo(conn, b"over the link").await;
+    }
+    server.speak_only(&["h2", ALPN]);
+    let _lane = ServerLane::bound(&mut server).await;
+    came.push(Instant::now());
+    let paused = [came[3] - came[2], came[4] - came[3]];
+    let in_time = paused.iter().zip(PAUSES).all(|(was, least)| *was >= least);
+    assert!(in_time, "{paused:?}");
+    until("the lane is bound", || {
+        sample(&agent.metrics.scrape().text(), IDLE) == Some(1.0)
+    })
+    .await;
+    agent.stop().await;
+}
+
+/// As a Go server does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_whose_handshake_is_refused_are_tried_ever_less_often() {
+    lanes_led_astray(&["h2"]).await;
+}
+
+/// As a server or a balancer does that takes TLS off and looks at no protocol.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_for_which_no_protocol_is_selected_are_tried_ever_less_often() {
+    lanes_led_astray(&[]).await;
 }

@@ -197,3 +197,21 @@ async fn a_client_that_breaks_off_resets_the_target_of_its_tunnel() {
         .await;
     }
 }
+
+/// Nor does an agent whose grace is over look like the end of a client's upload.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_leaves_resets_the_targets_of_its_tunnels() {
+    for lanes in [true, false] {
+        let (world, agent) = Kind::Unix.world(lanes).await;
+        let (port, _target, mut seen) = targets::summing().await;
+        let mut client = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+        client
+            .write_all(&targets::pattern(0, HALF))
+            .await
+            .expect("it is taken");
+        within("the agent's end", agent.stop()).await;
+        let sum = within("the target's report", seen.recv()).await;
+        let cut = sum.is_some_and(|sum| !sum.clean);
+        assert!(cut, "lanes: {lanes}: {sum:?}");
+    }
+}

@@ -44,6 +44,7 @@ mod paused_tunnels;
 mod plaintext_lanes;
 mod processes;
 mod relay_engine;
+mod silent_peers;
 mod sockets;
 mod srv;
 mod tunnels;

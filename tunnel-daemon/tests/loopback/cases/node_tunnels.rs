@@ -328,3 +328,17 @@ async fn an_agent_listens_before_any_server_is_there() {
     world.start_server(agents).await;
     echo(&mut stream, b"at last").await;
 }
+
+/// An agent that leaves looks like no end of a destination's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
+    let (port, _target) = targets::echo().await;
+    let (world, agent) = world_to(port, &[]).await;
+    warm(&world).await;
+    let mut stream = connect(agent.target_listeners[0]).await;
+    echo(&mut stream, b"from the node").await;
+    within("the agent's end", agent.stop()).await;
+    let read = within("the connection's end", stream.read_u8()).await;
+    let error = read.expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+}

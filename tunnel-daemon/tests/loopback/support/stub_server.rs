@@ -1,6 +1,7 @@
 //! A server made of packets, for our agent.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use adit_core::lane::ALPN;
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
@@ -11,6 +12,7 @@ use http::{HeaderMap, Response};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -89,6 +91,28 @@ impl StubServer {
         let tls = self.secured().await;
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(ALPN.as_bytes()));
         tls
+    }
+
+    /// Knows these protocols from now on: h2 alone as a Go server does, or none, as one that is deaf to ALPN.
+    pub(crate) fn speak_only(&mut self, protocols: &[&str]) {
+        let mut config = ServerConfig::clone(self.tls.config());
+        let names = protocols.iter().map(|name| name.as_bytes().to_vec());
+        config.alpn_protocols = names.collect();
+        self.tls = TlsAcceptor::from(Arc::new(config));
+    }
+
+    /// Takes the next connection that an agent would have as a lane, and that becomes none: when it came.
+    pub(crate) async fn turn_lane_away(&mut self) -> Instant {
+        let stream = within("an attempt", self.listener.accept());
+        let (stream, _) = stream.await.expect("a connection");
+        let came = Instant::now();
+        // Without a protocol in common it fails. A server that knows none agrees to none, and the agent hangs up.
+        if let Ok(mut tls) = within("a TLS handshake", self.tls.accept(stream)).await {
+            assert_eq!(tls.get_ref().1.alpn_protocol(), None);
+            let said = within("its end", tls.read(&mut [0])).await;
+            assert!(!matches!(said, Ok(1..)), "it goes on without a protocol");
+        }
+        came
     }
 
     async fn secured(&mut self) -> TlsStream<TcpStream> {

@@ -17,6 +17,9 @@ pub(super) struct Previous {
     pub(super) binary: PathBuf,
 }
 
+/// Where binaries of other commits are kept.
+const FOLDER: &str = "target/perf/previous";
+
 /// What changes the binary. A tree in which none of it differs from its commit is that commit.
 const SOURCES: [&str; 4] = [
     "tunnel-daemon",
@@ -33,25 +36,42 @@ impl Previous {
     /// There is none, as in a shallow clone, or it does not build.
     pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
         let workspace = programs.workspace();
+        let previous = Self::meant(workspace)?;
+        let Self { commit, binary } = &previous;
+        if !binary.is_file() {
+            eprintln!("guard: building commit {commit}, once");
+            // Always the same place: what cargo knows about it is used again for the next commit.
+            let tree = workspace.path(FOLDER).join("tree");
+            unpack(workspace, commit, &tree)?;
+            let built = programs
+                .release(&Workspace::in_folder(&tree), "adit")
+                .context("it does not build")?;
+            fs::create_dir_all(workspace.path(FOLDER).join(commit))?;
+            fs::copy(built, binary)?;
+        }
+        Ok(previous)
+    }
+
+    /// The same, and nothing is built for it.
+    ///
+    /// # Errors
+    /// There is none, or it was not built yet.
+    pub(super) fn built(workspace: &Workspace) -> anyhow::Result<Self> {
+        let previous = Self::meant(workspace)?;
+        let commit = &previous.commit;
+        ensure!(previous.binary.is_file(), "commit {commit} was not built");
+        Ok(previous)
+    }
+
+    /// Which one it is and where its binary belongs, whether that is there or not.
+    fn meant(workspace: &Workspace) -> anyhow::Result<Self> {
         let status = ["status", "--porcelain", "--untracked-files=no", "--"];
         let changed = git(workspace, &[&status[..], &SOURCES[..]].concat())?;
         let name = if changed.is_empty() { "HEAD~1" } else { "HEAD" };
         let query = format!("{name}^{{commit}}");
         let commit = git(workspace, &["rev-parse", "--quiet", "--verify", &query])
             .with_context(|| format!("there is no {name} here"))?;
-        let folder = programs.out.join("previous").join(&commit);
-        let binary = folder.join("adit");
-        if !binary.is_file() {
-            eprintln!("guard: building commit {commit}, once");
-            // Always the same place: what cargo knows about it is used again for the next commit.
-            let tree = programs.out.join("previous/tree");
-            unpack(workspace, &commit, &tree)?;
-            let built = programs
-                .release(&Workspace::in_folder(&tree), "adit")
-                .context("it does not build")?;
-            fs::create_dir_all(&folder)?;
-            fs::copy(built, &binary)?;
-        }
+        let binary = workspace.path(FOLDER).join(&commit).join("adit");
         Ok(Self { commit, binary })
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn find(
             Ok(Box::new(Plain::relay(relay)?))
         }
         _ => anyhow::bail!(
-            "no such peer: there are direct, relay, relay-ENGINE-MOVER, upstream, adit, adit-plaintext, \
+            "no such peer: there are direct, relay, relay-ENGINE-MOVER, relay-tokio, relay-tokio-uring, relay-ring-splice, upstream, adit, adit-plaintext, \
              adit-link, adit-account, adit-redirect, adit-server, adit-agent, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }

@@ -22,6 +22,28 @@ fn half_close_leaves_the_other_direction_open() {
     assert_eq!((rig.link.tunnels(), rig.link.held_bytes()), (0, 0));
 }
 
+/// A process that ends waits for these.
+#[test]
+fn a_tunnel_that_its_leg_closed_and_left_lingers_until_it_is_confirmed() {
+    let mut rig = Rig::server(true);
+    let (key, conn) = rig.open(5);
+    rig.link.leg_data(key, bytes(10));
+    rig.link.leg_close(key, String::new(), rig.now);
+    assert_eq!(rig.link.lingering(), 0, "its leg is there");
+    rig.gone(key);
+    assert_eq!(rig.packets(), [payload(conn, 5)]);
+    assert_eq!(rig.link.lingering(), 1);
+    rig.receive(window(conn, 5));
+    assert_eq!(rig.packets(), [payload(conn, 5), close_req(conn)]);
+    assert_eq!(rig.link.lingering(), 1);
+    rig.receive(close_rsp(conn, ""));
+    assert_eq!((rig.link.lingering(), rig.link.tunnels()), (0, 0));
+
+    let (cut, _conn) = rig.open(5);
+    rig.gone(cut);
+    assert_eq!(rig.link.lingering(), 0, "nothing of it is to arrive");
+}
+
 #[test]
 fn without_credit_a_fin_closes_the_tunnel() {
     let mut server = Rig::server(false);

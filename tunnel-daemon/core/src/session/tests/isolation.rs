@@ -191,3 +191,20 @@ fn of_a_long_text_of_an_agent_only_the_beginning_is_kept() {
     let kept = DialFailure::Target("x".repeat(4096));
     assert_eq!(failed(&rig.actions()[0]), (&kept, true));
 }
+
+/// A budget counts their own bytes only, however large the buffer was that they came in.
+#[test]
+fn bytes_for_a_leg_that_does_not_read_keep_nothing_else() {
+    for mut rig in [Rig::server(true), Rig::agent(true), Rig::server(false)] {
+        let (_key, conn) = rig.open(1_000);
+        rig.data(conn, 10);
+        rig.now = rig.now.after(seconds(1));
+        let buffer = bytes(200_000);
+        rig.receive(Packet::Data {
+            conn: ConnId(conn),
+            bytes: buffer.slice(..2_000),
+        });
+        assert!(buffer.is_unique());
+        assert_eq!(rig.link.held_bytes(), 2_010);
+    }
+}

@@ -1,0 +1,176 @@
+//! Turns of connections that speak when a test wants. Time is paused.
+
+use super::*;
+use futures_util::FutureExt as _;
+use std::{
+    future::{pending, ready},
+    pin::Pin,
+    time::Duration,
+};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A connection whose peer has spoken; its place, once it has a slot.
+type Speaker = Pin<Box<dyn Future<Output = Result<Place, NoTurn>>>>;
+
+fn bounded(handshakes_max: usize, silent_max: usize, waiting_max: usize) -> Arc<Handshakes> {
+    Handshakes::new(HandshakeLimits {
+        handshakes_max,
+        silent_max,
+        waiting_max,
+    })
+}
+
+fn at(last: u8) -> PeerAddr {
+    PeerAddr::Tcp(([10, 0, 0, last], 1000).into())
+}
+
+/// In line from the first look on.
+fn speaker(handshakes: &Arc<Handshakes>, last: u8) -> Speaker {
+    let mut place = handshakes.enter(at(last));
+    let until = Instant::now() + DEADLINE;
+    Box::pin(async move { place.turn(ready(true), until).await.map(|()| place) })
+}
+
+/// So many of one address.
+fn speakers(handshakes: &Arc<Handshakes>, last: u8, count: usize) -> Vec<Speaker> {
+    (0..count).map(|_| speaker(handshakes, last)).collect()
+}
+
+/// Looks at each; those whose turn it is leave the list.
+fn called(speakers: &mut Vec<Speaker>) -> Vec<Place> {
+    let mut places = Vec::new();
+    speakers.retain_mut(|speaker| match speaker.as_mut().now_or_never() {
+        Some(turn) => {
+            places.push(turn.unwrap());
+            false
+        }
+        None => true,
+    });
+    places
+}
+
+fn assert_empty(handshakes: &Handshakes) {
+    let lines = handshakes.lock();
+    assert!(lines.silent.is_empty() && lines.sources.is_empty());
+    assert_eq!((lines.waiting, lines.holding), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn for_one_more_silent_connection_the_oldest_is_closed() {
+    let handshakes = bounded(1, 3, 9);
+    let until = Instant::now() + DEADLINE;
+    let mut places: Vec<Place> = (0..5).map(|_| handshakes.enter(at(1))).collect();
+    let mut ends = Vec::new();
+    for place in &mut places {
+        ends.push(place.turn(pending(), until).now_or_never());
+    }
+    let crowded: Option<Result<(), NoTurn>> = Some(Err(NoTurn::CrowdedOut));
+    assert_eq!(ends, [crowded, crowded, None, None, None]);
+    // Its first byte came too late for this one, and in time for the next.
+    assert_eq!(
+        places[1].turn(ready(true), until).await,
+        Err(NoTurn::CrowdedOut)
+    );
+    assert_eq!(places[2].turn(ready(true), until).await, Ok(()));
+    assert!(handshakes.close_oldest_silent());
+    let ends = [3, 4].map(|n| places[n].turn(pending(), until).now_or_never());
+    assert_eq!(ends, [crowded, None]);
+    assert_eq!(places[4].turn(pending(), until).await, Err(NoTurn::Silent));
+    assert_eq!(Instant::now(), until);
+    places.clear();
+    assert!(!handshakes.close_oldest_silent());
+    assert_empty(&handshakes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_is_one_for_the_first_byte_and_for_the_slot() {
+    let handshakes = bounded(1, 9, 9);
+    let until = Instant::now() + DEADLINE;
+    let _slow = speaker(&handshakes, 1).await.unwrap();
+    let mut late = handshakes.enter(at(2));
+    let first_byte = tokio::time::sleep(DEADLINE / 2).map(|()| true);
+    assert_eq!(late.turn(first_byte, until).await, Err(NoTurn::NoSlot));
+    assert_eq!(Instant::now(), until);
+    let mut gone = handshakes.enter(at(3));
+    assert_eq!(gone.turn(ready(false), until).await, Err(NoTurn::Closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_address_has_half_of_the_slots_and_its_others_wait_their_turn() {
+    let handshakes = bounded(4, 9, 9);
+    let mut fleet = speakers(&handshakes, 1, 6);
+    let mut held = called(&mut fleet);
+    assert_eq!((held.len(), fleet.len()), (2, 4));
+    let other = called(&mut speakers(&handshakes, 2, 1));
+    assert_eq!(other.len(), 1, "half is left for others");
+    for turn in 2..6 {
+        held.remove(0);
+        held.extend(called(&mut fleet));
+        let numbers: Vec<u64> = held.iter().map(|place| place.number).collect();
+        assert_eq!(numbers, [turn - 1, turn], "in the order of arrival");
+    }
+    drop((held, other));
+    assert_empty(&handshakes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_free_slot_goes_to_the_address_that_holds_fewest() {
+    let handshakes = bounded(4, 9, 9);
+    let (mut one, mut two) = (speakers(&handshakes, 1, 4), speakers(&handshakes, 2, 4));
+    let (mut of_one, of_two) = (called(&mut one), called(&mut two));
+    assert_eq!((of_one.len(), of_two.len()), (2, 2));
+    let mut last = speakers(&handshakes, 3, 1);
+    assert!(called(&mut last).is_empty(), "all slots are taken");
+    of_one.pop();
+    assert!(called(&mut one).is_empty() && called(&mut two).is_empty());
+    assert_eq!(called(&mut last).len(), 1, "ahead of four that came before");
+    assert_eq!(called(&mut one).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_too_many_wait_the_newest_of_the_address_with_most_is_closed() {
+    let handshakes = bounded(2, 9, 2);
+    let mut crowd = speakers(&handshakes, 1, 3);
+    let mut held = called(&mut crowd);
+    assert_eq!((held.len(), crowd.len()), (1, 2));
+    let refused = speaker(&handshakes, 1).await;
+    assert_eq!(refused.err(), Some(NoTurn::TooMany));
+    held.extend(called(&mut speakers(&handshakes, 2, 1)));
+    assert_eq!(held.len(), 2, "the other half");
+    let mut late = speakers(&handshakes, 3, 1);
+    assert!(called(&mut late).is_empty());
+    let newest = crowd.pop().unwrap().await;
+    assert_eq!(newest.err(), Some(NoTurn::TooMany));
+    held.pop();
+    assert_eq!(called(&mut late).len(), 1);
+    assert!(called(&mut crowd).is_empty(), "the oldest still waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_gives_up_leaves_nothing_behind() {
+    let handshakes = bounded(1, 9, 9);
+    let silent = handshakes.enter(at(1));
+    let mut waiting = speakers(&handshakes, 1, 3);
+    let mut held = called(&mut waiting);
+    assert_eq!((held.len(), waiting.len()), (1, 2));
+    // Cut off while it waits.
+    waiting.pop();
+    // Called, and cut off before it knew.
+    held.clear();
+    assert_eq!(handshakes.lock().holding, 1);
+    waiting.clear();
+    assert_eq!(handshakes.lock().holding, 0);
+    assert_eq!(called(&mut speakers(&handshakes, 1, 1)).len(), 1);
+    drop(silent);
+    assert_empty(&handshakes);
+}
+
+#[test]
+fn addresses_of_one_ipv6_network_are_one_source() {
+    let source = |ip: &str| Source::of(PeerAddr::Tcp((ip.parse::<IpAddr>().unwrap(), 1).into()));
+    assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:0:0:2"));
+    assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
+    assert_eq!(source("::ffff:10.0.0.1"), source("10.0.0.1"));
+    assert_ne!(source("10.0.0.1"), source("10.0.0.2"));
+}

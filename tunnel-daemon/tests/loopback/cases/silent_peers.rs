@@ -1,0 +1,58 @@
+//! Peers of the agent port that say nothing, or one byte and no more: they keep no agent out.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use adit::net::handshake::HANDSHAKE_DEADLINE;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::support::process::{Process, at_least, metric};
+use crate::support::targets;
+use crate::support::world::World;
+
+/// Descriptors of the server: an eighth of them is for silent peers.
+const LIMIT: u32 = 1024;
+const SILENT_MAX: u32 = LIMIT / 8;
+/// Peers of either kind: more than there are handshakes at once.
+const PEERS: u32 = 300;
+/// How a TLS record begins, and all that a slow peer says.
+const HANDSHAKE_RECORD: u8 = 22;
+
+/// From an address that is no agent's.
+async fn stranger(server: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    let address = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), 0));
+    socket.bind(address).expect("an address of this host");
+    socket.connect(server).await.expect("it listens")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_and_slow_peers_keep_no_agent_out() {
+    let (port, _target) = targets::echo().await;
+    let mut world = World::start(&["--log-format=json"]).await;
+    world.stop_server(Duration::ZERO).await;
+    let args = world.server_args("0");
+    let server = Process::start_limited("server", LIMIT, &args, world.dir.path());
+    let (agents, health) = (server.address("agents"), server.address("health"));
+
+    let began = Instant::now();
+    let mut peers = Vec::new();
+    for _peer in 0..PEERS {
+        let mut slow = stranger(agents).await;
+        // It may be one too many, and sent away by now.
+        let _written = slow.write_all(&[HANDSHAKE_RECORD]).await;
+        peers.push(slow);
+    }
+    for _peer in 0..PEERS {
+        peers.push(stranger(agents).await);
+    }
+    let crowded_out = "adit_handshakes_failed_total{reason=\"crowded_out\"}";
+    at_least(health, crowded_out, f64::from(PEERS - SILENT_MAX)).await;
+
+    let _agent = world.agent_of(agents.port(), "agent-1", &[]).await;
+    metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
+    // By then the slow ones would have been cut off.
+    assert!(began.elapsed() < HANDSHAKE_DEADLINE, "it had to wait");
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
