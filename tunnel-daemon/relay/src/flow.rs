@@ -108,8 +108,11 @@ impl OpenPair {
         if event.readable {
             self.directions[side.index()].source_ready(event.ends);
         }
-        if event.urgent {
-            self.directions[side.index()].source_is_urgent();
+        match event.urgent {
+            Some(true) => self.directions[side.index()].source_is_urgent(),
+            Some(false) => (),
+            None if event.readable => self.directions[side.index()].source_may_be_urgent(),
+            None => (),
         }
         if event.room {
             self.directions[side.other().index()].sink_ready();

@@ -41,6 +41,18 @@ pub enum StaleFile {
     Keep,
 }
 
+impl StaleFile {
+    /// As `--delete-existing-uds-file` says.
+    #[must_use]
+    pub fn of_flag(delete_existing: bool) -> Self {
+        if delete_existing {
+            Self::Remove
+        } else {
+            Self::Keep
+        }
+    }
+}
+
 /// A unix socket that listens and is not served yet. Its file goes away with it.
 #[derive(Debug)]
 pub struct UnixBound {

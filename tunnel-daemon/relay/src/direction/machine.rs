@@ -76,7 +76,7 @@ pub(crate) struct Direction<P> {
     state: State,
     readable: bool,
     writable: bool,
-    /// The source was said to have something, and a splice has taken nothing since.
+    /// The source was said to have something, perhaps an urgent byte, and a splice has taken nothing since.
     is_unproven: bool,
     /// The source has said that it ends, so a short read proves nothing.
     source_ends: bool,
@@ -117,7 +117,6 @@ impl<P> Direction<P> {
     /// The source has bytes, or an end.
     pub(crate) fn source_ready(&mut self, ends: bool) {
         self.readable = true;
-        self.is_unproven = true;
         self.source_ends |= ends;
     }
 
@@ -126,6 +125,11 @@ impl<P> Direction<P> {
     pub(crate) fn source_is_urgent(&mut self) {
         self.by_record = true;
         self.copy_from_now_on();
+    }
+
+    /// Whether the source holds an urgent byte is not known.
+    pub(crate) fn source_may_be_urgent(&mut self) {
+        self.is_unproven = true;
     }
 
     /// The sink has room, or an error.
@@ -451,8 +455,7 @@ impl<P> Direction<P> {
         self.is_unproven = false;
     }
 
-    /// Reads one byte where a splice took none and nothing is held: if there is one, an urgent byte was in the way, which a
-    /// read passes.
+    /// Reads one byte where a splice took none and nothing is held: an urgent byte may be in the way, which a read passes.
     fn ask<I: Io<Pipe = P>>(&mut self, io: &mut I) -> Result<usize, Failure> {
         let mut byte = [0];
         match io.read(&mut byte) {
@@ -463,7 +466,7 @@ impl<P> Direction<P> {
             Ok(count) => {
                 self.first = Bytes::copy_from_slice(&byte);
                 self.taken += count as u64;
-                self.source_is_urgent();
+                self.is_unproven = false;
                 Ok(count)
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -285,6 +285,22 @@ fn bytes_behind_an_urgent_one_are_moved_before_the_end() {
     }
 }
 
+/// A ring does not tell of it; the next event shows it.
+#[test]
+fn splice_goes_on_behind_an_urgent_byte_that_nobody_told_of() {
+    let rules = Thresholds::splice_at_once();
+    let mut world = World::new(b"before and behind");
+    world.urgent_after = Some(6);
+    let mut direction = begin(&rules);
+    direction.run(&mut world, &rules);
+    assert_eq!(world.sink, b"before");
+    direction.source_ready(false);
+    direction.source_may_be_urgent();
+    direction.run(&mut world, &rules);
+    assert_eq!(world.sink, b"before and behind");
+    assert_eq!(direction.flow().spliced_bytes, 16);
+}
+
 #[test]
 fn full_sink_is_not_tried_again_before_it_has_room() {
     let rules = Thresholds::default();

@@ -149,7 +149,7 @@ fn translate(bits: u64, flags: EventFlags) -> Event {
         },
         readable: ends || flags.intersects(EventFlags::IN | EventFlags::PRI),
         ends,
-        urgent: flags.contains(EventFlags::PRI),
+        urgent: Some(flags.contains(EventFlags::PRI)),
         room: flags.intersects(EventFlags::OUT | over),
         error: flags.contains(EventFlags::ERR),
         lapsed: false,

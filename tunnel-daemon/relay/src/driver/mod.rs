@@ -53,8 +53,8 @@ pub(crate) struct Event {
     pub(crate) readable: bool,
     /// The peer writes no more.
     pub(crate) ends: bool,
-    /// There is an urgent byte, at which reads and splices stop. A ring does not tell.
-    pub(crate) urgent: bool,
+    /// There is an urgent byte, at which reads and splices stop; `None`: not known.
+    pub(crate) urgent: Option<bool>,
     /// There is room to write, or an error.
     pub(crate) room: bool,
     /// The socket holds an error.

@@ -134,7 +134,7 @@ impl Uring {
             },
             readable: false,
             ends: false,
-            urgent: false,
+            urgent: None,
             room: false,
             error: false,
             lapsed: !completion.more && !is_room,

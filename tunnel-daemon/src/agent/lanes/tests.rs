@@ -43,6 +43,20 @@ async fn pairs(keeper: &LaneKeeper) -> (Vec<Lane>, Vec<Lane>) {
     (lanes, servers)
 }
 
+/// Binds the next of these lanes, if there is one left, and counts the attempts.
+async fn next_of(
+    keeper: &LaneKeeper,
+    lanes: &Mutex<Vec<Lane>>,
+    opened: &AtomicUsize,
+) -> Result<(LaneKeeper, Lane), OpenError> {
+    opened.fetch_add(1, Relaxed);
+    let lane = lanes.lock().unwrap().pop();
+    match lane {
+        Some(lane) => Ok((keeper.clone(), lane)),
+        None => pending().await,
+    }
+}
+
 /// A lane is counted from when it is bound, and not from when its task has begun to wait.
 #[tokio::test]
 async fn no_more_lanes_are_opened_than_are_wanted() {
@@ -50,14 +64,7 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
     let ours = keeper("ours", &context);
     let (lanes, _servers) = pairs(&ours).await;
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || async {
-        opened.fetch_add(1, Relaxed);
-        let lane = lanes.lock().unwrap().pop();
-        match lane {
-            Some(lane) => Ok((ours.clone(), lane)),
-            None => pending().await,
-        }
-    };
+    let open = || next_of(&ours, &lanes, &opened);
     let all_wait = async {
         while ours.count().idle < ours.wanted() {
             tokio::task::yield_now().await;
@@ -94,14 +101,7 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
         .map(|mut lane| async move { matches!(lane.event().await, Ok(LaneEvent::Draining)) });
     let mut closing: FuturesUnordered<_> = closing.collect();
     let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
-    let open = || async {
-        opened.fetch_add(1, Relaxed);
-        let lane = lanes.lock().unwrap().pop();
-        match lane {
-            Some(lane) => Ok((ours.clone(), lane)),
-            None => pending().await,
-        }
-    };
+    let open = || next_of(&ours, &lanes, &opened);
     let shrinks = async {
         all_idle(&ours, 4).await;
         ours.missed();

@@ -23,11 +23,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
                 delete_existing,
                 ..
             } => {
-                let stale = if *delete_existing {
-                    StaleFile::Remove
-                } else {
-                    StaleFile::Keep
-                };
+                let stale = StaleFile::of_flag(*delete_existing);
                 lines.push(socket("frontend", path, stale));
             }
             FrontendListen::Tcp { bind, .. } => lines.push(port("frontend", bind)),
