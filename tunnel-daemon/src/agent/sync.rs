@@ -104,39 +104,25 @@ impl SyncState {
         self.draining = true;
     }
 
-    /// The address to try next and when, or `None` while there is nothing to try: each has one attempt at a time.
+    /// The address to try next and when, or `None` while there is nothing to try: each has one attempt at a time. One that
+    /// leads to no server held keeps its own time, and none of the others waits for it.
     #[must_use]
     pub fn next_attempt(&self, now: Instant) -> Option<(usize, Instant)> {
         if self.draining {
             return None;
         }
-        let met = self.held.len() >= self.count;
-        let under_way = |at: usize| self.addresses.get(at).is_some_and(|a| a.under_way);
-        let order = (0..self.addresses.len())
+        let met = self.held.len() >= self.count && !self.policy.forever;
+        let first = (0..self.addresses.len())
             .map(|step| (self.next + step) % self.addresses.len())
-            .filter(|at| !under_way(*at));
-        let due = |at: usize| {
-            self.addresses
-                .get(at)
-                .and_then(|a| a.not_before)
-                .unwrap_or(now)
-                .max(now)
-        };
-        let unsatisfied = order
-            .clone()
-            .filter(|at| !self.satisfied(*at))
-            .map(|at| (at, due(at)));
-        let any = order.map(|at| (at, due(at)));
-        match (
-            unsatisfied.min_by_key(|(_, at)| *at),
-            met && !self.policy.forever,
-        ) {
-            (Some(attempt), _) => Some(attempt),
-            (None, true) => None,
-            // What is found there may be enough.
-            (None, false) if self.addresses.iter().any(|a| a.under_way) => None,
-            (None, false) => any.min_by_key(|(_, at)| *at),
-        }
+            .filter_map(|at| {
+                let address = self.addresses.get(at)?;
+                let satisfied = self.satisfied(at);
+                let due = address.not_before.unwrap_or(now).max(now);
+                let has_no_turn = address.under_way || (met && satisfied);
+                (!has_no_turn).then_some((at, due, satisfied))
+            })
+            .min_by_key(|(_, due, satisfied)| (*due, *satisfied));
+        first.map(|(at, due, _)| (at, due))
     }
 
     fn satisfied(&self, at: usize) -> bool {
@@ -314,13 +300,34 @@ mod tests {
         sync.begin(1);
         assert_eq!(sync.next_attempt(now), None);
         sync.attempted(1, new("b", 3), now, 0.0);
-        assert_eq!(sync.next_attempt(now), None, "the first may find another");
-        sync.lost(&server("b"), now, 0.0);
         let soon = now + Duration::from_secs(1);
+        assert_eq!(
+            sync.next_attempt(now),
+            Some((1, soon)),
+            "there are two more"
+        );
+        sync.lost(&server("b"), now, 0.0);
         assert_eq!(sync.next_attempt(now), Some((1, soon)));
         sync.begin(1);
         sync.attempted(0, Attempt::Failed, now, 0.0);
         assert_eq!(sync.next_attempt(now), Some((0, soon)));
+    }
+
+    /// A balancer, and an address where nobody is: under way for most of the time, and behind its pauses for the rest.
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_address_keeps_no_server_behind_a_balancer_from_being_found() {
+        let now = Instant::now();
+        let mut sync = SyncState::new(POLICY, 2);
+        sync.attempted(0, new("a", 3), now, 0.0);
+        sync.attempted(1, Attempt::Failed, now, 0.0);
+        sync.attempted(1, Attempt::Failed, now, 0.0);
+        let soon = now + Duration::from_secs(1);
+        assert_eq!(sync.next_attempt(now), Some((0, soon)));
+        sync.begin(1);
+        assert_eq!(sync.next_attempt(now), Some((0, soon)));
+        sync.attempted(0, new("b", 3), now, 0.0);
+        sync.attempted(0, new("c", 3), now, 0.0);
+        assert_eq!(sync.next_attempt(now), None, "all are held");
     }
 
     #[tokio::test(start_paused = true)]

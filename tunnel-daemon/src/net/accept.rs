@@ -45,8 +45,8 @@ pub trait AcceptEvents: Send + Sync + 'static {
     fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
-    /// Asked before each accept: whether there is room for one more connection. If not, one whose peer has said nothing yet
-    /// is closed for it; without such, peers wait in the kernel's queue.
+    /// Asked before each accept: whether there is room for one more connection. If not, one whose peer has said nothing for
+    /// a while is closed for it; without such, peers wait in the kernel's queue.
     fn has_room(&self) -> bool {
         true
     }
@@ -176,19 +176,19 @@ impl<I: Incoming> Acceptor<I> {
 }
 
 impl<I> Acceptor<I> {
-    /// Waits for room for one more connection, which one whose peer has said nothing yet has to make: otherwise such peers
-    /// would close the listener wherever descriptors are few.
+    /// Waits for room for one more connection, which one whose peer has said nothing for a while has to make: otherwise such
+    /// peers would close the listener wherever descriptors are few.
     async fn room(&self) {
-        if self.events.has_room() {
-            return;
-        }
-        let handshakes = self.handshakes.as_ref();
-        if handshakes.is_some_and(|handshakes| handshakes.close_oldest_silent()) {
-            // For the task that has its descriptor.
-            return tokio::task::yield_now().await;
-        }
-        self.events.paused();
+        let mut waits = false;
         while !self.events.has_room() {
+            let handshakes = self.handshakes.as_ref();
+            if handshakes.is_some_and(|handshakes| handshakes.close_oldest_silent()) {
+                // For the task that has its descriptor.
+                return tokio::task::yield_now().await;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                self.events.paused();
+            }
             tokio::time::sleep(ROOM_EVERY).await;
         }
     }

@@ -10,6 +10,7 @@ use std::{
     future::Future,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::{
@@ -18,6 +19,10 @@ use tokio::{
 };
 
 use super::stream::PeerAddr;
+
+/// Who has been silent for so long may have to make room for others. A TLS client's first words come right behind the ACK
+/// that completes its connection; nobody who was just accepted is sent away before its task had a look.
+pub(super) const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
 
 /// Bounds of one listener, each at least 1.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +94,18 @@ type Caller = oneshot::Sender<()>;
 #[derive(Debug, Default)]
 struct Lines {
     next: u64,
-    silent: BTreeMap<u64, Caller>,
+    silent: BTreeMap<u64, Silent>,
     sources: HashMap<Source, Line>,
     /// Over all sources, as is the next.
     waiting: usize,
     holding: usize,
+}
+
+/// A connection whose peer has said nothing yet.
+#[derive(Debug)]
+struct Silent {
+    since: Instant,
+    caller: Caller,
 }
 
 /// Connections of one source that have spoken.
@@ -123,10 +135,11 @@ impl Handshakes {
     /// A connection more, silent so far.
     pub(super) fn enter(self: &Arc<Self>, peer: PeerAddr) -> Place {
         let (caller, called) = oneshot::channel();
+        let since = Instant::now();
         let mut lines = self.lock();
         let number = lines.next;
         lines.next += 1;
-        lines.silent.insert(number, caller);
+        lines.silent.insert(number, Silent { since, caller });
         if lines.silent.len() > self.limits.silent_max {
             lines.silent.pop_first();
         }
@@ -139,9 +152,16 @@ impl Handshakes {
         }
     }
 
-    /// Sends the oldest silent connection away; false when there is none.
+    /// Sends the oldest silent connection away; false when none has been silent for [`SPEAKS_WITHIN`].
     pub(super) fn close_oldest_silent(&self) -> bool {
-        self.lock().silent.pop_first().is_some()
+        let mut lines = self.lock();
+        match lines.silent.first_entry() {
+            Some(oldest) if oldest.get().since.elapsed() >= SPEAKS_WITHIN => {
+                let _sent_away = oldest.remove();
+                true
+            }
+            Some(_) | None => false,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Lines> {
@@ -184,7 +204,11 @@ impl Lines {
     /// Closes one of those that wait. The oldest are about to be served.
     fn send_newest_away(&mut self) {
         let lines = self.sources.values_mut();
-        let longest = lines.max_by_key(|line| line.waiting.len());
+        let longest = lines.max_by_key(|line| {
+            // Of several the one with the newest, or whoever has waited longest could be the one to go.
+            let newest = line.waiting.keys().next_back().copied();
+            (line.waiting.len(), newest)
+        });
         if longest.is_some_and(|line| line.waiting.pop_last().is_some()) {
             self.waiting -= 1;
         }
@@ -242,8 +266,8 @@ impl Place {
     /// From silence into the line.
     fn wait(&self) -> Result<(), NoTurn> {
         let mut lines = self.handshakes.lock();
-        let caller = lines.silent.remove(&self.number);
-        let caller = caller.ok_or(NoTurn::CrowdedOut)?;
+        let silent = lines.silent.remove(&self.number);
+        let Silent { caller, .. } = silent.ok_or(NoTurn::CrowdedOut)?;
         lines.wait(self.source, self.number, caller, &self.handshakes.limits);
         Ok(())
     }

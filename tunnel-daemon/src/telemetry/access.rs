@@ -129,7 +129,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
     );
 }
 
-/// At most [`PEER_TEXT_BYTES_MAX`] bytes, cut between characters: what an event shows of a peer's text.
+/// At most 256 bytes, cut between characters: what an event shows of a peer's text.
 #[must_use]
 pub fn cut(text: &str) -> &str {
     text.get(..text.floor_char_boundary(PEER_TEXT_BYTES_MAX))

@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::tls_policy::TlsPolicy;
 use crate::net::{
+    handshakes::SPEAKS_WITHIN,
     listen::{ListenAddr, StaleFile},
     reload::Reloadable,
     selfsigned::ThrowawayFiles,
@@ -423,9 +424,27 @@ async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
     while room.accepted.load(Ordering::SeqCst) < 9 {
         room.changed.notified().await;
     }
-    assert_eq!(started.elapsed(), Duration::ZERO);
-    assert_eq!(room.pauses.load(Ordering::SeqCst), 0);
+    // Two at a time, once they have had the time to speak.
+    assert_eq!(started.elapsed(), 4 * SPEAKS_WITHIN);
     assert!(room.open.load(Ordering::SeqCst) <= 2);
+}
+
+/// Those behind them wait in the kernel's queue, as they do without TLS.
+#[tokio::test(start_paused = true)]
+async fn without_room_nobody_is_sent_away_who_was_just_accepted() {
+    let (mut theirs, script) = Script::of(Vec::new(), 3);
+    for peer in &mut theirs {
+        peer.write_all(b"no TLS at all").await.unwrap();
+    }
+    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
+    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let counts = [&room.accepted, &room.open, &room.pauses];
+    let counts = counts.map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(counts, [2, 2, 1]);
 }
 
 #[tokio::test]

@@ -5,7 +5,6 @@ use futures_util::FutureExt as _;
 use std::{
     future::{pending, ready},
     pin::Pin,
-    time::Duration,
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -73,6 +72,11 @@ async fn for_one_more_silent_connection_the_oldest_is_closed() {
         Err(NoTurn::CrowdedOut)
     );
     assert_eq!(places[2].turn(ready(true), until).await, Ok(()));
+    assert!(
+        !handshakes.close_oldest_silent(),
+        "it may be about to speak"
+    );
+    tokio::time::advance(SPEAKS_WITHIN).await;
     assert!(handshakes.close_oldest_silent());
     let ends = [3, 4].map(|n| places[n].turn(pending(), until).now_or_never());
     assert_eq!(ends, [crowded, None]);
@@ -145,6 +149,20 @@ async fn when_too_many_wait_the_newest_of_the_address_with_most_is_closed() {
     held.pop();
     assert_eq!(called(&mut late).len(), 1);
     assert!(called(&mut crowd).is_empty(), "the oldest still waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_addresses_that_have_as_many_the_one_that_came_last_is_closed() {
+    let handshakes = bounded(1, 9, 8);
+    let _held = speaker(&handshakes, 0).await.unwrap();
+    let mut early: Vec<Speaker> = (1..9).map(|last| speaker(&handshakes, last)).collect();
+    assert!(called(&mut early).is_empty());
+    for last in 9..40 {
+        let late = speaker(&handshakes, last).now_or_never();
+        let late = late.map(Result::err);
+        assert_eq!(late, Some(Some(NoTurn::TooMany)));
+        assert!(called(&mut early).is_empty(), "they wait");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use adit::net::handshake::HANDSHAKE_DEADLINE;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -29,6 +30,13 @@ async fn stranger(server: SocketAddr) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_and_slow_peers_keep_no_agent_out() {
+    // A descriptor for each peer: the limit is raised as the programs do it themselves.
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
     let (port, _target) = targets::echo().await;
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(Duration::ZERO).await;
