@@ -7,6 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 
+use crate::text::beginning;
+
 const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, on behalf of another.
 const PROXY: u8 = 0x21;
@@ -27,9 +29,7 @@ pub fn header_v2(addresses: Option<(SocketAddr, SocketAddr)>, agent: &str) -> By
         None => UNSPECIFIED,
         Some((source, destination)) => put_addresses(&mut body, source, destination),
     };
-    let value = agent
-        .get(..agent.floor_char_boundary(VALUE_BYTES_MAX))
-        .unwrap_or_default();
+    let value = beginning(agent, VALUE_BYTES_MAX);
     body.put_u8(AGENT_ID);
     body.put_u16(u16::try_from(value.len()).unwrap_or(0));
     body.put_slice(value.as_bytes());

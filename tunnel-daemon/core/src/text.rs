@@ -5,6 +5,23 @@ use std::fmt;
 /// Longest excerpt, in characters. A DNS name with its port fits into it.
 const SHOWN_CHARS_MAX: usize = 260;
 
+/// Longest text of a peer that is kept or passed on, bytes: it waits for whoever is told, and no budget counts it.
+pub const PEER_TEXT_BYTES_MAX: usize = 4096;
+
+/// The first bytes of a text, at most so many, cut between characters.
+#[must_use]
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes_max))
+        .unwrap_or(text)
+}
+
+/// As much of a peer's text as is kept, without the memory of the rest.
+pub(crate) fn shortened(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(PEER_TEXT_BYTES_MAX));
+    text.shrink_to_fit();
+    text
+}
+
 /// Shows at most 260 characters; control characters and line ends are escaped, a cut is marked with `…`.
 ///
 /// Error texts travel back to clients and into logs, so a peer must not be able to make them long or
@@ -32,6 +49,15 @@ impl fmt::Display for Excerpt<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        for (bytes_max, kept) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (9, "aéb")] {
+            assert_eq!(beginning("aéb", bytes_max), kept);
+        }
+        let long = "é".repeat(PEER_TEXT_BYTES_MAX);
+        assert_eq!(shortened(long).capacity(), PEER_TEXT_BYTES_MAX);
+    }
 
     #[test]
     fn line_ends_are_escaped_and_long_text_is_cut() {

@@ -195,7 +195,7 @@ impl Listening<'_> {
                 delete_existing,
                 ..
             } => {
-                let stale = StaleFile::of_flag(*delete_existing);
+                let stale = StaleFile::of(*delete_existing);
                 (ListenAddr::Unix(path.clone(), stale), None)
             }
             FrontendListen::Tcp { bind, tls: None } => (listen_addr(bind)?, None),

@@ -20,7 +20,8 @@ use crate::net::stream::Connection;
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
 /// Pieces of them: crumbs cost more than their bytes.
 const WRITE_PIECES_MAX: usize = 1024;
-/// Pieces below this are copied where they have to wait: no more is kept for them than is counted.
+/// Pieces below this are copied where they have to wait, so that they keep nothing of what they came in, of which the peer
+/// decides how much it is.
 const CRUMB_BYTES: usize = 2048;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in docs/performance.md, "Echo beside bulk".

@@ -42,9 +42,9 @@ pub enum StaleFile {
 }
 
 impl StaleFile {
-    /// As `--delete-existing-uds-file` says.
+    /// Whether an existing file is to be removed.
     #[must_use]
-    pub fn of_flag(delete_existing: bool) -> Self {
+    pub fn of(delete_existing: bool) -> Self {
         if delete_existing {
             Self::Remove
         } else {

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use adit_core::text::beginning;
 use prometheus::IntCounter;
 
 use super::labels::{ClientDialect, Driver, Engine, Label as _, OpenedBy, Path, TunnelEnd};
@@ -15,7 +16,7 @@ pub const EVENTS_PER_SECOND: u32 = 100;
 /// Events at once, unless told otherwise.
 pub const EVENTS_BURST: u32 = 200;
 /// Longest piece of a peer's text in an event, in bytes: a destination may be 4 MiB long.
-const PEER_TEXT_BYTES_MAX: usize = 256;
+const SHOWN_BYTES_MAX: usize = 256;
 
 /// What there is to say about one tunnel, or about a dial that became none.
 #[derive(Clone, Copy, Debug)]
@@ -132,8 +133,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
 /// At most 256 bytes, cut between characters: what an event shows of a peer's text.
 #[must_use]
 pub fn cut(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(PEER_TEXT_BYTES_MAX))
-        .unwrap_or(text)
+    beginning(text, SHOWN_BYTES_MAX)
 }
 
 #[cfg(test)]

@@ -5,9 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::frame::{CONTROL_BYTES_MAX, FrameType, Header, LaneViolation};
-
-/// Longest text in a frame; longer ones are cut.
-const TEXT_BYTES_MAX: usize = 4096;
+use crate::text::{PEER_TEXT_BYTES_MAX, beginning};
 
 /// What to open.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,8 +70,7 @@ impl RefusalCode {
 }
 
 pub(super) fn cut(text: &str) -> &str {
-    text.get(..text.floor_char_boundary(TEXT_BYTES_MAX))
-        .unwrap_or_default()
+    beginning(text, PEER_TEXT_BYTES_MAX)
 }
 
 pub(super) fn open_payload(request: &OpenRequest) -> Bytes {

@@ -8,9 +8,10 @@ use bytes::Bytes;
 
 use super::slab::Slab;
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
-use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY, TEXT_BYTES_MAX};
+use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
+use crate::text::shortened;
 use crate::wire::packet::{Packet, PacketType, Received, Side, Violation};
 
 /// Which end of the link this is.
@@ -522,13 +523,6 @@ impl Link {
             self.sweep_at.get_or_insert_with(|| now.after(SWEEP_EVERY));
         }
     }
-}
-
-/// As much of a peer's text as is kept.
-pub(super) fn shortened(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
-    text.shrink_to_fit();
-    text
 }
 
 impl Drop for Link {

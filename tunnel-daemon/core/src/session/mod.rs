@@ -86,8 +86,6 @@ const READS_WITHIN: Duration = Duration::from_millis(500);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How long a close waits for the peer's confirmation before the tunnel is forgotten.
 const CLOSE_CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest text of a peer that is kept, as on lanes: it waits for whoever is told, and no budget counts it.
-const TEXT_BYTES_MAX: usize = 4096;
 /// Ids of connections this link answered with a close, remembered to answer each only once.
 const FORGOTTEN_IDS_MAX: usize = 4096;
 

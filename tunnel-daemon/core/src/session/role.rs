@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 
-use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role, shortened};
+use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role};
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
 use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
+use crate::text::shortened;
 use crate::wire::packet::{Packet, PacketType};
 
 impl Link {

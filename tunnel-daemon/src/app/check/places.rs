@@ -23,7 +23,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
                 delete_existing,
                 ..
             } => {
-                let stale = StaleFile::of_flag(*delete_existing);
+                let stale = StaleFile::of(*delete_existing);
                 lines.push(socket("frontend", path, stale));
             }
             FrontendListen::Tcp { bind, .. } => lines.push(port("frontend", bind)),
