@@ -3,7 +3,8 @@
 use crate::counters::CallOutcome;
 use crate::endpoint::{AF_INET, Endpoint};
 use crate::tables::{
-    ACTION_JOIN, ACTION_REDIRECT, FLAG_DENY, Listener, ORIGIN_TO_NODE, Origin, Rule, RuleKey,
+    ACTION_JOIN, ACTION_REDIRECT, FLAG_DENY, FLAG_HOME, Listener, ORIGIN_TO_NODE, Origin, Rule,
+    RuleKey,
 };
 
 /// A call, as far as its context says.
@@ -19,6 +20,10 @@ pub struct Call {
 pub trait Surroundings {
     /// Whether the socket, or all of the calling process, must never be redirected.
     fn is_exempt(&self) -> bool;
+    /// Whether the socket is bound to a device: it may not reach a listener of ours.
+    fn is_bound(&self) -> bool;
+    /// Whether the listener of this number is noted in the caller's network namespace.
+    fn is_noted(&self, number: u32) -> bool;
     /// The calling process is part of the tunnel from now on.
     fn join(&self);
     /// Of the rules that are in force. Asked once for each call, so that no call sees a part of two sets.
@@ -72,11 +77,15 @@ pub fn decide(call: &Call, around: &impl Surroundings) -> Decision {
     let Some(rule) = best_rule(&call.destination, around) else {
         return Decision::Leave(CallOutcome::NoRule);
     };
-    if rule.action == ACTION_JOIN {
+    if rule.action == ACTION_JOIN && (rule.flags & FLAG_HOME == 0 || around.is_noted(rule.listener))
+    {
         around.join();
     }
     if rule.action != ACTION_REDIRECT {
         return Decision::Leave(CallOutcome::Excluded);
+    }
+    if around.is_bound() {
+        return missing(rule, CallOutcome::Exempt);
     }
     // Not one value out of two: see `Surroundings::rule`.
     match around.listener(rule.listener) {

@@ -30,8 +30,9 @@ pub use sockmap::{
 };
 pub use tables::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival,
-    ArrivalKey, FLAG_DENY, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey, NODE_COOKIE,
-    ORIGIN_BYTES, ORIGIN_TO_NODE, Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey, SCOPE_BITS,
+    ArrivalKey, FLAG_DENY, FLAG_HOME, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey,
+    NODE_COOKIE, ORIGIN_BYTES, ORIGIN_TO_NODE, Origin, RULE_BYTES, RULE_KEY_BYTES, Rule, RuleKey,
+    SCOPE_BITS,
 };
 
 /// Sockets that are never redirected, by socket cookie.

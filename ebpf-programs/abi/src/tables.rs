@@ -32,6 +32,10 @@ pub const ACTION_JOIN: u32 = 2;
 /// Flag of a rule: without a listener the call is denied. Otherwise it is left alone.
 pub const FLAG_DENY: u32 = 1;
 
+/// Flag of a rule that is [`ACTION_JOIN`]: whoever calls joins only where the rule's listener is noted. Each network namespace
+/// has a loopback of its own, and something else of the same number may listen there.
+pub const FLAG_HOME: u32 = 2;
+
 /// Flag of an [`Origin`]: it was sent to the node's address, in another network namespace than its own.
 pub const ORIGIN_TO_NODE: u32 = 1;
 
@@ -99,7 +103,7 @@ pub struct Rule {
     pub action: u32,
     /// Which listener, where one exists in the caller's network namespace.
     pub listener: u32,
-    /// [`FLAG_DENY`].
+    /// [`FLAG_DENY`], [`FLAG_HOME`].
     pub flags: u32,
 }
 

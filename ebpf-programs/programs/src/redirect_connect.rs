@@ -96,15 +96,27 @@ struct Caller<'a> {
 impl Surroundings for Caller<'_> {
     #[inline(always)]
     fn is_exempt(&self) -> bool {
-        // A socket that is bound to a device may not reach loopback.
-        let own = field!(self.context.sock_addr, __bindgen_anon_1.sk);
-        if !own.is_null() && field!(own, bound_dev_if) != 0 {
-            return true;
-        }
         // SAFETY: the value is not looked at.
         let socket = unsafe { REDIRECT_EXEMPT.get(&self.cookie) }.is_some();
         // SAFETY: the value is not looked at.
         socket || unsafe { REDIRECT_PROCESSES.get(&self.context.tgid()) }.is_some()
+    }
+
+    #[inline(always)]
+    fn is_bound(&self) -> bool {
+        let own = field!(self.context.sock_addr, __bindgen_anon_1.sk);
+        !own.is_null() && field!(own, bound_dev_if) != 0
+    }
+
+    #[inline(always)]
+    fn is_noted(&self, number: u32) -> bool {
+        let key = ListenerKey {
+            netns_cookie: netns_cookie(self.context),
+            listener: number,
+            reserved: 0,
+        };
+        // SAFETY: the value is not looked at.
+        unsafe { REDIRECT_LISTENERS.get(&key) }.is_some()
     }
 
     #[inline(always)]

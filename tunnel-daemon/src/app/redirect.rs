@@ -111,7 +111,8 @@ impl Captured {
     }
 }
 
-/// One rule for each address a listener has.
+/// One rule for each address a listener has. On loopback whoever calls joins at home only: in another network namespace it is
+/// something else that has the address.
 fn own_rules(
     listeners: impl IntoIterator<Item = SocketAddr>,
     action: Action,
@@ -120,7 +121,10 @@ fn own_rules(
     let rule = |ip: IpAddr, port| RedirectRule {
         network: IpNet::from(ip.to_canonical()),
         port: Some(port),
-        action,
+        action: match action {
+            Action::Join if ip.to_canonical().is_loopback() => Action::JoinAtHome,
+            other => other,
+        },
     };
     let mut rules = Vec::new();
     for listener in listeners {
@@ -420,7 +424,8 @@ pub(super) fn join(redirect: &Redirect) -> anyhow::Result<()> {
         port: Some(at.port()),
         action,
     };
-    redirect.set_rules(&[rule(Action::Join)])?;
+    redirect.at_home(&door)?;
+    redirect.set_rules(&[rule(Action::JoinAtHome)])?;
     let called = StdStream::connect(at);
     redirect.set_rules(&[rule(Action::Leave)])?;
     called?;
@@ -478,6 +483,9 @@ mod tests {
         let rules = own_rules([any], Action::Join, &here);
         let networks: Vec<String> = rules.iter().map(|rule| rule.network.to_string()).collect();
         assert_eq!(networks, ["127.0.0.1/32", "192.0.2.7/32"]);
+        // Every network namespace has the first.
+        let actions: Vec<Action> = rules.iter().map(|rule| rule.action).collect();
+        assert_eq!(actions, [Action::JoinAtHome, Action::Join]);
         let one: SocketAddr = "192.0.2.9:8131".parse().unwrap();
         let rules = own_rules([one], Action::Leave, &here);
         assert_eq!(rules.len(), 1);

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
-    FLAG_DENY, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
+    FLAG_DENY, FLAG_HOME, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
 };
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
@@ -24,6 +24,8 @@ use super::{netns, pins};
 
 /// Names of other programs in one log line.
 const NEIGHBOURS_MAX: usize = 16;
+/// The listener that is noted in the network namespace of [`Redirect::at_home`] alone, and that no rule sends to.
+const HOME: u32 = u32::MAX;
 /// How the kernel numbers programs of these hooks.
 const SOCK_ADDR: u32 = 18;
 
@@ -35,6 +37,8 @@ pub enum Action {
     /// They go where they go, and the process that makes one is part of the tunnel: none of its calls are redirected from
     /// then on.
     Join,
+    /// As [`Action::Join`], of calls from the network namespace of [`Redirect::at_home`]; those from others go where they go.
+    JoinAtHome,
     /// They go to this listener; without one, where they go.
     Redirect(u32),
     /// They go to this listener; without one they fail.
@@ -62,6 +66,7 @@ impl RedirectRule {
         let (action, listener, flags) = match self.action {
             Action::Leave => (ACTION_LEAVE, 0, 0),
             Action::Join => (ACTION_JOIN, 0, 0),
+            Action::JoinAtHome => (ACTION_JOIN, HOME, FLAG_HOME),
             Action::Redirect(listener) => (ACTION_REDIRECT, listener, 0),
             Action::RedirectOrDeny(listener) => (ACTION_REDIRECT, listener, FLAG_DENY),
         };
@@ -234,6 +239,14 @@ impl Redirect {
     ) -> Result<(), KernelError> {
         let cookie = netns::cookie(socket).map_err(KernelError::Namespace)?;
         self.note_listener(cookie, number, v4, v6, mark)
+    }
+
+    /// Notes the network namespace of `socket` as the one that [`Action::JoinAtHome`] is about.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn at_home(&self, socket: &impl AsFd) -> Result<(), KernelError> {
+        self.set_listener(HOME, socket, None, None)
     }
 
     /// Notes where callers whose namespace has no listener `number` are sent: addresses of this node that they can reach.

@@ -6,7 +6,7 @@ use core::cell::RefCell;
 use std::vec::Vec;
 
 use super::*;
-use crate::tables::{ACTION_JOIN, ACTION_LEAVE, SCOPE_BITS};
+use crate::tables::{ACTION_JOIN, ACTION_LEAVE, FLAG_HOME, SCOPE_BITS};
 
 const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
 const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
@@ -17,6 +17,7 @@ const MARK: u32 = 7;
 /// The kernel as tables.
 struct Tables {
     exempt: core::cell::Cell<bool>,
+    bound: bool,
     rules: Vec<(u32, [u8; 20], Rule)>,
     listener: Option<Listener>,
     node: Option<Listener>,
@@ -29,6 +30,14 @@ struct Tables {
 impl Surroundings for Tables {
     fn is_exempt(&self) -> bool {
         self.exempt.get()
+    }
+
+    fn is_bound(&self) -> bool {
+        self.bound
+    }
+
+    fn is_noted(&self, number: u32) -> bool {
+        self.listener(number).is_some()
     }
 
     fn join(&self) {
@@ -87,6 +96,7 @@ fn rule(prefix: Endpoint, bits: u32, action: u32, flags: u32) -> (u32, [u8; 20],
 fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
     Tables {
         exempt: core::cell::Cell::new(false),
+        bound: false,
         rules,
         listener: Some(Listener {
             v4: VIA4,
@@ -131,8 +141,9 @@ fn a_call_to_a_ruled_destination_goes_to_the_listener_and_is_remembered() {
 #[test]
 fn whatever_is_missing_leaves_the_call_alone() {
     type Spoil = fn(&mut Tables);
-    let rows: [(Spoil, CallOutcome); 6] = [
+    let rows: [(Spoil, CallOutcome); 7] = [
         (|around| around.exempt.set(true), CallOutcome::Exempt),
+        (|around| around.bound = true, CallOutcome::Exempt),
         (|around| around.rules.clear(), CallOutcome::NoRule),
         (|around| around.listener = None, CallOutcome::NoListener),
         (
@@ -211,6 +222,9 @@ fn a_rule_that_denies_denies_only_what_it_would_have_redirected() {
     let mut unknown = closed();
     unknown.listener = None;
     assert_eq!(decide(&call(INSIDE), &unknown), Decision::Deny);
+    let mut bound = closed();
+    bound.bound = true;
+    assert_eq!(decide(&call(INSIDE), &bound), Decision::Deny);
     let elsewhere = call(Endpoint::v4([11, 0, 0, 1], 80));
     assert_eq!(
         decide(&elsewhere, &gone),
@@ -336,4 +350,23 @@ fn a_process_that_calls_the_tunnels_server_is_part_of_the_tunnel() {
         decide(&call(INSIDE), &around),
         Decision::Leave(CallOutcome::Exempt)
     );
+}
+
+#[test]
+fn a_call_to_loopback_joins_only_where_the_server_is_at_home() {
+    let server = Endpoint::v4([127, 0, 0, 1], 8091);
+    let rules = || {
+        std::vec![
+            rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
+            rule(server, 32, ACTION_JOIN, FLAG_HOME),
+        ]
+    };
+    let excluded = Decision::Leave(CallOutcome::Excluded);
+    let mut elsewhere = tables(rules());
+    elsewhere.listener = None;
+    assert_eq!(decide(&call(server), &elsewhere), excluded);
+    assert!(!elsewhere.exempt.get());
+    let home = tables(rules());
+    assert_eq!(decide(&call(server), &home), excluded);
+    assert!(home.exempt.get());
 }

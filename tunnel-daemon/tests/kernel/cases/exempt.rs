@@ -1,5 +1,6 @@
 //! Own sockets are never redirected.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::Path;
 
@@ -34,6 +35,7 @@ fn exempt_goes_direct(target: SocketAddr) {
     assert_eq!(role.hear(), "exempt: direct");
     assert_eq!(role.hear(), "bound: direct");
     assert_eq!(role.hear(), "other: redirected");
+    assert_eq!(role.hear(), "bound, of a rule that denies: denied");
     drop(role);
 }
 
@@ -84,5 +86,19 @@ pub(crate) fn play(arguments: &str) {
         "other: redirected"
     } else {
         "other: direct"
+    });
+    let denying = RedirectRule {
+        action: Action::RedirectOrDeny(0),
+        ..rule
+    };
+    redirect.set_rules(&[denying]).unwrap();
+    let bound = Socket::new(domain, Type::STREAM, None).unwrap();
+    bound.bind_device(Some(b"lo")).unwrap();
+    let denied =
+        over(bound, target).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    tell(if denied {
+        "bound, of a rule that denies: denied"
+    } else {
+        "bound, of a rule that denies: direct"
     });
 }

@@ -4,6 +4,8 @@ use adit::ebpf::processes::visible;
 use adit::ebpf::redirect::unpin;
 use aya::maps::{HashMap, Map, MapData, loaded_maps};
 
+use super::namespaces::namespaces;
+use super::redirect::scene;
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
@@ -85,6 +87,29 @@ fn a_captured_process_that_calls_the_agent_port_stays_captured_where_agents_are_
     server.metric_is(&outcome("excluded"), 2.0);
     assert_eq!(server.metric(&outcome("exempt")), 0.0);
     drop(client);
+}
+
+/// There something else may have the agent port's number; here nothing has, which is enough of a call.
+#[test]
+fn a_process_that_calls_loopback_of_another_namespace_stays_captured() {
+    let Some([pod]) = namespaces("calls to the agent port's number in another namespace") else {
+        return;
+    };
+    let netns = format!("--redirect-netns={}", pod.path().display());
+    let flags = ["--redirect=198.51.100.0/24", &netns];
+    let scene = scene(target("127.0.0.1"), None, &flags);
+    let mut client = Client::start_in(&pod, scene.clients.path());
+    let asked = "198.51.100.7:9090".parse().unwrap();
+    for _call in 0..2 {
+        assert_eq!(client.call(asked).unwrap().peer, asked);
+        assert!(scene.server.agents.ip().is_loopback());
+        client.carry(scene.server.agents, 1).unwrap_err();
+    }
+    let exempt = "adit_redirect_calls_total{outcome=\"exempt\"}";
+    scene
+        .server
+        .metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 2.0);
+    assert_eq!(scene.server.metric(exempt), 0.0);
 }
 
 fn forgotten(on_failure: &str, address: &str) {

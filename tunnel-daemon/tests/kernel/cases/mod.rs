@@ -14,6 +14,7 @@ mod kep2025;
 mod late_arrivals;
 mod least_privilege;
 mod load;
+mod mptcp;
 mod namespaces;
 mod netns_helper;
 mod node_redirect;

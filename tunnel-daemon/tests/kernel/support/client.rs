@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::namespace::Namespace;
 use super::role::{Role, tell, told};
@@ -86,6 +86,11 @@ impl Client {
         self.ask("mapped", address)
     }
 
+    /// As [`Client::call`], by a socket of Multipath TCP.
+    pub(crate) fn call_mptcp(&mut self, address: SocketAddr) -> Result<Seen, String> {
+        self.ask("mptcp", address)
+    }
+
     /// Sends so many bytes to an address whose target echoes, and says that those were all; how many came back, the target's
     /// greeting and the same ones.
     pub(crate) fn carry(&mut self, address: SocketAddr, bytes: usize) -> Result<usize, String> {
@@ -124,6 +129,7 @@ pub(super) fn play() {
         let address: SocketAddr = address.parse().expect("an address");
         let called = match how.parse() {
             Ok(port) => call_from(port, address),
+            Err(_no_port) if how == "mptcp" => call_mptcp(address),
             Err(_no_port) => call(how == "mapped", address),
         };
         match called {
@@ -174,6 +180,13 @@ fn call_from(port: u16, address: SocketAddr) -> std::io::Result<Seen> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.bind(&SocketAddr::from(([0, 0, 0, 0], port)).into())?;
+    over(socket, address)
+}
+
+/// As [`call`], by a socket of Multipath TCP.
+fn call_mptcp(address: SocketAddr) -> std::io::Result<Seen> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::MPTCP))?;
     over(socket, address)
 }
 
