@@ -149,12 +149,11 @@ impl LaneKeeper {
     {
         let mut opening = FuturesUnordered::new();
         let mut pause = Pause::default();
-        // A lane was bound since the last pause.
-        let mut gained = false;
         let mut wanted = self.adit().lanes_wanted_share();
         loop {
             wanted.set(self.growth().wanted());
-            if self.0.proved.swap(false, Relaxed) {
+            // Tunnels on lanes from before say nothing of a server that has refused all since.
+            if self.0.proved.swap(false, Relaxed) && pause.has_gained() {
                 pause.note(true);
             }
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
@@ -177,10 +176,10 @@ impl LaneKeeper {
                         // Behind a balancer it may be of use for another link of this agent.
                         let ours = Arc::ptr_eq(&keeper.0, &self.0);
                         let needed = ours || keeper.missing(0) > 0;
-                        if keeper.add(lane, needed) && needed {
-                            gained |= ours;
-                        } else {
+                        if !(keeper.add(lane, needed) && needed) {
                             pause.note(false);
+                        } else if ours {
+                            pause.gain();
                         }
                     }
                     Err(error) => {
@@ -189,10 +188,9 @@ impl LaneKeeper {
                     }
                 },
                 () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
-                    // Lanes that have waited so long without being lost are as good as used; but those from before a pause say
-                    // nothing of a server that refused all since.
+                    // Lanes that have waited so long without being lost are as good as used.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
-                    if waited && (paused.is_none() || std::mem::take(&mut gained)) {
+                    if waited && (paused.is_none() || pause.has_gained()) {
                         pause.note(true);
                     }
                 }
@@ -337,11 +335,15 @@ impl LaneKeeper {
 
     /// Waits for an OPEN, or for somebody at this end who has a use for the lane.
     async fn wait(&self, lane: &mut Lane, arriving: Option<Arriving>) -> Result<Waited, LaneEnd> {
-        let _idle = Counted::new(&self.0.idle);
+        // One that either end gives up takes no more tunnels, however long the server keeps it.
+        let mut idle = (!lane.state().is_draining()).then(|| Counted::new(&self.0.idle));
         // Only now: whoever counts between the two would miss it, and open one too many.
         drop(arriving);
         let stopping = self.0.context.tasks.stopping();
         loop {
+            if lane.state().is_draining() && idle.take().is_some() {
+                self.0.changed.notify_one();
+            }
             let free = lane.state().can_open();
             tokio::select! {
                 biased;

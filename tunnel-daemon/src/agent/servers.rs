@@ -9,9 +9,12 @@ use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
+mod turns;
+
+use self::turns::{Share, Turns};
 use super::lanes::{LaneKeeper, OpenError};
 use super::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, open};
 use super::reach::{Reach, ReachError, Reached};
@@ -23,9 +26,6 @@ use crate::hub::Command;
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{LinkDirection, Segment};
-
-/// Lanes that are opened at once.
-const LANES_OPENING_MAX: usize = 4;
 
 /// What the search for servers needs.
 pub struct ServersSettings {
@@ -64,7 +64,7 @@ struct Shared {
     connected: Arc<AtomicUsize>,
     changed: Notify,
     /// Turns to open a lane, of all links together.
-    opening: Semaphore,
+    opening: Turns,
 }
 
 /// The lanes to all servers, for tunnels that this end opens. Clones name the same.
@@ -142,7 +142,7 @@ impl Servers {
             links_changed: watch::Sender::new(()),
             connected: Arc::new(AtomicUsize::new(0)),
             changed: Notify::new(),
-            opening: Semaphore::new(LANES_OPENING_MAX),
+            opening: Turns::default(),
         });
         shared.publish();
         let search = Arc::clone(&shared);
@@ -333,17 +333,23 @@ impl Shared {
     ) -> impl Future<Output = ()> + Send + 'static {
         let shared = Arc::clone(self);
         async move {
+            let share = Share::default();
             lanes
-                .run(|| async { Box::pin(shared.open_lane(at)).await })
+                .run(|| async { Box::pin(shared.open_lane(at, &share)).await })
                 .await;
         }
     }
 
     /// Connects a lane and binds it to the link this agent has to whoever answers.
-    async fn open_lane(&self, at: usize) -> Result<(LaneKeeper, Lane), OpenError> {
+    async fn open_lane(&self, at: usize, share: &Share) -> Result<(LaneKeeper, Lane), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
-        let _turn = self.opening.acquire().await;
-        let Some(address) = self.settings.addresses.get(at) else {
+        let addresses = &self.settings.addresses;
+        let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
+        let servers = locked(&self.links).iter().filter(takes_lanes).count();
+        // Those without a link yet are about to want theirs.
+        let servers = servers.max(addresses.len());
+        let _turn = self.opening.take(share, servers).await;
+        let Some(address) = addresses.get(at) else {
             return Err(OpenError(String::from("no such address")));
         };
         let connecting = timeout(

@@ -14,7 +14,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 pub struct Lanes {
     /// Bound and without a tunnel.
     pub idle: usize,
-    /// With a tunnel.
+    /// With a tunnel, or given up and not closed yet.
     pub busy: usize,
     /// On their way.
     pub opening: usize,

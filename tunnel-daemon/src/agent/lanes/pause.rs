@@ -17,6 +17,8 @@ pub(super) struct Pause {
     misses: u32,
     length: Duration,
     until: Option<Instant>,
+    /// A lane was bound since the last attempt that failed.
+    gained: bool,
 }
 
 impl Pause {
@@ -25,6 +27,7 @@ impl Pause {
             *self = Self::default();
             return;
         }
+        self.gained = false;
         self.misses += 1;
         if self.misses >= MISSES_MAX {
             self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
@@ -32,6 +35,16 @@ impl Pause {
             let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
             self.until = Some(Instant::now() + self.length + spread);
         }
+    }
+
+    /// A lane was bound. What comes of it is not known yet.
+    pub(super) fn gain(&mut self) {
+        self.gained = true;
+    }
+
+    /// Whether one was since the last attempt that failed, or the last success.
+    pub(super) fn has_gained(&self) -> bool {
+        self.gained
     }
 
     /// How many attempts there may be at once, of `most`: one that follows a pause shows whether more are worth it.

@@ -6,6 +6,7 @@ use adit_core::ids::LinkId;
 use adit_core::lane::{FrameReader, LaneRole};
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -135,9 +136,40 @@ async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
     assert_eq!((opened.load(Relaxed), ours.wanted()), (8, 4));
 }
 
-/// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.
-#[tokio::test(start_paused = true)]
-async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
+/// It takes no tunnel any more, however long its server keeps it: another comes in its place.
+#[tokio::test]
+async fn a_lane_that_its_server_gives_up_is_not_idle() {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lanes, mut servers) = pairs(&ours).await;
+    // The first that is opened.
+    let mut leaving = servers.pop().unwrap();
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || next_of(&ours, &lanes, &opened);
+    let replaced = async {
+        all_idle(&ours, 4).await;
+        leaving.end().drain();
+        let wanted = Lanes {
+            idle: 4,
+            busy: 1,
+            opening: 0,
+        };
+        while ours.count() != wanted {
+            // It says so, and does not close the lane.
+            assert!(leaving.event().now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = replaced => (),
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+        () = tokio::time::sleep(Duration::from_secs(30)) => panic!("{:?}", ours.count()),
+    }
+    assert_eq!(opened.load(Relaxed), 5);
+}
+
+/// Attempts within ten minutes at a server that has room for one lane, on which a tunnel is opened now and then.
+async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
     let context = context(10);
     let ours = keeper("ours", &context);
     let (lane, _server) = pair().await;
@@ -148,13 +180,34 @@ async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
         lane.map(|lane| (ours.clone(), lane))
             .ok_or_else(|| OpenError("full".to_owned()))
     };
-    let keeping = ours.clone().run(open);
+    let tunnels = async {
+        let Some(every) = tunnel_every else { return };
+        loop {
+            tokio::time::sleep(every).await;
+            ours.0.proved.store(true, Relaxed);
+            ours.0.changed.notify_one();
+        }
+    };
+    let keeping = async { tokio::join!(ours.clone().run(open), tunnels) };
     let ten_minutes = tokio::time::timeout(Duration::from_secs(600), keeping);
     assert!(ten_minutes.await.is_err(), "it keeps lanes");
     assert_eq!(ours.count().idle, 1);
+    attempts.load(Relaxed)
+}
+
+/// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
+    let attempts = attempts_beside_one_lane(None).await;
     // Four at once, then one after each pause, which doubles to a minute.
-    let attempts = attempts.load(Relaxed);
     assert!((10..25).contains(&attempts), "{attempts}");
+}
+
+/// Nor do the tunnels that this lane carries.
+#[tokio::test(start_paused = true)]
+async fn tunnels_on_the_lanes_there_are_end_no_pause() {
+    let attempts = attempts_beside_one_lane(Some(Duration::from_millis(100))).await;
+    assert!((4..25).contains(&attempts), "{attempts}");
 }
 
 /// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.

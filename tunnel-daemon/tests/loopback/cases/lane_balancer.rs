@@ -1,5 +1,5 @@
-//! Several servers behind one address, as behind a load balancer of connections: whichever connection leads to whichever
-//! server, each gets lanes of its own link.
+//! Several servers, also behind one address, as behind a load balancer of connections: whichever connection leads to
+//! whichever server, each gets lanes of its own link.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use adit_core::lane::ALPN;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::support::lanes::{HITS, IDLE, MISSES};
+use crate::support::lanes::{HITS, IDLE, MISSES, warm};
 use crate::support::server_lane::ServerLane;
 use crate::support::stub_server::StubServer;
-use crate::support::wait::{until, within};
+use crate::support::wait::{until, within, within_for};
 use crate::support::world::{World, sample, server_plan};
 use crate::support::{connect, targets};
 
@@ -79,6 +79,26 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
         assert_eq!((value(server, HITS), value(server, MISSES)), (1.0, 0.0));
     }
     within("its end", other.stop(Some(Duration::ZERO))).await;
+}
+
+/// It takes connections, and answers none that is to be a lane.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_answers_no_lane_keeps_no_other_from_its_lanes() {
+    /// Before the first handshakes with it are given up.
+    const SOON: Duration = Duration::from_secs(7);
+    let mut world = World::start(&[]).await;
+    let address = world.server().agents;
+    world.stop_server(Duration::ZERO).await;
+    let mut silent = StubServer::start(&world).await;
+    let second = format!("--proxy-server-host={address}");
+    let _agent = world.agent_of(silent.port(), "a", &[&second]).await;
+    let _link = silent.accept().await.greet_with_lanes("8");
+    let _lanes = [
+        silent.accept_in_silence().await,
+        silent.accept_in_silence().await,
+    ];
+    world.start_server(address.port()).await;
+    within_for(SOON, "lanes to the one that answers", warm(&world)).await;
 }
 
 /// Rule 22: from the link on, all connections of an agent end at a server that knows these `protocols` only, until one of them

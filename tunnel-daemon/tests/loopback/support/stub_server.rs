@@ -115,6 +115,12 @@ impl StubServer {
         came
     }
 
+    /// The next connection, of which its peer hears nothing.
+    pub(crate) async fn accept_in_silence(&mut self) -> TcpStream {
+        let stream = within("a connection", self.listener.accept());
+        stream.await.expect("a connection").0
+    }
+
     async fn secured(&mut self) -> TlsStream<TcpStream> {
         let stream = within("an agent", self.listener.accept());
         let (stream, _) = stream.await.expect("a connection");
@@ -126,12 +132,17 @@ impl StubServer {
 impl Caller {
     /// Grants one lane, too.
     pub(crate) fn greet_with_lane(self) -> Call {
+        self.greet_with_lanes("1")
+    }
+
+    /// Grants so many.
+    pub(crate) fn greet_with_lanes(self, max: &str) -> Call {
         let secret = "07".repeat(LANE_SECRET_BYTES);
         self.greet(&[
             ("adit-link", "1"),
             ("adit-lanes", "1"),
             ("adit-lane-link", "1"),
-            ("adit-lane-max", "1"),
+            ("adit-lane-max", max),
             ("adit-lane-secret", &secret),
         ])
     }
