@@ -19,7 +19,7 @@ use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel
 use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
-use super::server::{allow_failed_listener, isolation, process_budget};
+use super::server::{allow_failed_listener, isolation, isolation_here, process_budget};
 use super::status::{self, AgentSource};
 use crate::agent::link::LinkContext;
 use crate::agent::reach::{Met, Reach};
@@ -108,6 +108,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     )?;
     let (data_path, relay) = (started_relay.data_path, started_relay.relay);
     let allowed = Arc::new(allowed);
+    let here = isolation_here(&plan.isolation);
     let context = LinkContext {
         dialer: Arc::new(Dialer::accounted(
             resolver,
@@ -117,8 +118,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             accounts.clone(),
             plan.agent_id.as_str(),
         )),
-        isolation: isolation(&plan.isolation),
-        budget: process_budget(&plan.isolation),
+        isolation: isolation(&here),
+        budget: process_budget(&here),
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),
@@ -172,7 +173,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         started,
         tunnels: Arc::clone(metrics.adit().open_tunnels()),
         budget: Arc::clone(&context.budget),
-        link_budget_bytes: plan.isolation.agent_budget_bytes,
+        link_budget_bytes: here.agent_budget_bytes,
         descriptors: Arc::clone(&descriptors),
         data_path,
         lanes_max: context.lane_room.lanes_max(),

@@ -21,7 +21,7 @@ use crate::hub::Hub;
 use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
 use crate::net::authority::AuthorityIo;
 use crate::net::descriptors::{Descriptors, Use};
-use crate::net::handshake::{HANDSHAKE_DEADLINE, HANDSHAKE_DEADLINE_COMPAT, HandshakeError};
+use crate::net::handshake::HandshakeError;
 use crate::net::handshakes::{HandshakeLimits, NoTurn};
 use crate::net::listen::{ListenAddr, ListenError, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
@@ -34,17 +34,6 @@ use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{
     HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
 };
-
-/// TLS handshakes in flight per listener.
-const HANDSHAKES_MAX: usize = 256;
-/// Connections of a listener whose peer has said nothing yet. The first words of a TLS client come right behind the ACK that
-/// completes its connection: with 10,000 silent peers a second it still has a tenth of a second for them.
-const SILENT_MAX: usize = 1024;
-/// Connections of a listener that wait for their handshake: as many as the kernel would hold for it.
-const WAITING_MAX: usize = 4096;
-/// The silent of a listener have at most one descriptor in so many, and so have those that wait: at the lowest limits there
-/// are, links and tunnels keep theirs.
-const DESCRIPTORS_DIVISOR: u64 = 8;
 
 /// Errors of one listener, as counters.
 pub(super) struct Counted {
@@ -74,6 +63,7 @@ impl AcceptEvents for Counted {
             NoTurn::Closed => HandshakeFailure::Closed,
             NoTurn::NoSlot => HandshakeFailure::NoSlot,
             NoTurn::TooMany => HandshakeFailure::TooMany,
+            NoTurn::Stalled => HandshakeFailure::Stalled,
         });
     }
 
@@ -218,13 +208,15 @@ impl Listening<'_> {
         let listener = listener.with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
         let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
+        let leaving = self.stop.clone();
         let keepalive = self.plan.frontend_keepalive.time;
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream| {
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (hub, context) = (Arc::clone(&hub), context.clone());
-                    grpc::serve(io, hub, context, keepalive, streams.clone())
+                    let (streams, leaving) = (streams.clone(), leaving.clone());
+                    grpc::serve(io, hub, context, keepalive, streams, leaving)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -232,7 +224,8 @@ impl Listening<'_> {
                 let heads = self.plan.connect;
                 let serve = move |stream: ByteStream| {
                     let client = stream.peer();
-                    http_connect::serve(stream, Arc::clone(&hub), context.clone(), heads, client)
+                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    http_connect::serve(stream, hub, context, heads, client, leaving.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
@@ -269,9 +262,9 @@ impl Listening<'_> {
         F: Future<Output = ()> + Send + 'static,
     {
         let deadline = if self.plan.compat {
-            HANDSHAKE_DEADLINE_COMPAT
+            limits::TLS_HANDSHAKE_TIMEOUT_COMPAT
         } else {
-            HANDSHAKE_DEADLINE
+            limits::TLS_HANDSHAKE_TIMEOUT
         };
         let tls = tls.map(|tls| AcceptTls {
             tls,
@@ -299,12 +292,15 @@ impl Listening<'_> {
 
 /// Under this limit of descriptors; `None`: there is none.
 fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
-    let share = descriptors.map_or(u64::MAX, |limit| (limit / DESCRIPTORS_DIVISOR).max(1));
+    let share = descriptors.map_or(u64::MAX, |limit| {
+        (limit / limits::LISTENER_DESCRIPTORS_DIVISOR).max(1)
+    });
     let share = usize::try_from(share).unwrap_or(usize::MAX);
     HandshakeLimits {
-        handshakes_max: HANDSHAKES_MAX,
-        silent_max: SILENT_MAX.min(share),
-        waiting_max: WAITING_MAX.min(share),
+        handshakes_max: limits::HANDSHAKES_MAX,
+        silent_max: limits::SILENT_MAX.min(share),
+        waiting_max: limits::WAITING_MAX.min(share),
+        answers_within: limits::ANSWERS_WITHIN,
     }
 }
 

@@ -1,5 +1,6 @@
 //! One process from its plan to its exit code: logging, runtime, signals, grace.
 
+use std::future::ready;
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use tracing::level_filters::LevelFilter;
 use super::signals::Signals;
 use super::status::text::show;
 use super::{agent, check, demo, privileges, server, status, top};
+use crate::config::limits;
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
@@ -147,15 +149,24 @@ async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let server = server::start(plan).await?;
     privileges::finish().await;
-    tracing::info!(agents = %server.agents, health = ?server.health, "server is up");
+    let (health, frontends) = (server.health, &server.frontends);
+    tracing::info!(agents = %server.agents, ?health, ?frontends, "server is up");
     signals.next().await;
     tracing::info!("signal received: shutting down");
     let grace = match plan.shutdown.drain {
         Drain::For(grace) => Some(grace),
         Drain::UntilSecondSignal => None,
     };
-    let stopped = server.stop(grace);
-    Ok(until_second(stopped, &mut signals, plan.shutdown).await)
+    let stopped = async {
+        server.leave(grace).await;
+        server.cut(limits::SHUTDOWN_FLUSH).await;
+    };
+    // Nobody is waited for, but each tunnel that this cuts has its event, and looks cut at both ends.
+    let at_once = async {
+        let cut = server.cut(Duration::ZERO);
+        let _stuck = tokio::time::timeout(limits::SHUTDOWN_FLUSH, cut).await;
+    };
+    Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 
 async fn run_agent(plan: &AgentPlan) -> anyhow::Result<ExitCode> {
@@ -172,14 +183,15 @@ async fn run_agent(plan: &AgentPlan) -> anyhow::Result<ExitCode> {
             Drain::UntilSecondSignal => std::future::pending().await,
         }
     };
-    let code = until_second(drained, &mut signals, plan.shutdown).await;
+    let code = until_second(drained, ready(()), &mut signals, plan.shutdown).await;
     agent.stop().await;
     Ok(code)
 }
 
-/// The grace, or the second signal, whichever is first.
+/// The grace, or the second signal, whichever is first; `at_once` is done for that one.
 async fn until_second(
     work: impl Future<Output = ()>,
+    at_once: impl Future<Output = ()>,
     signals: &mut Signals,
     plan: ShutdownPlan,
 ) -> ExitCode {
@@ -187,6 +199,7 @@ async fn until_second(
         () = work => ExitCode::SUCCESS,
         () = signals.next() => {
             tracing::warn!("second signal: leaving at once");
+            at_once.await;
             ExitCode::from(plan.second_signal_exit_code)
         }
     }

@@ -83,18 +83,33 @@ pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
     }
 }
 
-/// Bytes the process may hold for readers that pause: the flag, else a share of its memory limit.
-pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
-    Arc::new(ProcessBudget::new(process_budget_bytes(
-        plan,
-        memory::limit,
-    )))
+/// The isolation flags, as far as this process has the memory for them.
+pub(super) fn isolation_here(plan: &IsolationPlan) -> IsolationPlan {
+    fitted(plan, memory::limit)
 }
 
-fn process_budget_bytes(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> u64 {
-    plan.process_budget_bytes
-        .unwrap_or_else(|| memory() / limits::PROCESS_BUDGET_DIVISOR)
-        .max(plan.agent_budget_bytes)
+/// Without `--process-budget` all tunnels together may hold a share of the memory, or one link's budget if that is more. But half
+/// of the memory at most: the limits that manifests of upstream's programs have are below one link's budget, and the kernel
+/// would kill the process before anything was full.
+fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
+    if plan.process_budget_bytes.is_some() {
+        return *plan;
+    }
+    let memory = memory();
+    let half = (memory / 2).max(limits::TUNNEL_SHARE_BYTES_MIN);
+    let link = plan.agent_budget_bytes.min(half);
+    IsolationPlan {
+        tunnel_share_bytes: plan.tunnel_share_bytes.min(link),
+        agent_budget_bytes: link,
+        process_budget_bytes: Some((memory / limits::PROCESS_BUDGET_DIVISOR).max(link)),
+        ..*plan
+    }
+}
+
+/// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
+pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
+    let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
+    Arc::new(ProcessBudget::new(bytes))
 }
 
 /// Starts a server on the current runtime.
@@ -108,7 +123,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         links: Tasks::new(AGENT_TASKS_MAX),
         services: Tasks::new(SERVICE_TASKS_MAX),
     };
-    let budget = process_budget(&plan.isolation);
+    let here = isolation_here(&plan.isolation);
+    let budget = process_budget(&here);
     let descriptors = Arc::new(Descriptors::of_process());
     let started = Instant::now();
     let stop = CancellationToken::new();
@@ -129,7 +145,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         EVENTS_BURST,
         adit.access_events_suppressed(),
     ));
-    let mut settings = backend_settings(plan, &descriptors, &accounts)?;
+    let mut settings = backend_settings(plan, &here, &descriptors, &accounts)?;
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -198,7 +214,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             started,
             tunnels: Arc::clone(adit.open_tunnels()),
             budget,
-            link_budget_bytes: plan.isolation.agent_budget_bytes,
+            link_budget_bytes: here.agent_budget_bytes,
             descriptors,
             data_path: started_relay.data_path,
             lanes_max,
@@ -301,6 +317,7 @@ fn give_up_lanes(hub: &Hub, lanes: usize) {
 
 fn backend_settings(
     plan: &ServerPlan,
+    here: &IsolationPlan,
     descriptors: &Arc<Descriptors>,
     accounts: &Accounts,
 ) -> anyhow::Result<BackendSettings> {
@@ -311,7 +328,7 @@ fn backend_settings(
         lane_grant: None,
     };
     let link = LinkSettings {
-        isolation: isolation(&plan.isolation),
+        isolation: isolation(here),
         dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
         dial_timeout: plan.dial.timeout,
     };
@@ -459,9 +476,16 @@ impl RunningServer {
         self.captured.listeners()
     }
 
-    /// Stops in the order that hurts least: not ready, no new connections and dials, tunnels may finish for
-    /// `grace` (`None`: without limit), the rest is told and cut.
+    /// Stops in the order that hurts least: as [`Self::leave`], and the rest is told and cut.
     pub async fn stop(self, grace: Option<Duration>) {
+        self.leave(grace).await;
+        self.cut(limits::SHUTDOWN_FLUSH).await;
+        drop(self.probes);
+    }
+
+    /// Not ready, no new connections and dials; tunnels may finish for `grace` (`None`: without limit). A cancelled call
+    /// leaves the others to [`Self::cut`].
+    pub async fn leave(&self, grace: Option<Duration>) {
         self.stopping.store(true, Relaxed);
         // New connections go their own way, before anything here refuses them.
         self.captured.detach();
@@ -474,6 +498,10 @@ impl RunningServer {
             clients.running() == 0 && lanes.settling() == 0 && self.hub.is_settled()
         })
         .await;
+    }
+
+    /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.
+    pub async fn cut(&self, flush: Duration) {
         self.hub.announce_shutdown();
         self.lane_watch.shut_down();
         if let Some(relay) = &self.relay {
@@ -481,7 +509,7 @@ impl RunningServer {
         }
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
-        let cut = self.tasks.clients.drain(limits::SHUTDOWN_FLUSH).await;
+        let cut = self.tasks.clients.drain(flush).await;
         let services = self.tasks.services.drain(Duration::ZERO).await;
         tracing::info!(
             links = left.cut_off,
@@ -489,7 +517,6 @@ impl RunningServer {
             services = services.cut_off,
             "stopped"
         );
-        drop(self.probes);
     }
 }
 
@@ -505,11 +532,30 @@ mod tests {
         };
         for (flag, memory, expected) in [
             (None, 8 << 30, 2 << 30),
-            // Never less than one agent's budget: 64 MiB unless that is set, too.
-            (None, 100 << 20, 64 << 20),
+            // Not less than one link's budget, 64 MiB unless that is set, too.
+            (None, 200 << 20, 64 << 20),
             (Some(1 << 30), 8 << 30, 1 << 30),
+            (Some(64 << 20), 30 << 20, 64 << 20),
         ] {
-            assert_eq!(process_budget_bytes(&plan(flag), || memory), expected);
+            let here = fitted(&plan(flag), || memory);
+            assert_eq!(process_budget(&here).max_bytes(), expected);
+            assert_eq!(here.agent_budget_bytes, 64 << 20);
+        }
+    }
+
+    #[test]
+    fn budgets_leave_half_of_the_memory_to_the_process() {
+        for (memory, link, share) in [
+            (128 << 20, 64 << 20, 4 << 20),
+            (100 << 20, 50 << 20, 4 << 20),
+            (30 << 20, 15 << 20, 4 << 20),
+            (6 << 20, 3 << 20, 3 << 20),
+            (0, 64 << 10, 64 << 10),
+        ] {
+            let here = fitted(&IsolationPlan::default(), || memory);
+            assert_eq!(here.agent_budget_bytes, link);
+            assert_eq!(here.tunnel_share_bytes, share);
+            assert_eq!(process_budget(&here).max_bytes(), link);
         }
     }
 }

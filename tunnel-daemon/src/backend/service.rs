@@ -12,6 +12,7 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
@@ -138,7 +139,8 @@ impl Backend {
             Ok(connection) => connection,
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
-        let served = connection.serve(self.settings.keepalive, |request, respond| {
+        let never = CancellationToken::new();
+        let served = connection.serve(self.settings.keepalive, never, |request, respond| {
             let who = Caller {
                 peer,
                 principal: principal.as_deref(),

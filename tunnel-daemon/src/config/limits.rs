@@ -19,11 +19,24 @@ pub const MESSAGE_BYTES_MAX: u64 = 4 * MIB;
 pub const DATA_BYTES_TO_GO: u64 = 32 * KIB;
 /// Largest DATA payload towards a gRPC client that keeps up, bytes (rules 6).
 pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
+/// Bytes of what to dial, network name and all: four times the longest name with its port. Dials wait in memory that no budget
+/// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
+pub const DIAL_BYTES_MAX: usize = 1024;
 
 // --- Deadlines of peers -------------------------------------------------------------------------
 
 /// Time for a TLS handshake: gRPC-Go allows 120 s, of which a healthy peer needs a few round trips.
 pub const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same at listeners in compat mode, where slow peers are waited for as long as upstream does.
+pub const TLS_HANDSHAKE_TIMEOUT_COMPAT: Duration = Duration::from_secs(120);
+/// Who has been silent for so long may have to make room for others. A TLS client's first words come right behind the ACK
+/// that completes its connection; nobody who was just accepted is sent away before its task had a look.
+pub const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
+/// Who leaves a handshake waiting for so long may have to make room for others: a healthy peer answers within a round trip and
+/// a millisecond of its processor, and this is enough for a slow path that loses a packet.
+pub const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// Time for the HTTP/2 preface of a client, which is the first thing it says.
+pub const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for TCP and TLS to a server, all addresses together.
 pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream (compat 2.2).
@@ -39,6 +52,19 @@ pub const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 pub const DRAIN_QUIET: Duration = Duration::from_secs(1);
 /// Time to get the last CLOSE packets out once a shutdown is over, before sockets are cut.
 pub const SHUTDOWN_FLUSH: Duration = Duration::from_secs(1);
+
+// --- Connections before they are authenticated ---------------------------------------------------
+
+/// TLS handshakes in flight per listener: each costs about a millisecond of a core.
+pub const HANDSHAKES_MAX: usize = 256;
+/// Connections of a listener whose peer has said nothing yet. The first words of a TLS client come right behind the ACK that
+/// completes its connection: with 10,000 silent peers a second it still has a tenth of a second for them.
+pub const SILENT_MAX: usize = 1024;
+/// Connections of a listener that wait for their handshake: as many as the kernel would hold for it.
+pub const WAITING_MAX: usize = 4096;
+/// The silent of a listener have at most one descriptor in so many, and so have those that wait: at the lowest limits there
+/// are, links and tunnels keep theirs.
+pub const LISTENER_DESCRIPTORS_DIVISOR: u64 = 8;
 
 // --- Defaults of flags --------------------------------------------------------------------------
 
@@ -150,6 +176,11 @@ pub const LOG_FILE_MIB_MAX: u64 = 1_800;
 
 const _: () =
     assert!(DATA_BYTES_TO_GO < MESSAGE_BYTES_MAX && DATA_BYTES_TO_CLIENT_MAX < MESSAGE_BYTES_MAX);
+const _: () = assert!((DIAL_BYTES_MAX as u64) < DATA_BYTES_TO_GO);
+const _: () = assert!(SPEAKS_WITHIN.as_millis() < ANSWERS_WITHIN.as_millis());
+const _: () = assert!(ANSWERS_WITHIN.as_secs() < TLS_HANDSHAKE_TIMEOUT.as_secs());
+const _: () = assert!(TLS_HANDSHAKE_TIMEOUT.as_secs() <= TLS_HANDSHAKE_TIMEOUT_COMPAT.as_secs());
+const _: () = assert!(HANDSHAKES_MAX <= SILENT_MAX && SILENT_MAX <= WAITING_MAX);
 const _: () = assert!(DIAL_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
 const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN >= 2 * DATA_BYTES_TO_GO);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
+use tokio_util::sync::CancellationToken;
 
 use super::grpc::StreamEvents;
 use crate::config::limits;
@@ -77,6 +78,12 @@ impl FrontendContext {
             self.accounts.accepted(tcp, &labels);
         }
     }
+}
+
+/// Completes when this process leaves and a client has had the time to ask, and to be refused.
+pub(super) async fn time_is_up(leaving: &CancellationToken) {
+    leaving.cancelled().await;
+    tokio::time::sleep(limits::REFUSAL_TIMEOUT).await;
 }
 
 impl Admission {

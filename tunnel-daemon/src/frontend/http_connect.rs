@@ -13,9 +13,10 @@ use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
+use tokio_util::sync::CancellationToken;
 
 use super::carry::Client;
-use super::events::{ClientTunnel, FrontendContext};
+use super::events::{ClientTunnel, FrontendContext, time_is_up};
 use crate::config::plan::ConnectPlan;
 use crate::hub::{Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::lane::Pipe;
@@ -28,7 +29,8 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
-/// Serves one connection to its end. `client` is named in logs.
+/// Serves one connection to its end. `client` is named in logs; one that has not asked for anything is not waited for once this
+/// process is `leaving`.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub fn serve<S>(
@@ -37,13 +39,14 @@ pub fn serve<S>(
     context: FrontendContext,
     plan: ConnectPlan,
     client: PeerAddr,
+    leaving: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: Connection + Send + 'static,
 {
     // Boxed, one after the other: what opens a tunnel is larger than the tunnel, which may live for days in the same task.
     let opening = Box::pin(async move {
-        let opened = open(io, &hub, &context, plan, client).await;
+        let opened = open(io, &hub, &context, plan, client, &leaving).await;
         opened.map(|(client, carrier)| tunnel(client, carrier))
     });
     async move {
@@ -57,6 +60,11 @@ fn tunnel<S: Connection + Send + 'static>(
     client: Client<S>,
     carrier: Carrier,
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    // From here on only whoever ends it in order takes this back: cut off before that, or with this process, it must not look
+    // like a target that said nothing.
+    if let Some(socket) = client.io.tcp() {
+        reset_on_close(socket);
+    }
     match carrier {
         Carrier::Leg(leg) => Box::pin(carry(client, leg)),
         Carrier::Pipe(pipe) => Box::pin(splice(client, pipe)),
@@ -82,6 +90,7 @@ async fn open<S>(
     context: &FrontendContext,
     plan: ConnectPlan,
     client: PeerAddr,
+    leaving: &CancellationToken,
 ) -> Option<(Client<S>, Carrier)>
 where
     S: Connection,
@@ -92,10 +101,13 @@ where
     let head = tokio::time::timeout(
         admission.at_most(plan.head_timeout),
         read_head(&mut io, &mut early, plan),
-    )
-    .await;
+    );
     // Gone, broken, or too slow: there is nobody to answer.
-    let request = head.ok()?.ok()??;
+    let request = tokio::select! {
+        biased;
+        head = head => head.ok()?.ok()??,
+        () = time_is_up(leaving) => return None,
+    };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing(&request.authority);
     let relays = context.relay.as_ref();
@@ -221,11 +233,6 @@ async fn answer<S: Connection>(
 
 /// From the answer to the end, by relay threads. A cancelled call resets both sockets.
 async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
-    // From here on only the relay ends it in order, and takes this back then: cut off before that, or with this process, it
-    // must not look like a target that said nothing.
-    if let Some(socket) = client.io.tcp() {
-        reset_on_close(socket);
-    }
     let target_speaks = async {
         if pipe.received.is_empty() {
             // A failure is found again by the relay.

@@ -5,16 +5,14 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::BytesMut;
-use socket2::SockRef;
 
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel};
+use crate::hub::{Carrier, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::net::blocks;
 use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -25,7 +23,8 @@ const EARLY_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves one connection to its end.
 ///
-/// A cancelled call cancels the dial or resets the tunnel.
+/// A cancelled call cancels the dial or resets the tunnel; either way the connection is reset, and so it is by the kernel for a
+/// process that is killed.
 pub fn serve(
     io: ByteStream,
     hub: Arc<Hub>,
@@ -77,6 +76,8 @@ async fn open(
     let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), io.peer()) else {
         return None; // Listeners of this dialect are TCP.
     };
+    // From the first moment its client takes what ends it for its target. Only whoever ends it in order takes this back.
+    reset_on_close(socket);
     let wanted = match origins.origin(socket, client) {
         Ok(wanted) => wanted,
         Err(error) => {
@@ -87,7 +88,6 @@ async fn open(
                 OriginError::OwnAddress(_) => RedirectRefusal::OwnAddress,
                 OriginError::Kernel(_) => RedirectRefusal::Kernel,
             });
-            reset(&io);
             return None;
         }
     };
@@ -109,7 +109,6 @@ async fn open(
         }
         Some(Err(failure)) => {
             tunnel.failed(&failure);
-            reset(&io);
             None
         }
         Some(Ok(open)) => {
@@ -158,11 +157,68 @@ async fn dial(
     }
 }
 
-/// Has the connection end as one that its target refuses, as far as that is still possible.
-fn reset(io: &ByteStream) {
-    if let Some(socket) = io.tcp()
-        && let Err(error) = SockRef::from(socket).set_linger(Some(Duration::ZERO))
-    {
-        tracing::debug!(%error, "cannot reset a connection");
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read as _};
+    use std::net::SocketAddr;
+
+    use adit_core::ids::AgentId;
+    use adit_core::registry::Registry;
+    use adit_core::wire::identifiers::Identifiers;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::ebpf::account::Accounts;
+    use crate::hub::{DialLimits, LinkInfo};
+    use crate::net::descriptors::Descriptors;
+    use crate::telemetry::{AccessLog, ServerMetrics};
+
+    /// Where all connections wanted to go.
+    struct To(SocketAddr);
+
+    impl OriginSource for To {
+        fn origin(&self, _: &TcpStream, _: SocketAddr) -> Result<SocketAddr, OriginError> {
+            Ok(self.0)
+        }
+    }
+
+    /// As when a server leaves whose grace is over: no target has closed that nobody has reached yet.
+    #[tokio::test]
+    async fn a_client_whose_dial_is_cut_off_is_reset() {
+        let limits = DialLimits {
+            pending_max: 1,
+            timeout: None,
+        };
+        let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+        let agent = LinkInfo {
+            agent: AgentId::new("a"),
+            identifiers: Identifiers::default(),
+            principal: None,
+            credit: true,
+            address: PeerAddr::Unix,
+        };
+        // It never answers.
+        let _link = hub.enter(agent, 1, None).unwrap();
+        let metrics = ServerMetrics::new(&["default"]);
+        let suppressed = metrics.adit().access_events_suppressed();
+        let context = FrontendContext {
+            metrics,
+            access: Arc::new(AccessLog::new(1, 1, suppressed)),
+            relay: None,
+            descriptors: Arc::new(Descriptors::unlimited()),
+            accounts: Accounts::off(),
+        };
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        let (accepted, peer) = listener.accept().await.unwrap();
+        let origins = Arc::new(To(([192, 0, 2, 1], 443).into()));
+        let stream = ByteStream::Tcp(accepted, peer);
+        let mut serving = Box::pin(serve(stream, Arc::clone(&hub), context, origins));
+        assert!(futures_util::poll!(&mut serving).is_pending());
+        assert_eq!(hub.pending_dials(), 1);
+        drop(serving);
+        let read = client.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(read, Err(ErrorKind::ConnectionReset));
     }
 }

@@ -11,7 +11,7 @@ use adit_relay::unacknowledged_bytes;
 use tokio::io::AsyncRead;
 use tokio::time::{Instant, Sleep};
 
-use super::endpoint::reset_on_close;
+use super::endpoint::{end_on_close, reset_on_close};
 use crate::config::limits;
 use crate::net::blocks;
 use crate::net::stream::Connection;
@@ -59,7 +59,8 @@ struct Patience {
 }
 
 /// Closes `io`, but for dropping it, which is up to the caller. What comes is read and dropped until the last bytes are
-/// delivered; bytes that the peer takes none of for 30 s are given up. A cancelled call leaves the rest to the kernel.
+/// delivered; bytes that the peer takes none of for 30 s are given up. A cancelled call leaves the rest to the kernel, if that
+/// has all of it by then.
 pub fn part<S: Connection>(io: &mut S, closing: Closing) -> impl Future<Output = ()> {
     let mut parting = Parting::new(closing);
     std::future::poll_fn(move |cx| parting.poll(cx, io))
@@ -100,7 +101,14 @@ impl Parting {
                 Closing::CutOff | Closing::Reset => Pin::new(&mut *io).poll_flush(cx),
             };
             match told {
-                Poll::Ready(Ok(())) => self.told = true,
+                Poll::Ready(Ok(())) => {
+                    self.told = true;
+                    if self.closing == Closing::InOrder
+                        && let Some(socket) = io.tcp()
+                    {
+                        end_on_close(socket);
+                    }
+                }
                 Poll::Ready(Err(_gone)) => return Poll::Ready(()),
                 Poll::Pending => (),
             }

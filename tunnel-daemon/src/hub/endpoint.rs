@@ -15,7 +15,8 @@ use crate::net::socket;
 /// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
 /// closed on return, after everything owed is delivered; by a reset if the tunnel was cut off. `kept` goes with it.
 ///
-/// A cancelled call resets the tunnel, and the socket unless it was told that these are all.
+/// A cancelled call resets the tunnel, and the socket unless it was told that these are all. So does the kernel for a process
+/// that is killed.
 pub fn serve_target<A, K, F>(
     socket: TcpStream,
     mut leg: Leg,
@@ -28,6 +29,7 @@ where
     K: Unpin,
     F: FnOnce(&PumpOutcome) + Unpin,
 {
+    reset_on_close(&socket);
     let pump = Pump::new(&mut leg, Bytes::new());
     ServeTarget {
         tunnel: Some(Tunnel {
@@ -90,14 +92,6 @@ where
     }
 }
 
-impl<A, K, F> Drop for ServeTarget<A, K, F> {
-    fn drop(&mut self) {
-        if let (Some(tunnel), Some(socket)) = (&self.tunnel, &self.socket) {
-            tunnel.pump.cut_off(socket);
-        }
-    }
-}
-
 impl<A: AsRef<str>, F: FnOnce(&PumpOutcome)> Tunnel<A, F> {
     fn over(mut self, outcome: &PumpOutcome) {
         let address = self.address.as_ref();
@@ -132,6 +126,13 @@ fn go_text(address: &str, error: &io::Error) -> String {
 pub fn reset_on_close(socket: &TcpStream) {
     if let Err(error) = socket::set_reset_on_close(socket) {
         tracing::debug!(%error, "cannot reset a connection");
+    }
+}
+
+/// Its peer has been told all: from here on the kernel delivers that, whoever closes the socket.
+pub(super) fn end_on_close(socket: &TcpStream) {
+    if let Err(error) = socket::set_end_on_close(socket) {
+        tracing::debug!(%error, "a connection is reset though it has ended");
     }
 }
 

@@ -7,10 +7,9 @@ use std::task::{Context, Poll, ready};
 use adit_core::session::TunnelEnd;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
 use super::closing::Closing;
-use super::endpoint::reset_on_close;
+use super::endpoint::{end_on_close, reset_on_close};
 use super::leg::{Incoming, Leg};
 use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
@@ -112,12 +111,15 @@ pub(super) struct Pump {
 ///
 /// On return the socket has taken all that the end allows, but may still buffer the last of it: the caller closes it as
 /// [`PumpOutcome::closing`] says, by [`super::part`]. A cancelled call leaves the leg to its `Drop`: the tunnel is reset. So is
-/// the socket when it is dropped then, unless it was told that these are all.
+/// the socket when it is dropped then, unless it was told that these are all; and by the kernel, for a process that is killed.
 pub fn pump<'a, S: Connection>(
     socket: &'a mut S,
     leg: &'a mut Leg,
     first: Bytes,
 ) -> impl Future<Output = PumpOutcome> + use<'a, S> {
+    if let Some(socket) = socket.tcp() {
+        reset_on_close(socket);
+    }
     let pump = Some(Pump::new(leg, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
     Pumping { pump, socket, leg }
@@ -145,16 +147,6 @@ impl<S: Connection> Future for Pumping<'_, S> {
     }
 }
 
-impl<S: Connection> Drop for Pumping<'_, S> {
-    fn drop(&mut self) {
-        if let Some(pump) = &self.pump
-            && let Some(socket) = self.socket.tcp()
-        {
-            pump.cut_off(socket);
-        }
-    }
-}
-
 impl Pump {
     pub(super) fn new(leg: &mut Leg, first: Bytes) -> Self {
         let from_socket = first.len() as u64;
@@ -174,7 +166,7 @@ impl Pump {
     }
 
     /// To be asked with the same socket and the same leg, and not again once it is ready.
-    pub(super) fn poll<S: AsyncRead + AsyncWrite + Unpin>(
+    pub(super) fn poll<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
         socket: &mut S,
@@ -193,14 +185,7 @@ impl Pump {
         self.write_shut && self.write_failed.is_none()
     }
 
-    /// It is not asked again, though it is not over: what its socket was given is not to look like all.
-    pub(super) fn cut_off(&self, socket: &TcpStream) {
-        if !self.has_said_all() {
-            reset_on_close(socket);
-        }
-    }
-
-    fn poll_end<S: AsyncRead + AsyncWrite + Unpin>(
+    fn poll_end<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
         ends: &mut Ends<'_, S>,
@@ -255,7 +240,7 @@ impl Pump {
     }
 
     /// Returns whether another round may find something.
-    fn poll_to_socket<S: AsyncRead + AsyncWrite + Unpin>(
+    fn poll_to_socket<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
         Ends { socket, leg }: &mut Ends<'_, S>,
@@ -305,9 +290,13 @@ impl Pump {
             && let Poll::Ready(shut) = Pin::new(&mut **socket).poll_shutdown(cx)
         {
             self.write_shut = true;
-            // The other side may be gone already; reading finds out.
+            // Of a tunnel that is over, the owner of the socket closes it.
             if self.tunnel_end.is_none() {
+                // The other side may be gone already; reading finds out.
                 shut?;
+                if let Some(socket) = socket.tcp() {
+                    end_on_close(socket);
+                }
             }
         }
         // Whatever was written made room: the leg is asked again, or its waker would not be set.
@@ -360,6 +349,10 @@ impl Pump {
 mod tests {
     use std::io::Read as _;
     use std::sync::Arc;
+    use std::time::Duration;
+
+    use socket2::SockRef;
+    use tokio::net::TcpStream;
 
     use super::*;
     use crate::hub::Mailbox;
@@ -379,7 +372,7 @@ mod tests {
         assert!(block.is_unique());
     }
 
-    /// As when its task is cut off.
+    /// As when its task is cut off, or its process is killed: then the kernel goes by this option.
     #[tokio::test]
     async fn a_socket_whose_pump_is_dropped_is_reset_unless_it_was_told_all() {
         for said_all in [false, true] {
@@ -394,6 +387,8 @@ mod tests {
             let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
             assert!(futures_util::poll!(&mut pumping).is_pending());
             drop(pumping);
+            let reset = SockRef::from(&near).linger().unwrap();
+            assert_eq!(reset, (!said_all).then_some(Duration::ZERO));
             drop(near);
             let read = far.read(&mut [0]).map_err(|error| error.kind());
             let end = if said_all {

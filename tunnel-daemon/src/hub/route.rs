@@ -17,13 +17,11 @@ use super::conduit::Mailbox;
 use super::leg::{Carrier, Leg};
 use super::pool::{LanePool, OnLane};
 use super::task::Command;
+use crate::config::limits;
 use crate::net::stream::PeerAddr;
 
 /// Commands a link may have waiting; a full queue sends the dial to another agent.
 const COMMANDS_MAX: usize = 1024;
-/// Bytes of what to dial, network name and all: four times the longest name with its port. Dials wait in memory that no budget
-/// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
-const DIAL_BYTES_MAX: usize = 1024;
 /// A link task answers at its deadline; this much later the waiting side gives up by itself.
 const BACKSTOP: Duration = Duration::from_secs(1);
 
@@ -310,7 +308,7 @@ impl Hub {
         if self.refusing.load(Relaxed) {
             return Err(DialFailure::ShuttingDown);
         }
-        if protocol.len() + address.len() > DIAL_BYTES_MAX {
+        if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
             return Err(DialFailure::TooLong);
         }
         let Ok(_permit) = self.pending.try_acquire() else {

@@ -41,7 +41,7 @@ pub trait AcceptEvents: Send + Sync + 'static {
     fn accept_failed(&self, _error: &io::Error) {}
     /// A peer began a handshake and did not finish it.
     fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
-    /// A connection was closed before its handshake had begun.
+    /// A connection was closed for want of a turn: before its handshake had begun, or since it did not go on.
     fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
     /// A connection was closed at once because all task slots are in use.
     fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
@@ -65,8 +65,7 @@ pub struct AcceptTls {
     pub tls: Arc<ReloadableServerTls>,
     /// How many connections may be on the way to a finished handshake.
     pub limits: HandshakeLimits,
-    /// Time from accept to the end of the handshake: `HANDSHAKE_DEADLINE` where agents connect,
-    /// `HANDSHAKE_DEADLINE_COMPAT` to wait as upstream.
+    /// Time from accept to the end of the handshake.
     pub deadline: Duration,
 }
 
@@ -125,15 +124,24 @@ async fn greet(
     let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
         return Some(ByteStream::plain(socket, peer));
     };
+    let turned_away = |why: NoTurn| {
+        tracing::debug!(%peer, %why, "no TLS handshake");
+        events.no_turn(peer, why);
+        None
+    };
     let until = Instant::now() + deadline;
     let turn = place.turn(socket.speaks(), until);
     if let Err(why) = stop.run_until_cancelled(turn).await? {
-        tracing::debug!(%peer, %why, "no TLS handshake");
-        events.no_turn(peer, why);
-        return None;
+        return turned_away(why);
     }
     let left = until.saturating_duration_since(Instant::now());
-    match Box::pin(accept_tls(socket, peer, &tls, left)).await {
+    let handshake = tokio::select! {
+        // The handshake first: what its peer has said in time counts, however late this task has its turn.
+        biased;
+        handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
+        why = place.taken_back() => return turned_away(why),
+    };
+    match handshake {
         Ok(stream) => Some(stream),
         Err(error) => {
             tracing::debug!(%peer, %error, "no TLS connection");

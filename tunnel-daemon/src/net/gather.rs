@@ -7,7 +7,10 @@
 use std::{
     io::{self, IoSlice},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -26,9 +29,14 @@ pub(super) struct Gather<S>(Arc<Mutex<State<S>>>);
 #[derive(Debug)]
 pub(super) struct Flusher<S>(Arc<Mutex<State<S>>>);
 
+/// Whether the peer has said anything. Does not keep the stream open.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Heard(Arc<AtomicBool>);
+
 #[derive(Debug)]
 struct State<S> {
     inner: S,
+    heard: Heard,
     /// `None` whenever no byte is held.
     held: Option<Held>,
     /// The last write was bulk, so more of it may follow in the same poll.
@@ -48,6 +56,7 @@ struct Held {
 pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
     let state = Arc::new(Mutex::new(State {
         inner,
+        heard: Heard::default(),
         held: None,
         more: false,
     }));
@@ -57,6 +66,20 @@ pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
 fn lock<S>(state: &Mutex<State<S>>) -> MutexGuard<'_, State<S>> {
     // No code of ours panics while it holds the lock; if the stream below did, its bytes are still in order.
     state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Heard {
+    /// Whether it has since the last time this was asked.
+    pub(super) fn take(&self) -> bool {
+        self.0.swap(false, Relaxed)
+    }
+}
+
+impl<S> Flusher<S> {
+    /// What tells whether anything comes.
+    pub(super) fn heard(&self) -> Heard {
+        lock(&self.0).heard.clone()
+    }
 }
 
 impl<S: AsyncWrite + Unpin> Flusher<S> {
@@ -186,7 +209,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut lock(&self.0).inner).poll_read(cx, buf)
+        let mut state = lock(&self.0);
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut state.inner).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            state.heard.0.store(true, Relaxed);
+        }
+        polled
     }
 }
 

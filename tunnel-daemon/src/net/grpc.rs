@@ -3,7 +3,7 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,10 +15,12 @@ use h2::{Ping, PingPong, RecvStream, client};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
-use super::gather::{Flusher, Gather, gather};
+use super::gather::{Flusher, Gather, Heard, gather};
 use super::tasks::Admitted;
 use super::together::together;
+use crate::config::limits::GREETING_TIMEOUT;
 
 /// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
 /// stream never holds up the others.
@@ -30,9 +32,8 @@ pub const SMALL_FRAME_BYTES: u32 = 16 * 1024;
 /// Header lists we accept: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a list of
 /// this size needs in frames of the largest size we accept and a quarter more, or else to 6.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
-/// A client says that it speaks HTTP/2 within this time: it is the first thing it does.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-/// An unanswered keepalive ping ends the connection after this.
+/// An unanswered keepalive ping ends the connection after this, unless anything else comes: the answer may have to wait behind
+/// all that is on its way, here and there.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// gRPC status codes used here.
@@ -256,19 +257,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     }
 
     /// Runs until the connection has ended and its calls have, too. `on_call` gets every request and must not block;
-    /// what it returns is polled beside the connection, in the same task.
+    /// what it returns is polled beside the connection, in the same task. Once this process is `leaving`, the connection ends
+    /// as soon as it has no calls: its client is told to make none here (GOAWAY).
     ///
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
     pub async fn serve<F>(
         mut self: Box<Self>,
         keepalive_every: Duration,
+        leaving: CancellationToken,
         mut on_call: F,
     ) -> Result<(), ConnectionError>
     where
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
-        let mut keepalive = Box::pin(keepalive(self.http2.ping_pong(), keepalive_every));
+        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
+        let mut keepalive = Box::pin(keepalive(ping, keepalive_every, heard));
+        let mut leaving = Some(Box::pin(leaving.cancelled_owned()));
         let mut calls = FuturesUnordered::new();
         let mut connection = Some(self);
         let mut result = Ok(());
@@ -278,6 +283,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
                 let Some(open) = &mut connection else {
                     break false;
                 };
+                if calls.is_empty()
+                    && let Some(told) = &mut leaving
+                    && told.as_mut().poll(cx).is_ready()
+                {
+                    leaving = None;
+                    open.http2.graceful_shutdown();
+                }
                 match open.poll_call(cx) {
                     Poll::Ready(Ok(Some((request, respond)))) => {
                         calls.extend(on_call(request, respond));
@@ -338,7 +350,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
     pub async fn run(mut self, keepalive_every: Duration) -> Result<(), ConnectionError> {
-        let ping = self.http2.ping_pong();
+        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
         let over = poll_fn(|cx| {
             let polled = Pin::new(&mut self.http2).poll(cx);
             if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
@@ -349,21 +361,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
         tokio::select! {
             biased;
             over = over => over,
-            () = keepalive(ping, keepalive_every) => Err(ConnectionError::Silent),
+            () = keepalive(ping, keepalive_every, heard) => Err(ConnectionError::Silent),
         }
     }
 }
 
-/// Pings every `every`; completes when an answer is missing for [`PING_TIMEOUT`].
-async fn keepalive(ping: Option<PingPong>, every: Duration) {
+/// Pings every `every`; completes when an answer is missing and nothing else has come for [`PING_TIMEOUT`].
+async fn keepalive(ping: Option<PingPong>, every: Duration, heard: Heard) {
     let Some(mut ping) = ping else {
         return std::future::pending().await;
     };
     loop {
         tokio::time::sleep(every).await;
-        match timeout(PING_TIMEOUT, ping.ping(Ping::opaque())).await {
-            Ok(Ok(_pong)) => (),
-            Ok(Err(_)) | Err(_) => return,
+        let _before = heard.take();
+        let mut answer = pin!(ping.ping(Ping::opaque()));
+        loop {
+            match timeout(PING_TIMEOUT, answer.as_mut()).await {
+                Ok(Ok(_pong)) => break,
+                Err(_elapsed) if heard.take() => (),
+                Ok(Err(_)) | Err(_) => return,
+            }
         }
     }
 }
@@ -397,15 +414,17 @@ mod tests {
     use super::*;
 
     use tokio::io::AsyncWriteExt as _;
+    use tokio::time::Instant;
+
+    const WINDOWS: Windows = Windows {
+        frame_bytes: SMALL_FRAME_BYTES,
+        stream_bytes: 65_535,
+        send_buffer_bytes: 65_535,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
-        let windows = Windows {
-            frame_bytes: SMALL_FRAME_BYTES,
-            stream_bytes: 65_535,
-            send_buffer_bytes: 65_535,
-        };
-        let builder = server_builder(windows);
+        let builder = server_builder(WINDOWS);
         for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
             let (near, mut far) = tokio::io::duplex(1024);
             far.write_all(said).await.expect("it is open");
@@ -416,6 +435,30 @@ mod tests {
                 "{error:?}"
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
+        const EVERY: Duration = Duration::from_secs(60);
+        /// Between two frames of the peer, which answers no ping.
+        const SPEAKS: Duration = Duration::from_secs(10);
+        let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        far.write_all(greeting).await.expect("it is open");
+        let connection = accept(&server_builder(WINDOWS), near).await;
+        let connection = connection.expect("HTTP/2");
+        let serving = connection.serve(EVERY, CancellationToken::new(), |_request, _respond| None);
+        let mut serving = pin!(serving);
+        for _frame in 0..30 {
+            let given_up = timeout(SPEAKS, serving.as_mut()).await;
+            assert!(given_up.is_err(), "{given_up:?}");
+            far.write_all(window_update).await.expect("it is open");
+        }
+        let silent = Instant::now();
+        let end = serving.await;
+        assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
+        assert!(silent.elapsed() <= 2 * PING_TIMEOUT);
     }
 
     #[test]

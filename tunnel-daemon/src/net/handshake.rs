@@ -13,10 +13,6 @@ use super::{
     tls::{Alpn, AlpnRule},
 };
 
-/// Deadline for agents and for connecting.
-pub const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// Deadline of gRPC server connections upstream.
-pub const HANDSHAKE_DEADLINE_COMPAT: Duration = Duration::from_secs(120);
 /// Plain text rustls may hold while the socket is full: as much as HTTP/2 hands over at once. Its default of 64 KiB
 /// would split large writes.
 const SEND_BUFFER_BYTES: usize = 256 << 10;

@@ -3,10 +3,12 @@
 //! A connection is silent until its peer's first byte, waits then for one of the slots, and holds it for its handshake. The
 //! silent hold none, and beyond their number the oldest is closed: whoever speaks soon gets on, however many never do. A
 //! free slot goes to the address that holds fewest, and none has more than half of them: a fleet behind one address waits its
-//! turn, and so does whoever means harm, but nobody else has to wait for them.
+//! turn, and so does whoever means harm, but nobody else has to wait for them. Where slots are short, a handshake that its
+//! peer does not go on with is ended for one that waits.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
     future::Future,
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -19,10 +21,7 @@ use tokio::{
 };
 
 use super::stream::PeerAddr;
-
-/// Who has been silent for so long may have to make room for others. A TLS client's first words come right behind the ACK
-/// that completes its connection; nobody who was just accepted is sent away before its task had a look.
-pub(super) const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
+use crate::config::limits::SPEAKS_WITHIN;
 
 /// Bounds of one listener, each at least 1.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +32,8 @@ pub struct HandshakeLimits {
     pub silent_max: usize,
     /// Connections that wait for a slot; for one more the newest is closed, of the address that most of them have.
     pub waiting_max: usize,
+    /// A peer that lets its handshake wait for longer may lose its slot.
+    pub answers_within: Duration,
 }
 
 impl HandshakeLimits {
@@ -41,7 +42,7 @@ impl HandshakeLimits {
     }
 }
 
-/// Why a connection is closed before its handshake has begun.
+/// Why a connection has no turn for its handshake, or no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTurn {
     /// Not a byte within the deadline.
@@ -59,6 +60,9 @@ pub enum NoTurn {
     /// One of too many that wait.
     #[error("too many connections wait for a handshake, most of them of this address")]
     TooMany,
+    /// Its handshake has begun and does not go on.
+    #[error("the peer does not go on with its handshake, and others wait for one")]
+    Stalled,
 }
 
 /// Whom slots are shared out among: an IPv4 address, or the /64 network of an IPv6 address, since a host has as many of
@@ -112,7 +116,16 @@ struct Silent {
 #[derive(Debug, Default)]
 struct Line {
     waiting: BTreeMap<u64, Caller>,
-    holding: BTreeSet<u64>,
+    /// Of those that have stalled, also what sends them away.
+    holding: BTreeMap<u64, Option<Caller>>,
+}
+
+impl Line {
+    fn oldest_stalled(&self) -> Option<u64> {
+        let mut holding = self.holding.iter();
+        let stalled = holding.find(|(_, caller)| caller.is_some());
+        stalled.map(|(number, _)| *number)
+    }
 }
 
 /// A connection's place; dropping it gives up whatever it has, a slot that it was not told of yet included.
@@ -176,6 +189,7 @@ impl Lines {
         line.waiting.insert(number, caller);
         self.waiting += 1;
         self.hand_out(limits);
+        self.take_back(limits);
         if self.waiting > limits.waiting_max {
             self.send_newest_away();
         }
@@ -193,11 +207,45 @@ impl Lines {
             let Some((number, caller)) = line.waiting.pop_first() else {
                 return;
             };
-            line.holding.insert(number);
+            line.holding.insert(number, None);
             self.waiting -= 1;
             self.holding += 1;
             // One that gives up at this moment hands the slot on when its place is dropped.
             let _given_up = caller.send(());
+        }
+    }
+
+    /// A handshake does not go on.
+    fn stall(&mut self, source: Source, number: u64, caller: Caller, limits: &HandshakeLimits) {
+        let line = self.sources.get_mut(&source);
+        if let Some(slot) = line.and_then(|line| line.holding.get_mut(&number)) {
+            *slot = Some(caller);
+            self.take_back(limits);
+        }
+    }
+
+    /// Ends a stalled handshake if its slot is of use for one that waits: of the source with most, the oldest. Of another
+    /// source only when there are no more slots, and only if that holds more.
+    fn take_back(&mut self, limits: &HandshakeLimits) {
+        let waiting = self
+            .sources
+            .values()
+            .filter(|line| !line.waiting.is_empty());
+        let Some(fewest) = waiting.map(|line| line.holding.len()).min() else {
+            return;
+        };
+        let all_taken = self.holding >= limits.handshakes_max;
+        let lines = self.sources.values_mut();
+        let most = lines
+            .filter_map(|line| Some((line.oldest_stalled()?, line)))
+            .filter(|(_, line)| {
+                !line.waiting.is_empty() || (all_taken && line.holding.len() > fewest)
+            })
+            .max_by_key(|(oldest, line)| (line.holding.len(), Reverse(*oldest)));
+        if let Some((oldest, line)) = most {
+            let _sent_away = line.holding.remove(&oldest);
+            self.holding -= 1;
+            self.hand_out(limits);
         }
     }
 
@@ -225,7 +273,7 @@ impl Lines {
         if line.waiting.remove(&number).is_some() {
             self.waiting -= 1;
         }
-        if line.holding.remove(&number) {
+        if line.holding.remove(&number).is_some() {
             self.holding -= 1;
         }
         if line.waiting.is_empty() && line.holding.is_empty() {
@@ -261,6 +309,19 @@ impl Place {
             .await
             .map_err(|_elapsed| NoTurn::NoSlot)?
             .map_err(|_sent_away| NoTurn::TooMany)
+    }
+
+    /// Waits until the slot is taken back for another connection. To be called once the handshake waits for its peer, whose
+    /// time for an answer begins here. A cancelled call leaves the place to be dropped.
+    pub(super) async fn taken_back(&self) -> NoTurn {
+        let limits = &self.handshakes.limits;
+        tokio::time::sleep(limits.answers_within).await;
+        let (caller, called) = oneshot::channel();
+        let (source, number) = (self.source, self.number);
+        self.handshakes.lock().stall(source, number, caller, limits);
+        // Nobody calls: the caller goes with the slot.
+        let _sent_away = called.await;
+        NoTurn::Stalled
     }
 
     /// From silence into the line.

@@ -99,6 +99,14 @@ pub fn set_reset_on_close(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_linger(Some(Duration::ZERO))
 }
 
+/// Closing the socket will send what is unsent and FIN, as is usual.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_end_on_close(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_linger(None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,6 +134,8 @@ mod tests {
         assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
         // The kernel doubles what is asked for, to account for its own overhead.
         assert!(socket.send_buffer_size().unwrap() >= 32_768);
+        set_end_on_close(&stream).unwrap();
+        assert_eq!(socket.linger().unwrap(), None);
     }
 
     /// Four probes may be lost before a peer is given up, which takes 20 s.

@@ -341,6 +341,8 @@ label! {
         NoSlot = "no_slot",
         /// Too many waited for a handshake, most of them of its address.
         TooMany = "too_many",
+        /// The handshake began, its peer did not go on with it, and others needed its slot.
+        Stalled = "stalled",
         /// The handshake began and was not finished in time.
         TimedOut = "timed_out",
         /// The handshake failed: a certificate, a protocol, or no TLS at all.

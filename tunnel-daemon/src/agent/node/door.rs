@@ -85,7 +85,9 @@ impl NodeDoor {
         }
     }
 
+    /// A cancelled call resets the connection, which its client takes for one to its destination from the first moment.
     pub(super) async fn serve(&self, mut socket: TcpStream, peer: SocketAddr, wanted: &Wanted) {
+        reset_on_close(&socket);
         let waiting = self.metrics.node_waiting();
         let opened = self.open(&socket, peer, wanted).await;
         let destination = &*wanted.destination;
@@ -221,8 +223,8 @@ impl NodeDoor {
                 self.told.store(false, Relaxed);
                 keepers.retain(|keeper| !keeper.is_leaving());
                 keepers.shuffle(&mut rand::rng());
-                // Stable: among those that have a lane, or have none, the draw stands.
-                keepers.sort_by_key(|keeper| !keeper.has_idle());
+                // Stable: among those that have a lane, or have none, the draw stands. Asked once each, since that changes.
+                keepers.sort_by_cached_key(|keeper| !keeper.has_idle());
                 let Some(keeper) = keepers.first() else {
                     why = if now.links > 0 {
                         NodeRefusal::Leaving

@@ -13,12 +13,13 @@ use super::model::{
     API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory,
     Readiness, RelayStatus, Role, Status, TunnelCounts,
 };
+use crate::agent::lanes::LaneKeeper;
 use crate::agent::servers::Servers;
 use crate::app::check;
 use crate::app::privileges::{held_by_any_thread, names};
 use crate::app::redirect_view::RedirectView;
 use crate::config::plan::DataPathPlan;
-use crate::hub::{Hub, LinkHandle};
+use crate::hub::{Hub, LanePool, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
 use crate::telemetry::OpenTunnels;
 use crate::telemetry::labels::Path;
@@ -90,6 +91,26 @@ impl Tally {
     }
 }
 
+/// Of all links, those that an answer has no room for included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Totals {
+    links: u64,
+    lanes_idle: u64,
+    lanes_busy: u64,
+}
+
+impl Totals {
+    /// Of links that may have lanes.
+    fn of(links: impl Iterator<Item = Option<LinkLanes>>) -> Self {
+        links.fold(Self::default(), |mut all, lanes| {
+            all.links += 1;
+            all.lanes_idle += lanes.as_ref().map_or(0, |lanes| lanes.idle);
+            all.lanes_busy += lanes.as_ref().map_or(0, |lanes| lanes.busy);
+            all
+        })
+    }
+}
+
 impl Common {
     /// What the host allows, for a process that answers such questions.
     pub(in crate::app) fn host(answers: bool) -> Vec<Capability> {
@@ -100,20 +121,7 @@ impl Common {
         }
     }
 
-    fn status(
-        &self,
-        role: Role,
-        tally: &Tally,
-        links: Vec<LinkStatus>,
-        links_total: usize,
-    ) -> Status {
-        let lanes = |of: fn(&LinkLanes) -> u64| -> u64 {
-            links
-                .iter()
-                .filter_map(|link| link.lanes.as_ref())
-                .map(of)
-                .sum()
-        };
+    fn status(&self, role: Role, tally: &Tally, links: Vec<LinkStatus>, all: Totals) -> Status {
         Status {
             api: API,
             role,
@@ -128,14 +136,14 @@ impl Common {
             tunnels: tally.counts,
             pending_dials: None,
             lanes: LaneStatus {
-                idle: lanes(|lanes| lanes.idle),
-                busy: lanes(|lanes| lanes.busy),
+                idle: all.lanes_idle,
+                busy: all.lanes_busy,
                 limit_per_link: self.data_path.lanes_max.into(),
                 limit: self.lanes_max as u64,
                 security: self.data_path.lane_security.name().to_owned(),
             },
             links,
-            links_total: links_total as u64,
+            links_total: all.links,
             relay: RelayStatus {
                 engine: self.engine.engine.name().to_owned(),
                 reason: self.engine.reason.clone(),
@@ -170,7 +178,11 @@ impl Source for ServerSource {
         let tally = Tally::of(&self.common.tunnels, false);
         let mut links = self.hub.links();
         links.sort_by_key(|link| link.id.0);
-        let total = links.len();
+        let all = Totals::of(
+            links
+                .iter()
+                .map(|link| link.lanes.as_deref().map(pool_lanes)),
+        );
         links.truncate(LINKS_MAX);
         let conditions = self.hub.with_registry(|registry| {
             let conditions = links.iter().map(|link| registry.condition(link.id));
@@ -179,7 +191,7 @@ impl Source for ServerSource {
         let links = std::iter::zip(&links, conditions)
             .map(|(link, condition)| self.link(link, condition, &tally))
             .collect();
-        let mut status = self.common.status(Role::Server, &tally, links, total);
+        let mut status = self.common.status(Role::Server, &tally, links, all);
         status.pending_dials = Some(self.hub.pending_dials() as u64);
         status
     }
@@ -209,15 +221,7 @@ impl ServerSource {
             tunnels: tally.by_link.get(&link.id.0).copied().unwrap_or(0),
             held_bytes: link.mailbox.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
-            lanes: link.lanes.as_ref().map(|pool| {
-                let (all, idle) = (pool.lanes(), pool.idle_lanes());
-                LinkLanes {
-                    idle: idle as u64,
-                    busy: all.saturating_sub(idle) as u64,
-                    wanted: None,
-                    limit: pool.lanes_max() as u64,
-                }
-            }),
+            lanes: link.lanes.as_deref().map(pool_lanes),
         }
     }
 }
@@ -234,7 +238,11 @@ impl Source for AgentSource {
     fn status(&self) -> Status {
         let tally = Tally::of(&self.common.tunnels, true);
         let mut links = self.servers.links();
-        let total = links.len();
+        let all = Totals::of(
+            links
+                .iter()
+                .map(|link| link.lanes.as_ref().map(keeper_lanes)),
+        );
         links.truncate(LINKS_MAX);
         let draining = self.servers.is_draining();
         let links = links.iter().map(|link| LinkStatus {
@@ -251,18 +259,10 @@ impl Source for AgentSource {
                 .unwrap_or(0),
             held_bytes: link.mailbox.held_bytes(),
             budget_bytes: self.common.link_budget_bytes,
-            lanes: link.lanes.as_ref().map(|keeper| {
-                let lanes = keeper.count();
-                LinkLanes {
-                    idle: lanes.idle as u64,
-                    busy: lanes.busy as u64,
-                    wanted: Some(keeper.wanted() as u64),
-                    limit: keeper.lanes_max() as u64,
-                }
-            }),
+            lanes: link.lanes.as_ref().map(keeper_lanes),
         });
         let links = links.collect();
-        self.common.status(Role::Agent, &tally, links, total)
+        self.common.status(Role::Agent, &tally, links, all)
     }
 
     fn tunnels(&self) -> &Arc<OpenTunnels> {
@@ -270,6 +270,50 @@ impl Source for AgentSource {
     }
 }
 
+fn pool_lanes(pool: &LanePool) -> LinkLanes {
+    let (all, idle) = (pool.lanes(), pool.idle_lanes());
+    LinkLanes {
+        idle: idle as u64,
+        busy: all.saturating_sub(idle) as u64,
+        wanted: None,
+        limit: pool.lanes_max() as u64,
+    }
+}
+
+fn keeper_lanes(keeper: &LaneKeeper) -> LinkLanes {
+    let lanes = keeper.count();
+    LinkLanes {
+        idle: lanes.idle as u64,
+        busy: lanes.busy as u64,
+        wanted: Some(keeper.wanted() as u64),
+        limit: keeper.lanes_max() as u64,
+    }
+}
+
 fn dialect(credit: bool) -> String {
     if credit { "adit" } else { "go" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_links_that_are_not_listed_count_too() {
+        let lanes = |idle, busy| LinkLanes {
+            idle,
+            busy,
+            wanted: None,
+            limit: 8,
+        };
+        let more_than_listed = (0..=LINKS_MAX).map(|_| Some(lanes(4, 1)));
+        let all = Totals::of(more_than_listed.chain([None]));
+        let links = LINKS_MAX as u64 + 1;
+        let expected = Totals {
+            links: links + 1,
+            lanes_idle: 4 * links,
+            lanes_busy: links,
+        };
+        assert_eq!(all, expected);
+    }
 }

@@ -26,10 +26,10 @@ const EXAMPLES: &str = "\
 Examples:
   adit agent --proxy-server-host konnectivity.example --ca-cert ca.crt --agent-cert agent.crt --agent-key agent.key
 
-  Two servers, only one network and one name as targets:
+  Two servers, a token in place of a certificate, only the networks of nodes and Services as targets:
     adit agent --proxy-server-host a.example,b.example:9443 --ca-cert ca.crt \\
       --service-account-token-path /var/run/secrets/tokens/konnectivity \\
-      --allow-target 10.0.0.0/8 --allow-target kubernetes.default.svc:443
+      --allow-target 10.0.0.0/16 --allow-target 10.96.0.0/12
 
 With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
 
@@ -101,7 +101,7 @@ pub(super) struct AgentFlags {
     data_path: DataPathFlags,
     #[command(flatten)]
     account: AccountFlags,
-    /// Ping a server connection idle for this long; at least 30s
+    /// Ping a server connection this often; at least 30s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
     keepalive_time: Duration,
 

@@ -74,7 +74,7 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           action = clap::ArgAction::Set, help_heading = "Frontends")]
     delete_existing_uds_file: bool,
-    /// Ping a gRPC client connection idle for this long
+    /// Ping a gRPC client connection this often
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Frontends")]
     frontend_keepalive_time: Duration,
     /// Close an http-connect client that has not sent its request head after this long
@@ -128,7 +128,7 @@ pub(super) struct ServerFlags {
         help_heading = "Agents"
     )]
     agent_port: u16,
-    /// Ping an agent connection idle for this long
+    /// Ping an agent connection this often
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Agents")]
     keepalive_time: Duration,
     /// Unique id of this server [default: PROXY_SERVER_ID, else random]
@@ -166,7 +166,7 @@ pub(super) struct ServerFlags {
     /// Time for a dial, from request to answer; 0 is no limit
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration, help_heading = "Dials")]
     dial_timeout: Duration,
-    /// Dials one agent may owe an answer to
+    /// Dials an agent may owe an answer to on one link
     #[arg(long, value_name = "N", default_value = "1024", help_heading = "Dials")]
     pending_dials_per_agent: NonZeroU32,
     /// Dials in flight over all agents

@@ -141,10 +141,10 @@ pub(super) struct IsolationFlags {
     /// Memory a tunnel owns while its reader is paused
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
     tunnel_share: u64,
-    /// Memory all tunnels of one agent may hold; beyond a tunnel's own share, while it is free
+    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     agent_budget: u64,
-    /// Memory all tunnels may hold [default: a quarter of the cgroup's memory.max]
+    /// Memory all tunnels may hold [default: a quarter of the cgroup's memory.max; at least --agent-budget, at most half]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     process_budget: Option<u64>,
     /// Close a tunnel that is over its share and made no progress for this long

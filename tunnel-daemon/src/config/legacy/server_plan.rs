@@ -77,7 +77,8 @@ fn refuse_unsupported(options: &ServerOptions) -> Result<(), ConfigError> {
     if options.wants_token_auth() {
         return fail(
             "token authentication of agents (--agent-namespace, --agent-service-account, --authentication-audience) \
-             is not supported by this version: use --cluster-ca-cert, so that agents prove themselves by certificate",
+             is not supported by this version: drop these flags and give --cluster-ca-cert, so that agents prove \
+             themselves by certificate",
         );
     }
     if options.enable_lease_controller {

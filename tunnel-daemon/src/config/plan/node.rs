@@ -77,7 +77,7 @@ impl CapturedService {
         let bad = |why: &str| {
             ConfigError::new(format!(
                 "--redirect-apiserver {text:?}: {why}; write SERVICE_IP:PORT=DEST_HOST:DEST_PORT, such as \
-                 10.96.0.1:443=kubernetes.default.svc:443 or [fd00::1]:443=[fd01::2]:6443"
+                 10.96.0.1:443=kubernetes.example:6443 or [fd00::1]:443=[fd01::2]:6443"
             ))
         };
         let (service, destination) = text

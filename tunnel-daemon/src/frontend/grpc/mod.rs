@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 
-use super::events::{FrontendContext, GrpcEvents};
+use super::events::{FrontendContext, GrpcEvents, time_is_up};
 use crate::hub::Hub;
 use crate::net::grpc::{self, Windows};
 use crate::net::tasks::Tasks;
@@ -25,7 +26,8 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 
-/// Serves one client connection to its end; every `Proxy` call is admitted by `tasks` and runs beside it.
+/// Serves one client connection to its end, which is when it has no calls once this process is `leaving`; one that has not said
+/// that it speaks HTTP/2 is not waited for then. Every `Proxy` call is admitted by `tasks` and runs beside it.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
 pub fn serve<S>(
@@ -34,22 +36,29 @@ pub fn serve<S>(
     context: FrontendContext,
     keepalive: Duration,
     tasks: Tasks,
+    leaving: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let admission = context.admit();
     // Boxed: the connection has a place of its own afterwards.
+    let left = leaving.clone();
     let mut greeting = Box::pin(async move {
         let windows = Windows {
             frame_bytes: grpc::SMALL_FRAME_BYTES,
             stream_bytes: STREAM_WINDOW_BYTES,
             send_buffer_bytes: SEND_BUFFER_BYTES,
         };
-        grpc::accept(&grpc::server_builder(windows), io).await
+        let builder = grpc::server_builder(windows);
+        tokio::select! {
+            biased;
+            greeted = grpc::accept(&builder, io) => Some(greeted),
+            () = time_is_up(&left) => None,
+        }
     });
     async move {
-        let greeted = admission.within(greeting.as_mut()).await;
+        let greeted = admission.within(greeting.as_mut()).await.flatten();
         drop(greeting);
         let connection = match greeted {
             Some(Ok(connection)) => connection,
@@ -58,7 +67,7 @@ where
             }
             None => return,
         };
-        let served = connection.serve(keepalive, |request, mut respond| {
+        let served = connection.serve(keepalive, leaving, |request, mut respond| {
             if !grpc::is_call(&request, METHOD, &mut respond) {
                 return None;
             }

@@ -7,7 +7,7 @@ use adit_core::ids::ConnId;
 use adit_core::session::PacketSizer;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::{Packet, PacketType};
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use h2::SendStream;
 use h2::server::SendResponse;
 use http::HeaderMap;
@@ -58,8 +58,16 @@ impl Outbound {
         Ok(kind)
     }
 
-    /// Ends the call.
+    /// Ends the call, by a reset if its client has no room for the last message: that would wait in HTTP/2 for as long as the
+    /// connection lives, and nobody counts it any more.
     pub(super) fn finish(&mut self, trailers: HeaderMap) {
+        if let Some(stream) = self.stream.as_mut().filter(|_| self.in_transit > 0) {
+            // There is room for one more once all before it has left, or can.
+            stream.reserve_capacity(1);
+            if stream.capacity() == 0 {
+                return self.reset();
+            }
+        }
         if let Ok(stream) = self.stream() {
             // A client that has gone needs no status.
             let _sent = stream.send_trailers(trailers);
@@ -113,10 +121,12 @@ impl Outbound {
             };
         }
         let bytes = gathered.bytes;
+        let message = MessageBuf::data(conn, gathered.parts);
         let stream = self.stream()?;
-        // One more than the message: capacity left over afterwards means the client's window took it whole.
-        stream.reserve_capacity(bytes + 64);
-        stream.send_data(MessageBuf::data(conn, gathered.parts), false)?;
+        // One more than the message: capacity left over afterwards means the client's window took it whole. No more than
+        // that: an idle stream keeps it, out of the window that all streams of its connection share.
+        stream.reserve_capacity(message.remaining() + 1);
+        stream.send_data(message, false)?;
         self.in_transit = bytes;
         if self.stream()?.capacity() > 0 {
             self.passed(leg);

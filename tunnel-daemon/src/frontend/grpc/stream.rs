@@ -215,7 +215,15 @@ impl<E: StreamEvents> ProxyStream<E> {
         self.events.not_held_up();
         let data = match self.recv.poll_data(cx) {
             Poll::Pending => return Ok(false),
-            Poll::Ready(None) => return Err(Done::ClientFinished),
+            Poll::Ready(None) => {
+                return Err(match self.decoder.finish() {
+                    Ok(()) => Done::ClientFinished,
+                    Err(truncated) => {
+                        self.events.read_failed(tonic::Code::Internal);
+                        Done::Broken(truncated)
+                    }
+                });
+            }
             Poll::Ready(Some(Err(reset))) => {
                 self.events
                     .read_failed(code_of(&reset, tonic::Code::Cancelled));

@@ -45,7 +45,15 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
-        serve(server, hub, context, plan, PeerAddr::Unix).await;
+        serve(
+            server,
+            hub,
+            context,
+            plan,
+            PeerAddr::Unix,
+            CancellationToken::new(),
+        )
+        .await;
         started.elapsed()
     };
     let trickling = async {
@@ -154,12 +162,20 @@ fn the_state_of_a_connection_stays_small() {
         context.clone(),
         ConnectPlan::default(),
         PeerAddr::Unix,
+        CancellationToken::new(),
     );
     let bytes = size_of_val(&serving);
     assert!(bytes <= 48, "{bytes} bytes around it");
     let (_client, server) = duplex(64);
     let tasks = crate::net::tasks::Tasks::new(1);
-    let serving = crate::frontend::grpc::serve(server, hub, context, Duration::MAX, tasks);
+    let serving = crate::frontend::grpc::serve(
+        server,
+        hub,
+        context,
+        Duration::MAX,
+        tasks,
+        CancellationToken::new(),
+    );
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 480, "{bytes} bytes for grpc");
+    assert!(bytes <= 512, "{bytes} bytes for grpc");
 }

@@ -1,9 +1,9 @@
 //! The accept loop over scripts and over real listeners.
 
 use super::*;
+use crate::config::limits::SPEAKS_WITHIN;
 use crate::config::tls_policy::TlsPolicy;
 use crate::net::{
-    handshakes::SPEAKS_WITHIN,
     listen::{ListenAddr, StaleFile},
     reload::Reloadable,
     selfsigned::ThrowawayFiles,
@@ -263,6 +263,7 @@ const LIMITS: HandshakeLimits = HandshakeLimits {
     handshakes_max: 16,
     silent_max: 16,
     waiting_max: 16,
+    answers_within: PATIENCE,
 };
 /// Far beyond any test on real sockets.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -302,16 +303,19 @@ struct Served {
 
 impl Served {
     fn start(handshakes_max: usize) -> Self {
+        Self::start_with(HandshakeLimits {
+            handshakes_max,
+            ..LIMITS
+        })
+    }
+
+    fn start_with(limits: HandshakeLimits) -> Self {
         let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
         let served = Self {
             address: listener.tcp_addr().unwrap(),
             tasks: Tasks::new(16),
             counts: Arc::default(),
             stop: CancellationToken::new(),
-        };
-        let limits = HandshakeLimits {
-            handshakes_max,
-            ..LIMITS
         };
         let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&served.counts);
         let stop = served.stop.clone();
@@ -483,6 +487,22 @@ async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out
     drop(slow);
     waiting.read_u8().await.unwrap();
     assert_eq!(served.counts(), [1, 0]);
+}
+
+#[tokio::test]
+async fn a_handshake_that_stalls_is_ended_for_one_that_waits() {
+    let served = Served::start_with(HandshakeLimits {
+        handshakes_max: 1,
+        answers_within: Duration::ZERO,
+        ..LIMITS
+    });
+    let mut stalled = served.hello(OTHER).await;
+    stalled.read_u8().await.unwrap();
+    let mut next = served.hello(ONE).await;
+    next.read_u8().await.unwrap();
+    served.counts.until(&served.counts.turned_away, 1).await;
+    assert_eq!(*served.counts.reasons.lock().unwrap(), [NoTurn::Stalled]);
+    assert_eq!(served.counts(), [0, 1]);
 }
 
 #[tokio::test]

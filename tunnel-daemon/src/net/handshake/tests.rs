@@ -1,6 +1,7 @@
 //! Handshakes between our two sides over a loopback connection, with throw-away certificates.
 
 use super::*;
+use crate::config::limits::TLS_HANDSHAKE_TIMEOUT;
 use crate::config::tls_policy::TlsPolicy;
 use crate::net::{
     reload::Reloadable,
@@ -63,8 +64,13 @@ async fn shake(world: &World, host: &str) -> (Ended, Ended) {
     let client = Reloadable::load(world.client.clone()).unwrap();
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
     let serve = async {
-        let mut stream =
-            accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE).await?;
+        let mut stream = accept_tls(
+            server_socket,
+            client_address,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT,
+        )
+        .await?;
         stream
             .write_all(b"!")
             .await
@@ -80,7 +86,7 @@ async fn shake(world: &World, host: &str) -> (Ended, Ended) {
             &client,
             name,
             None,
-            HANDSHAKE_DEADLINE,
+            TLS_HANDSHAKE_TIMEOUT,
         )
         .await?;
         stream.read_u8().await.map_err(HandshakeError::Failed)?;
@@ -237,7 +243,7 @@ async fn sides_without_a_common_version_refuse_each_other() {
     let connect =
         TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
     let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, peer, &server, HANDSHAKE_DEADLINE),
+        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
         connect
     );
     assert!(accepted.is_err() && connected.is_err());
@@ -255,7 +261,7 @@ async fn tls12_uses_the_suite_that_was_chosen() {
     let connect =
         TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
     let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, peer, &server, HANDSHAKE_DEADLINE),
+        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
         connect
     );
     assert_eq!(
@@ -321,14 +327,14 @@ async fn both_ends_export_the_same_keying_material_per_connection() {
 async fn silent_peer_is_dropped_at_the_deadline() {
     let server = Reloadable::load(world().server).unwrap();
     let ((_silent, _), (socket, peer)) = sockets().await;
-    let error = accept_tls(socket, peer, &server, HANDSHAKE_DEADLINE)
+    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
         .await
         .unwrap_err();
     assert!(
         matches!(
             error,
             HandshakeError::TimedOut {
-                after: HANDSHAKE_DEADLINE
+                after: TLS_HANDSHAKE_TIMEOUT
             }
         ),
         "{error}"
@@ -341,7 +347,7 @@ async fn peer_that_speaks_no_tls_is_an_error() {
     let server = Reloadable::load(world().server).unwrap();
     let ((mut client, _), (socket, peer)) = sockets().await;
     client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    let error = accept_tls(socket, peer, &server, HANDSHAKE_DEADLINE)
+    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
         .await
         .unwrap_err();
     assert!(matches!(error, HandshakeError::Failed(_)), "{error}");
@@ -394,14 +400,19 @@ async fn next_handshake_uses_replaced_files_of_both_sides() {
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
     let name = server_name("renewed.example").unwrap();
     let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE),
+        accept_tls(
+            server_socket,
+            client_address,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
         connect_tls(
             client_socket,
             server_address,
             &client,
             name,
             None,
-            HANDSHAKE_DEADLINE
+            TLS_HANDSHAKE_TIMEOUT
         ),
     );
     connected.unwrap();
@@ -429,7 +440,7 @@ async fn tls_works_over_unix_sockets() {
             Socket::Unix(ours),
             PeerAddr::Unix,
             &server,
-            HANDSHAKE_DEADLINE
+            TLS_HANDSHAKE_TIMEOUT
         ),
         connect_tls(
             Socket::Unix(theirs),
@@ -437,7 +448,7 @@ async fn tls_works_over_unix_sockets() {
             &client,
             name,
             None,
-            HANDSHAKE_DEADLINE
+            TLS_HANDSHAKE_TIMEOUT
         ),
     );
     assert_eq!(accepted.unwrap().peer(), PeerAddr::Unix);
@@ -460,14 +471,19 @@ async fn protocols_can_be_replaced_for_one_connection() {
     let name = server_name("localhost").unwrap();
     let lane = Alpn::only_records("x-lane");
     let (accepted, connected) = tokio::join!(
-        accept_tls(server_socket, client_address, &server, HANDSHAKE_DEADLINE),
+        accept_tls(
+            server_socket,
+            client_address,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
         connect_tls(
             client_socket,
             server_address,
             &client,
             name,
             Some(&lane),
-            HANDSHAKE_DEADLINE
+            TLS_HANDSHAKE_TIMEOUT
         ),
     );
     assert_eq!(accepted.unwrap().alpn(), Some(b"x-lane".as_slice()));

@@ -8,6 +8,7 @@ use std::{
 };
 
 const DEADLINE: Duration = Duration::from_secs(10);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection whose peer has spoken; its place, once it has a slot.
 type Speaker = Pin<Box<dyn Future<Output = Result<Place, NoTurn>>>>;
@@ -17,6 +18,7 @@ fn bounded(handshakes_max: usize, silent_max: usize, waiting_max: usize) -> Arc<
         handshakes_max,
         silent_max,
         waiting_max,
+        answers_within: ANSWERS_WITHIN,
     })
 }
 
@@ -47,6 +49,27 @@ fn called(speakers: &mut Vec<Speaker>) -> Vec<Place> {
         None => true,
     });
     places
+}
+
+/// A handshake that waits for its peer; the connection's number, once its slot is for another.
+type Stalled = Pin<Box<dyn Future<Output = u64>>>;
+
+fn stalls(place: Place) -> Stalled {
+    Box::pin(async move {
+        assert_eq!(place.taken_back().await, NoTurn::Stalled);
+        place.number
+    })
+}
+
+/// Looks at each; the numbers of those that have lost their slot, which leave the list.
+fn ended(stalled: &mut Vec<Stalled>) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    stalled.retain_mut(|stalls| {
+        let number = stalls.as_mut().now_or_never();
+        numbers.extend(number);
+        number.is_none()
+    });
+    numbers
 }
 
 fn assert_empty(handshakes: &Handshakes) {
@@ -130,6 +153,61 @@ async fn a_free_slot_goes_to_the_address_that_holds_fewest() {
     assert!(called(&mut one).is_empty() && called(&mut two).is_empty());
     assert_eq!(called(&mut last).len(), 1, "ahead of four that came before");
     assert_eq!(called(&mut one).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stalled_handshakes_of_several_addresses_make_room_for_others_one_by_one() {
+    let handshakes = bounded(4, 9, 9);
+    let mut stalled = Vec::new();
+    for last in [1, 2] {
+        let held = called(&mut speakers(&handshakes, last, 2));
+        stalled.extend(held.into_iter().map(stalls));
+    }
+    let mut other = speakers(&handshakes, 3, 1);
+    assert!(ended(&mut stalled).is_empty() && called(&mut other).is_empty());
+    tokio::time::advance(ANSWERS_WITHIN - Duration::from_millis(1)).await;
+    assert!(ended(&mut stalled).is_empty() && called(&mut other).is_empty());
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(ended(&mut stalled), [0], "one for the one that waits");
+    let mut held = called(&mut other);
+    assert_eq!(held.len(), 1);
+    // Later ones need not wait.
+    other = speakers(&handshakes, 3, 1);
+    held.extend(called(&mut other));
+    assert_eq!(held.len(), 2);
+    assert_eq!(ended(&mut stalled), [2], "of the address with most");
+    // It has its half, and the others have fewer.
+    other = speakers(&handshakes, 3, 1);
+    assert!(called(&mut other).is_empty() && ended(&mut stalled).is_empty());
+    drop((stalled, held));
+    assert_eq!(called(&mut other).len(), 1);
+    assert_empty(&handshakes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stalled_handshake_makes_room_for_its_own_address_and_stays_while_nobody_needs_it() {
+    let handshakes = bounded(4, 9, 9);
+    let mut fleet = speakers(&handshakes, 1, 3);
+    let mut of_fleet = called(&mut fleet);
+    let of_other = called(&mut speakers(&handshakes, 2, 1));
+    assert_eq!((of_fleet.len(), of_other.len()), (2, 1));
+    let mut stalled: Vec<_> = of_other.into_iter().map(stalls).collect();
+    assert!(ended(&mut stalled).is_empty());
+    tokio::time::advance(ANSWERS_WITHIN).await;
+    // The fleet has its half, so that this slot would be of no use to it.
+    assert!(ended(&mut stalled).is_empty() && called(&mut fleet).is_empty());
+    stalled.push(stalls(of_fleet.remove(0)));
+    assert!(ended(&mut stalled).is_empty());
+    tokio::time::advance(ANSWERS_WITHIN).await;
+    assert_eq!(ended(&mut stalled), [0]);
+    of_fleet.extend(called(&mut fleet));
+    assert_eq!(of_fleet.len(), 2);
+    stalled.push(stalls(of_fleet.remove(0)));
+    assert!(ended(&mut stalled).is_empty());
+    tokio::time::advance(ANSWERS_WITHIN).await;
+    assert!(ended(&mut stalled).is_empty(), "nobody waits");
+    drop((stalled, of_fleet));
+    assert_empty(&handshakes);
 }
 
 #[tokio::test(start_paused = true)]

@@ -136,6 +136,37 @@ fn slow_reader_of_three_mebibytes_keeps_its_tunnel(combo: Combo) {
 }
 rows!(slow_reader_of_three_mebibytes_keeps_its_tunnel: adit_go adit_go_connect);
 
+/// The same without an end: once all that an agent may have on the way waits for one reader, that one goes, with its reason,
+/// and nobody else does, however slow.
+fn slow_reader_of_an_endless_source_is_cut_alone(combo: Combo) {
+    let stack = Stack::start(combo);
+    let slow = |lasting: &str, bytes: u64| {
+        stack
+            .client("slow-read", "source")
+            .flag("rate", 20_000)
+            .flag("for", lasting)
+            .flag("bytes", bytes)
+    };
+    let other = slow("20s", 3 << 20).begin();
+    let cut = slow("30s", 0).begin();
+    let closed = |reason: &str| {
+        let series = [("reason", reason)];
+        stack.server.adit_metric("tunnels_closed_total", &series)
+    };
+    until("the tunnel is cut for the budget", secs(25), || {
+        (closed("budget") == 1.0).then_some(())
+    });
+    other.report().good();
+    // It still reads what was on its way to it, and may be at that to the end.
+    let report = cut.report();
+    assert_eq!(*report.get("intact"), true, "{report:?}");
+    for (reason, cut) in [("budget", 1.0), ("stalled", 0.0), ("half_closed_idle", 0.0)] {
+        assert_eq!(closed(reason), cut, "{reason}");
+    }
+    stack.assert_serves();
+}
+rows!(slow_reader_of_an_endless_source_is_cut_alone: adit_go adit_go_connect);
+
 /// 20 KB/s for a minute from a source of so many bytes (0: without end), and nothing is cut.
 fn assert_slow_reader_is_served(combo: Combo, bytes: u64) {
     let stack = Stack::start(combo);

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use adit::app::agent::RunningAgent;
 use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{Drain, PacketType};
 
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within, within_for};
-use crate::support::world::{World, echo};
+use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
 /// "At once" on a busy machine, and far below any deadline of a dial.
@@ -117,7 +118,7 @@ async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
     let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
     world.server_metric(drained, 1.0).await;
     world.assert_serves(&target).await;
-    let open = |agent: &adit::app::agent::RunningAgent| agent.metrics.open_endpoint_connections();
+    let open = |agent: &RunningAgent| agent.metrics.open_endpoint_connections();
     until("the first tunnels are over", || open(&draining) == 0).await;
 
     let fresh = world.agent("fresh", &[]).await;
@@ -266,6 +267,33 @@ async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
     let ((status, _text), _agent) = tokio::join!(first, second);
     assert_eq!(status, 504);
     world.server_metric("adit_dial_retries_total", 1.0).await;
+}
+
+/// Rule 7: an agent has seen the dial, so nobody else is asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
+    const DIALS: u32 = 8;
+    for flags in [&["--lanes-per-link=0"][..], &[]] {
+        let world = World::start(flags).await;
+        let agents = [
+            world.agent("one", &[]).await,
+            world.agent("other", &[]).await,
+        ];
+        world.links(2).await;
+        let closed = targets::closed_port().await.to_string();
+        for _dial in 0..DIALS {
+            let (status, _text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
+            assert_eq!(status, 502);
+        }
+        let asked = |agent: &RunningAgent| {
+            let series =
+                "konnectivity_network_proxy_agent_endpoint_dial_failure_total{reason=\"unknown\"}";
+            // One that was never asked may have none.
+            sample(&agent.metrics.scrape().text(), series).unwrap_or_default()
+        };
+        let asked: f64 = agents.iter().map(asked).sum();
+        assert_eq!(asked, f64::from(DIALS), "{flags:?}");
+    }
 }
 
 /// Checklist 15.

@@ -1,9 +1,10 @@
 //! Programs that are told to leave, and what is under way at that moment: within their grace none of it is cut.
 
 use std::pin::{Pin, pin};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit::app::agent::RunningAgent;
+use adit::config::limits::GREETING_TIMEOUT;
 use adit_core::lane::LaneEvent;
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
@@ -324,4 +325,34 @@ async fn a_server_that_leaves_gets_rid_of_the_last_bytes_on_a_link_first() {
     };
     link.packet(PacketType::CloseRsp, Payload::CloseResponse(confirmed));
     leaving.await;
+}
+
+/// A connection of HTTP/2 ends behind its last call, and any if nobody asks for anything. A tunnel goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_leaves_waits_for_no_client_without_a_tunnel() {
+    const HTTP_CONNECTIONS: &str = "konnectivity_network_proxy_server_http_connections";
+    let (port, _target) = targets::echo().await;
+    let (mut world, _agent) = World::with_agent().await;
+    let began = Instant::now();
+    // Accepted before those behind it.
+    let mute = UnixStream::connect(world.grpc())
+        .await
+        .expect("the frontend listens");
+    let idle = Connection::client(&world).await;
+    let busy = Connection::client(&world).await;
+    let mut call = busy.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    let silent = UnixStream::connect(world.connect())
+        .await
+        .expect("the frontend listens");
+    world.server_metric(HTTP_CONNECTIONS, 1.0).await;
+
+    let mut leaving = pin!(world.stop_server(GRACE));
+    stays(leaving.as_mut(), "a tunnel").await;
+    call.echo(conn, b"within the grace").await;
+    call.finish();
+    within("its end without a tunnel", leaving).await;
+    let elapsed = began.elapsed();
+    assert!(elapsed < GREETING_TIMEOUT, "{elapsed:?}");
+    drop((mute, idle, busy, silent));
 }

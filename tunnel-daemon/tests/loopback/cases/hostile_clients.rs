@@ -162,6 +162,40 @@ async fn truncated_packets_end_their_own_stream_only() {
     assert_eq!(agent.metrics.open_endpoint_connections(), 1);
 }
 
+/// What came of the message has left for the target already, which must not take it for the whole.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_ends_inside_a_message_resets_its_target() {
+    let (port, _target, mut seen) = targets::summing().await;
+    let (world, _agent) = World::with_agent().await;
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    let message = framed(&encoded(
+        PacketType::Data.into(),
+        Some(data(conn, vec![7; 1000])),
+    ));
+    call.bytes(message.slice(..message.len() - 1));
+    call.finish();
+    let sum = within("what the target saw", seen.recv()).await;
+    let sum = sum.expect("the target runs");
+    assert!(!sum.clean, "{} of 1000 bytes look whole", sum.bytes);
+}
+
+/// Its last message would wait in HTTP/2 for as long as the connection lives, in no budget.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() {
+    /// Room for the answer to a dial, and for the beginning of what comes behind it.
+    const WINDOW: u32 = 100;
+    let (port, _target) = targets::source(u64::MAX).await;
+    let (world, _agent) = World::with_agent().await;
+    let connection = Connection::narrow_client(&world, WINDOW).await;
+    let mut call = connection.proxy().await;
+    call.open(1, &format!("127.0.0.1:{port}")).await;
+    call.keep(1).await;
+    call.finish();
+    assert_eq!(call.reset().await, Some(h2::Reason::CANCEL));
+}
+
 /// Checklist 44, 45, 68.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_out_of_order_get_upstreams_answers() {

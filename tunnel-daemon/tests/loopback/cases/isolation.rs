@@ -208,3 +208,24 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     })
     .await;
 }
+
+/// All streams of a Go client's connection share 64 KiB at first. Of the 5 KiB that a stream leaves which is not read, 125 idle
+/// ones would have all if each kept what was asked for beyond its last message and not used, 44 bytes and more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_streams_keep_nothing_of_the_window_of_their_connection() {
+    const KEPT: usize = 60_000;
+    let (source, _source) = targets::source(KEPT as u64).await;
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = World::with_agent().await;
+    let connection = Connection::go_client(&world).await;
+    let mut paused = connection.proxy().await;
+    paused.open(0, &format!("127.0.0.1:{source}")).await;
+    paused.keep(KEPT).await;
+    let mut idle = Vec::new();
+    for random in 1..=200 {
+        let mut call = connection.proxy().await;
+        let conn = call.open(random, &format!("127.0.0.1:{port}")).await;
+        call.echo(conn, b"not held up").await;
+        idle.push(call);
+    }
+}

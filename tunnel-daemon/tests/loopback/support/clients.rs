@@ -1,5 +1,7 @@
 //! CONNECT clients on every kind of socket that a frontend listens on.
 
+use std::net::SocketAddr;
+
 use adit::app::agent::RunningAgent;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
@@ -57,19 +59,17 @@ impl Kind {
         (world, agent)
     }
 
-    async fn connect(self, world: &World) -> Box<dyn Io> {
+    async fn connect(self, world: &World, frontend: Option<SocketAddr>) -> Box<dyn Io> {
         let files = &world.files;
+        let frontend = || frontend.expect("a frontend on TCP");
         match self {
             Self::Unix => Box::new(UnixStream::connect(world.connect()).await.expect("welcome")),
-            Self::Tcp => {
-                let address = world.server().frontends[0];
-                Box::new(TcpStream::connect(address).await.expect("welcome"))
-            }
+            Self::Tcp => Box::new(TcpStream::connect(frontend()).await.expect("welcome")),
             Self::Tls => {
-                let address = world.server().frontends[0];
                 let (cert, key) = (files.cert("client"), files.key("client"));
                 let identity = Some((cert.as_path(), key.as_path()));
-                let dial = tls::dial_as(b"http/1.1", address, &files.ca_file(), identity).await;
+                let ca = files.ca_file();
+                let dial = tls::dial_as(b"http/1.1", frontend(), &ca, identity).await;
                 Box::new(dial.expect("welcome"))
             }
         }
@@ -77,8 +77,19 @@ impl Kind {
 
     /// An open tunnel; fails the test on anything but a 200.
     pub(crate) async fn open(self, world: &World, target: &str) -> Box<dyn Io> {
+        let frontend = world.server().frontends.first().copied();
+        self.open_at(world, frontend, target).await
+    }
+
+    /// The same at a server that may be a process of its own, by this frontend if it is to be one on TCP.
+    pub(crate) async fn open_at(
+        self,
+        world: &World,
+        frontend: Option<SocketAddr>,
+        target: &str,
+    ) -> Box<dyn Io> {
         const OPEN: &[u8; 39] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
-        let mut stream = self.connect(world).await;
+        let mut stream = self.connect(world, frontend).await;
         let asked = stream.write_all(&connect::head(target)).await;
         asked.expect("the request is taken");
         let mut answer = [0; OPEN.len()];

@@ -172,11 +172,17 @@ impl Drop for Process {
     }
 }
 
-/// An address in a field of any depth, written as itself or as `Some(...)`.
+/// An address in a field of any depth, written as itself, as `Some(...)`, or as a list of one.
 fn find(value: &Value, field: &str) -> Option<SocketAddr> {
     let object = value.as_object()?;
     let text = object.get(field).and_then(Value::as_str);
     let text = text.map(|text| text.trim_start_matches("Some(").trim_end_matches(')'));
+    let text = text.map(|text| {
+        let alone = text.strip_prefix('[');
+        alone
+            .and_then(|text| text.strip_suffix(']'))
+            .unwrap_or(text)
+    });
     text.and_then(|text| text.parse().ok())
         .or_else(|| object.values().find_map(|inner| find(inner, field)))
 }

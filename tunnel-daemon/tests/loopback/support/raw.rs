@@ -1,5 +1,7 @@
 //! Calls made of packets: clients and agents that say whatever a test wants.
 
+use std::path::Path;
+
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{Packet, PacketType};
@@ -18,6 +20,8 @@ use super::tls;
 use super::wait::within;
 use super::world::World;
 
+/// Of a stream and of a connection, unless they say otherwise.
+const WINDOW_BYTES: u32 = 65_535;
 /// Of [`Call::upload`].
 const UPLOAD_BLOCK_BYTES: usize = 64 * 1024;
 
@@ -40,12 +44,13 @@ impl Connection {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (connection, _never_changed) = Self::with_window(io, 65_535).await;
+        let (connection, _never_changed) = Self::with_windows(io, WINDOW_BYTES, 1 << 30).await;
         connection
     }
 
-    /// With this stream window, so 0 for a peer that may send nothing, until another one is sent.
-    async fn with_window<S>(io: S, window: u32) -> (Self, oneshot::Sender<u32>)
+    /// With these windows for each stream and for all together; that of streams may be 0, for a peer that may send nothing,
+    /// until another one is sent.
+    async fn with_windows<S>(io: S, window: u32, all: u32) -> (Self, oneshot::Sender<u32>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -55,7 +60,7 @@ impl Connection {
             .initial_window_size(window)
             // So that what may be sent is the peer's window and not our own buffer.
             .max_send_buffer_size(64 << 20)
-            .initial_connection_window_size(1 << 30);
+            .initial_connection_window_size(all);
         let handshake = within("an HTTP/2 handshake", builder.handshake(io));
         let (calls, mut connection) = handshake.await.expect("the peer speaks HTTP/2");
         let (windows, other_window) = oneshot::channel();
@@ -81,8 +86,30 @@ impl Connection {
 
     /// A client of the gRPC frontend.
     pub(crate) async fn client(world: &World) -> Self {
-        let stream = UnixStream::connect(world.grpc()).await;
+        Self::client_at(&world.grpc()).await
+    }
+
+    /// A client of the gRPC frontend on that socket.
+    pub(crate) async fn client_at(socket: &Path) -> Self {
+        let stream = UnixStream::connect(socket).await;
         Self::over(stream.expect("the frontend listens")).await
+    }
+
+    /// As [`Self::client`], with the windows that Go's clients begin with.
+    pub(crate) async fn go_client(world: &World) -> Self {
+        let stream = UnixStream::connect(world.grpc()).await;
+        let stream = stream.expect("the frontend listens");
+        let (connection, _never_changed) =
+            Self::with_windows(stream, WINDOW_BYTES, WINDOW_BYTES).await;
+        connection
+    }
+
+    /// As [`Self::client`], with so little room in each stream.
+    pub(crate) async fn narrow_client(world: &World, window: u32) -> Self {
+        let stream = UnixStream::connect(world.grpc()).await;
+        let stream = stream.expect("the frontend listens");
+        let (connection, _never_changed) = Self::with_windows(stream, window, 1 << 30).await;
+        connection
     }
 
     /// Someone with an agent's certificate.
@@ -97,7 +124,7 @@ impl Connection {
 
     /// An agent to which nothing can be sent until it sends a window.
     pub(crate) async fn deaf_agent(world: &World) -> (Self, oneshot::Sender<u32>) {
-        Self::with_window(welcomed(world, "agent").await, 0).await
+        Self::with_windows(welcomed(world, "agent").await, 0, 1 << 30).await
     }
 
     pub(crate) async fn call(&self, path: &str, headers: &[(&str, &str)]) -> Call {
@@ -232,6 +259,32 @@ impl Call {
                 let bytes = recv.data().await?.ok()?;
                 let _gone = recv.flow_control().release_capacity(bytes.len());
                 self.buffer.put(bytes);
+            }
+        })
+        .await
+    }
+
+    /// Takes so many bytes of a call that was answered, and gives no window back for them.
+    pub(crate) async fn keep(&mut self, bytes: usize) {
+        let recv = self.recv.as_mut().expect("answered");
+        within("bytes to keep", async {
+            let mut kept = 0;
+            while kept < bytes {
+                let data = recv.data().await.expect("more bytes");
+                kept += data.expect("the call lives").len();
+            }
+        })
+        .await;
+    }
+
+    /// Waits for the end of a call that was answered: why it was reset, if it was.
+    pub(crate) async fn reset(&mut self) -> Option<h2::Reason> {
+        let recv = self.recv.as_mut().expect("answered");
+        within("the end of the call", async {
+            loop {
+                if let Err(error) = recv.data().await? {
+                    return error.reason();
+                }
             }
         })
         .await

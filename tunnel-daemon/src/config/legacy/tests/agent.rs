@@ -280,6 +280,56 @@ fn what_cannot_work_is_raised_with_a_warning() {
     assert_eq!(warnings.len(), 4, "{warnings:?}");
 }
 
+/// The forms of command lines that docs/migration.md promises to take as they are.
+#[test]
+fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
+    let files = Files::new();
+    let token = files.flag("service-account-token-path", "token");
+    let host = "--proxy-server-host=control-plane.example";
+    let by_token = [
+        "-v=8",
+        "--logtostderr=true",
+        host,
+        "--proxy-server-port=8132",
+        "--admin-server-port=8133",
+        "--health-server-port=8134",
+        "--sync-forever=true",
+        "--keepalive-time=1m",
+        "--agent-identifiers=host=192.0.2.1",
+        "--agent-id=192.0.2.1",
+        token.as_str(),
+    ];
+    let (cert, key) = (files.path("cert"), files.path("key"));
+    let by_certificate = [
+        "--logtostderr=true",
+        "--agent-cert",
+        cert.as_str(),
+        "--agent-key",
+        key.as_str(),
+        host,
+        "--proxy-server-port",
+        "443",
+        "--health-server-port",
+        "2041",
+        "--agent-identifiers=default-route=true",
+        "--alpn-proto=konnectivity",
+        "--keepalive-time",
+        "30s",
+        "--probe-interval",
+        "5s",
+        "--sync-interval",
+        "5s",
+        "--sync-interval-cap",
+        "30s",
+        "--v",
+        "3",
+    ];
+    for flags in [&by_token[..], &by_certificate[..]] {
+        let (_plan, warnings) = agent(&files, flags).unwrap();
+        assert_eq!(warnings, Vec::<String>::new());
+    }
+}
+
 #[test]
 fn leases_are_refused_and_a_ca_is_required() {
     let files = Files::new();

@@ -402,6 +402,10 @@ fn what_is_not_supported_yet_is_refused_not_ignored() {
         error.message().contains("not supported by this version"),
         "{error}"
     );
+    // With the CA beside them upstream itself refuses these flags.
+    assert!(error.message().contains("drop these flags"), "{error}");
+    let error = server(files.server(), &token[1..]).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"), "{error}");
     let error = server(files.server(), &["--enable-lease-controller"]).unwrap_err();
     assert!(error.message().contains("--server-count"), "{error}");
     let error = server(files.server(), &["--cluster-cert=", "--cluster-key="]).unwrap_err();
@@ -409,6 +413,48 @@ fn what_is_not_supported_yet_is_refused_not_ignored() {
         error.message().contains("--cluster-cert and --cluster-key"),
         "{error}"
     );
+}
+
+/// The forms of command lines that docs/migration.md promises to take as they are, or with a CA.
+#[test]
+fn command_lines_of_hosted_control_planes_are_taken_with_a_ca_of_agents() {
+    let files = Files::new();
+    let sidecar = [
+        "--logtostderr=true",
+        "-v=3",
+        "--mode=grpc",
+        "--server-count=3",
+        "--agent-port=8132",
+        "--admin-port=8133",
+        "--admin-bind-address=0.0.0.0",
+        "--health-port=8134",
+        "--delete-existing-uds-file=true",
+        "--proxy-strategies=destHost,defaultRoute,default",
+        "--keepalive-time=1m",
+    ];
+    let (_plan, warnings) = server(files.server(), &sidecar).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let over_tcp = [
+        "--log-file-max-size=0",
+        "--server-port",
+        "8090",
+        "--agent-port",
+        "8091",
+        "--health-port",
+        "2041",
+        "--admin-port=8093",
+        "--mode=http-connect",
+        "--proxy-strategies=destHost,defaultRoute",
+        "--keepalive-time",
+        "30s",
+        "--frontend-keepalive-time",
+        "30s",
+    ];
+    let (_plan, warnings) = server(files.tcp_server(), &over_tcp).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let without_ca = [&["--cluster-ca-cert="][..], &over_tcp[..]].concat();
+    let error = server(files.tcp_server(), &without_ca).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"), "{error}");
 }
 
 #[test]

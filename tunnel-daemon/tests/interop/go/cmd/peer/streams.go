@@ -224,10 +224,11 @@ func slowRead(args []string) (Result, error) {
 	}
 }
 
-// stall opens endless downloads and reads nothing, until stdin closes. In gRPC mode the library itself gives up after 10 s.
+// stall opens downloads and reads nothing, until stdin closes. In gRPC mode the library itself gives up after 10 s.
 func stall(args []string) (Result, error) {
 	f := newClientFlags("stall")
 	streams := f.Int("streams", 4, "tunnels to leave unread")
+	total := f.Int64("bytes", 0, "what each source sends, 0 = without end")
 	f.parse(args)
 	closed := stdinClosed()
 	var lost atomic.Int64
@@ -237,7 +238,7 @@ func stall(args []string) (Result, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := askSource(conn, 0); err != nil {
+		if err := askSource(conn, *total); err != nil {
 			return nil, err
 		}
 		conns = append(conns, conn)

@@ -1,0 +1,142 @@
+//! A process that ends at once, as seen at the other ends of its sockets: what was cut off must not look like all there was.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use adit::net::tasks::Tasks;
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use super::processes::Processes;
+use crate::support::clients::{Io, Kind};
+use crate::support::process::{Process, at_least, metric};
+use crate::support::targets;
+use crate::support::wait::{until, within};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const IDLE: &str = "adit_lanes{state=\"idle\"}";
+/// What a target says before anything is cut.
+const HALF: usize = 100_000;
+/// Clients whose sockets know a reset, and whether their tunnels ride lanes or the link.
+const ROWS: [(Kind, bool); 4] = [
+    (Kind::Tcp, true),
+    (Kind::Tcp, false),
+    (Kind::Tls, true),
+    (Kind::Tls, false),
+];
+
+/// Processes, and a tunnel of theirs in the middle of its bytes both ways.
+struct Midway {
+    processes: Processes,
+    agent: Process,
+    what: String,
+    target: String,
+    client: Box<dyn Io>,
+    /// How what the target hears comes to its end.
+    heard: mpsc::Receiver<Result<(), ErrorKind>>,
+    _target: Tasks,
+}
+
+/// Says half of what it has to say, and hears the client out.
+async fn half_way() -> (u16, Tasks, mpsc::Receiver<Result<(), ErrorKind>>) {
+    let (reports, heard) = mpsc::channel(1);
+    let (port, tasks) = targets::serve(move |mut stream| {
+        let reports = reports.clone();
+        async move {
+            stream.write_all(&targets::pattern(0, HALF)).await?;
+            let end = stream.read_to_end(&mut Vec::new()).await;
+            let end = end.map(|_bytes| ()).map_err(|error| error.kind());
+            let _test_over = reports.send(end).await;
+            Ok(())
+        }
+    })
+    .await;
+    (port, tasks, heard)
+}
+
+impl Midway {
+    async fn start((kind, lanes): (Kind, bool), flags: &[&str]) -> Self {
+        let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
+        let processes = Processes::start(&[kind.flags(), by_link, flags].concat()).await;
+        let agent = processes.agent("a", &[]);
+        metric(processes.health, LINKS, 1.0).await;
+        if lanes {
+            at_least(processes.health, IDLE, 4.0).await;
+        }
+        let (port, tasks, heard) = half_way().await;
+        let target = format!("127.0.0.1:{port}");
+        let frontend = Some(processes.server.address("frontends"));
+        let mut client = kind.open_at(&processes.world, frontend, &target).await;
+        let mut half = vec![0; HALF];
+        within("half of it", client.read_exact(&mut half))
+            .await
+            .expect("half of it");
+        assert!(half == targets::pattern(0, HALF), "other bytes");
+        client.write_all(b"some of it").await.expect("taken");
+        Self {
+            processes,
+            agent,
+            what: format!("{kind:?}, lanes: {lanes}"),
+            target,
+            client,
+            heard,
+            _target: tasks,
+        }
+    }
+
+    /// Neither end takes what it has for all.
+    async fn assert_cut(mut self) {
+        let mut rest = Vec::new();
+        let end = within("the client's end", self.client.read_to_end(&mut rest)).await;
+        let seen = end.map_err(|error| error.kind());
+        assert_eq!(seen, Err(ErrorKind::ConnectionReset), "{}", self.what);
+        let heard = within("the target's end", self.heard.recv()).await;
+        let reset = Some(Err(ErrorKind::ConnectionReset));
+        assert_eq!(heard, reset, "target: {}", self.what);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_and_targets_of_a_killed_server_see_a_reset() {
+    for row in ROWS {
+        let mut midway = Midway::start(row, &[]).await;
+        midway.processes.server.kill();
+        midway.assert_cut().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_and_targets_of_a_killed_agent_see_a_reset() {
+    for row in ROWS {
+        let mut midway = Midway::start(row, &[]).await;
+        midway.agent.kill();
+        midway.assert_cut().await;
+    }
+}
+
+/// And who looks at the log finds each tunnel that it cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_and_targets_of_a_server_that_is_told_twice_see_a_reset() {
+    for row in ROWS {
+        let mut midway = Midway::start(row, &["--shutdown-grace=60s"]).await;
+        let server = &mut midway.processes.server;
+        server.signal(Signal::TERM);
+        until("the first signal is noticed", || {
+            server.log().contains("shutting down")
+        })
+        .await;
+        server.signal(Signal::TERM);
+        let status = server.end(Duration::from_secs(5));
+        assert_eq!(status.code(), Some(1), "{}", midway.what);
+        let log = server.log();
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        let events = lines.filter(|line: &Value| line["target"] == "adit::access");
+        let cut: Vec<_> = events.map(|event| event["destination"].clone()).collect();
+        assert_eq!(cut, [midway.target.as_str()], "{}", midway.what);
+        midway.assert_cut().await;
+    }
+}
