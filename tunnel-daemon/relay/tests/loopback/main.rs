@@ -1,11 +1,13 @@
 //! The relay with real sockets: each test for both drivers and both movers, over TCP and over unix sockets. Tests that
-//! count descriptors or memory run alone, in a process of their own. `ADIT_NIGHTLY=1` runs full lengths.
+//! count descriptors or memory run alone, in a process of their own. `ADIT_NIGHTLY=1` runs more of some.
 #![expect(
     clippy::unwrap_used,
     reason = "a test: a panic is its way to fail, helpers included"
 )]
 
+mod a_minute;
 mod closing;
+mod far_ends;
 mod forbidden;
 mod kernel_tls;
 mod lifecycle;

@@ -6,74 +6,114 @@ use std::{
     time::{Duration, Instant},
 };
 
+use adit_relay::Pair;
+
+use crate::far_ends::FarEnds;
 use crate::support::{
-    Moves, Setup, Transport, is_nightly, matrix_alone, open_descriptors, receive_exactly,
-    resident_bytes, until,
+    Moves, PATIENCE, Setup, Transport, World, is_nightly, matrix_alone, open_descriptors, promise,
+    raise_limit, receive_exactly, reset, resident_bytes, until,
 };
 
 matrix_alone!(
     idle_pairs_cost_little_and_all_still_work,
     opened_and_closed_pairs_leave_nothing_behind,
-    slow_readers_hold_bounded_memory,
     exhausted_pipe_pool_degrades_to_copy,
     bulk_pair_does_not_starve_an_echo,
 );
 
-/// Four descriptors each, of the 20,000 that a process has here.
-const IDLE: usize = 4000;
+/// Idle pairs, where a process may have as many descriptors: two for each. With 20,000 of them there are 9,968.
+const IDLE: usize = 10_000;
+/// Descriptors of that process for everything else.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Pairs opened and closed over unix sockets, which leave nothing in the kernel that would be in the way of the next ones.
+const OPENED: usize = 100_000;
+/// Pairs of these that are open at the same time.
+const OPEN_AT_ONCE: usize = 50;
+/// What memory may grow by from the first ones to the last, which are ten times as many: 84 bytes for each.
+const GROWTH_MAX_BYTES: usize = 8 << 20;
 
 fn idle_pairs_cost_little_and_all_still_work(setup: &Setup) {
-    let world = setup.start();
+    let room = raise_limit().saturating_sub(OTHER_DESCRIPTORS) / 2;
+    let pairs = IDLE.min(usize::try_from(room).unwrap_or(usize::MAX));
+    let mut config = setup.config();
+    // They are handed over faster than a thread takes them.
+    config.queue_pairs = pairs;
+    let world = setup.start_with(&config);
+    let (mut clients, mut targets) = (FarEnds::start(pairs), FarEnds::start(pairs));
+    let (a, b) = (clients.connect(), targets.connect());
     let before = resident_bytes();
-    let tunnels: Vec<_> = (0..IDLE)
-        .map(|_| {
-            let tunnel = world.open();
-            (&tunnel.client).write_all(b"hello").unwrap();
-            receive_exactly(&tunnel.target, 5);
-            tunnel
+    let promises: Vec<_> = a
+        .into_iter()
+        .zip(b)
+        .map(|(a, b)| {
+            let (done, outcome) = promise();
+            let pair = Pair::new(a.into(), b.into());
+            world.handle.submit(pair, done).unwrap();
+            outcome
         })
         .collect();
+    clients.all_send();
+    targets.all_receive();
+    let expected = u64::try_from(pairs).unwrap();
     world.until("idle pairs hold nothing", |stats| {
-        stats.active_pairs == IDLE as u64 && stats.buffer_bytes == 0 && stats.pipes_in_use == 0
+        stats.active_pairs == expected && stats.buffer_bytes == 0 && stats.pipes_in_use == 0
     });
-    let each = (resident_bytes().saturating_sub(before)) / IDLE;
+    let each = (resident_bytes().saturating_sub(before)) / pairs;
     assert!(
         each < 4096,
         "{each} bytes for an idle pair, test's own included"
     );
     let wakeups = world.stats().wakeups;
-    for tunnel in &tunnels {
-        (&tunnel.target).write_all(b"x").unwrap();
-        receive_exactly(&tunnel.client, 1);
-    }
+    targets.all_send();
+    clients.all_receive();
     let wakeups = world.stats().wakeups - wakeups;
     assert!(
-        wakeups <= 3 * IDLE as u64,
-        "{wakeups} wake-ups for {IDLE} messages"
+        wakeups <= 3 * expected,
+        "{wakeups} wake-ups for {pairs} messages"
     );
-    let promises: Vec<_> = tunnels.into_iter().map(|tunnel| tunnel.outcome).collect();
+    drop((clients, targets));
     for outcome in promises {
-        let _end = outcome.recv_timeout(crate::support::PATIENCE).unwrap();
+        let _end = outcome.recv_timeout(PATIENCE).unwrap();
     }
     world.until_empty();
 }
 
-fn opened_and_closed_pairs_leave_nothing_behind(setup: &Setup) {
-    let world = setup.start();
-    let rounds = if is_nightly() { 100_000 } else { 10_000 };
-    let ours = open_descriptors();
-    for round in 0..rounds {
-        let tunnel = world.open();
-        if round % 4 != 0 {
+/// Opens and closes so many, some at a time, in all the ways one can end; each hears its end.
+fn open_and_close(world: &World, rounds: usize) {
+    for first in (0..rounds).step_by(OPEN_AT_ONCE) {
+        let rounds = first..rounds.min(first + OPEN_AT_ONCE);
+        let tunnels: Vec<_> = rounds.map(|round| (round, world.open())).collect();
+        let spoken = || tunnels.iter().filter(|(round, _)| round % 4 != 0);
+        for (_, tunnel) in spoken() {
             (&tunnel.client).write_all(b"request").unwrap();
+        }
+        for (_, tunnel) in spoken() {
             receive_exactly(&tunnel.target, 7);
         }
-        match round % 3 {
-            0 => tunnel.submitted.cancel(),
-            1 => crate::support::reset(tunnel.client),
-            _ => {}
+        let mut promises = Vec::new();
+        for (round, tunnel) in tunnels {
+            match round % 3 {
+                0 => tunnel.submitted.cancel(),
+                1 => reset(tunnel.client),
+                _ => {}
+            }
+            promises.push(tunnel.outcome);
+        }
+        for outcome in promises {
+            let _end = outcome.recv_timeout(PATIENCE).unwrap();
         }
     }
+}
+
+fn opened_and_closed_pairs_leave_nothing_behind(setup: &Setup) {
+    let mut world = setup.start();
+    let ours = open_descriptors();
+    let over_tcp = if is_nightly() { 100_000 } else { 10_000 };
+    open_and_close(&world, over_tcp);
+    let resident = resident_bytes();
+    world.switch_to(Transport::Unix);
+    open_and_close(&world, OPENED);
     world.until_empty();
     let stats = world.stats();
     let pipes = 2 * usize::try_from(stats.pipes_free).unwrap();
@@ -82,17 +122,31 @@ fn opened_and_closed_pairs_leave_nothing_behind(setup: &Setup) {
         || open_descriptors() == ours + pipes,
         || format!("{} now, {ours} before, {stats:?}", open_descriptors()),
     );
+    let grown = resident_bytes().saturating_sub(resident);
+    assert!(grown < GROWTH_MAX_BYTES, "{grown} bytes more, {stats:?}");
+}
+
+/// A rate of reading, and for how long.
+pub(crate) struct Reading {
+    pub(crate) length: Duration,
+    /// Between one look at what has come, at most 512 bytes of it, and the next.
+    pub(crate) pace: Duration,
 }
 
 /// Over kernel TLS a tunnel is two pairs behind each other, and other tests run in the same process.
 pub(crate) fn slow_readers_hold_bounded_memory(setup: &Setup) {
+    let length = Duration::from_secs(if is_nightly() { 60 } else { 2 });
+    let pace = Duration::from_millis(1);
+    slow_readers(setup, &Reading { length, pace });
+}
+
+pub(crate) fn slow_readers(setup: &Setup, reading: &Reading) {
     let readers = 20;
     let pairs = if setup.transport == Transport::KernelTls {
         2
     } else {
         1
     };
-    let length = Duration::from_secs(if is_nightly() { 60 } else { 2 });
     let mut world = setup.start();
     world.socket_bytes = Some(128 * 1024);
     let before = resident_bytes();
@@ -104,7 +158,7 @@ pub(crate) fn slow_readers_hold_bounded_memory(setup: &Setup) {
     let mut taken = vec![0_u8; 512];
     let (mut most_buffers, mut most_pipes, mut most_resident, mut syscalls) = (0, 0, 0, 0);
     let (mut sent, mut received) = (0_u64, 0_u64);
-    while start.elapsed() < length {
+    while start.elapsed() < reading.length {
         for tunnel in &tunnels {
             match (&tunnel.client).write(&chunk) {
                 Ok(count) => sent += count as u64,
@@ -117,7 +171,7 @@ pub(crate) fn slow_readers_hold_bounded_memory(setup: &Setup) {
         most_pipes = stats.pipes_in_use.max(most_pipes);
         most_resident = resident_bytes().max(most_resident);
         syscalls = stats.syscalls;
-        thread::sleep(Duration::from_millis(1)); // The reader is slow, that is all.
+        thread::sleep(reading.pace); // The reader is slow, that is all.
     }
     // Kernel memory: the buffers of four sockets, which the kernel doubles, and one buffer or one pipe of ours.
     let held = (sent - received) / readers;

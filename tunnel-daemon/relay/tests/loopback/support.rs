@@ -9,6 +9,7 @@ use std::{
         Mutex,
         mpsc::{self, Receiver},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,6 +18,7 @@ use adit_relay::{
     Stats, Submitted, Thresholds, TrafficKeys, attach_kernel_tls, probe, probe_kernel_tls,
 };
 use bytes::Bytes;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{Domain, Socket, Type};
 
 /// Longer than anything here takes; shorter than a CI job.
@@ -155,17 +157,41 @@ pub(crate) fn alone(path: &str, body: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|child| child == test) {
         return body();
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, test)
-        .output()
-        .unwrap();
+    run_as(test, test);
+}
+
+/// As [`alone`], a child for each setup, all at the same time: for what waits more than it computes.
+pub(crate) fn each_alone(path: &str, setups: &[Setup], body: impl FnOnce(&Setup)) {
+    let test = path.split_once("::").unwrap().1;
+    let name = |setup: &Setup| format!("{test} {setup:?}");
+    if let Ok(child) = std::env::var(CHILD) {
+        let asked = setups.iter().find(|setup| name(setup) == child);
+        return body(asked.expect("started for one of them"));
+    }
+    thread::scope(|scope| {
+        for setup in setups {
+            let child = name(setup);
+            scope.spawn(move || run_as(test, &child));
+        }
+    });
+}
+
+/// Runs a test of this program in a child that is told what it is: in this it fails as the test does.
+fn run_as(test: &str, child: &str) {
+    let output = test_again(test).env(CHILD, child).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success() && text.contains("1 passed"),
-        "{text}{}",
+        "{child}: {text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// This program, to run only that test.
+pub(crate) fn test_again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command
 }
 
 /// A relay and a way to make connections through it.
@@ -187,6 +213,11 @@ pub(crate) struct Tunnel {
 }
 
 impl World {
+    /// Sockets made from now on are of this kind.
+    pub(crate) fn switch_to(&mut self, transport: Transport) {
+        self.setup.transport = transport;
+    }
+
     /// Two connected sockets: ours, the relay's.
     pub(crate) fn sockets(&self) -> (Socket, Socket) {
         let (ours, relays) = match self.setup.transport {
@@ -329,7 +360,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool, state: impl Fn(
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < PATIENCE, "never: {what}; {}", state());
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -420,6 +451,17 @@ pub(crate) fn reset(socket: Socket) {
 pub(crate) fn open_descriptors() -> usize {
     // The listing itself holds one.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
+}
+
+/// As many descriptors as this process may have, which are so many.
+pub(crate) fn raise_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
+    limit.maximum.unwrap_or(u64::MAX)
 }
 
 pub(crate) fn resident_bytes() -> usize {

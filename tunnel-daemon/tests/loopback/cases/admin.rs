@@ -11,6 +11,7 @@ use adit::app::status::model::{LinkStatus, Role, Status, TunnelStatus, Tunnels};
 
 use crate::support::lanes::{IDLE, value, warm};
 use crate::support::raw::Connection;
+use crate::support::skip::skip;
 use crate::support::wait::{until, until_blocking};
 use crate::support::world::{World, echo};
 use crate::support::{connect, targets};
@@ -279,7 +280,7 @@ async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
         assert!(std::env::var_os("CI").is_none(), "CI runs as root");
-        eprintln!("SKIPPED: another user can be tried by root only");
+        skip("the admin socket and another user", "this takes root");
         return;
     }
     // Where everybody may look for files, and find the binary.
@@ -298,7 +299,10 @@ async fn other_users_are_refused_by_the_mode_and_by_who_they_are() {
             std::env::var_os("CI").is_none(),
             "others can run the binary in CI"
         );
-        eprintln!("SKIPPED: temporary files are where other users cannot run them");
+        skip(
+            "the admin socket and another user",
+            "temporary files are where other users cannot run them",
+        );
         return;
     }
     let path = socket.to_str().expect("text");

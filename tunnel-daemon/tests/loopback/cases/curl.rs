@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::lane_processes::nightly;
 use super::tunnels::on_tcp;
+use crate::support::skip::skip;
 use crate::support::targets;
 use crate::support::wait::until_blocking;
 use crate::support::world::World;
@@ -36,7 +37,7 @@ fn has_curl(test: &str) -> bool {
     let found = Command::new("curl").arg("--version").output().is_ok();
     if !found {
         assert!(std::env::var_os("CI").is_none(), "CI has curl");
-        eprintln!("SKIPPED {test}: no curl");
+        skip(test, "no curl");
     }
     found
 }

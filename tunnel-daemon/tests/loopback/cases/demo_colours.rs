@@ -3,6 +3,8 @@
 use std::io::Read as _;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use crate::support::skip::skip;
+
 /// Runs the demo until dropped.
 struct Demo {
     child: Child,
@@ -85,7 +87,10 @@ fn has_script() -> bool {
     let found = Command::new("script").arg("--version").output().is_ok();
     if !found {
         assert!(std::env::var_os("CI").is_none(), "CI has script(1)");
-        eprintln!("SKIPPED: no script(1), which makes a terminal");
+        skip(
+            "colours of the demo",
+            "no script(1), which makes a terminal",
+        );
     }
     found
 }

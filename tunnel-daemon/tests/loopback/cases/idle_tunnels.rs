@@ -1,8 +1,9 @@
 //! As many idle tunnels as a process has descriptors for: on lanes first, on the link from there on, none refused, and each
-//! of them cheap. Server, agent, clients and targets are processes of their own: servers of other tests would find theirs
-//! short of descriptors.
+//! of them cheap, in both dialects and whatever the lanes are made of. Server, agent, clients and targets are processes of
+//! their own: servers of other tests would find theirs short of descriptors.
 
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,20 +16,22 @@ use super::lane_processes::nightly;
 use crate::support::process::{
     Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
+use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until_blocking, within_for};
+use crate::support::ways::Way;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
 const BUSY: &str = "adit_lanes{state=\"busy\"}";
 const BY_LANE: &str = "adit_tunnels_opened_total{path=\"lane\"}";
+const BY_PIPE: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const BY_LINK: &str = "adit_tunnels_opened_total{path=\"link\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 
 /// What this program is started for, by name.
 const ROLE: &str = "ADIT_TEST_ROLE_OF_IDLE_TUNNELS";
-const CLIENTS: &str = "clients";
 const TARGETS_APART: &str = "targets";
 /// What the targets say of their port.
 const LISTENS: (&str, &str) = ("targets at port ", " are there");
@@ -45,6 +48,10 @@ const WARM: u32 = 4;
 const LANES_PER_LINK: u32 = 4096;
 /// Clients that dial at the same time where no lane is waited for.
 const AT_ONCE: u32 = 8;
+/// Calls of gRPC clients on one connection.
+const CALLS_PER_CONNECTION: usize = 100;
+/// A link may begin a hundred pipes at once, and more in time.
+const PIPES_MIN: f64 = 50.0;
 /// Of either process, for one tunnel. A buffer of 64 KiB for each would be more.
 const RESIDENT_MAX_BYTES: u64 = 48 << 10;
 /// Opening or asking all of them.
@@ -58,6 +65,25 @@ fn apart(role: &str, test: &str, dir: &Path) -> Process {
         .args(["--nocapture", "--test-threads=1"])
         .env(ROLE, role);
     Process::start_command(role, command, dir)
+}
+
+/// The clients' role.
+fn clients(way: Way) -> &'static str {
+    match way {
+        Way::Tls => "clients",
+        Way::Epoll => "clients-epoll",
+        Way::IoUring => "clients-io-uring",
+    }
+}
+
+/// Tunnels, and descriptors that server and agent have.
+fn sizes(way: Way) -> (u32, u32) {
+    let few = if way.has_pipes() {
+        (1_000, 2_048)
+    } else {
+        (2_000, 4_000)
+    };
+    nightly((10_000, 20_000), few)
 }
 
 fn is_asked_to_be(role: &str) -> bool {
@@ -103,61 +129,141 @@ async fn targets_of_idle_tunnels_answer() {
     let _over = tokio::time::timeout(TARGETS_LAST, std::future::pending::<()>()).await;
 }
 
-/// So many tunnels, some at a time.
-async fn open_some(socket: &Path, target: &str, count: u32) -> Vec<UnixStream> {
-    let mut jobs = JoinSet::new();
-    for worker in 0..AT_ONCE {
-        let (socket, target) = (socket.to_owned(), target.to_owned());
-        jobs.spawn(async move {
-            let mut open = Vec::new();
-            for _tunnel in (worker..count).step_by(AT_ONCE as usize) {
-                open.push(connect::open(&socket, &target).await);
-            }
-            open
-        });
-    }
-    jobs.join_all().await.into_iter().flatten().collect()
+/// Where clients find the server, and what they ask for.
+#[derive(Clone)]
+struct Site {
+    connect: PathBuf,
+    grpc: PathBuf,
+    target: String,
 }
 
-#[test]
-fn as_many_idle_tunnels_as_descriptors_allow_are_on_lanes_and_none_is_refused() {
+/// Open tunnels, each second one of a gRPC client.
+#[derive(Default)]
+struct Open {
+    streams: Vec<UnixStream>,
+    calls: Vec<(Call, i64)>,
+    /// Of the calls.
+    connections: Vec<Connection>,
+}
+
+impl Open {
+    async fn one_more(&mut self, site: &Site) {
+        if self.streams.len() <= self.calls.len() {
+            let stream = connect::open(&site.connect, &site.target).await;
+            return self.streams.push(stream);
+        }
+        let opened = self.calls.len();
+        if opened.is_multiple_of(CALLS_PER_CONNECTION) {
+            let connection = Connection::client_at(&site.grpc).await;
+            self.connections.push(connection);
+        }
+        let connection = self.connections.last().expect("made with its first call");
+        let mut call = connection.proxy().await;
+        let random = i64::try_from(opened).expect("few");
+        let conn = call.open(random, &site.target).await;
+        self.calls.push((call, conn));
+    }
+
+    /// So many, one after the other.
+    async fn more(mut self, count: usize, site: &Site) -> Self {
+        for _tunnel in 0..count {
+            self.one_more(site).await;
+        }
+        self
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.streams.len() + self.calls.len()).expect("few")
+    }
+
+    async fn echo_on_each(&mut self) {
+        const TEXT: &[u8] = b"not forgotten";
+        for stream in &mut self.streams {
+            connect::echo(stream, TEXT).await;
+        }
+        for (call, conn) in &mut self.calls {
+            call.echo(*conn, TEXT).await;
+        }
+    }
+}
+
+/// So many tunnels, some at a time.
+async fn open_some(site: &Site, count: u32) -> Vec<Open> {
+    let mut jobs = JoinSet::new();
+    for worker in 0..AT_ONCE {
+        let site = site.clone();
+        let share = (worker..count).step_by(AT_ONCE as usize).count();
+        jobs.spawn(async move { Open::default().more(share, &site).await });
+    }
+    jobs.join_all().await
+}
+
+/// Runs the test itself as a process of its own.
+fn clients_apart(way: Way) {
+    if !way.is_possible("idle_tunnels") {
+        return;
+    }
     let dir = TempDir::new().expect("a directory");
-    let mut clients = apart(
-        CLIENTS,
-        "clients_of_idle_tunnels_are_all_served",
-        dir.path(),
-    );
+    let test = "clients_of_idle_tunnels_are_all_served";
+    let mut clients = apart(clients(way), test, dir.path());
     let status = clients.end(CLIENTS_WITHIN);
     assert!(status.success(), "{status}");
     assert!(clients.log().contains(ALL_SERVED), "the test is not there");
 }
 
+/// Tunnels that the server has opened on lanes with frames, on lanes that are pipes, and on the link.
+async fn opened_by_way(health: SocketAddr) -> [f64; 3] {
+    let text = scrape(health).await;
+    [BY_LANE, BY_PIPE, BY_LINK].map(|series| sample(&text, series).expect("a series"))
+}
+
+#[test]
+fn as_many_idle_tunnels_as_descriptors_allow_are_on_lanes_and_none_is_refused() {
+    clients_apart(Way::Tls);
+}
+
+#[test]
+fn idle_tunnels_on_lanes_in_clear_text_are_all_served_with_epoll() {
+    clients_apart(Way::Epoll);
+}
+
+#[test]
+fn idle_tunnels_on_lanes_in_clear_text_are_all_served_with_io_uring() {
+    clients_apart(Way::IoUring);
+}
+
 /// The test itself: does nothing unless asked to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_idle_tunnels_are_all_served() {
-    if !is_asked_to_be(CLIENTS) {
+    let mut ways = Way::ALL.into_iter();
+    let Some(way) = ways.find(|way| is_asked_to_be(clients(*way))) else {
         return;
-    }
-    let (tunnels, limit) = nightly((10_000, 20_000), (2_000, 4_000_u32));
+    };
+    let (tunnels, limit) = sizes(way);
     // A third of what is left for lanes, clients and targets, so that all tunnels find room.
     let lanes_max = LANES_PER_LINK.min((limit - 512) / 3);
     // Nearly all: a dial does not wait for the last ones.
     let on_lanes = lanes_max - lanes_max / 10;
     raise_limit(tunnels);
-    let mut world = World::start(&["--log-format=json"]).await;
+    let flags = [&["--log-format=json"][..], way.flags()].concat();
+    let mut world = World::start(&flags).await;
     world.stop_server(Duration::ZERO).await;
     let dir = world.dir.path().to_owned();
     let (_targets, port) = targets_apart(&dir);
     let server = Process::start_limited("server", limit, &world.server_args("0"), &dir);
     let (agents, health) = (server.address("agents"), server.address("health"));
-    let args = world.agent_args("a", agents.port(), &["--log-format=json"]);
+    let args = world.agent_args("a", agents.port(), &flags);
     let agent = Process::start_limited("agent", limit, &args, &dir);
     let agent_health = agent.address("health");
     at_least(health, IDLE, f64::from(WARM)).await;
-    let (socket, target) = (world.connect(), format!("127.0.0.1:{port}"));
+    let site = Site {
+        connect: world.connect(),
+        grpc: world.grpc(),
+        target: format!("127.0.0.1:{port}"),
+    };
 
     // Once through everything, so that what is opened once for good is open.
-    drop(connect::open(&socket, &target).await);
+    drop(Open::default().more(2, &site).await);
     for (health, series) in [(health, TUNNELS), (health, BUSY), (agent_health, TARGETS)] {
         metric(health, series, 0.0).await;
     }
@@ -166,31 +272,35 @@ async fn clients_of_idle_tunnels_are_all_served() {
         descriptors_without_lanes(&agent, agent_health).await,
     ];
     let resident = [&server, &agent].map(Process::resident_bytes);
-    let opened = [value(health, BY_LANE).await, value(health, BY_LINK).await];
+    let opened = opened_by_way(health).await;
 
-    let mut open = Vec::new();
+    let mut first = Open::default();
     within_for(ALL_WITHIN, "tunnels on lanes", async {
         // A dial may miss lanes that the server asks for a sign of life at that moment.
         while value(health, BUSY).await < f64::from(on_lanes) {
             at_least(health, IDLE, f64::from(WARM)).await;
             for _tunnel in 0..WARM {
-                open.push(connect::open(&socket, &target).await);
+                first.one_more(&site).await;
             }
         }
     })
     .await;
-    let left = tunnels - u32::try_from(open.len()).expect("fewer than tunnels");
-    let rest = open_some(&socket, &target, left);
-    open.extend(within_for(ALL_WITHIN, "the other tunnels", rest).await);
+    let rest = open_some(&site, tunnels - first.count());
+    let mut open = within_for(ALL_WITHIN, "the other tunnels", rest).await;
+    open.push(first);
 
     // A tunnel that was refused would have failed the test before.
     metric(health, TUNNELS, f64::from(tunnels)).await;
     metric(agent_health, TARGETS, f64::from(tunnels)).await;
-    let text = scrape(health).await;
-    let of = |series: &str| sample(&text, series).expect("a series");
-    let [by_lane, by_link] = [of(BY_LANE) - opened[0], of(BY_LINK) - opened[1]];
-    assert_eq!(by_lane + by_link, f64::from(tunnels));
-    assert_eq!(by_lane, of(BUSY), "each has a lane of its own");
+    let now = opened_by_way(health).await;
+    let more: [f64; 3] = std::array::from_fn(|place| now[place] - opened[place]);
+    let [by_lane, by_pipe, by_link] = more;
+    assert_eq!(by_lane + by_pipe + by_link, f64::from(tunnels));
+    let pipes_min = if way.has_pipes() { PIPES_MIN } else { 0.0 };
+    assert!(by_pipe >= pipes_min, "{by_pipe} pipes");
+    let by_lane = by_lane + by_pipe;
+    let busy = value(health, BUSY).await;
+    assert_eq!(by_lane, busy, "each has a lane of its own");
     let lanes = f64::from(on_lanes)..=f64::from(lanes_max);
     assert!(
         lanes.contains(&by_lane),
@@ -203,8 +313,8 @@ async fn clients_of_idle_tunnels_are_all_served() {
     }
 
     within_for(ALL_WITHIN, "an answer on each", async {
-        for stream in &mut open {
-            connect::echo(stream, b"not forgotten").await;
+        for some in &mut open {
+            some.echo_on_each().await;
         }
     })
     .await;

@@ -1,6 +1,7 @@
 //! Lanes whose tunnels may do without frames and stay encrypted: by the kernel, where it can. Tests that need one which
 //! can are skipped elsewhere; `cargo xtask vm` runs them.
 
+mod keys;
 mod refused;
 
 use std::io::{self, Write as _};

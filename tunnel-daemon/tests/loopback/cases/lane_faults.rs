@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
+use crate::support::skip::skip;
 use crate::support::wait::{until, within, within_for};
 use crate::support::wire::Wire;
 use crate::support::world::{World, sample};
@@ -34,7 +35,7 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     .await;
     if let Err(error) = wire.deafen_lanes() {
         assert!(std::env::var_os("CI").is_none(), "{error}");
-        eprintln!("SKIPPED an OPEN that is not acknowledged: a socket's filter: {error}");
+        skip("an OPEN that is not acknowledged", error);
         return;
     }
     let start = Instant::now();
@@ -114,7 +115,7 @@ async fn without_link_and_path(flags: &[&str]) {
     connect::echo(&mut kept, b"before").await;
     if let Err(error) = wire.deafen_lanes_to_both() {
         assert!(std::env::var_os("CI").is_none(), "{error}");
-        eprintln!("SKIPPED lanes whose path is gone: a socket's filter: {error}");
+        skip("lanes whose path is gone", error);
         return;
     }
     wire.hold();

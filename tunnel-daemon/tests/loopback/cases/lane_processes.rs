@@ -1,5 +1,4 @@
-//! Servers and agents as processes of their own, with many tunnels on lanes: what one leaves behind, when it ends in order
-//! or is killed, and what it costs.
+//! Servers and agents as processes of their own, with many tunnels on lanes: what one leaves behind when it is killed.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use crate::support::process::{
     Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
-use crate::support::wait::{until_still, within, within_for};
+use crate::support::wait::within;
 use crate::support::world::sample;
 use crate::support::{connect, targets};
 
@@ -36,11 +35,11 @@ pub(super) fn nightly<T>(long: T, short: T) -> T {
 }
 
 /// A server and an agent with lanes, and a target that echoes.
-struct Pair {
-    processes: Processes,
-    agent: Process,
-    agent_health: SocketAddr,
-    target: String,
+pub(super) struct Pair {
+    pub(super) processes: Processes,
+    pub(super) agent: Process,
+    pub(super) agent_health: SocketAddr,
+    pub(super) target: String,
     _echo: adit::net::tasks::Tasks,
 }
 
@@ -50,7 +49,7 @@ impl Pair {
     }
 
     /// With these flags at both ends.
-    async fn start_with(flags: &[&str]) -> Self {
+    pub(super) async fn start_with(flags: &[&str]) -> Self {
         let processes = Processes::start(flags).await;
         let agent = processes.agent("a", flags);
         let agent_health = agent.address("health");
@@ -66,7 +65,7 @@ impl Pair {
     }
 
     /// Nothing is open, waits or is held at either end.
-    async fn assert_at_rest(&self) {
+    pub(super) async fn assert_at_rest(&self) {
         let health = self.processes.health;
         metric(health, TUNNELS, 0.0).await;
         metric(health, BUSY, 0.0).await;
@@ -76,7 +75,7 @@ impl Pair {
     }
 
     /// Each lane that was bound is idle or was counted when it went.
-    async fn assert_lanes_add_up(&self) {
+    pub(super) async fn assert_lanes_add_up(&self) {
         for health in [self.processes.health, self.agent_health] {
             within("lanes to add up", async {
                 loop {
@@ -120,69 +119,6 @@ impl Pair {
         assert_eq!(value(health, HITS).await, f64::from(all));
         metric(health, BUSY, f64::from(all)).await;
         (streams, calls)
-    }
-}
-
-/// One tunnel from open to close, ended in one of four ways.
-async fn open_and_close(pair: (&std::path::Path, &str), number: usize) {
-    let (socket, target) = pair;
-    let mut stream = connect::open(socket, target).await;
-    let text = targets::pattern(number as u64, 1 + number % 5000);
-    match number % 4 {
-        // The client half-closes, the target follows.
-        0 => {
-            connect::echo(&mut stream, &text).await;
-            stream.shutdown().await.expect("a half-close");
-            let rest = within("the end", stream.read(&mut [0])).await;
-            assert_eq!(rest.expect("a clean end"), 0);
-        }
-        // The client is gone after an answer, before it, or before it says a word.
-        1 => connect::echo(&mut stream, &text).await,
-        2 => stream.write_all(&text).await.expect("taken"),
-        _ => (),
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_opens_and_closes_over_lanes_leave_nothing_behind() {
-    const AT_ONCE: usize = 8;
-    let opens = nightly(10_000, 1_000);
-    let pair = Pair::start().await;
-    let health = pair.processes.health;
-    let socket = pair.processes.world.connect();
-    // Once through everything, so that what is opened once for good is open.
-    for number in 0..4 {
-        open_and_close((&socket, &pair.target), number).await;
-    }
-    pair.assert_at_rest().await;
-    let server_fds = descriptors_without_lanes(&pair.processes.server, health).await;
-    let agent_fds = descriptors_without_lanes(&pair.agent, pair.agent_health).await;
-    let mut jobs = JoinSet::new();
-    for worker in 0..AT_ONCE {
-        let (socket, target) = (socket.clone(), pair.target.clone());
-        jobs.spawn(async move {
-            for number in (worker..opens).step_by(AT_ONCE) {
-                open_and_close((&socket, &target), number).await;
-            }
-        });
-    }
-    within_for(Duration::from_secs(300), "all of them", async {
-        while let Some(job) = jobs.join_next().await {
-            job.expect("each tunnel works");
-        }
-    })
-    .await;
-    pair.assert_at_rest().await;
-    pair.assert_lanes_add_up().await;
-    no_descriptor_left(&pair.processes.server, health, server_fds).await;
-    no_descriptor_left(&pair.agent, pair.agent_health, agent_fds).await;
-    // They were on lanes, and few lanes were enough.
-    let all = f64::from(u32::try_from(opens).expect("fits"));
-    assert!(value(health, HITS).await >= all * 0.8);
-    assert!(value(health, "adit_lanes_opened_total").await < 200.0);
-    for reason in ["lost", "violation", "silent", "link_gone"] {
-        let closed = format!("adit_lanes_closed_total{{reason=\"{reason}\"}}");
-        assert_eq!(value(health, &closed).await, 0.0, "{reason}");
     }
 }
 
@@ -355,105 +291,4 @@ async fn pipes_leave_nothing_behind() {
     }
     pair.assert_at_rest().await;
     pair.assert_lanes_add_up().await;
-}
-
-/// Most bytes the kernel lets one socket have: the third number.
-fn granted_by_the_kernel(sysctl: &str) -> u64 {
-    let path = format!("/proc/sys/net/ipv4/{sysctl}");
-    let text = std::fs::read_to_string(path).expect("Linux says so");
-    let most = text.split_whitespace().nth(2).expect("three numbers");
-    most.parse().expect("a number")
-}
-
-/// A reader of 20 KB/s, and then of nothing, from a target that could send for ever: TCP holds the target, not our memory nor
-/// the kernel's. Server and agent have these flags; `path` is what the tunnel travels on.
-async fn slow_reader(flags: &[&str], path: &str) {
-    const RATE: usize = 20_000;
-    /// Of each process, beyond what it had with one tunnel.
-    const RESIDENT_MAX: u64 = 8 << 20;
-    /// Pipes of the kernel by which bytes are spliced, 256 KiB each: one for each direction of a tunnel, and some kept.
-    const KERNEL_PIPES_MAX: usize = 4;
-    // In the TCP sockets of a process: what the kernel grants a lane, to be sent, and a target that sent at full speed until
-    // it was held. A target that is not held sends a hundred times as much.
-    let queued_max = granted_by_the_kernel("tcp_rmem") + granted_by_the_kernel("tcp_wmem");
-    let seconds = nightly(60, 4);
-    let pair = Pair::start_with(flags).await;
-    let health = pair.processes.health;
-    let (source, _flood) = targets::source(u64::MAX).await;
-    let (socket, target) = (
-        pair.processes.world.connect(),
-        format!("127.0.0.1:{source}"),
-    );
-    // What is allocated once for good.
-    let mut first = connect::open(&socket, &target).await;
-    let mut some = vec![0; 4_000_000];
-    within("bytes", first.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
-    drop(first);
-    pair.assert_at_rest().await;
-    at_least(health, IDLE, 4.0).await;
-    let programs = [&pair.processes.server, &pair.agent];
-    let before = programs.map(|program| (program.resident_bytes(), program.pipes()));
-    let assert_small = || {
-        for (program, (resident, pipes)) in programs.into_iter().zip(before) {
-            let more = program.resident_bytes().saturating_sub(resident);
-            assert!(more < RESIDENT_MAX, "{more} bytes more");
-            let queued = program.tcp_queue_bytes();
-            assert!(queued <= queued_max, "{queued} bytes in its sockets");
-            let pipes = program.pipes().saturating_sub(pipes);
-            assert!(pipes <= KERNEL_PIPES_MAX, "{pipes} pipes more");
-        }
-    };
-    let mut stream = connect::open(&socket, &target).await;
-    let mut at = 0;
-    let mut turn = tokio::time::interval(Duration::from_millis(250));
-    for _quarter in 0..seconds * 4 {
-        turn.tick().await;
-        let mut some = vec![0; RATE / 4];
-        within("bytes", stream.read_exact(&mut some))
-            .await
-            .expect("the tunnel lives");
-        assert!(
-            some == targets::pattern(at, some.len()),
-            "bytes from {at} on"
-        );
-        at += some.len() as u64;
-        assert_small();
-        assert!(value(health, "adit_held_bytes").await < 1e6);
-    }
-    until_still("the target is held", || pair.agent.tcp_queue_bytes()).await;
-    assert_small();
-    assert_eq!(value(health, HITS).await, 2.0);
-    let opened = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
-    assert_eq!(value(health, &opened).await, 2.0);
-    // The kernels' buffers are full, so the target is held.
-    assert!(pair.agent.tcp_queue_bytes() > 0);
-    // Nothing of it was lost meanwhile.
-    let mut some = vec![0; 2_000_000];
-    within("bytes after the pause", stream.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
-    assert!(some == targets::pattern(at, some.len()));
-    drop(stream);
-    pair.assert_at_rest().await;
-    assert_eq!(
-        value(health, "adit_lanes_closed_total{reason=\"lost\"}").await,
-        0.0
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_on_a_lane_costs_no_memory() {
-    slow_reader(&[], "lane").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_on_a_pipe_costs_no_memory_with_epoll() {
-    slow_reader(&[PLAINTEXT, "--relay-engine=epoll"], "raw-lane").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_on_a_pipe_costs_no_memory_with_io_uring() {
-    slow_reader(&[PLAINTEXT, "--relay-engine=io-uring"], "raw-lane").await;
 }

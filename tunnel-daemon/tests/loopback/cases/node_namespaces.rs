@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::process::Process;
+use crate::support::skip::skip;
 use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
@@ -164,7 +165,10 @@ async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
     let [Ok(node), Ok(first), Ok(second)] = made else {
         let why = made.into_iter().find_map(Result::err).unwrap_or_default();
         assert!(env::var_os("CI").is_none(), "no network namespace: {why}");
-        eprintln!("SKIPPED node_namespaces: no network namespace: {why}");
+        skip(
+            "overlapping control planes",
+            format!("no network namespace: {why}"),
+        );
         return;
     };
     let world = World::start(&[]).await;

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::processes::Processes;
 use crate::support::process::{Process, ask, at_least, value};
+use crate::support::skip::skip;
 use crate::support::wait::until;
 use crate::support::{connect, targets};
 
@@ -76,7 +77,7 @@ async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
             Ok(choice) => choice,
             Err(why) => {
                 assert!(std::env::var_os("CI").is_none(), "{why}");
-                eprintln!("SKIPPED {preference:?}: {why}");
+                skip(&format!("a relay by {preference:?}"), why);
                 continue;
             }
         };

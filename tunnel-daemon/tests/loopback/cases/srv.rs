@@ -17,6 +17,7 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
 use crate::support::process::{Process, metric};
+use crate::support::skip::skip;
 use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
@@ -159,7 +160,7 @@ fn labels(name: &str) -> Vec<u8> {
 /// Why this host cannot run such a test, said loudly; fails where `CI` is set.
 fn skipped(why: &str) {
     assert!(env::var_os("CI").is_none(), "no name server of ours: {why}");
-    eprintln!("SKIPPED srv: no name server of ours: {why}");
+    skip("a name server of ours", why);
 }
 
 /// A name server with these records, unless this host lets us have none.

@@ -1,0 +1,125 @@
+//! Clients that take 20 KB/s for a minute from a target that could send for ever, on whatever their tunnel travels: TCP holds
+//! the target, not our memory nor the kernel's.
+
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+
+use super::lane_processes::Pair;
+use crate::support::lanes::{HITS, IDLE};
+use crate::support::process::{at_least, value};
+use crate::support::wait::{until_still, within};
+use crate::support::ways::Way;
+use crate::support::{connect, targets};
+
+/// Bytes that a client takes in a second.
+const RATE: usize = 20_000;
+/// So often in a second it takes some.
+const TURNS: u32 = 4;
+const SECONDS: u32 = 60;
+/// Of each process, beyond what it had with one tunnel.
+const RESIDENT_MAX: u64 = 8 << 20;
+/// Pipes of the kernel by which bytes are spliced, 256 KiB each: one for each direction of a tunnel, and some kept.
+const KERNEL_PIPES_MAX: usize = 4;
+/// Of the server, by its own count.
+const HELD_MAX: f64 = 1e6;
+
+/// Most bytes the kernel lets one socket have: the third number.
+fn granted_by_the_kernel(sysctl: &str) -> u64 {
+    let path = format!("/proc/sys/net/ipv4/{sysctl}");
+    let text = std::fs::read_to_string(path).expect("Linux says so");
+    let most = text.split_whitespace().nth(2).expect("three numbers");
+    most.parse().expect("a number")
+}
+
+/// What the tunnels of a CONNECT client travel on, as the server counts them.
+fn opened_by(way: Way) -> &'static str {
+    if way.has_pipes() {
+        "adit_tunnels_opened_total{path=\"raw-lane\"}"
+    } else {
+        "adit_tunnels_opened_total{path=\"lane\"}"
+    }
+}
+
+/// Reads for a minute, and then nothing.
+async fn read_slowly(way: Way) {
+    if !way.is_possible("slow_readers") {
+        return;
+    }
+    // In the TCP sockets of a process: what the kernel grants a lane, to be sent, and a target that sent at full speed until
+    // it was held. A target that is not held sends a hundred times as much.
+    let queued_max = granted_by_the_kernel("tcp_rmem") + granted_by_the_kernel("tcp_wmem");
+    let pair = Pair::start_with(way.flags()).await;
+    let health = pair.processes.health;
+    let (source, _flood) = targets::source(u64::MAX).await;
+    let (socket, target) = (
+        pair.processes.world.connect(),
+        format!("127.0.0.1:{source}"),
+    );
+    // What is allocated once for good.
+    let mut first = connect::open(&socket, &target).await;
+    let mut some = vec![0; 4_000_000];
+    within("bytes", first.read_exact(&mut some))
+        .await
+        .expect("the tunnel lives");
+    drop(first);
+    pair.assert_at_rest().await;
+    at_least(health, IDLE, 4.0).await;
+    let programs = [&pair.processes.server, &pair.agent];
+    let before = programs.map(|program| (program.resident_bytes(), program.pipes()));
+    let assert_small = || {
+        for (program, (resident, pipes)) in programs.into_iter().zip(before) {
+            let more = program.resident_bytes().saturating_sub(resident);
+            assert!(more < RESIDENT_MAX, "{way:?}: {more} bytes more");
+            let queued = program.tcp_queue_bytes();
+            assert!(queued <= queued_max, "{way:?}: {queued} bytes in sockets");
+            let pipes = program.pipes().saturating_sub(pipes);
+            assert!(pipes <= KERNEL_PIPES_MAX, "{way:?}: {pipes} pipes more");
+        }
+    };
+    let mut stream = connect::open(&socket, &target).await;
+    let mut at = 0;
+    let mut turns = tokio::time::interval(Duration::from_secs(1) / TURNS);
+    for turn in 1..=SECONDS * TURNS {
+        turns.tick().await;
+        let mut some = vec![0; RATE / TURNS as usize];
+        within("bytes", stream.read_exact(&mut some))
+            .await
+            .expect("the tunnel lives");
+        assert!(
+            some == targets::pattern(at, some.len()),
+            "bytes from {at} on"
+        );
+        at += some.len() as u64;
+        // Not each time: the kernel's table of sockets has those of all tests.
+        if turn % TURNS == 0 {
+            assert_small();
+            assert!(value(health, "adit_held_bytes").await < HELD_MAX);
+        }
+    }
+    until_still("the target is held", || pair.agent.tcp_queue_bytes()).await;
+    assert_small();
+    assert_eq!(value(health, HITS).await, 2.0);
+    assert_eq!(value(health, opened_by(way)).await, 2.0);
+    // The kernels' buffers are full, so the target is held.
+    assert!(pair.agent.tcp_queue_bytes() > 0);
+    // Nothing of it was lost meanwhile.
+    let mut some = vec![0; 2_000_000];
+    within("bytes after the pause", stream.read_exact(&mut some))
+        .await
+        .expect("the tunnel lives");
+    assert!(some == targets::pattern(at, some.len()));
+    drop(stream);
+    pair.assert_at_rest().await;
+    assert_eq!(
+        value(health, "adit_lanes_closed_total{reason=\"lost\"}").await,
+        0.0
+    );
+}
+
+/// At the same time, since they wait more than they compute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_minute_of_slow_reading_costs_no_memory_on_lanes_and_on_pipes_of_either_driver() {
+    let [tls, epoll, io_uring] = Way::ALL.map(|way| Box::pin(read_slowly(way)));
+    tokio::join!(tls, epoll, io_uring);
+}

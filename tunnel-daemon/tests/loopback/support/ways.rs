@@ -1,0 +1,44 @@
+//! What tunnels travel on between a server and an agent that are processes of their own.
+
+use std::io::{self, Write as _};
+
+use adit_relay::{Preference, probe};
+
+/// Lanes with TLS, or lanes in clear text, on which tunnels of CONNECT clients are pipes that a driver of the relay moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Tls,
+    Epoll,
+    IoUring,
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 3] = [Self::Tls, Self::Epoll, Self::IoUring];
+
+    /// What server and agent need for it.
+    pub(crate) fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Tls => &[],
+            Self::Epoll => &["--lane-security=plaintext", "--relay-engine=epoll"],
+            Self::IoUring => &["--lane-security=plaintext", "--relay-engine=io-uring"],
+        }
+    }
+
+    /// Whether tunnels may be pipes.
+    pub(crate) fn has_pipes(self) -> bool {
+        self != Self::Tls
+    }
+
+    /// Whether this host allows the driver. If not, `test` is skipped loudly, and fails where `CI` is set.
+    pub(crate) fn is_possible(self, test: &str) -> bool {
+        if self != Self::IoUring {
+            return true;
+        }
+        let Err(why) = probe(Preference::IoUring) else {
+            return true;
+        };
+        assert!(std::env::var_os("CI").is_none(), "{test}: {why}");
+        writeln!(io::stderr(), "SKIPPED {test}: {why}").ok();
+        false
+    }
+}
