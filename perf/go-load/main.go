@@ -63,6 +63,7 @@ func main() {
 		{"bulk", (*load).bulks},
 		{"mixed", (*load).mixed},
 		{"isolation", (*load).isolation},
+		{"counted", (*load).count},
 	} {
 		if !slices.Contains(l.plan.Measurements, m.name) {
 			continue

@@ -17,9 +17,18 @@ type plan struct {
 	RateConnections int      `json:"rate_connections"`
 	Dialers         []int    `json:"dialers"`
 	Idle            []int    `json:"idle"`
-	Agents          []int    `json:"agents"` // of adit-load alone
+	Agents          []int    `json:"agents"`         // of adit-load alone
+	AgentsSeconds   float64  `json:"agents_seconds"` // the same
 	StalledReaders  int      `json:"stalled_readers"`
 	MixedStreams    int      `json:"mixed_streams"`
+	Counted         counted  `json:"counted"`
+}
+
+// counted is what is done a fixed number of times.
+type counted struct {
+	Operation   string `json:"operation"`
+	Connections int    `json:"connections"`
+	Times       int    `json:"times"`
 }
 
 func defaults() plan {

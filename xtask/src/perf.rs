@@ -16,6 +16,7 @@ mod programs;
 mod results;
 mod rows;
 mod scenario;
+mod syscalls;
 mod turn;
 
 use std::fs;
@@ -72,9 +73,12 @@ pub(crate) struct Args {
     /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
     #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "adit"])]
     instructions: bool,
+    /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "check"])]
+    syscalls: bool,
     /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
     /// two hours.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "ways", "only", "check"])]
     nightly: bool,
 }
 
@@ -133,6 +137,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     if args.instructions {
         return instructions::run(workspace, args.check);
+    }
+    if args.syscalls {
+        return syscalls::run(workspace, args.adit.clone());
     }
     if args.nightly {
         return nightly::run(workspace, args);
@@ -307,6 +314,10 @@ mod tests {
     fn counting_takes_nothing_from_a_scenario() {
         assert!(Args::parse("--instructions --check").unwrap().instructions);
         assert!(Args::parse("--instructions --rounds=5").is_err());
+        assert!(Args::parse("--syscalls --adit=adit").unwrap().syscalls);
+        for one in ["--quick", "--peers=adit", "--instructions", "--nightly"] {
+            assert!(Args::parse(&format!("--syscalls {one}")).is_err(), "{one}");
+        }
     }
 
     #[test]

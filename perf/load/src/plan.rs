@@ -24,10 +24,38 @@ pub(crate) enum Measurement {
     Mixed,
     /// Echo beside readers that never read.
     Isolation,
+    /// A fixed number of operations.
+    Counted,
+}
+
+/// An operation that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Operation {
+    /// A round trip, over all connections together.
+    Echo,
+    /// Dial, one round trip, close.
+    Dial,
+    /// A MiB downloaded with one stream.
+    Down,
+    /// A MiB uploaded with one stream.
+    Up,
+}
+
+/// What [`Measurement::Counted`] does.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Counted {
+    /// The operation.
+    pub(crate) operation: Operation,
+    /// Connections that share the echoes, each as many; the others take one.
+    pub(crate) connections: u64,
+    /// How often.
+    pub(crate) times: u64,
 }
 
 /// All of them, in order.
-const ALL: [Measurement; 8] = [
+const ALL: [Measurement; 9] = [
     Measurement::Idle,
     Measurement::Agents,
     Measurement::Echo,
@@ -36,6 +64,7 @@ const ALL: [Measurement; 8] = [
     Measurement::Bulk,
     Measurement::Mixed,
     Measurement::Isolation,
+    Measurement::Counted,
 ];
 
 /// See the module. Unknown fields are refused: a misspelt one would measure something else than was asked for.
@@ -67,15 +96,17 @@ pub(crate) struct Plan {
     pub(crate) stalled_readers: usize,
     /// Bulk downloads beside which echo is measured.
     pub(crate) mixed_streams: usize,
+    /// What is done a fixed number of times.
+    pub(crate) counted: Option<Counted>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
         Self {
-            // Not every path has a port for agents.
+            // Not every path has a port for agents, and counts are for who counts beside us.
             measurements: ALL
                 .into_iter()
-                .filter(|one| *one != Measurement::Agents)
+                .filter(|one| !matches!(one, Measurement::Agents | Measurement::Counted))
                 .collect(),
             seconds: 1.0,
             streams: vec![1, 8, 64],
@@ -88,6 +119,7 @@ impl Default for Plan {
             agents_seconds: 30.0,
             stalled_readers: 4,
             mixed_streams: 8,
+            counted: None,
         }
     }
 }

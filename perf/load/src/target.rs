@@ -1,7 +1,7 @@
-//! The targets: echo, an endless source, a sink that counts, and a port where the count is asked for.
+//! The targets: echo, a source that need not end, a sink that counts, and a port where the count is asked for.
 //!
-//! They speak what the interop targets speak (a line with a number starts the source, a line `ID -1` the sink), so both
-//! load tools dial either.
+//! They speak what the interop targets speak (a line with a number starts the source, which sends as many bytes, and with
+//! 0 does not end; a line `ID -1` starts the sink), so both load tools dial either.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -127,14 +127,22 @@ async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
 
 async fn source(stream: TcpStream) -> std::io::Result<()> {
     let mut stream = BufReader::with_capacity(128, stream);
-    line(&mut stream).await?;
+    let asked = line(&mut stream).await?;
+    let asked: u64 = asked.trim().parse().map_err(std::io::Error::other)?;
     let mut stream = stream.into_inner();
     let piece = vec![b'x'; PIECE_BYTES];
-    loop {
-        stream.write_all(&piece).await?;
+    // As many as nobody lives to see the end of.
+    let mut left = if asked == 0 { u64::MAX } else { asked };
+    while left > 0 {
+        let length = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+        stream
+            .write_all(piece.get(..length).unwrap_or_default())
+            .await?;
+        left -= length as u64;
         // Many streams share few threads: each has its turn after one piece.
         tokio::task::yield_now().await;
     }
+    stream.shutdown().await
 }
 
 async fn sink(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,29 @@ impl Running {
     /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.0.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        Ok(self.0.try_wait()?)
+    }
+
+    /// How it ended; `None` if it is still running after `limit`.
+    ///
+    /// # Errors
+    /// As [`Running::ended`].
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        let end = Instant::now() + limit;
+        loop {
+            let ended = self.ended()?;
+            if ended.is_some() || Instant::now() >= end {
+                return Ok(ended);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
@@ -303,19 +326,9 @@ pub(crate) fn output_within(
         .stderr(File::create(&err)?)
         .spawn()
         .context("starting the load tool")?;
-    let mut running = Running(child);
-    let end = Instant::now() + limit;
-    let status = loop {
-        if let Some(status) = running.0.try_wait()? {
-            break status;
-        }
-        ensure!(
-            Instant::now() < end,
-            "the load was still running after {} s",
-            limit.as_secs()
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let ended = Running(child).ends_within(limit)?;
+    let status =
+        ended.with_context(|| format!("the load was still running after {} s", limit.as_secs()))?;
     ensure!(
         status.success(),
         "{}",

@@ -97,6 +97,20 @@ pub(crate) struct LoadPlan {
     stalled_readers: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     mixed_streams: Option<usize>,
+    /// No scenario has it: what comes of it is no row of a table of peers.
+    #[serde(skip_deserializing, skip_serializing_if = "Option::is_none")]
+    counted: Option<Counted>,
+}
+
+/// An operation that is done a fixed number of times.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Counted {
+    /// Its name.
+    pub(crate) operation: &'static str,
+    /// Connections that share the echoes.
+    pub(crate) connections: u64,
+    /// How often.
+    pub(crate) times: u64,
 }
 
 /// A server and an agent, as programs.
@@ -210,6 +224,25 @@ impl Scenario {
 }
 
 impl LoadPlan {
+    /// One operation, a fixed number of times.
+    pub(crate) fn counting(counted: Counted) -> Self {
+        Self {
+            measurements: vec!["counted".to_owned()],
+            seconds: 1.0,
+            streams: None,
+            connections: None,
+            rates: None,
+            rate_connections: None,
+            dialers: None,
+            idle: None,
+            agents: None,
+            agents_seconds: None,
+            stalled_readers: None,
+            mixed_streams: None,
+            counted: Some(counted),
+        }
+    }
+
     /// The plan for each measurement alone, in order: so one that fails takes no other along.
     pub(crate) fn parts(&self) -> Vec<(&'static str, Self)> {
         MEASUREMENTS
@@ -259,6 +292,22 @@ mod tests {
             serde_json::to_string(plan).unwrap(),
             r#"{"measurements":["bulk"],"seconds":0.5}"#
         );
+    }
+
+    #[test]
+    fn plan_that_counts_says_what_and_no_scenario_asks_for_it() {
+        let plan = LoadPlan::counting(Counted {
+            operation: "echo",
+            connections: 16,
+            times: 320,
+        });
+        assert_eq!(
+            serde_json::to_string(&plan).unwrap(),
+            r#"{"measurements":["counted"],"seconds":1.0,"counted":{"operation":"echo","connections":16,"times":320}}"#
+        );
+        let asked = SMALL.replace("'bulk'", "'counted'");
+        let error = format!("{:#}", Scenario::parse(&asked).unwrap_err());
+        assert!(error.contains("counted"), "{error}");
     }
 
     #[test]

@@ -16,9 +16,9 @@ use crate::process;
 use crate::way::{Dialer, Target, Tunnel};
 
 /// One read of a download.
-const READ_BYTES: usize = 256 * 1024;
+pub(super) const READ_BYTES: usize = 256 * 1024;
 /// One write of an upload: what io.Copy writes at a time.
-const WRITE_BYTES: usize = 32 * 1024;
+pub(super) const WRITE_BYTES: usize = 32 * 1024;
 /// Transfers are cut when they do not end by themselves within this time.
 const STOP_LIMIT: Duration = Duration::from_secs(1);
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -95,7 +95,32 @@ enum Counter {
     /// Downloads end here.
     Here(Arc<AtomicU64>),
     /// Uploads end in the sink, which is asked.
-    There(BufReader<TcpStream>),
+    There(Sink),
+}
+
+/// The account of the sinks, asked for without the measured path.
+pub(super) struct Sink(BufReader<TcpStream>);
+
+impl Sink {
+    /// Connects to where they tell.
+    ///
+    /// # Errors
+    /// Nobody listens there.
+    pub(super) async fn connect(control: SocketAddr) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(control).await;
+        Ok(Self(BufReader::new(stream.context("asking the sink")?)))
+    }
+
+    /// Bytes that all uploads together have brought so far.
+    ///
+    /// # Errors
+    /// They do not answer.
+    pub(super) async fn received(&mut self) -> anyhow::Result<u64> {
+        let mut line = String::new();
+        self.0.write_all(b"received\n").await?;
+        self.0.read_line(&mut line).await?;
+        line.trim().parse().context("the sink answers a number")
+    }
 }
 
 /// All counts at one moment.
@@ -144,10 +169,7 @@ impl Transfers {
         }
         let counter = match direction {
             Direction::Down => Counter::Here(here),
-            Direction::Up => {
-                let stream = TcpStream::connect(control).await;
-                Counter::There(BufReader::new(stream.context("asking the sink")?))
-            }
+            Direction::Up => Counter::There(Sink::connect(control).await?),
         };
         Ok(Self {
             tasks,
@@ -177,12 +199,7 @@ impl Transfers {
         }
         match &mut self.counter {
             Counter::Here(count) => Ok(count.load(Ordering::Relaxed)),
-            Counter::There(sink) => {
-                let mut line = String::new();
-                sink.write_all(b"received\n").await?;
-                sink.read_line(&mut line).await?;
-                line.trim().parse().context("the sink answers a number")
-            }
+            Counter::There(sink) => sink.received().await,
         }
     }
 

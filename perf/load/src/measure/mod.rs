@@ -4,6 +4,7 @@
 
 mod agents;
 mod bulk;
+mod counted;
 mod dials;
 mod echo;
 mod idle;
@@ -71,6 +72,7 @@ async fn one(
         Measurement::Bulk => bulk::measure(load, outcome).await,
         Measurement::Mixed => mixed::measure(load, outcome).await,
         Measurement::Isolation => isolation::measure(load, outcome).await,
+        Measurement::Counted => counted::measure(load, outcome).await,
     }
 }
 
@@ -83,7 +85,7 @@ fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
         Measurement::Paced => plan.rates.len(),
         Measurement::Dials => plan.dialers.len(),
         Measurement::Bulk => 2 * plan.streams.len(),
-        Measurement::Mixed | Measurement::Isolation => 1,
+        Measurement::Mixed | Measurement::Isolation | Measurement::Counted => 1,
     };
     u32::try_from(count.clamp(1, 100)).unwrap_or(100)
 }

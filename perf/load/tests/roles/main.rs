@@ -5,9 +5,13 @@
 )]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use adit::app::server::{self, RunningServer};
@@ -76,14 +80,14 @@ fn until(what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + LIMIT;
     while !done() {
         assert!(Instant::now() < end, "{what} within {LIMIT:?}");
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
 #[test]
 fn every_measurement_of_a_plan_gives_its_numbers() {
     let target = serve(&["target".to_owned()]);
-    let plan = r#"{"seconds": 0.05, "streams": [2], "connections": [2], "rates": [200],
+    let plan = r#"{"seconds": 0.3, "streams": [2], "connections": [2], "rates": [200],
                    "rate_connections": 2, "dialers": [2], "idle": [4], "mixed_streams": 2}"#;
     let values = run(&target.addresses, &target.addresses["control"], plan);
     for name in [
@@ -200,6 +204,71 @@ fn agents_without_a_port_are_an_error() {
         !output.status.success() && said.contains("--agents"),
         "{said}"
     );
+}
+
+/// An echo target that counts: connections, and bytes of questions.
+struct Counting {
+    address: String,
+    counts: Arc<[AtomicU64; 2]>,
+}
+
+impl Counting {
+    fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let counts = Arc::new([const { AtomicU64::new(0) }; 2]);
+        let counted = Arc::clone(&counts);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                counted[0].fetch_add(1, SeqCst);
+                let (mut stream, counted) = (stream.unwrap(), Arc::clone(&counted));
+                thread::spawn(move || {
+                    let mut bytes = [0; 1024];
+                    while let Ok(length @ 1..) = stream.read(&mut bytes) {
+                        counted[1].fetch_add(length as u64, SeqCst);
+                        stream.write_all(&bytes[..length]).unwrap();
+                    }
+                });
+            }
+        });
+        Self { address, counts }
+    }
+
+    /// Since this was last asked.
+    fn take(&self) -> [u64; 2] {
+        self.counts.each_ref().map(|count| count.swap(0, SeqCst))
+    }
+}
+
+#[test]
+fn operations_are_done_as_often_as_the_plan_says() {
+    const QUESTION: u64 = 64;
+    let target = serve(&["target".to_owned()]);
+    let control = &target.addresses["control"];
+    let echo = Counting::start();
+    let mut addresses = target.addresses.clone();
+    addresses.insert("echo".to_owned(), echo.address.clone());
+    for (operation, connections, times, at_echo) in [
+        ("echo", 1, 7, [1, 7 * QUESTION]),
+        ("echo", 4, 40, [4, 40 * QUESTION]),
+        ("dial", 1, 3, [3, 3 * QUESTION]),
+        ("down", 1, 2, [0, 0]),
+        ("up", 1, 2, [0, 0]),
+    ] {
+        let plan = format!(
+            r#"{{"measurements": ["counted"], "counted":
+                {{"operation": "{operation}", "connections": {connections}, "times": {times}}}}}"#
+        );
+        let values = run(&addresses, control, &plan);
+        assert_eq!(values["counted_times"], f64::from(times), "{operation}");
+        assert_eq!(echo.take(), at_echo, "{operation}");
+    }
+    // Uploads alone end here: twice a MiB, and not a byte of the line that announces them.
+    let mut sink = BufReader::new(TcpStream::connect(control).unwrap());
+    sink.get_mut().write_all(b"received\n").unwrap();
+    let mut received = String::new();
+    sink.read_line(&mut received).unwrap();
+    assert_eq!(received.trim(), (2 << 20).to_string());
 }
 
 #[test]

@@ -1,0 +1,100 @@
+//! A fixed number of operations, whatever time they take: for who counts beside us what each of them costs.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::JoinSet;
+
+use super::Load;
+use super::bulk::{READ_BYTES, Sink, WRITE_BYTES};
+use super::echo::round_trip;
+use crate::outcome::Outcome;
+use crate::plan::Operation;
+use crate::way::{Dialer, Target};
+
+const MIB: u64 = 1 << 20;
+/// How often the sinks are asked whether all has come.
+const ASK_EVERY: Duration = Duration::from_millis(5);
+
+/// See the module. Notes how often it was, which says that all of them were done.
+pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let counted = load.plan.counted;
+    let counted = counted.context("the plan does not say what: `counted` is missing")?;
+    let (times, dialer) = (counted.times, &load.dialer);
+    match counted.operation {
+        Operation::Echo => echoes(dialer, counted.connections, times).await?,
+        Operation::Dial => dials(dialer, times).await?,
+        Operation::Down => download(dialer, times * MIB).await?,
+        Operation::Up => upload(dialer, load.control, times * MIB).await?,
+    }
+    outcome.value("counted_times", times as f64);
+    Ok(())
+}
+
+async fn echoes(dialer: &Dialer, connections: u64, times: u64) -> anyhow::Result<()> {
+    ensure!(
+        times.checked_rem(connections) == Some(0),
+        "{times} echoes cannot be shared by {connections} connections"
+    );
+    let mut tunnels = Vec::new();
+    for _ in 0..connections {
+        tunnels.push(dialer.open(Target::Echo).await?);
+    }
+    let mut asking = JoinSet::new();
+    for mut tunnel in tunnels {
+        asking.spawn(async move {
+            for number in 0..times / connections {
+                round_trip(&mut tunnel, number).await?;
+            }
+            tunnel.close().await.context("closing")
+        });
+    }
+    while let Some(asked) = asking.join_next().await {
+        asked??;
+    }
+    Ok(())
+}
+
+async fn dials(dialer: &Dialer, times: u64) -> anyhow::Result<()> {
+    for number in 0..times {
+        let mut tunnel = dialer.open(Target::Echo).await?;
+        round_trip(&mut tunnel, number).await?;
+        tunnel.close().await.context("closing")?;
+    }
+    Ok(())
+}
+
+/// Ends with the source: nothing is on its way then.
+async fn download(dialer: &Dialer, bytes: u64) -> anyhow::Result<()> {
+    let mut tunnel = dialer.open(Target::Source).await?;
+    tunnel.write_all(format!("{bytes}\n").as_bytes()).await?;
+    let mut buffer = vec![0; READ_BYTES];
+    let mut moved = 0;
+    loop {
+        match tunnel.read(&mut buffer).await? {
+            0 => break,
+            length => moved += length as u64,
+        }
+    }
+    ensure!(moved == bytes, "{moved} of {bytes} bytes arrived");
+    Ok(())
+}
+
+/// Ends when all has come to the sink.
+async fn upload(dialer: &Dialer, control: SocketAddr, bytes: u64) -> anyhow::Result<()> {
+    let mut sink = Sink::connect(control).await?;
+    let all = sink.received().await? + bytes;
+    let mut tunnel = dialer.open(Target::Sink).await?;
+    tunnel.write_all(b"load -1\n").await?;
+    let piece = vec![b'x'; WRITE_BYTES];
+    for _ in 0..bytes / WRITE_BYTES as u64 {
+        tunnel.write_all(&piece).await?;
+    }
+    // Before that the tunnel must not go: what is on its way would go with it.
+    while sink.received().await? < all {
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+    Ok(())
+}
