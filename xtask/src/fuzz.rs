@@ -74,12 +74,44 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.run("fuzz build", || {
         run_command(cargo_fuzz(workspace).arg("build"), BUILD)
     });
-    for target in &targets {
-        steps.run(&format!("fuzz {target}"), || {
-            fuzz_one(workspace, target, args.seconds)
+    // A target keeps one processor busy.
+    let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    for targets in targets.chunks(at_once) {
+        steps.run(&format!("fuzz {}", targets.join(", ")), || {
+            fuzz_side_by_side(workspace, targets, args.seconds)
         });
     }
     steps.finish()
+}
+
+/// Fuzzes targets at the same time. All run to their end; the error names each that failed.
+fn fuzz_side_by_side(
+    workspace: &Workspace,
+    targets: &[String],
+    seconds: u64,
+) -> anyhow::Result<()> {
+    let failed: Vec<String> = std::thread::scope(|scope| {
+        let running: Vec<_> = targets
+            .iter()
+            .map(|target| {
+                let fuzzing = scope.spawn(move || fuzz_one(workspace, target, seconds));
+                (target, fuzzing)
+            })
+            .collect();
+        let outcome = |(target, fuzzing): (
+            &String,
+            std::thread::ScopedJoinHandle<'_, anyhow::Result<()>>,
+        )| {
+            match fuzzing.join() {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(format!("{target}: {error:#}")),
+                Err(_panic) => Some(format!("{target}: its thread panicked")),
+            }
+        };
+        running.into_iter().filter_map(outcome).collect()
+    });
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
 }
 
 fn fuzz_one(workspace: &Workspace, target: &str, seconds: u64) -> anyhow::Result<()> {

@@ -11,8 +11,16 @@ use crate::ebpf;
 use crate::steps::{self, Steps};
 use crate::workspace::Workspace;
 
-/// Longest time for one tier; the slowest builds and interop programs included.
+/// Longest time for all tiers; the slowest builds and interop programs included.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// At night, when some tests count further and last longer.
+const NIGHTLY_LIMIT: Duration = Duration::from_secs(120 * 60);
+
+/// Tests that find it in their environment run at the sizes and lengths of the night.
+const NIGHTLY: &str = "ADIT_NIGHTLY";
+
+/// How many tests of a binary run at once, for the test runner.
+const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Runs a program as a user who owns nothing and has no capability.
 const AS_NOBODY: [&str; 6] = [
@@ -23,8 +31,14 @@ const AS_NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--bounding-set=-all",
 ];
-/// Tests that say what they skip without privileges; with `ADIT_NIGHTLY` the loopback tier, too, which takes minutes.
-const FOR_NOBODY: [&str; 5] = ["--lib", "--test", "kernel", "--test", "ops"];
+/// Tests that say what they skip without privileges.
+const FOR_NOBODY: [&str; 7] = [
+    "--lib", "--test", "kernel", "--test", "ops", "--test", "demo",
+];
+/// The loopback tiers of relay and daemon.
+const LOOPBACK_FOR_NOBODY: [&str; 2] = ["--test", "loopback"];
+/// Leaves out the daemon's, whose tests are all in that module: it takes minutes, so it runs at night.
+const ONLY_THE_RELAYS: [&str; 3] = ["--", "--skip", "cases::"];
 
 /// What to run.
 #[derive(clap::Args)]
@@ -32,6 +46,10 @@ pub(crate) struct Args {
     /// Only unit tests: no integration tests, no doc tests.
     #[arg(long)]
     quick: bool,
+    /// Run at full size and length the tests that are cut to CI's time, and the loopback tier without privileges, too; sets
+    /// ADIT_NIGHTLY.
+    #[arg(long, conflicts_with = "quick")]
+    nightly: bool,
     /// Print a line for every test, not only for those that fail.
     #[arg(long)]
     verbose: bool,
@@ -44,8 +62,22 @@ impl Args {
     pub(crate) fn for_ci(quick: bool) -> Self {
         Self {
             quick,
+            nightly: false,
             verbose: false,
             filter: None,
+        }
+    }
+
+    /// Whether it was asked for, in whatever way: tests look at the environment alone.
+    fn is_nightly(&self) -> bool {
+        self.nightly || std::env::var_os(NIGHTLY).is_some()
+    }
+
+    fn limit(&self) -> Duration {
+        if self.is_nightly() {
+            NIGHTLY_LIMIT
+        } else {
+            LIMIT
         }
     }
 }
@@ -64,7 +96,18 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         // With doc tests, which would build much once more if they ran alone.
         steps.run("tests", || cargo_test(workspace, &[], args));
         match nobody(workspace) {
-            Ok(()) => steps.run("without privileges", || unprivileged(workspace, args)),
+            Ok(()) => {
+                steps.run("without privileges", || {
+                    unprivileged(workspace, &FOR_NOBODY, args)
+                });
+                let mut loopback = LOOPBACK_FOR_NOBODY.to_vec();
+                if !args.is_nightly() {
+                    loopback.extend(ONLY_THE_RELAYS);
+                }
+                steps.run("loopback without privileges", || {
+                    unprivileged(workspace, &loopback, args)
+                });
+            }
             Err(why) => steps.skip("without privileges", &why),
         }
         match ebpf::availability() {
@@ -112,19 +155,20 @@ fn nobody(workspace: &Workspace) -> Result<(), String> {
     }
 }
 
-/// Privileged tests once more, without privileges: what they lack is said, and nothing else fails.
-fn unprivileged(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+/// Tests once more, without privileges: what they lack is said, and nothing else fails.
+fn unprivileged(workspace: &Workspace, which: &[&str], args: &Args) -> anyhow::Result<()> {
     let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
     let target = format!("{}_UNKNOWN_LINUX_GNU", std::env::consts::ARCH);
     let runner = format!("CARGO_TARGET_{}_RUNNER", target.to_uppercase());
     command.env(runner, AS_NOBODY.join(" "));
     // A skip is no failure here, and temporary files go where everybody may write.
     command.env_remove("CI").env_remove("TMPDIR");
-    let mut which = FOR_NOBODY.to_vec();
-    if std::env::var_os("ADIT_NIGHTLY").is_some() {
-        which.extend(["--test", "loopback"]);
-    }
-    run_tests(command, &which, args)
+    run_tests(command, which, args)
+}
+
+/// Two for each processor: most tests wait for sockets and programs.
+fn threads() -> usize {
+    2 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Runs `cargo test` and passes its output on, without the lines of tests that passed.
@@ -135,6 +179,12 @@ fn cargo_test(workspace: &Workspace, which: &[&str], args: &Args) -> anyhow::Res
 
 fn run_tests(mut command: Command, which: &[&str], args: &Args) -> anyhow::Result<()> {
     command.args(which);
+    if std::env::var_os(THREADS).is_none() {
+        command.env(THREADS, threads().to_string());
+    }
+    if args.nightly {
+        command.env(NIGHTLY, "1");
+    }
     if let Some(filter) = &args.filter {
         command.args(["--", filter]);
     }
@@ -144,7 +194,7 @@ fn run_tests(mut command: Command, which: &[&str], args: &Args) -> anyhow::Resul
     let output = child.stdout.take().context("the child's output is piped")?;
     let verbose = args.verbose;
     let reader = std::thread::spawn(move || pass_on(output, verbose, std::io::stdout()));
-    let outcome = steps::wait(&mut child, &command, LIMIT, grouped);
+    let outcome = steps::wait(&mut child, &command, args.limit(), grouped);
     let totals = reader
         .join()
         .ok()
@@ -212,6 +262,21 @@ fn is_noise(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_night_is_asked_for_by_name_and_is_never_quick() {
+        use clap::Parser as _;
+
+        let parsed = |flags: &[&str]| {
+            let line = [&["xtask", "test"][..], flags].concat();
+            crate::Cli::try_parse_from(line).is_ok()
+        };
+        assert!(parsed(&["--nightly", "relay"]));
+        assert!(!parsed(&["--nightly", "--quick"]));
+        let mut args = Args::for_ci(false);
+        args.nightly = true;
+        assert_eq!((args.is_nightly(), args.limit()), (true, NIGHTLY_LIMIT));
+    }
 
     #[test]
     fn totals_add_up_over_binaries() {
