@@ -196,12 +196,53 @@ fn on_terminal(wrap: &str, server: &str, typed: Stdio) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-#[test]
-fn the_terminal_is_put_back_after_a_signal() {
-    if Command::new("script").arg("--version").output().is_err() {
+/// Whether there are terminals for tests; says so if not.
+fn has_script() -> bool {
+    let has_it = Command::new("script").arg("--version").output().is_ok();
+    if !has_it {
         assert!(std::env::var_os("CI").is_none(), "CI has script(1)");
         // Past the harness, which keeps what tests print.
         writeln!(std::io::stderr(), "SKIPPED a terminal: no script(1)").ok();
+    }
+    has_it
+}
+
+/// As when an SSH session breaks. Nobody sends it a signal: the shell leads the session, and goes on.
+#[test]
+fn top_ends_with_its_terminal() {
+    if !has_script() {
+        return;
+    }
+    let demo = Demo::start();
+    let fifo = demo.dir.with_file_name("ended").display().to_string();
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("mkfifo runs").success());
+    let (program, server) = (env!("CARGO_BIN_EXE_adit"), demo.socket("admin.sock"));
+    let command = format!(
+        "trap '' HUP; stty rows 24 cols 80; {program} top --interval 100ms --admin-socket {server}; echo $? > {fifo}"
+    );
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--command", &command, "/dev/null"]);
+    script.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut terminal = script.spawn().expect("script starts");
+    let mut out = terminal.stdout.take().expect("piped");
+    let mut shown = Vec::new();
+    while !String::from_utf8_lossy(&shown).contains("DESTINATION") {
+        let mut more = [0; 4096];
+        let count = out.read(&mut more).expect("a terminal");
+        assert_ne!(count, 0, "ended: {}", String::from_utf8_lossy(&shown));
+        shown.extend_from_slice(&more[..count]);
+    }
+    terminal.kill().expect("it runs");
+    terminal.wait().expect("a child");
+    let ended = Command::new("timeout").args(["30", "cat", &fifo]).output();
+    let ended = text(&ended.expect("timeout runs").stdout);
+    assert!(!ended.is_empty(), "it goes on without a terminal");
+}
+
+#[test]
+fn the_terminal_is_put_back_after_a_signal() {
+    if !has_script() {
         return;
     }
     let demo = Demo::start();

@@ -401,7 +401,8 @@ fn proxy_address(text: &str) -> Result<String, &'static str> {
         None => text,
     };
     let address = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-    if address.contains('@') {
+    // In all of it: a password may hold what would end the address.
+    if rest.contains('@') {
         return Err("a user name or password for the proxy is not supported");
     }
     let has_port = match address.strip_prefix('[') {

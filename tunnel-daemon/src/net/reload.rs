@@ -14,6 +14,7 @@ use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode, ModifyKind},
 };
+use rustls::{ServerConfig, server::ServerSessionMemoryCache};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +25,8 @@ pub const POLL_PERIOD: Duration = Duration::from_secs(30);
 /// Wait after the first notification, so that a certificate and its key, written one after the other, are read as a
 /// pair. A mismatch read in between would only be reported, never used.
 const SETTLE: Duration = Duration::from_millis(100);
+/// TLS sessions of clients that can be resumed: as many as rustls keeps by itself.
+const SESSIONS_MAX: usize = 256;
 
 /// The TLS side of a listener, current.
 pub type ReloadableServerTls = Reloadable<ServerTls>;
@@ -71,6 +74,28 @@ impl<S: TlsSpec> Reloadable<S> {
     #[must_use]
     pub fn spec(&self) -> &S {
         &self.spec
+    }
+}
+
+impl Reloadable<ServerTls> {
+    /// No session that has begun can be resumed from now on: its client needs a full handshake.
+    pub(super) fn forget_sessions(&self) {
+        self.change(|config| config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX));
+    }
+
+    /// Puts another clock in place of the system's.
+    #[cfg(test)]
+    pub(super) fn set_clock(&self, clock: &Arc<dyn rustls::time_provider::TimeProvider>) {
+        self.change(|config| config.time_provider = Arc::clone(clock));
+    }
+
+    /// The next handshake uses a copy that differs in this. A reload at the same moment is not lost.
+    fn change(&self, change: impl Fn(&mut ServerConfig)) {
+        let _before = self.current.rcu(|config| {
+            let mut config = ServerConfig::clone(config);
+            change(&mut config);
+            config
+        });
     }
 }
 

@@ -425,6 +425,7 @@ fn proxies_are_plain_http_and_never_show_a_password() {
         "socks5://proxy.example",
         "http://me:s3cret@proxy.example:3128",
         "me:s3cret@proxy.example",
+        "http://me:s3cret/x@proxy.example",
     ] {
         let error = proxy_address(text).unwrap_err();
         assert!(!error.contains("s3cret"), "{error}");

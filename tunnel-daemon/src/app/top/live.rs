@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::terminal::disable_raw_mode;
 use ratatui::Frame;
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::Paragraph;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::ask;
@@ -23,6 +26,8 @@ use crate::config::{TopOptions, TopSort};
 
 /// A signal is noticed within this.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Whoever was told to end has ended by then, or never will.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 /// An answer that was asked for is noticed within this.
 const ANSWER_EVERY: Duration = Duration::from_millis(20);
 /// Lines that are not rows: title, columns, and the keys.
@@ -55,7 +60,9 @@ pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitC
     let mut sampler = Sampler::default();
     // Before the terminal is taken: most errors are those of the first question.
     let first = sampler.take(ask(socket)?, Instant::now());
-    let told_to_end = watch_signals()?;
+    let told_to_end = Arc::new(AtomicBool::new(false));
+    watch_signals(&told_to_end)?;
+    watch_terminal(&told_to_end)?;
     let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
     let _restored = Restored;
     let mut view = View::new(options.sort, first);
@@ -155,9 +162,8 @@ impl Drop for Restored {
     }
 }
 
-/// Set once SIGTERM, SIGINT or SIGHUP came.
-fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let told = Arc::new(AtomicBool::new(false));
+/// Leaves once SIGTERM, SIGINT or SIGHUP came.
+fn watch_signals(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -170,7 +176,7 @@ fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
             signal(SignalKind::hangup())?,
         ]
     };
-    let tell = Arc::clone(&told);
+    let tell = Arc::clone(told);
     // Ends with the process.
     std::thread::Builder::new()
         .name("adit-signals".to_owned())
@@ -183,10 +189,54 @@ fn watch_signals() -> anyhow::Result<Arc<AtomicBool>> {
                     _told = hup.recv() => (),
                 }
             });
-            tell.store(true, Relaxed);
+            leave(&tell);
         })
         .context("cannot watch for signals")?;
-    Ok(told)
+    Ok(())
+}
+
+/// Leaves once the terminal is gone: SIGHUP goes to whoever leads the session, and that may be somebody else.
+fn watch_terminal(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let tell = Arc::clone(told);
+    // Ends with the process.
+    std::thread::Builder::new()
+        .name("adit-terminal".to_owned())
+        .spawn(move || {
+            if has_hung_up() {
+                leave(&tell);
+            }
+        })
+        .context("cannot watch the terminal")?;
+    Ok(())
+}
+
+/// Waits until the terminal is gone; false if that cannot be waited for.
+fn has_hung_up() -> bool {
+    /// Not every way to lose a terminal wakes who waits for no event.
+    const AGAIN: Timespec = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    let stdin = std::io::stdin();
+    loop {
+        // No event is asked for; of a hang-up the kernel tells all the same.
+        let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+        match poll(&mut watched, Some(&AGAIN)) {
+            Ok(0) | Err(Errno::INTR) => (),
+            Ok(_gone) => return true,
+            Err(_unwatched) => return false,
+        }
+    }
+}
+
+/// Tells the loop to end. Where it does not hear that, the process ends all the same: what reads keys goes round for ever on a
+/// terminal that is gone, and a picture waits for one that takes nothing.
+fn leave(told: &AtomicBool) {
+    told.store(true, Relaxed);
+    std::thread::sleep(LEAVE_WITHIN);
+    // The other screen stays: whoever holds standard output is not waited for.
+    let _gone = disable_raw_mode();
+    std::process::exit(0);
 }
 
 impl View {

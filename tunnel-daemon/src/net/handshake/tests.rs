@@ -8,6 +8,7 @@ use crate::net::{
     selfsigned::{ThrowawayFiles, Usage},
     tls::{Alpn, ClientTls, ServerTls, server_name},
 };
+use rustls_pki_types::UnixTime;
 use std::{net::Ipv4Addr, sync::Arc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -62,15 +63,19 @@ type Ended = Result<ByteStream, HandshakeError>;
 async fn shake(world: &World, host: &str) -> (Ended, Ended) {
     let server = Reloadable::load(world.server.clone()).unwrap();
     let client = Reloadable::load(world.client.clone()).unwrap();
+    shake_once_more(&server, &client, host).await
+}
+
+/// As [`shake`], between two sides that may know each other.
+async fn shake_once_more(
+    server: &ReloadableServerTls,
+    client: &ReloadableClientTls,
+    host: &str,
+) -> (Ended, Ended) {
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
     let serve = async {
-        let mut stream = accept_tls(
-            server_socket,
-            client_address,
-            &server,
-            TLS_HANDSHAKE_TIMEOUT,
-        )
-        .await?;
+        let mut stream =
+            accept_tls(server_socket, client_address, server, TLS_HANDSHAKE_TIMEOUT).await?;
         stream
             .write_all(b"!")
             .await
@@ -83,7 +88,7 @@ async fn shake(world: &World, host: &str) -> (Ended, Ended) {
         let mut stream = connect_tls(
             client_socket,
             server_address,
-            &client,
+            client,
             name,
             None,
             TLS_HANDSHAKE_TIMEOUT,
@@ -420,6 +425,47 @@ async fn next_handshake_uses_replaced_files_of_both_sides() {
         accepted.unwrap().principal().unwrap().names,
         ["dns:renewed-agent"]
     );
+}
+
+/// The system's clock, put forward.
+#[derive(Debug)]
+struct Ahead(Duration);
+
+impl TimeProvider for Ahead {
+    fn current_time(&self) -> Option<UnixTime> {
+        let now = Duration::from_secs(UnixTime::now().as_secs());
+        Some(UnixTime::since_unix_epoch(now + self.0))
+    }
+}
+
+#[tokio::test]
+async fn no_session_is_resumed_after_its_certificate_has_expired() {
+    let world = world();
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    accepted.unwrap();
+    connected.unwrap();
+    let at = |ahead| -> Arc<dyn TimeProvider> { Arc::new(Ahead(ahead)) };
+    // Throw-away certificates are valid for a day.
+    server.set_clock(&at(Duration::from_secs(48 * 60 * 60)));
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(
+        matches!(accepted, Err(HandshakeError::Expired)),
+        "{accepted:?}"
+    );
+    assert!(connected.is_err());
+    // With nothing to resume the certificate itself is looked at.
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(
+        matches!(accepted, Err(HandshakeError::Failed(_))),
+        "{accepted:?}"
+    );
+    assert!(connected.is_err());
+    server.set_clock(&at(Duration::ZERO));
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    accepted.unwrap();
+    connected.unwrap();
 }
 
 #[tokio::test]

@@ -2,7 +2,9 @@
 //!
 //! The search list is walked here and not by the DNS library, so that `/etc/hosts` is asked before the
 //! search domains, both families of a name come from the same domain, and a failing name server is not
-//! reported as "no such host". Both files are read again when they changed.
+//! reported as "no such host". So are the name servers, which the library asks side by side, taking the
+//! first answer: the second one need not know what the first one does. Both files are read again when
+//! they changed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -13,9 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
-use hickory_resolver::config::{
-    NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy,
-};
+use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
+use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
@@ -28,6 +29,7 @@ use super::answers::{Answers, Found};
 use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
+use crate::net::dial::Race;
 
 /// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
 /// cluster's DNS, nor take all descriptors.
@@ -36,6 +38,8 @@ const LOOKUPS_MAX: usize = 128;
 const RECHECK: Duration = Duration::from_secs(5);
 /// Longest wait for one answer. Below half a dial's deadline, so that a lost datagram is asked for again.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+/// What `options timeout:0` means; Go's value.
+const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 /// Longest time an answer is reused, whatever its TTL: services move, and the Go agent asks every time.
 const REUSE_MAX: Duration = Duration::from_secs(10);
 /// The same for "no such host": someone is waiting for the name to appear.
@@ -70,7 +74,8 @@ struct State {
     hosts: Hosts,
     search: Vec<String>,
     ndots: usize,
-    dns: TokioResolver,
+    /// One for each name server, in their order.
+    dns: Vec<TokioResolver>,
     /// Of names as they were asked for, so that the search list is not walked again.
     answers: Answers,
 }
@@ -232,18 +237,23 @@ impl State {
         }
         let ndots = opts.ndots;
         opts.use_hosts_file = ResolveHosts::Never;
-        opts.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
-        opts.timeout = opts.timeout.min(ATTEMPT_MAX);
+        opts.timeout = opts.timeout.clamp(ATTEMPT_MIN, ATTEMPT_MAX);
         opts.positive_max_ttl = Some(REUSE_MAX);
         opts.negative_max_ttl = Some(NEGATIVE_REUSE_MAX);
         opts.cache_size = ANSWERS_MAX;
-        let dns = TokioResolver::builder_with_config(
-            ResolverConfig::from_name_servers(name_servers),
-            TokioRuntimeProvider::default(),
-        )
-        .with_options(opts)
-        .build()
-        .map_err(|cause| ResolveError::Failed(cause.to_string()))?;
+        let client = |server: NameServerConfig| {
+            TokioResolver::builder_with_config(
+                ResolverConfig::from_name_servers(vec![server]),
+                TokioRuntimeProvider::default(),
+            )
+            .with_options(opts.clone())
+            .build()
+            .map_err(|cause| ResolveError::Failed(cause.to_string()))
+        };
+        let dns = name_servers
+            .into_iter()
+            .map(client)
+            .collect::<Result<Vec<_>, _>>()?;
         let mut hosts = Hosts::default();
         let read =
             fs::read(&files.hosts).and_then(|text| hosts.read_hosts_conf(io::Cursor::new(text)));
@@ -340,11 +350,7 @@ impl State {
         read: impl Fn(&Record) -> Option<T>,
     ) -> Result<(Vec<T>, Instant), ResolveError> {
         let name = Name::from_ascii(name).map_err(|_no_dns_name| ResolveError::NotFound)?;
-        let lookup = self
-            .dns
-            .lookup(name, kind)
-            .await
-            .map_err(|cause| failure_of(&cause))?;
+        let lookup = self.known(&name, kind).await?;
         let records: Vec<T> = lookup.answers().iter().filter_map(read).collect();
         if records.is_empty() {
             Err(ResolveError::NotFound)
@@ -352,6 +358,34 @@ impl State {
             let until = Instant::from_std(lookup.valid_until());
             Ok((records, until.min(Instant::now() + REUSE_MAX)))
         }
+    }
+
+    /// What the first name server says that says anything. The next one is asked when one has failed, and when all so far have
+    /// kept silent for 300 ms.
+    async fn known(&self, name: &Name, kind: RecordType) -> Result<Lookup, ResolveError> {
+        let attempt = |server| self.said_by(server, name, kind);
+        let mut servers = Race::new((0..self.dns.len()).collect(), attempt);
+        let mut failure = None;
+        while let Some((_server, said)) = servers.next().await {
+            match said {
+                Err(cause) if cause != ResolveError::NotFound => {
+                    failure.get_or_insert(cause);
+                }
+                known => return known,
+            }
+        }
+        Err(failure.unwrap_or(ResolveError::NotFound))
+    }
+
+    async fn said_by(
+        &self,
+        server: usize,
+        name: &Name,
+        kind: RecordType,
+    ) -> Result<Lookup, ResolveError> {
+        let dns = self.dns.get(server).ok_or(ResolveError::NotFound)?;
+        let said = dns.lookup(name.clone(), kind).await;
+        said.map_err(|cause| failure_of(&cause))
     }
 }
 

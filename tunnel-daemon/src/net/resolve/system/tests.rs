@@ -31,6 +31,11 @@ enum Reply {
 impl NameServer {
     async fn start(zone: BTreeMap<&'static str, Reply>) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        Self::on(socket, zone, Duration::ZERO)
+    }
+
+    /// Answers after `delay`.
+    fn on(socket: UdpSocket, zone: BTreeMap<&'static str, Reply>, delay: Duration) -> Self {
         let port = socket.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&asked);
@@ -65,6 +70,9 @@ impl NameServer {
                         answer.add_answer(Record::from_rdata(query.name().clone(), 60, data));
                     }
                     None => answer.metadata.response_code = ResponseCode::NXDomain,
+                }
+                if !delay.is_zero() {
+                    tokio::time::sleep(delay).await;
                 }
                 socket
                     .send_to(&answer.to_vec().unwrap(), from)
@@ -186,6 +194,46 @@ async fn missing_names_and_failing_servers_are_told_apart() {
         resolver.lookup_ip("broken").await,
         Err(ResolveError::Misbehaving)
     );
+}
+
+/// Sockets at 127.0.0.1 and 127.0.0.2, of the same port.
+async fn two_places() -> (UdpSocket, UdpSocket) {
+    let first = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let port = first.local_addr().unwrap().port();
+    let second = UdpSocket::bind(("127.0.0.2", port)).await.unwrap();
+    (first, second)
+}
+
+const TWO: &str = "nameserver 127.0.0.1\nnameserver 127.0.0.2\noptions timeout:0\n";
+
+/// As where only the first one knows the names of a network, and the second is nearer.
+#[tokio::test]
+async fn name_servers_are_asked_in_their_order() {
+    let (first, second) = two_places().await;
+    let known = BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))]);
+    let first = NameServer::on(first, known, Duration::from_millis(10));
+    let second = NameServer::on(second, BTreeMap::new(), Duration::ZERO);
+    let dir = TempDir::new().unwrap();
+    let resolver = resolver(dir.path(), &first, TWO, "");
+    assert_eq!(resolver.lookup_ip("web.").await, Ok(ips("10.0.0.1")));
+    assert_eq!(second.asked(), HashSet::new());
+}
+
+#[tokio::test]
+async fn behind_a_name_server_that_fails_or_is_silent_the_next_one_is_asked() {
+    let known = || BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))]);
+    let (first, second) = two_places().await;
+    let failing = BTreeMap::from([("web.", Reply::Code(ResponseCode::ServFail))]);
+    let first = NameServer::on(first, failing, Duration::ZERO);
+    let _second = NameServer::on(second, known(), Duration::from_millis(50));
+    let dir = TempDir::new().unwrap();
+    let failed = resolver(dir.path(), &first, TWO, "");
+    assert_eq!(failed.lookup_ip("web.").await, Ok(ips("10.0.0.1")));
+
+    let (_silent, second) = two_places().await;
+    let second = NameServer::on(second, known(), Duration::ZERO);
+    let silent = resolver(dir.path(), &second, TWO, "");
+    assert_eq!(silent.lookup_ip("web.").await, Ok(ips("10.0.0.1")));
 }
 
 #[tokio::test]
