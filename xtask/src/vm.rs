@@ -18,12 +18,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 
 use crate::steps::in_ci;
 use crate::workspace::Workspace;
 use console::Console;
-use entries::{APART, ENTRIES, Entry, Run, When};
+use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
 use machine::{Accel, Failure};
 use programs::Built;
@@ -139,22 +139,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
-    let machines = machines(&entries, several_fit());
-    let images: Vec<Vec<u8>> = machines
-        .iter()
-        .map(|entries| image::common(args, &built, entries))
-        .collect::<Result<_, _>>()?;
+    let common = image::common(args, &built, &entries)?;
     let mut accel = args.accel;
     let mut all = Vec::new();
     for kernel in &kernels {
-        let modules = image::of_kernel(kernel)?;
-        let mut plans = Vec::new();
-        for (at, (entries, common)) in machines.iter().zip(&images).enumerate() {
-            let image = folder.join(format!("initramfs-{at}"));
-            fs::write(&image, [common.as_slice(), modules.as_slice()].concat())?;
-            plans.push((image, limit(args, entries)));
-        }
-        let (used, console) = boot_all(accel, kernel, &plans)?;
+        let image = folder.join("initramfs");
+        fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
+        let (used, console) = boot(accel, kernel, &image, limit(args, &entries))?;
         // What did not work for one kernel is not tried again.
         accel = Some(used);
         report(&entries, &console);
@@ -204,81 +195,12 @@ fn chosen(args: &Args, built: &Built) -> (Vec<&'static Entry>, Vec<String>) {
     (entries, left_out)
 }
 
-/// An entry of a run, with its place in it.
-type Placed = (usize, &'static Entry);
-
-/// The entries of each machine. Two stand side by side where that is allowed, unless one of them measures.
-fn machines(entries: &[&'static Entry], side_by_side: bool) -> Vec<Vec<Placed>> {
-    let all: Vec<Placed> = entries.iter().copied().enumerate().collect();
-    if !side_by_side || entries.iter().any(|entry| entry.when == When::Wan) {
-        return vec![all];
-    }
-    let (apart, rest): (Vec<Placed>, Vec<Placed>) = all
-        .into_iter()
-        .partition(|(_at, entry)| APART.contains(&entry.name));
-    let mut machines = vec![apart, rest];
-    machines.retain(|entries| !entries.is_empty());
-    machines
-}
-
-/// Whether this computer has the processors and the memory for two machines.
-fn several_fit() -> bool {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 2)
-        && available_mebibytes(&meminfo).is_some_and(|there| there >= 2 * machine::MEBIBYTES)
-}
-
-/// `MemAvailable` of `/proc/meminfo`, which counts in KiB.
-fn available_mebibytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kibibytes / 1024)
-}
-
-fn limit(args: &Args, entries: &[Placed]) -> Duration {
+fn limit(args: &Args, entries: &[&Entry]) -> Duration {
     if args.short && in_ci() {
         return CI_LIMIT;
     }
-    let inside: u64 = entries.iter().map(|(_at, entry)| entry.limit_seconds).sum();
+    let inside: u64 = entries.iter().map(|entry| entry.limit_seconds).sum();
     AROUND + Duration::from_secs(inside)
-}
-
-/// Boots a machine for each image, side by side, each with its limit, and puts together what they say.
-fn boot_all(
-    accel: Option<Accel>,
-    kernel: &Kernel,
-    plans: &[(PathBuf, Duration)],
-) -> anyhow::Result<(Accel, Console)> {
-    let booted: Vec<anyhow::Result<(Accel, Console)>> = std::thread::scope(|scope| {
-        let running: Vec<_> = plans
-            .iter()
-            .map(|(image, limit)| scope.spawn(move || boot(accel, kernel, image, *limit)))
-            .collect();
-        running
-            .into_iter()
-            .map(|machine| {
-                let ended = machine.join();
-                ended.unwrap_or_else(|_panic| bail!("the thread of a machine panicked"))
-            })
-            .collect()
-    });
-    let mut together: Option<(Accel, Console)> = None;
-    for machine in booted {
-        let (accel, console) = machine?;
-        match &mut together {
-            None => together = Some((accel, console)),
-            Some((used, first)) => {
-                // Where one of them had to be emulated, nothing else works for all.
-                if accel == Accel::Tcg {
-                    *used = accel;
-                }
-                first.absorb(console);
-            }
-        }
-    }
-    together.context("there is nothing to run")
 }
 
 /// Boots with KVM if nothing else is asked for and it works, else emulated.
@@ -342,55 +264,5 @@ fn report(entries: &[&Entry], console: &Console) {
                 println!("    {line}");
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(machines: &[Vec<Placed>]) -> Vec<Vec<&'static str>> {
-        let names = |entries: &Vec<Placed>| entries.iter().map(|(_at, entry)| entry.name).collect();
-        machines.iter().map(names).collect()
-    }
-
-    #[test]
-    fn what_takes_longest_has_a_machine_beside_that_of_all_others() {
-        let entries: Vec<&Entry> = ENTRIES
-            .iter()
-            .filter(|entry| entry.when == When::Always)
-            .collect();
-        let split = machines(&entries, true);
-        let [apart, rest] = split.as_slice() else {
-            panic!("{:?}", names(&split));
-        };
-        assert_eq!(apart.len(), APART.len());
-        assert_eq!(apart.len() + rest.len(), entries.len());
-        for (at, entry) in apart.iter().chain(rest) {
-            assert_eq!(entries[*at].name, entry.name);
-        }
-        assert_eq!(machines(&entries, false).len(), 1);
-    }
-
-    #[test]
-    fn memory_that_is_there_is_what_the_kernel_says() {
-        let meminfo = "MemTotal:       25000000 kB\nMemAvailable:    3145728 kB\n";
-        assert_eq!(available_mebibytes(meminfo), Some(3072));
-        assert_eq!(available_mebibytes("MemTotal: 1 kB"), None);
-    }
-
-    #[test]
-    fn a_measurement_has_the_computer_to_itself() {
-        let entries: Vec<&Entry> = ENTRIES.iter().collect();
-        assert_eq!(machines(&entries, true).len(), 1);
-    }
-
-    #[test]
-    fn an_entry_alone_boots_one_machine() {
-        let only: Vec<&Entry> = ENTRIES
-            .iter()
-            .filter(|entry| entry.name == "demo")
-            .collect();
-        assert_eq!(names(&machines(&only, true)), [["demo"]]);
     }
 }

@@ -80,16 +80,6 @@ impl Console {
         self.ran.get(name)
     }
 
-    /// Adds what another machine of the same kernel said; it has run other entries.
-    pub(super) fn absorb(&mut self, other: Self) {
-        self.ran.extend(other.ran);
-        for module in other.modules {
-            if !self.modules.contains(&module) {
-                self.modules.push(module);
-            }
-        }
-    }
-
     /// The end of it, for an error.
     pub(super) fn last_words(&self) -> String {
         format!("its last lines:\n{}", self.last.join("\n"))
@@ -121,19 +111,5 @@ mod tests {
         assert_eq!(console.ran("b").unwrap().status, None);
         assert!(console.hello().contains("Debian") && !console.is_complete());
         assert_eq!(console.modules, ["tls.ko no such device"]);
-
-        let mut beside = Console::default();
-        for line in [
-            "@@hello 6.1.0",
-            "@@module tls.ko no such device",
-            "@@begin c",
-            "@@end c 0 1.00 2.00",
-        ] {
-            beside.handle_line(line);
-        }
-        console.absorb(beside);
-        assert_eq!(console.ran("c").unwrap().status, Some(0));
-        assert_eq!(console.ran("a").unwrap().lines, ["yes"]);
-        assert_eq!(console.modules.len(), 1);
     }
 }

@@ -61,9 +61,6 @@ pub(super) const MODULES: &[&str] = &[
     "tcp_diag",
 ];
 
-/// Rows that together take about as long as all others, so they get a machine beside that of the others.
-pub(super) const APART: &[&str] = &["ebpf"];
-
 /// The rows, in the order of the table.
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
@@ -233,9 +230,6 @@ mod tests {
             );
             let others = ENTRIES.iter().skip(at + 1);
             assert!(others.clone().all(|other| other.name != entry.name));
-        }
-        for name in APART {
-            assert!(ENTRIES.iter().any(|entry| entry.name == *name), "{name}");
         }
     }
 }

@@ -6,7 +6,7 @@ use super::cpio::Archive;
 use super::entries::{Entry, MODULES, Run};
 use super::kernels::Kernel;
 use super::programs::{self, Built};
-use super::{Args, Placed, modules};
+use super::{Args, modules};
 
 /// Programs of the host that scripts and tests in the machine use, with the package that brings them.
 const OF_HOST: &[(&str, &str)] = &[("ip", "iproute2"), ("tc", "iproute2")];
@@ -29,7 +29,7 @@ pub(super) fn missing() -> Option<String> {
 ///
 /// # Errors
 /// A program cannot be read.
-pub(super) fn common(args: &Args, built: &Built, entries: &[Placed]) -> anyhow::Result<Vec<u8>> {
+pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.file("/init", include_bytes!("init.sh"))?;
     for folder in ["/root", "/tmp", "/etc", "/var/tmp", "/sbin", "/usr/bin"] {
@@ -61,7 +61,7 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[Placed]) -> anyhow::
         None => archive.link(&at, "/bin/adit")?,
     }
     programs::add(&mut archive, "/bin/adit-load", built.bin("adit-load")?)?;
-    for &(at, entry) in entries {
+    for (at, entry) in entries.iter().enumerate() {
         let (script, program) = script(entry, built);
         if let Some((path, program)) = program {
             programs::add(&mut archive, &path, program)?;

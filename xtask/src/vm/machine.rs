@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use super::console::Console;
 
 /// Memory of a machine: the first file system takes half of it.
-pub(super) const MEBIBYTES: u64 = 1536;
+const MEMORY: &str = "1536";
 /// Until the first process speaks. A processor that the host claims and cannot give hangs before that.
 const FIRST_WORD_KVM: Duration = Duration::from_secs(15);
 const FIRST_WORD: Duration = Duration::from_secs(300);
@@ -85,8 +85,7 @@ pub(super) fn boot(
     let mut command = Command::new(QEMU);
     command
         .args(["-machine", "q35", "-accel", accelerator, "-cpu", processor])
-        .args(["-m", &MEBIBYTES.to_string()])
-        .args(["-smp", "2", "-nic", "none", "-no-reboot"])
+        .args(["-m", MEMORY, "-smp", "2", "-nic", "none", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
         .arg("-kernel")
         .arg(kernel)
