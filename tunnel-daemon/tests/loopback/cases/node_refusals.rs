@@ -229,12 +229,7 @@ async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_mor
         ..limit
     };
     setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
-    let mut world = World::start(&[]).await;
-    let agents = world.server().agents.port();
-    world.stop_server(Duration::ZERO).await;
-    let agent = world
-        .agent_of(agents, "agent-1", &["--target=0:127.0.0.1:9"])
-        .await;
+    let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let count = |reason: &str| node::value(&agent, &refusals(reason));
     let waiting = || node::value(&agent, "adit_node_waiting");
     // They wait for five seconds. A machine that needs longer for so many begins again.
@@ -262,12 +257,7 @@ async fn a_thousand_and_twenty_four_connections_may_wait_for_a_tunnel_and_no_mor
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_server_a_connection_is_reset_after_five_seconds() {
-    let mut world = World::start(&[]).await;
-    let agents = world.server().agents.port();
-    world.stop_server(Duration::ZERO).await;
-    let agent = world
-        .agent_of(agents, "a", &["--target=0:10.96.0.1:443"])
-        .await;
+    let (_world, agent) = node::without_server("10.96.0.1:443").await;
     assert_reset(agent.target_listeners[0]).await;
     assert_eq!(node::value(&agent, &refusals("no_server")), 1.0);
 }

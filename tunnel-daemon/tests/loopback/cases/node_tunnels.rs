@@ -344,12 +344,7 @@ async fn connections_are_reset_when_the_grace_of_their_agent_is_over() {
 /// The same for one that still waits for its tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_are_held_are_reset_when_their_agent_leaves() {
-    let mut world = World::start(&[]).await;
-    let agents = world.server().agents.port();
-    world.stop_server(Duration::ZERO).await;
-    let agent = world
-        .agent_of(agents, "agent-1", &["--target=0:127.0.0.1:9"])
-        .await;
+    let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let mut stream = connect(agent.target_listeners[0]).await;
     until("it is held", || {
         node::value(&agent, "adit_node_waiting") == 1.0

@@ -1,6 +1,7 @@
 //! Connections of a node: to an agent's own listeners.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use adit::app::agent::RunningAgent;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -35,6 +36,16 @@ pub(crate) async fn agent(world: &World, targets: &[&str]) -> RunningAgent {
         .collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     world.agent("agent-1", &flags).await
+}
+
+/// An agent, `agent-1`, that listens for `target` and whose server is gone.
+pub(crate) async fn without_server(target: &str) -> (World, RunningAgent) {
+    let mut world = World::start(&[]).await;
+    let agents = world.server().agents.port();
+    world.stop_server(Duration::ZERO).await;
+    let target = format!("--target=0:{target}");
+    let agent = world.agent_of(agents, "agent-1", &[&target]).await;
+    (world, agent)
 }
 
 /// A connection to an agent's listener.
