@@ -23,6 +23,7 @@ pub mod outbox;
 pub mod own;
 mod pem;
 pub mod principal;
+pub mod race;
 pub mod records;
 pub mod reload;
 pub mod resolve;

@@ -5,7 +5,6 @@
 
 mod connect;
 mod error;
-mod race;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,9 +17,9 @@ use tokio::time::{Instant, timeout_at};
 
 pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
-pub use race::Race;
 
 use crate::ebpf::account::Accounts;
+use crate::net::race::Race;
 use crate::net::resolve::{Resolve, ResolveError, interleave};
 
 /// Upstream's limit on a dial, resolution and every address included.
@@ -140,7 +139,7 @@ impl<C: Connect> Dialer<C> {
         };
         let attempt = |addr| self.attempt(addr, name);
         let mut failures = Vec::new();
-        let racing = race::first_to_connect(addrs.clone(), attempt, &mut failures);
+        let racing = first_to_connect(addrs.clone(), attempt, &mut failures);
         let raced = timeout_at(deadline, racing).await;
         match raced {
             Ok(Some(stream)) => Ok(stream),
@@ -207,6 +206,26 @@ impl<C: Connect> Dialer<C> {
         let ips = interleave(ips).into_iter().take(ADDRESSES_MAX);
         Ok(ips.map(|ip| SocketAddr::new(ip, target.port)).collect())
     }
+}
+
+/// Attempts the addresses in order. Returns the first success and drops the other attempts, or none once all have failed.
+/// `failures` are in the order they came; a cancelled call leaves those so far.
+async fn first_to_connect<T, E, F>(
+    addrs: Vec<SocketAddr>,
+    attempt: impl Fn(SocketAddr) -> F,
+    failures: &mut Vec<(SocketAddr, E)>,
+) -> Option<T>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let mut race = Race::new(addrs, attempt);
+    while let Some((addr, result)) = race.next().await {
+        match result {
+            Ok(connected) => return Some(connected),
+            Err(failure) => failures.push((addr, failure)),
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use super::answers::{Answers, Found};
 use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
-use crate::net::dial::Race;
+use crate::net::race::Race;
 
 /// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
 /// cluster's DNS, nor take all descriptors.

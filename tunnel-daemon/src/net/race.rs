@@ -1,7 +1,7 @@
-//! Happy eyeballs (RFC 8305): the race of connects over the addresses of a name.
+//! Happy eyeballs (RFC 8305): attempts at several places, of which the next starts while those before have not answered.
+//! Connects race over the addresses of a name, questions over name servers.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::vec;
 use tokio::time::sleep;
 
 /// Time that one attempt has before the next one starts beside it; Go's value.
-pub(super) const STAGGER: Duration = Duration::from_millis(300);
+const STAGGER: Duration = Duration::from_millis(300);
 
 /// Attempts at several places, in order: the next one starts 300 ms after the last or as soon as one is done.
 /// Dropping it drops the attempts that are under way.
@@ -59,26 +59,6 @@ where
             }
         }
     }
-}
-
-/// Attempts the addresses in order. Returns the first success and drops the other attempts, or none once all have failed.
-/// `failures` are in the order they came; a cancelled call leaves those so far.
-pub(super) async fn first_to_connect<T, E, F>(
-    addrs: Vec<SocketAddr>,
-    attempt: impl Fn(SocketAddr) -> F,
-    failures: &mut Vec<(SocketAddr, E)>,
-) -> Option<T>
-where
-    F: Future<Output = Result<T, E>>,
-{
-    let mut race = Race::new(addrs, attempt);
-    while let Some((addr, result)) = race.next().await {
-        match result {
-            Ok(connected) => return Some(connected),
-            Err(failure) => failures.push((addr, failure)),
-        }
-    }
-    None
 }
 
 struct Running<P, F> {
