@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
+use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, socket_addr};
 use super::node::NodeSide;
@@ -19,7 +20,7 @@ use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel
 use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
-use super::server::{allow_failed_listener, isolation, isolation_here, process_budget};
+use super::server::allow_failed_listener;
 use super::status::{self, AgentSource};
 use crate::agent::link::LinkContext;
 use crate::agent::reach::{Met, Reach};

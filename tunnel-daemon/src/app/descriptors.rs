@@ -1,14 +1,19 @@
 //! File descriptors as a budget: lanes never take what clients and targets need.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Semaphore;
 
+use crate::hub::{Hub, LanePool};
+use crate::net::descriptors::Descriptors;
+use crate::net::tasks::Tasks;
+
 /// Descriptors kept for listeners, links, logs and the like.
 const RESERVED: u64 = 512;
 /// A server's idle lanes are gone at once when it gives them up.
-pub(super) const CLOSED_AFTER: Duration = Duration::ZERO;
+const CLOSED_AFTER: Duration = Duration::ZERO;
 /// An agent's once its server has looked, which it does every second.
 pub(super) const DRAINED_AFTER: Duration = Duration::from_secs(3);
 /// A tunnel on a lane needs two descriptors at each end, one on the link one: lanes get a third of what there is, so
@@ -38,6 +43,36 @@ fn lanes_of(descriptors: Option<u64>) -> usize {
     usize::try_from(free / LANES_DIVISOR)
         .unwrap_or(usize::MAX)
         .min(Semaphore::MAX_PERMITS)
+}
+
+/// Closes idle lanes of a server as descriptors run low.
+pub(super) fn spare(services: &Tasks, descriptors: &Arc<Descriptors>, hub: &Arc<Hub>) {
+    let (counted, pools) = (Arc::clone(descriptors), Arc::clone(hub));
+    let giving_up = counted.run(CLOSED_AFTER, move |lanes| {
+        give_up_lanes(&pools, lanes);
+    });
+    services.spawn_always("descriptors", giving_up);
+}
+
+/// Closes idle lanes, of each link in proportion to what it has.
+fn give_up_lanes(hub: &Hub, lanes: usize) {
+    let pools: Vec<Arc<LanePool>> = hub
+        .links()
+        .into_iter()
+        .filter_map(|link| link.lanes)
+        .collect();
+    let idle: Vec<usize> = pools.iter().map(|pool| pool.idle_lanes()).collect();
+    let all = idle.iter().sum::<usize>().max(1);
+    let lanes = lanes.min(all);
+    let closed: usize = std::iter::zip(&pools, &idle)
+        .map(|(pool, idle)| pool.give_up((idle * lanes).div_ceil(all)))
+        .sum();
+    if closed > 0 {
+        tracing::info!(
+            lanes = closed,
+            "idle lanes closed: file descriptors run low"
+        );
+    }
 }
 
 #[cfg(test)]

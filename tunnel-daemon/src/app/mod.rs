@@ -3,6 +3,7 @@
 mod account;
 pub mod admin;
 pub mod agent;
+mod budgets;
 pub mod check;
 pub mod demo;
 mod descriptors;
@@ -16,6 +17,7 @@ mod redirect;
 mod redirect_netns;
 mod redirect_origin;
 mod redirect_rules;
+mod redirect_table;
 mod redirect_view;
 mod redirect_watch;
 mod relay;

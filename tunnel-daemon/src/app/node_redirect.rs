@@ -12,10 +12,11 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, join, listen, not_redirected, say_neighbours};
+use super::redirect::{join, listen, not_redirected, say_neighbours};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
+use super::redirect_table::LISTENER;
 use super::redirect_view::RedirectView;
 use super::redirect_watch::{look_after, say_active};
 use crate::agent::node::{Wanted, Wants};

@@ -16,9 +16,10 @@ use super::listeners::{Counted, Listening, listen_addr, socket_addr};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
+use super::redirect_table::{LISTENER, at_agents, own_rules, rules};
 use super::redirect_view::RedirectView;
 use super::redirect_watch::{look_after, say_active};
-use crate::config::plan::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, RuleFileOf};
+use crate::config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
@@ -33,18 +34,6 @@ use crate::net::origin::{OriginSource, PacketFilterOrigin, accept_any_address};
 use crate::net::stream::ByteStream;
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::Listener as ListenerLabel;
-
-/// The number of the one listener among rules.
-pub(super) const LISTENER: u32 = 0;
-/// Networks that are left alone unless a rule names them, or a part of them: what is this host's own never leaves it.
-const ALWAYS_LEFT: [&str; 6] = [
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "0.0.0.0/32",
-    "::1/128",
-    "fe80::/10",
-    "::/128",
-];
 
 /// The redirect of a server, if it has one.
 pub(super) struct Captured {
@@ -109,32 +98,6 @@ impl Captured {
             redirect.detach();
         }
     }
-}
-
-/// One rule for each address a listener has. On loopback whoever calls joins at home only: in another network namespace it is
-/// something else that has the address.
-fn own_rules(
-    listeners: impl IntoIterator<Item = SocketAddr>,
-    action: Action,
-    here: &[IpAddr],
-) -> Vec<RedirectRule> {
-    let rule = |ip: IpAddr, port| RedirectRule {
-        network: IpNet::from(ip.to_canonical()),
-        port: Some(port),
-        action: match action {
-            Action::Join if ip.to_canonical().is_loopback() => Action::JoinAtHome,
-            other => other,
-        },
-    };
-    let mut rules = Vec::new();
-    for listener in listeners {
-        if listener.ip().is_unspecified() {
-            rules.extend(here.iter().map(|ip| rule(*ip, listener.port())));
-        } else {
-            rules.push(rule(listener.ip(), listener.port()));
-        }
-    }
-    rules
 }
 
 /// `SO_MARK` of listeners, and of what they accept; 0 is none.
@@ -402,14 +365,6 @@ pub(super) fn listen(
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }
 
-/// What becomes of calls to the agent port.
-fn at_agents(plan: &RedirectPlan) -> Action {
-    match plan.agents {
-        AgentCalls::Exempt => Action::Join,
-        AgentCalls::Captured => Action::Leave,
-    }
-}
-
 /// Has the calls of this very process left alone, such as its dials of targets, servers and destinations. The kernel knows it
 /// by an id that a process in a namespace of its own does not know itself; so it makes a call that a rule takes for the
 /// tunnel's own.
@@ -432,32 +387,6 @@ pub(super) fn join(redirect: &Redirect) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is always left alone first, so that the plan's own words about the same network win.
-fn rules(plan: &RedirectPlan) -> anyhow::Result<Vec<RedirectRule>> {
-    let mut rules = Vec::new();
-    for network in ALWAYS_LEFT {
-        rules.push(RedirectRule {
-            network: network.parse()?,
-            port: None,
-            action: Action::Leave,
-        });
-    }
-    let rule = |target: &RedirectTarget, action| RedirectRule {
-        network: target.network,
-        port: target.port,
-        action,
-    };
-    let action = match plan.on_failure {
-        OnFailure::Open => Action::Redirect(LISTENER),
-        OnFailure::Closed => Action::RedirectOrDeny(LISTENER),
-    };
-    // Where the map ends early, nothing is captured without its exclusions.
-    let excluded = plan.excluded.iter();
-    rules.extend(excluded.map(|target| rule(target, Action::Leave)));
-    rules.extend(plan.targets.iter().map(|target| rule(target, action)));
-    Ok(rules)
-}
-
 /// Everything this host lacks, in one line.
 pub(super) fn missing(caps: &HostCaps) -> String {
     let missing: Vec<String> = caps
@@ -477,49 +406,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_on_all_addresses_is_spared_on_each() {
-        let here: [IpAddr; 2] = [[127, 0, 0, 1].into(), [192, 0, 2, 7].into()];
-        let any: SocketAddr = "[::]:8091".parse().unwrap();
-        let rules = own_rules([any], Action::Join, &here);
-        let networks: Vec<String> = rules.iter().map(|rule| rule.network.to_string()).collect();
-        assert_eq!(networks, ["127.0.0.1/32", "192.0.2.7/32"]);
-        // Every network namespace has the first.
-        let actions: Vec<Action> = rules.iter().map(|rule| rule.action).collect();
-        assert_eq!(actions, [Action::JoinAtHome, Action::Join]);
-        let one: SocketAddr = "192.0.2.9:8131".parse().unwrap();
-        let rules = own_rules([one], Action::Leave, &here);
-        assert_eq!(rules.len(), 1);
-        assert_eq!(
-            (rules[0].port, rules[0].action),
-            (Some(8131), Action::Leave)
-        );
-    }
-
-    #[test]
     fn marks_have_no_meaning_to_kubernetes_and_are_never_none() {
         for random in [0, 0xC000, u32::MAX, 0x4001] {
             let mark = own_mark(random);
             assert!(mark != 0 && mark & 0xC000 == 0, "{mark:#x}");
         }
-    }
-
-    #[test]
-    fn loopback_is_left_alone_even_by_a_rule_for_everything() {
-        let plan = RedirectPlan {
-            targets: vec![RedirectTarget {
-                network: "0.0.0.0/0".parse().unwrap(),
-                port: None,
-            }],
-            excluded: Vec::new(),
-            cgroup: "/".into(),
-            on_failure: OnFailure::Open,
-            agents: AgentCalls::Exempt,
-            file: None,
-            netns: None,
-        };
-        let rules = rules(&plan).unwrap();
-        let loopback: IpNet = "127.0.0.0/8".parse().unwrap();
-        let found = rules.iter().find(|rule| rule.network == loopback);
-        assert_eq!(found.map(|rule| rule.action), Some(Action::Leave));
     }
 }

@@ -13,7 +13,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{LISTENER, Mark};
+use super::redirect::Mark;
+use super::redirect_table::LISTENER;
 use super::redirect_view::RedirectView;
 use super::status::model::RedirectNamespaces;
 use crate::config::NetnsHelperOptions;

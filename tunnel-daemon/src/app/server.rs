@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
-use adit_core::session::{Isolation, ProcessBudget};
+use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
 use super::account;
 use super::admin::{AdminError, AdminLimits, AdminListener, AdminSocket, AdminThread};
+use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
 use super::listeners::{CountedReloads, Listening, socket_addr};
-use super::memory;
 use super::node::{self, NodeParts};
 use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
 use super::redirect::Captured;
@@ -70,46 +70,6 @@ struct ServerTasks {
     clients: Tasks,
     links: Tasks,
     services: Tasks,
-}
-
-/// The core's view of the isolation flags.
-pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
-    Isolation {
-        tunnel_share_bytes: plan.tunnel_share_bytes,
-        link_budget_bytes: plan.agent_budget_bytes,
-        stall_timeout: plan.stall_timeout,
-        half_closed_timeout: plan.half_closed_timeout,
-        linger_timeout: limits::LINGER_TIMEOUT,
-    }
-}
-
-/// The isolation flags, as far as this process has the memory for them.
-pub(super) fn isolation_here(plan: &IsolationPlan) -> IsolationPlan {
-    fitted(plan, memory::limit)
-}
-
-/// Without `--process-budget` all tunnels together may hold a share of the memory, or one link's budget if that is more. But half
-/// of the memory at most: the limits that manifests of upstream's programs have are below one link's budget, and the kernel
-/// would kill the process before anything was full.
-fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
-    if plan.process_budget_bytes.is_some() {
-        return *plan;
-    }
-    let memory = memory();
-    let half = (memory / 2).max(limits::TUNNEL_SHARE_BYTES_MIN);
-    let link = plan.agent_budget_bytes.min(half);
-    IsolationPlan {
-        tunnel_share_bytes: plan.tunnel_share_bytes.min(link),
-        agent_budget_bytes: link,
-        process_budget_bytes: Some((memory / limits::PROCESS_BUDGET_DIVISOR).max(link)),
-        ..*plan
-    }
-}
-
-/// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
-pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
-    let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
-    Arc::new(ProcessBudget::new(bytes))
 }
 
 /// Starts a server on the current runtime.
@@ -173,7 +133,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let watch = Arc::clone(&lane_watch);
     let services = &tasks.services;
     services.spawn_always("lane-watch", async move { watch.run().await });
-    spare_descriptors(services, &descriptors, &hub);
+    descriptors::spare(services, &descriptors, &hub);
     let backend = Backend::new(
         Arc::clone(&hub),
         settings,
@@ -281,36 +241,6 @@ fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
     if plan.agents.grants.is_empty() {
         tracing::info!(
             "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
-        );
-    }
-}
-
-/// Closes idle lanes as descriptors run low.
-fn spare_descriptors(services: &Tasks, descriptors: &Arc<Descriptors>, hub: &Arc<Hub>) {
-    let (counted, pools) = (Arc::clone(descriptors), Arc::clone(hub));
-    let giving_up = counted.run(descriptors::CLOSED_AFTER, move |lanes| {
-        give_up_lanes(&pools, lanes);
-    });
-    services.spawn_always("descriptors", giving_up);
-}
-
-/// Closes idle lanes, of each link in proportion to what it has.
-fn give_up_lanes(hub: &Hub, lanes: usize) {
-    let pools: Vec<Arc<LanePool>> = hub
-        .links()
-        .into_iter()
-        .filter_map(|link| link.lanes)
-        .collect();
-    let idle: Vec<usize> = pools.iter().map(|pool| pool.idle_lanes()).collect();
-    let all = idle.iter().sum::<usize>().max(1);
-    let lanes = lanes.min(all);
-    let closed: usize = std::iter::zip(&pools, &idle)
-        .map(|(pool, idle)| pool.give_up((idle * lanes).div_ceil(all)))
-        .sum();
-    if closed > 0 {
-        tracing::info!(
-            lanes = closed,
-            "idle lanes closed: file descriptors run low"
         );
     }
 }
@@ -517,45 +447,5 @@ impl RunningServer {
             services = services.cut_off,
             "stopped"
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_process_budget_is_a_quarter_of_the_memory_unless_a_flag_says_otherwise() {
-        let plan = |process_budget_bytes| IsolationPlan {
-            process_budget_bytes,
-            ..IsolationPlan::default()
-        };
-        for (flag, memory, expected) in [
-            (None, 8 << 30, 2 << 30),
-            // Not less than one link's budget, 64 MiB unless that is set, too.
-            (None, 200 << 20, 64 << 20),
-            (Some(1 << 30), 8 << 30, 1 << 30),
-            (Some(64 << 20), 30 << 20, 64 << 20),
-        ] {
-            let here = fitted(&plan(flag), || memory);
-            assert_eq!(process_budget(&here).max_bytes(), expected);
-            assert_eq!(here.agent_budget_bytes, 64 << 20);
-        }
-    }
-
-    #[test]
-    fn budgets_leave_half_of_the_memory_to_the_process() {
-        for (memory, link, share) in [
-            (128 << 20, 64 << 20, 4 << 20),
-            (100 << 20, 50 << 20, 4 << 20),
-            (30 << 20, 15 << 20, 4 << 20),
-            (6 << 20, 3 << 20, 3 << 20),
-            (0, 64 << 10, 64 << 10),
-        ] {
-            let here = fitted(&IsolationPlan::default(), || memory);
-            assert_eq!(here.agent_budget_bytes, link);
-            assert_eq!(here.tunnel_share_bytes, share);
-            assert_eq!(process_budget(&here).max_bytes(), link);
-        }
     }
 }

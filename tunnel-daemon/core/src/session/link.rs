@@ -7,12 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::slab::Slab;
-use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
-use super::{FORGOTTEN_IDS_MAX, Isolation, Moment, ProcessBudget, SWEEP_EVERY};
+use super::tunnel::{Tunnel, TunnelEnd};
+use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
-use crate::text::shortened;
-use crate::wire::packet::{Packet, PacketType, Received, Side, Violation};
+use crate::wire::packet::{Packet, PacketType, Received, Violation};
 
 /// Which end of the link this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,8 +154,8 @@ pub struct Link {
     pub(super) sweep_at: Option<Moment>,
     pub(super) retired: bool,
     pub(super) lingering: usize,
-    forgotten: HashSet<ConnId>,
-    forgotten_order: VecDeque<ConnId>,
+    pub(super) forgotten: HashSet<ConnId>,
+    pub(super) forgotten_order: VecDeque<ConnId>,
     failed: bool,
 }
 
@@ -306,91 +305,6 @@ impl Link {
         }
     }
 
-    fn handle_fin(&mut self, conn: ConnId, side: Side, now: Moment) {
-        let Some(&key) = self.conns.get(&conn) else {
-            return self.count(Event::LateCredit);
-        };
-        let ours = if self.config.role == Role::Server {
-            Side::Client
-        } else {
-            Side::Target
-        };
-        if side == ours {
-            self.count(Event::Offence(Violation::PayloadMismatch(
-                PacketType::Fin.into(),
-            )));
-            return self.end_by_us(key, TunnelEnd::CreditViolation, now);
-        }
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
-            return;
-        };
-        if tunnel.inc.fin || tunnel.ended {
-            return;
-        }
-        tunnel.inc.fin = true;
-        tunnel.active_at = now;
-        let we_finished = tunnel.out.end == OutEnd::Fin;
-        self.actions.push_back(Action::PeerFin { key });
-        if we_finished {
-            self.close_outgoing(key, String::new(), now);
-        } else {
-            self.watch(key, now);
-        }
-    }
-
-    /// A close asked for by the server: what this end had read is sent as far as credit goes, then confirmed.
-    fn handle_close_req(&mut self, conn: ConnId, now: Moment) {
-        let Some(&key) = self.conns.get(&conn) else {
-            return self.deny_close(conn);
-        };
-        // The id stays known until the answer leaves: an answer to a repeated question, or to late data,
-        // would pass the bytes the real answer waits for.
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
-            return;
-        };
-        if tunnel.out.close_asked {
-            tunnel.out.close_asked_again = true;
-            return;
-        }
-        tunnel.out.close_asked = true;
-        self.end_leg(key, TunnelEnd::PeerClosing, now);
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
-            return;
-        };
-        if let Some(credit) = tunnel.out.credit {
-            tunnel.out.truncate(credit);
-        }
-        self.close_outgoing(key, String::new(), now);
-    }
-
-    /// The server cut the tunnel off. It will ask to close it, which alone would look as if all had been said.
-    fn handle_reset(&mut self, conn: ConnId, now: Moment) {
-        match self.conns.get(&conn) {
-            Some(&key) => {
-                let error = String::new();
-                self.end_leg(key, TunnelEnd::Reset { error }, now);
-            }
-            None => self.count(Event::LateCredit),
-        }
-    }
-
-    pub(super) fn deny_close(&mut self, conn: ConnId) {
-        let error = String::from("Unknown connectID");
-        self.control(Packet::CloseRsp { conn, error });
-    }
-
-    fn handle_close_rsp(&mut self, conn: ConnId, error: String, now: Moment) {
-        let Some(key) = self.conns.remove(&conn) else {
-            if !self.forgotten.contains(&conn) {
-                self.count(Event::Foreign(PacketType::CloseRsp));
-            }
-            return;
-        };
-        let error = shortened(error);
-        self.end_leg(key, TunnelEnd::Closed { error }, now);
-        self.finish_protocol(key, conn);
-    }
-
     pub(super) fn count(&mut self, event: Event) {
         self.actions.push_back(Action::Count(event));
     }
@@ -409,96 +323,6 @@ impl Link {
             return;
         }
         self.control.push_back(control);
-    }
-
-    /// Tells the leg, once, that it is over.
-    pub(super) fn end_leg(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
-            return;
-        };
-        if tunnel.ended || tunnel.leg_gone {
-            tunnel.ended = true;
-            return;
-        }
-        tunnel.ended = true;
-        // What the leg still holds has the linger time from now on, however long it had paused before.
-        tunnel.inc.progress_at = now;
-        let held = tunnel.held();
-        let delivers = end.delivers_rest();
-        self.actions.push_back(Action::Ended { key, end });
-        if !delivers {
-            self.discard_held(key);
-        } else if held > 0 {
-            self.watch(key, now);
-        }
-    }
-
-    /// The leg drops what it holds; the accounts forget it now.
-    pub(super) fn discard_held(&mut self, key: TunnelKey) {
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
-            return;
-        };
-        let held = tunnel.held();
-        tunnel.inc.drained = tunnel.inc.received;
-        self.release(held);
-        self.ungrant(held);
-    }
-
-    /// Ends a tunnel from this side at once: queued bytes are discarded, the peer is asked to close.
-    pub(super) fn end_by_us(&mut self, key: TunnelKey, end: TunnelEnd, now: Moment) {
-        let text = match self.config.role {
-            Role::Server => String::new(),
-            Role::Agent => format!("closed by the agent: {}", end.reason()),
-        };
-        self.end_leg(key, end, now);
-        self.cut_outgoing(key);
-        self.close_outgoing(key, text, now);
-    }
-
-    /// Discards what waits for the peer, which is to know that it had not all: a close of an agent has a text for that.
-    pub(super) fn cut_outgoing(&mut self, key: TunnelKey) {
-        let tells = self.config.credit && self.config.role == Role::Server;
-        if let Some(tunnel) = self.tunnels.get_mut(key) {
-            tunnel.out.clear();
-            tunnel.out.reset_due = tells;
-        }
-    }
-
-    /// No packet for this connection is expected or sent any more.
-    pub(super) fn finish_protocol(&mut self, key: TunnelKey, conn: ConnId) {
-        self.forget(conn);
-        if let Some(tunnel) = self.tunnels.get_mut(key) {
-            tunnel.phase = Phase::Done;
-            tunnel.out.clear();
-            tunnel.close_deadline = None;
-        }
-        self.free_if_over(key);
-    }
-
-    pub(super) fn free_if_over(&mut self, key: TunnelKey) {
-        let over = self
-            .tunnels
-            .get(key)
-            .is_some_and(|t| t.phase == Phase::Done && t.leg_gone);
-        if over && let Some(tunnel) = self.tunnels.remove(key) {
-            self.lingering -= usize::from(tunnel.lingers);
-            self.release(tunnel.held());
-            self.ungrant(tunnel.inc.open_credit());
-        }
-    }
-
-    /// Whether this id has not been answered or closed here lately; from now on it has.
-    pub(super) fn forget(&mut self, conn: ConnId) -> bool {
-        if !self.forgotten.insert(conn) {
-            return false;
-        }
-        self.forgotten_order.push_back(conn);
-        if self.forgotten_order.len() > FORGOTTEN_IDS_MAX
-            && let Some(oldest) = self.forgotten_order.pop_front()
-        {
-            self.forgotten.remove(&oldest);
-        }
-        true
     }
 
     pub(super) fn release(&mut self, bytes: u64) {

@@ -3,7 +3,9 @@
 
 mod machine;
 mod recent;
+mod surroundings;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use machine::{Direction, Io, Step};
+pub(crate) use machine::{Direction, Step};
+pub(crate) use surroundings::Io;

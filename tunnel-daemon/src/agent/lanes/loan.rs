@@ -11,7 +11,8 @@ use std::time::Duration;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
 use tokio::sync::{Notify, oneshot};
 
-use super::{Home, LaneKeeper};
+use super::LaneKeeper;
+use super::home::Home;
 use crate::hub::{LaneHome as _, Leg};
 use crate::lane::{Lane, LaneFailure};
 use crate::telemetry::labels::{LaneEnd, LaneState};

@@ -3,11 +3,11 @@
 use std::future::pending;
 
 use adit_core::ids::LinkId;
-use adit_core::lane::{FrameReader, LaneRole};
+use adit_core::lane::{FrameReader, LaneEvent, LaneRole, OpenRequest};
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::agent::link::tests::context;

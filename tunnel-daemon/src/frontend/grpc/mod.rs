@@ -2,8 +2,10 @@
 
 mod outbound;
 mod stream;
+mod stream_events;
 
-pub use stream::{ProxyStream, StreamEvents};
+pub use stream::ProxyStream;
+pub use stream_events::StreamEvents;
 
 use std::pin::pin;
 use std::sync::Arc;

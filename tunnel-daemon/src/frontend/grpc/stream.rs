@@ -16,6 +16,7 @@ use h2::server::SendResponse;
 
 use super::super::events::Admission;
 use super::outbound::{Outbound, Sent};
+use super::stream_events::StreamEvents;
 use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
 use adit_core::wire::encode::MessageBuf;
@@ -28,36 +29,6 @@ const ROUNDS_PER_POLL: usize = 32;
 /// The Go client library gives a tunnel up whose user takes none of its bytes for 10 s. Measured here from what waits in this
 /// process, which begins to wait a little later.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
-
-/// What a stream tells the world. Called inside its task: must not block.
-pub trait StreamEvents: Send {
-    /// A packet came from the client.
-    fn packet_in(&mut self, kind: Result<PacketType, i32>);
-    /// A packet was sent to the client.
-    fn packet_out(&mut self, kind: PacketType);
-    /// The client's packets are not read, since the tunnel takes no more.
-    fn held_up(&mut self);
-    /// The client's packets are read.
-    fn not_held_up(&mut self);
-    /// The stream failed while it was read.
-    fn read_failed(&mut self, code: tonic::Code);
-    /// The stream failed while it was written.
-    fn write_failed(&mut self, error: &h2::Error);
-    /// The answer to the dial could not be sent.
-    fn answer_lost(&mut self);
-    /// The client broke the protocol.
-    fn offence(&mut self, violation: Violation);
-    /// A dial starts.
-    fn dialing(&mut self, address: &str);
-    /// The dial has an outcome; for a tunnel, the agent that carries it.
-    fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>);
-    /// The tunnel's leg, before its first byte.
-    fn watch(&mut self, leg: &mut Leg);
-    /// The client gave the dial up.
-    fn abandoned(&mut self);
-    /// The tunnel is over: bytes from and to the client, and why.
-    fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str);
-}
 
 type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
 

@@ -3,11 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use adit::ebpf::account::{Accounts, Labels, Options};
+use adit::ebpf::account::{Labels, Options};
 use adit::ebpf::attach::{Attached, open_cgroup};
 use adit::ebpf::cgroup;
 use adit::ebpf::object::{OBJECT, load};
-use adit::telemetry::labels::AccountRole;
 use adit_ebpf_abi::ORIGIN_BYTES;
 use aya::maps::{HashMap, MapData};
 use socket2::{Domain, Socket, Type};
@@ -15,49 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use crate::support::accounting::Accounting;
+use crate::support::named::{CLIENT, LABELS, TARGET, connect, exchange, listener};
 use crate::support::privilege::ready;
-
-pub(super) const TARGET: Labels<'_> = Labels {
-    role: AccountRole::Target,
-    agent: "a",
-    destination_class: "c",
-};
-pub(super) const CLIENT: Labels<'_> = Labels {
-    role: AccountRole::Client,
-    agent: "a",
-    destination_class: "",
-};
-pub(super) const LABELS: &str = r#"agent="a",destination_class="c""#;
-
-/// Connects a socket that is named to the kernel.
-pub(super) async fn connect(accounts: &Accounts, address: SocketAddr) -> TcpStream {
-    let socket = TcpSocket::new_v4().unwrap();
-    accounts.connecting(&socket, &TARGET).unwrap();
-    socket.connect(address).await.unwrap()
-}
-
-/// A listener whose connections the kernel will look at.
-pub(super) fn listener(accounts: &Accounts) -> TcpListener {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    socket.bind(&address.into()).unwrap();
-    accounts.listening(&socket);
-    socket.listen(16).unwrap();
-    socket.set_nonblocking(true).unwrap();
-    TcpListener::from_std(socket.into()).unwrap()
-}
-
-/// Sends `bytes` and closes that direction, while it reads to the end; how much that was.
-pub(super) async fn exchange(socket: &mut TcpStream, bytes: usize) -> usize {
-    let (mut read, mut write) = socket.split();
-    let sending = async {
-        write.write_all(&vec![7; bytes]).await.unwrap();
-        write.shutdown().await.unwrap();
-    };
-    let mut received = Vec::new();
-    let (_sent, read) = tokio::join!(sending, read.read_to_end(&mut received));
-    read.unwrap()
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn both_ends_of_a_connection_count_what_they_sent_and_received() {

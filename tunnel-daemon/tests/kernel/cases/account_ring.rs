@@ -7,8 +7,8 @@ use adit::ebpf::account::Options;
 use adit_ebpf_abi::{CLOSED_BYTES, wakes};
 use tokio::net::TcpListener;
 
-use super::account::{LABELS, connect, exchange};
 use crate::support::accounting::Accounting;
+use crate::support::named::{LABELS, connect, exchange};
 use crate::support::privilege::ready;
 
 const RING_BYTES: u32 = 4096;

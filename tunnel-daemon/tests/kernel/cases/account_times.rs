@@ -7,9 +7,9 @@ use adit_relay::tcp_state;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::account::{CLIENT, LABELS, TARGET, connect, exchange, listener};
 use super::account_tunnels::{AGENT, World};
 use crate::support::accounting::{Accounting, lines, of, open_rtt, sample};
+use crate::support::named::{CLIENT, LABELS, TARGET, connect, exchange, listener};
 use crate::support::privilege::ready;
 use crate::support::wait::until;
 

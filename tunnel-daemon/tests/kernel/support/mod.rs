@@ -9,6 +9,7 @@ pub(crate) mod client;
 pub(crate) mod confined;
 pub(crate) mod daemon;
 pub(crate) mod memory;
+pub(crate) mod named;
 pub(crate) mod namespace;
 pub(crate) mod privilege;
 /// By the name under which `confined` starts them.

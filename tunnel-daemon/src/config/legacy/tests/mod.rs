@@ -3,6 +3,7 @@
 mod agent;
 mod grammar;
 mod server;
+mod server_check;
 
 use std::ffi::OsString;
 

@@ -1,0 +1,145 @@
+//! How a tunnel on a pipe went: why it is over, how many bytes passed, and what moved them.
+
+use std::io;
+
+use adit_relay::{KeysUsedUp, Outcome, PairEnd, Side};
+
+use crate::telemetry::AditMetrics;
+use crate::telemetry::labels::{Driver, Engine};
+
+/// Why a tunnel on a pipe is over.
+#[derive(Debug)]
+pub enum PipeEnd {
+    /// Both ends said that they send no more, and every byte was delivered.
+    Finished,
+    /// The client's or target's socket failed.
+    SocketFailed(io::Error),
+    /// The other end of the lane cut it off.
+    LaneReset,
+    /// The keys of the lane have sealed as many records as they may, and the kernel takes no new ones.
+    KeysUsedUp,
+    /// The lane failed, or its other end is gone.
+    LaneLost,
+    /// Half-closed, and not a byte for too long.
+    HalfClosedIdle,
+    /// This process ends.
+    Shutdown,
+    /// The relay thread failed.
+    RelayFailed,
+}
+
+impl PipeEnd {
+    /// The reason in metrics and the access log, on a server.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Finished => "closed",
+            Self::SocketFailed(_) => "client_gone",
+            Self::LaneReset => "peer_reset",
+            Self::KeysUsedUp => "keys_used_up",
+            Self::LaneLost => "lane_lost",
+            Self::HalfClosedIdle => "half_closed_idle",
+            Self::Shutdown => "shutdown",
+            Self::RelayFailed => "relay_failed",
+        }
+    }
+
+    /// The same on an agent, where the socket is a target's.
+    #[must_use]
+    pub fn reason_at_target(&self) -> &'static str {
+        match self {
+            Self::SocketFailed(_) => "target_reset",
+            Self::LaneReset => "client_gone",
+            other => other.reason(),
+        }
+    }
+}
+
+/// How a tunnel went.
+#[derive(Debug)]
+#[must_use = "an outcome carries the byte counts for metrics and the access log"]
+pub struct PipeOutcome {
+    /// Bytes of the client's or target's socket that the lane took.
+    pub from_socket: u64,
+    /// Bytes of the lane that the client's or target's socket took.
+    pub to_socket: u64,
+    /// How it ended.
+    pub end: PipeEnd,
+    /// What moved its bytes, the larger part.
+    pub engine: Engine,
+    /// What drove that.
+    pub driver: Driver,
+}
+
+/// What this process cuts a tunnel for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cut {
+    LaneLost,
+    HalfClosedIdle,
+    Shutdown,
+}
+
+impl From<Cut> for PipeEnd {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::LaneLost => Self::LaneLost,
+            Cut::HalfClosedIdle => Self::HalfClosedIdle,
+            Cut::Shutdown => Self::Shutdown,
+        }
+    }
+}
+
+/// What the outcome of a relay thread is for the tunnel; counts what was moved. `overhead` bytes that the lane took were not its own.
+pub(super) fn conclude(
+    outcome: Outcome,
+    overhead: u64,
+    cause: Option<Cut>,
+    metrics: &AditMetrics,
+) -> PipeOutcome {
+    let Outcome {
+        to_b,
+        to_a,
+        end,
+        engine,
+    } = outcome;
+    let end = match end {
+        PairEnd::Finished => PipeEnd::Finished,
+        PairEnd::Failed {
+            side: Side::A,
+            error,
+            ..
+        } => PipeEnd::SocketFailed(error),
+        PairEnd::Failed { error, .. } if KeysUsedUp::is_cause_of(&error) => PipeEnd::KeysUsedUp,
+        PairEnd::Failed { error, .. } => match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => PipeEnd::LaneReset,
+            _ => PipeEnd::LaneLost,
+        },
+        PairEnd::Cancelled => cause.unwrap_or(Cut::Shutdown).into(),
+        PairEnd::Stopped => PipeEnd::Shutdown,
+        PairEnd::Panicked => PipeEnd::RelayFailed,
+    };
+    let spliced = to_a.spliced_bytes + to_b.spliced_bytes;
+    let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced + overhead);
+    metrics.relay_bytes(Engine::Copy).inc_by(copied);
+    metrics.relay_bytes(Engine::Splice).inc_by(spliced);
+    PipeOutcome {
+        from_socket: to_b.bytes.saturating_sub(overhead),
+        to_socket: to_a.bytes,
+        end,
+        engine: if spliced > copied {
+            Engine::Splice
+        } else {
+            Engine::Copy
+        },
+        driver: engine.into(),
+    }
+}
+
+impl From<adit_relay::Engine> for Driver {
+    fn from(engine: adit_relay::Engine) -> Self {
+        match engine {
+            adit_relay::Engine::Epoll => Self::Epoll,
+            adit_relay::Engine::IoUring => Self::IoUring,
+        }
+    }
+}

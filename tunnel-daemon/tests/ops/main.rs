@@ -1,0 +1,6 @@
+//! `adit status`, `adit top` and `adit check` as a user runs them: the built binary beside a running demo.
+
+mod check;
+mod output;
+mod support;
+mod top;
