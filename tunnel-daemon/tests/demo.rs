@@ -4,6 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 fn demo(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
     command.args(["demo", "--plain", "--dir"]).arg(dir);
@@ -134,6 +136,22 @@ impl Drop for Running {
 
 #[test]
 fn demo_runs_until_a_signal_and_cleans_up() {
+    ends_with(Signal::TERM);
+}
+
+#[test]
+fn demo_ends_with_its_terminal_and_cleans_up() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find(|line| line.starts_with("SigIgn:"));
+    // As below nohup, where a demo goes on.
+    if ignored.is_none_or(|mask| mask.ends_with(['1', '3', '5', '7', '9', 'b', 'd', 'f'])) {
+        writeln!(std::io::stderr(), "SKIPPED SIGHUP: it is ignored here").ok();
+        return;
+    }
+    ends_with(Signal::HUP);
+}
+
+fn ends_with(signal: Signal) {
     let (_outer, dir) = place();
     let mut running = Running(demo(&dir).spawn().unwrap());
     let mut lines = BufReader::new(running.0.stdout.take().unwrap());
@@ -152,8 +170,8 @@ fn demo_runs_until_a_signal_and_cleans_up() {
     assert!(socket.exists());
     assert!(egress.contains(socket.to_str().unwrap()), "{egress}");
 
-    let pid = rustix::process::Pid::from_child(&running.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let pid = Pid::from_child(&running.0);
+    kill_process(pid, signal).unwrap();
     lines.read_to_string(&mut text).unwrap();
     let status = running.0.wait().unwrap();
     assert_eq!(status.code(), Some(0), "{text}");

@@ -12,18 +12,32 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::text::Excerpt;
 
-/// Ranges an entry must name (lie within) to allow: link-local of both families, EC2's metadata address.
-const METADATA: [IpNet; 3] = [
+/// Ranges an entry must name (lie within) to allow: link-local of both families, and where clouds hand out metadata or
+/// credentials outside of these. Each of the latter is an address that no network of pods or hosts has: others, such as
+/// 100.100.100.200, are left to lists.
+const METADATA: [IpNet; 7] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16)),
     IpNet::V6(Ipv6Net::new_assert(
         Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0),
         10,
     )),
-    IpNet::V6(Ipv6Net::new_assert(
-        Ipv6Addr::new(0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254),
-        128,
-    )),
+    // EC2, EKS Pod Identity.
+    one([0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x254]),
+    one([0xfd00, 0x0ec2, 0, 0, 0, 0, 0, 0x23]),
+    // Google.
+    one([0xfd20, 0x00ce, 0, 0, 0, 0, 0, 0x254]),
+    // Oracle, and its Classic.
+    one([0xfd00, 0x00c1, 0, 0, 0, 0, 0xa9fe, 0xa9fe]),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 0, 192), 32)),
 ];
+
+/// A single address.
+const fn one([a, b, c, d, e, f, g, h]: [u16; 8]) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, g, h),
+        128,
+    ))
+}
 
 /// For a list that guards the control plane the dialling host itself must be named, too.
 const LOOPBACK: [IpNet; 2] = [
@@ -33,6 +47,18 @@ const LOOPBACK: [IpNet; 2] = [
 
 /// NAT64's well-known prefix: the last 32 bits are the IPv4 address that will be reached.
 const NAT64: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0), 96);
+
+/// NAT64's prefix for local use (RFC 8215), which holds prefixes of a network's own choice.
+const NAT64_LOCAL: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48);
+
+/// Where an IPv6 address has the bytes of the IPv4 one, behind prefixes of 96, 64, 56 and 48 bits (RFC 6052): first
+/// that of the well-known one.
+const EMBEDDED: [[usize; 4]; 4] = [
+    [12, 13, 14, 15],
+    [9, 10, 11, 12],
+    [7, 9, 10, 11],
+    [6, 7, 9, 10],
+];
 
 /// The address a connect to `ip` reaches: IPv4-mapped is IPv4, and unspecified is this machine.
 #[must_use]
@@ -171,15 +197,19 @@ impl DestinationList {
 
 /// Is `ip` in `range`, directly or through NAT64?
 fn reaches(range: &IpNet, ip: IpAddr) -> bool {
-    range.contains(&ip) || embedded_v4(ip).is_some_and(|v4| range.contains(&v4))
+    range.contains(&ip) || embedded_v4(ip).any(|v4| range.contains(&v4))
 }
 
-fn embedded_v4(ip: IpAddr) -> Option<IpAddr> {
-    let IpAddr::V6(v6) = ip else { return None };
-    let [.., a, b, c, d] = v6.octets();
-    NAT64
-        .contains(&v6)
-        .then_some(IpAddr::V4(Ipv4Addr::new(a, b, c, d)))
+/// The IPv4 addresses that a translator may make of this one. Of the prefix for local use nobody tells how long the network's own
+/// is, so that there are several.
+fn embedded_v4(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let (places, bytes) = match ip {
+        IpAddr::V6(v6) if NAT64.contains(&v6) => (1, v6.octets()),
+        IpAddr::V6(v6) if NAT64_LOCAL.contains(&v6) => (EMBEDDED.len(), v6.octets()),
+        IpAddr::V6(_) | IpAddr::V4(_) => (0, [0; 16]),
+    };
+    let places = EMBEDDED.into_iter().take(places);
+    places.map(move |place| IpAddr::from(place.map(|at| bytes[at])))
 }
 
 /// One line of a list: a network or a name, with an optional port.
@@ -216,8 +246,10 @@ impl Entry {
         let Place::Net(net) = &self.place else {
             return false;
         };
+        // What is embedded in a network lies within the range if that of its first and of its last address does.
+        let mut ends = embedded_v4(net.network()).zip(embedded_v4(net.broadcast()));
         let narrow = guarded.contains(net)
-            || matches!(net, IpNet::V6(v6) if NAT64.contains(v6) && v6 != &NAT64);
+            || ends.any(|(first, last)| guarded.contains(&first) && guarded.contains(&last));
         self.takes_port(port) && narrow && net.contains(&ip)
     }
 }

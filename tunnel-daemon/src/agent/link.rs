@@ -29,7 +29,7 @@ use crate::net::tasks::Tasks;
 use crate::net::together::together;
 use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Path, Segment};
-use crate::telemetry::{AgentMetrics, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
+use crate::telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_core::wire::encode::MessageBuf;
 
 /// Commands (dial outcomes above all) a link may have waiting.
@@ -82,7 +82,7 @@ pub struct Identity {
     /// Id and identifiers.
     pub hello: AgentHello,
     /// Bearer token of this attempt, if tokens are in use.
-    pub token: Option<String>,
+    pub token: Option<Masked<String>>,
 }
 
 /// An accepted call, not yet running.
@@ -182,7 +182,7 @@ fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectE
         headers.insert(name, value);
     }
     if let Some(token) = &identity.token {
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim()))
+        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.reveal().trim()))
             .map_err(|_invalid| ConnectError::BadHeader("the token"))?;
         value.set_sensitive(true);
         headers.insert(header::AUTHORIZATION, value);

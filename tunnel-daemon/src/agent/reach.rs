@@ -322,7 +322,8 @@ impl Reach {
             .await
             .map_err(|error| failed(error.to_string()))?;
         let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
+        // Go's programs, too, take lines without a carriage return.
+        while !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
             // Byte by byte: nothing behind the head may be swallowed, and this happens once a connection.
             let byte = tcp
                 .read_u8()

@@ -25,6 +25,7 @@ use crate::config::plan::LaneSecurity;
 use crate::hub::Command;
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
+use crate::telemetry::Masked;
 use crate::telemetry::labels::{LinkDirection, Segment};
 
 /// What the search for servers needs.
@@ -395,7 +396,7 @@ impl Shared {
         let Reached { stream, authority } = self.settings.reach.connect(address).await?;
         let identity = Identity {
             hello: self.settings.hello.clone(),
-            token,
+            token: token.map(Masked::new),
         };
         Ok(open(stream, &authority, &identity, self.settings.keepalive).await?)
     }

@@ -14,13 +14,12 @@ use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
-use super::listeners::{CountedReloads, Watched, socket_addr};
+use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::NodeSide;
 use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel};
 use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
-use super::server::allow_failed_listener;
 use super::status::{self, AgentSource};
 use crate::agent::link::LinkContext;
 use crate::agent::reach::{Met, Reach};
@@ -250,23 +249,14 @@ fn probes(
     let mut health = None;
     if let Some(bind) = &plan.health {
         let service = HttpService::agent_health(Arc::new(asker), metrics.scrape(), detail);
-        match thread.serve("health", socket_addr(bind)?, service) {
-            Ok(listener) => {
-                health = Some(listener.local_addr());
-                listeners.push(listener);
-            }
-            Err(error) => allow_failed_listener(plan.compat, error)?,
-        }
+        let listener = serve_probes(&thread, "health", bind, service, plan.compat)?;
+        health = listener.as_ref().map(AdminListener::local_addr);
+        listeners.extend(listener);
     }
     if let (Some(bind), Some(health)) = (&plan.admin, health) {
-        match thread.serve(
-            "admin",
-            socket_addr(bind)?,
-            HttpService::agent_admin(health.port()),
-        ) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) => allow_failed_listener(plan.compat, error)?,
-        }
+        let service = HttpService::agent_admin(health.port());
+        let listener = serve_probes(&thread, "admin", bind, service, plan.compat)?;
+        listeners.extend(listener);
     }
     Ok((health, (thread, listeners, socket)))
 }

@@ -9,6 +9,8 @@ use adit_core::lane;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
+use super::admin::{AdminListener, AdminThread};
+use super::probes::HttpService;
 use crate::backend::Backend;
 use crate::config::address::{BindAddress, BindHost};
 use crate::config::limits;
@@ -355,6 +357,31 @@ pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
         ListenAddr::AnyTcp(port) => SocketAddr::from((any_address(), port)),
         ListenAddr::Unix(..) => anyhow::bail!("{bind} is no TCP address"),
     })
+}
+
+/// Listens for probes and scrapes; `name` is for messages: `health`, `admin`. As upstream's programs, a `compat` one logs what
+/// fails and goes on without it: none then.
+///
+/// # Errors
+/// The address, or a host without one.
+pub(super) fn serve_probes(
+    thread: &AdminThread,
+    name: &'static str,
+    bind: &BindAddress,
+    service: HttpService,
+    compat: bool,
+) -> anyhow::Result<Option<AdminListener>> {
+    let served = socket_addr(bind)
+        .with_context(|| format!("{name} port"))
+        .and_then(|address| Ok(thread.serve(name, address, service)?));
+    match served {
+        Err(error) if compat => {
+            let error = format!("{error:#}");
+            tracing::error!(error, "listener failed; going on without it");
+            Ok(None)
+        }
+        served => served.map(Some),
+    }
 }
 
 fn any_address() -> std::net::IpAddr {

@@ -11,10 +11,10 @@ use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio_util::sync::CancellationToken;
 
 use super::account;
-use super::admin::{AdminError, AdminLimits, AdminListener, AdminSocket, AdminThread};
+use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
-use super::listeners::{CountedReloads, Listening, socket_addr};
+use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
 use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
 use super::redirect::Captured;
@@ -351,10 +351,8 @@ impl Probes {
             ("admin", &plan.admin, admin),
         ] {
             let Some(bind) = bind else { continue };
-            match thread.serve(name, socket_addr(bind)?, service) {
-                Ok(listener) => listeners.push((name, listener)),
-                Err(error) => allow_failed_listener(plan.compat, error)?,
-            }
+            let listener = serve_probes(&thread, name, bind, service, plan.compat)?;
+            listeners.extend(listener.map(|listener| (name, listener)));
         }
         Ok(Self {
             _thread: thread,
@@ -369,15 +367,6 @@ impl Probes {
             .find(|(known, _)| *known == name)
             .map(|(_, listener)| listener.local_addr())
     }
-}
-
-/// Upstream's programs go on without a health or admin listener; ours say so and stop.
-pub(super) fn allow_failed_listener(compat: bool, error: AdminError) -> Result<(), AdminError> {
-    if compat {
-        tracing::error!(%error, "listener failed; going on without it");
-        return Ok(());
-    }
-    Err(error)
 }
 
 impl RunningServer {

@@ -1,15 +1,18 @@
-//! SIGINT and SIGTERM, counted.
+//! SIGINT and SIGTERM, counted, and for what runs on a terminal its end: SIGHUP.
+
+use std::future::pending;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Waits for the next of either signal.
+/// Waits for the next of these signals.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
-    /// Takes both signals over from their defaults.
+    /// Takes SIGINT and SIGTERM over from their defaults.
     ///
     /// # Errors
     /// When the system refuses the handlers.
@@ -17,14 +20,67 @@ impl Signals {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            hangup: None,
+        })
+    }
+
+    /// And SIGHUP, unless the process was started to outlive its terminal, as by `nohup`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of_terminal() -> std::io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let hangup = (!ignores_hangup(&status)).then(|| signal(SignalKind::hangup()));
+        Ok(Self {
+            hangup: hangup.transpose()?,
+            ..Self::new()?
         })
     }
 
     /// Completes at the next signal.
     pub async fn next(&mut self) {
+        let Self {
+            interrupt,
+            terminate,
+            hangup,
+        } = self;
+        let hung_up = async {
+            match hangup {
+                Some(hangup) => hangup.recv().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
-            _ = self.interrupt.recv() => (),
-            _ = self.terminate.recv() => (),
+            _ = interrupt.recv() => (),
+            _ = terminate.recv() => (),
+            _ = hung_up => (),
         }
+    }
+}
+
+/// By the mask of a `/proc/PID/status`, of which the lowest bit is signal 1.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_nohup_is_known_by_what_it_ignores() {
+        for (mask, expected) in [
+            ("0000000000001001", true),
+            ("0000000000001000", false),
+            ("none", false),
+        ] {
+            let status = format!("SigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t1\n");
+            assert_eq!(ignores_hangup(&status), expected, "{mask}");
+        }
+        assert!(!ignores_hangup(""));
     }
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_core::ids::{AgentId, ServerId};
 
-use super::service::holder;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Hub, LanePool};
@@ -60,7 +59,7 @@ impl LaneListener {
         let account = stream.tcp().and_then(|tcp| self.accounts.cookie(tcp));
         let peer = stream.peer();
         // Without a certificate there is nobody whose link it could be.
-        let principal = stream.principal().map(|principal| holder(principal));
+        let principal: Option<Arc<str>> = stream.principal().map(|one| one.holder().into());
         let Some(unbound) = self.unbound.enter(peer, principal.as_ref()) else {
             tracing::debug!(%peer, "lane refused: too many connections wait to be bound");
             return self.metrics.lane_refused(LaneRefusal::Unbound);

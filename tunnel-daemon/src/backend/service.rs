@@ -127,7 +127,7 @@ impl Backend {
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let holder: Option<Arc<str>> = principal.as_deref().map(holder);
+        let holder: Option<Arc<str>> = principal.as_deref().map(|one| one.holder().into());
         let windows = Windows {
             frame_bytes: grpc::LINK_FRAME_BYTES,
             stream_bytes: STREAM_WINDOW_BYTES,
@@ -323,12 +323,6 @@ struct Caller<'a> {
     holder: Option<Arc<str>>,
     /// The connection, as the kernel accounts for it.
     account: Option<u64>,
-}
-
-/// Names the holder of a certificate, to compare and to log; stays the same when it is renewed. Quoted, so that no
-/// name reads like a list of others.
-pub(super) fn holder(principal: &Principal) -> Arc<str> {
-    format!("{:?} {:?}", principal.subject, principal.names).into()
 }
 
 fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {

@@ -70,8 +70,8 @@ pub struct AcceptTls {
 }
 
 /// Accepts until `stop`, then gives the listener back: dropping it closes it. Each connection is a task of `tasks`: the
-/// handshake, then the future `handle` makes of the stream. `stop` closes connections whose handshake has not begun, like
-/// those in the kernel's queue, and touches no others.
+/// handshake, then the future `handle` makes of the stream. `stop` closes connections whose handshake is not over, like
+/// those in the kernel's queue, since whatever they want is refused by a process that leaves. It touches no others.
 pub async fn accept_loop<I, H, F>(
     incoming: I,
     tls: Option<AcceptTls>,
@@ -140,6 +140,7 @@ async fn greet(
         biased;
         handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
         why = place.taken_back() => return turned_away(why),
+        () = stop.cancelled() => return None,
     };
     match handshake {
         Ok(stream) => Some(stream),

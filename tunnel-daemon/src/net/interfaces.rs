@@ -1,4 +1,4 @@
-//! Addresses of this host, in its network namespace, as the kernel lists them now.
+//! Addresses of this host, and the interfaces that have them, in its network namespace, as the kernel lists them now.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,6 +11,12 @@ pub fn local_addresses() -> Vec<IpAddr> {
     let mut all: Vec<IpAddr> = in_trie(&v4).into_iter().map(IpAddr::from).collect();
     all.extend(in_list(&v6).into_iter().map(IpAddr::from));
     all
+}
+
+/// The number of an interface, by its name; none of those without any IPv6 address.
+#[must_use]
+pub fn index_of(name: &str) -> Option<u32> {
+    index_in_list(&fs::read_to_string("/proc/net/if_inet6").ok()?, name)
 }
 
 /// A leaf `|-- ADDRESS`, then its routes; a local address has one that says so. The trie is there once for each table.
@@ -36,6 +42,14 @@ fn in_list(text: &str) -> Vec<Ipv6Addr> {
         .collect()
 }
 
+/// The second and the last word of each line; numbers are hexadecimal.
+fn index_in_list(text: &str, name: &str) -> Option<u32> {
+    let line = text
+        .lines()
+        .find(|line| line.split_whitespace().next_back() == Some(name))?;
+    u32::from_str_radix(line.split_whitespace().nth(1)?, 16).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +69,15 @@ mod tests {
     fn the_list_of_ipv6_addresses_is_read() {
         let list = "00000000000000000000000000000001 01 80 10 80       lo\n";
         assert_eq!(in_list(list), [Ipv6Addr::LOCALHOST]);
+    }
+
+    #[test]
+    fn an_interface_has_the_number_that_the_list_says() {
+        let list = "00000000000000000000000000000001 01 80 10 80       lo\n\
+            fe800000000000000000000000000001 1f 40 20 80 eth0.7\n";
+        assert_eq!(index_in_list(list, "lo"), Some(1));
+        assert_eq!(index_in_list(list, "eth0.7"), Some(31));
+        assert_eq!(index_in_list(list, "eth0"), None);
     }
 
     #[test]

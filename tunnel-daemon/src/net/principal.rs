@@ -6,6 +6,7 @@ use sha2::{Digest, Sha256};
 use x509_parser::{
     extensions::GeneralName,
     objects::{oid_registry, oid2abbrev},
+    oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME,
     prelude::X509Certificate,
     x509::X509Name,
 };
@@ -25,6 +26,9 @@ pub struct Principal {
     pub organizations: Vec<String>,
     /// Subject alternative names, prefixed by their kind and sorted: `dns:`, `ip:`, `uri:`, `email:`.
     pub names: Vec<String>,
+    /// SHA-256 of what tells this holder from others where names alone do not: of all alternative names as they stand in the
+    /// certificate (DER) if `names` leaves out some; of the public key (DER) if there is no name at all.
+    pub rest_sha256: Option<[u8; 32]>,
     /// SHA-256 of the certificate (DER). Another one after each renewal.
     pub certificate_sha256: [u8; 32],
 }
@@ -38,6 +42,7 @@ impl Principal {
         let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
             attribute.as_str().ok().map(str::to_owned)
         };
+        let names = alternative_names(&certificate);
         Some(Self {
             subject: distinguished_name(subject),
             common_name: subject.iter_common_name().find_map(text),
@@ -46,15 +51,22 @@ impl Principal {
                 .filter_map(text)
                 .take(NAMES_MAX)
                 .collect(),
-            names: alternative_names(&certificate),
+            rest_sha256: rest_sha256(&certificate, &names),
+            names,
             certificate_sha256: Sha256::digest(der).into(),
         })
     }
 
-    /// Whether two certificates name the same holder. True across renewals, where the hash differs.
+    /// Names the holder, to compare and to log: the same for another certificate of the same holder, also across renewals,
+    /// unless it has no name and another key. Quoted, so that no name reads like a list of others.
     #[must_use]
-    pub fn same_holder(&self, other: &Self) -> bool {
-        self.subject == other.subject && self.names == other.names
+    pub fn holder(&self) -> String {
+        let mut text = format!("{:?} {:?}", self.subject, self.names);
+        if let Some(rest) = &self.rest_sha256 {
+            text.push_str(" sha256:");
+            text.extend(rest.iter().map(|byte| format!("{byte:02x}")));
+        }
+        text
     }
 }
 
@@ -131,6 +143,22 @@ fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
     names
 }
 
+fn rest_sha256(certificate: &X509Certificate<'_>, names: &[String]) -> Option<[u8; 32]> {
+    let are_all_read = match certificate.subject_alternative_name() {
+        Ok(None) => true,
+        Ok(Some(extension)) => extension.value.general_names.len() == names.len(),
+        Err(_unreadable) => false,
+    };
+    if !are_all_read {
+        let extensions = certificate.iter_extensions();
+        let alternative = extensions.filter(|one| one.oid == OID_X509_EXT_SUBJECT_ALT_NAME);
+        let hash = alternative.fold(Sha256::new(), |hash, one| hash.chain_update(one.value));
+        return Some(hash.finalize().into());
+    }
+    let is_nameless = names.is_empty() && certificate.subject().iter().next().is_none();
+    is_nameless.then(|| Sha256::digest(certificate.public_key().raw).into())
+}
+
 fn alternative_name(name: &GeneralName<'_>) -> Option<String> {
     match name {
         GeneralName::DNSName(name) => Some(format!("dns:{name}")),
@@ -151,6 +179,7 @@ fn alternative_name(name: &GeneralName<'_>) -> Option<String> {
 mod tests {
     use super::*;
     use crate::net::selfsigned::{ThrowawayCa, Usage};
+    use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
     use rustls_pki_types::{CertificateDer, pem::PemObject};
 
     fn principal(ca: &ThrowawayCa, common_name: &str, names: &[&str]) -> Principal {
@@ -189,9 +218,50 @@ mod tests {
     fn renewed_certificate_has_the_same_holder_and_another_hash() {
         let ca = ThrowawayCa::new("test").unwrap();
         let (old, new) = (principal(&ca, "a", &["x"]), principal(&ca, "a", &["x"]));
-        assert!(old.same_holder(&new) && old.certificate_sha256 != new.certificate_sha256);
-        assert!(!old.same_holder(&principal(&ca, "a", &["y"])));
-        assert!(!old.same_holder(&principal(&ca, "b", &["x"])));
+        assert_eq!(old.holder(), new.holder());
+        assert_ne!(old.certificate_sha256, new.certificate_sha256);
+        assert_ne!(old.holder(), principal(&ca, "a", &["y"]).holder());
+        assert_ne!(old.holder(), principal(&ca, "b", &["x"]).holder());
+    }
+
+    /// Of a certificate without a subject, with another key each time.
+    fn holder(names: Vec<SanType>) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = names;
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        Principal::from_der(certificate.der()).unwrap().holder()
+    }
+
+    #[test]
+    fn a_certificate_without_a_name_has_a_holder_by_its_key() {
+        assert_ne!(holder(vec![]), holder(vec![]));
+    }
+
+    #[test]
+    fn names_of_other_kinds_tell_holders_apart() {
+        let user = |name: &str| {
+            let user_principal_name = vec![1, 3, 6, 1, 4, 1, 311, 20, 2, 3];
+            holder(vec![SanType::OtherName((user_principal_name, name.into()))])
+        };
+        assert_eq!(user("a"), user("a"));
+        assert_ne!(user("a"), user("b"));
+        assert_ne!(user("a"), holder(vec![]));
+    }
+
+    #[test]
+    fn names_beyond_those_that_are_read_tell_holders_apart() {
+        let many = |last: &str| {
+            let same = (0..NAMES_MAX).map(|number| format!("n{number}.example"));
+            let all = same.chain([last.to_owned()]);
+            holder(
+                all.map(|name| SanType::DnsName(name.try_into().unwrap()))
+                    .collect(),
+            )
+        };
+        assert_eq!(many("a.example"), many("a.example"));
+        assert_ne!(many("a.example"), many("b.example"));
     }
 
     #[test]

@@ -21,6 +21,11 @@ fn no_list_allows_all_but_metadata_addresses() {
         "[::1]:1",
         "[fd00:ec2::253]:53",
         "8.8.8.8:53",
+        // Of networks that pods may have, or with more than metadata.
+        "100.100.100.200:80",
+        "168.63.129.16:53",
+        "[64:ff9b::a00:1]:80",
+        "[64:ff9b:1::a00:1]:80",
     ] {
         assert!(allows(&list, addr), "{addr}");
     }
@@ -32,9 +37,41 @@ fn no_list_allows_all_but_metadata_addresses() {
         "[fd00:ec2::254]:80",
         "[::ffff:169.254.169.254]:80",
         "[64:ff9b::a9fe:a9fe]:80",
+        "192.0.0.192:80",
+        "[fd00:ec2::23]:80",
+        "[fd20:ce::254]:80",
+        "[fd00:c1::a9fe:a9fe]:80",
     ] {
         assert!(!allows(&list, addr), "{addr}");
     }
+}
+
+/// 169.254.169.254 behind prefixes of 96, 64, 56 and 48 bits.
+#[test]
+fn metadata_addresses_behind_a_translator_of_a_networks_own_are_guarded() {
+    let list = targets(&[]);
+    for addr in [
+        "[64:ff9b:1:fffe::a9fe:a9fe]:80",
+        "[64:ff9b:1:abcd:a9:fea9:fe00:0]:80",
+        "[64:ff9b:1:aba9:fe:a9fe::]:80",
+        "[64:ff9b:1:a9fe:a9:fe00::]:80",
+    ] {
+        assert!(!allows(&list, addr), "{addr}");
+        let address = addr.rsplit_once(':').unwrap().0;
+        assert!(allows(&targets(&[address]), addr), "{addr} is named");
+    }
+}
+
+#[test]
+fn a_network_names_what_is_embedded_in_all_of_its_addresses() {
+    let metadata = "[64:ff9b::a9fe:a9fe]:80";
+    for wide in ["64:ff9b::/96", "64:ff9b::8000:0/97", "64:ff9b::a900:0/104"] {
+        assert!(!allows(&targets(&[wide]), metadata), "{wide}");
+    }
+    assert!(allows(&targets(&["64:ff9b::a9fe:0/112"]), metadata));
+    let behind_48_bits = "[64:ff9b:1:a9fe:a9:fe00::]:80";
+    assert!(!allows(&targets(&["64:ff9b:1::/48"]), behind_48_bits));
+    assert!(allows(&targets(&["64:ff9b:1:a9fe::/64"]), behind_48_bits));
 }
 
 #[test]

@@ -28,6 +28,18 @@ fn identity() -> Identity {
     }
 }
 
+#[test]
+fn a_token_is_sent_and_never_printed() {
+    let who = Identity {
+        token: Some(Masked::new("s3cret\n".to_owned())),
+        ..identity()
+    };
+    let call = request("server", &who).unwrap();
+    assert_eq!(call.headers()[header::AUTHORIZATION], "Bearer s3cret");
+    let printed = format!("{who:?} {call:?}");
+    assert!(!printed.contains("s3cret"), "{printed}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn response_headers_are_waited_for_ten_seconds() {
     let (ours, theirs) = duplex(1 << 16);

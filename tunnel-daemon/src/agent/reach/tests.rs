@@ -431,3 +431,33 @@ fn proxies_are_plain_http_and_never_show_a_password() {
         assert!(!error.contains("s3cret"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_proxy_may_end_its_lines_without_carriage_returns() {
+    let files = certificates();
+    for (answer, taken) in [
+        ("HTTP/1.1 200 OK\nVia: 1.1 old\n\n", true),
+        ("HTTP/1.1 200 OK\nVia: 1.1 old\r\n\r\n", true),
+        ("HTTP/1.1 200 OK\r\nVia: 1.1 old\n\r\n", true),
+        ("HTTP/1.0 407 Who are you?\n\n", false),
+    ] {
+        let book = Book {
+            ips: Vec::new(),
+            ports: Vec::new(),
+            equal: false,
+        };
+        let way = reach(&files, book);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let proxy = async {
+            let (mut agent, _) = listener.accept().await.unwrap();
+            agent.write_all(answer.as_bytes()).await.unwrap();
+            agent
+        };
+        let both = async { tokio::join!(way.through(&address, "server.test:8091"), proxy) };
+        // The proxy's end stays open.
+        let both = timeout(SOON, both).await;
+        let (through, _open) = both.expect("it knows where the answer ends");
+        assert_eq!(through.is_ok(), taken, "{answer:?}: {through:?}");
+    }
+}

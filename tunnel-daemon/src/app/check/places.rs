@@ -1,6 +1,7 @@
 //! Where a command line wants to listen: whether it could, now.
 
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,9 +14,27 @@ use crate::config::address::{BindAddress, BindHost};
 use crate::config::plan::{AgentPlan, FrontendListen, ServerPlan};
 use crate::net::listen::{StaleFile, listen};
 
+/// What a start does where it cannot listen on a port.
+#[derive(Clone, Copy)]
+enum Without {
+    Fails,
+    /// As upstream's programs, it logs that and goes on.
+    GoesOn,
+}
+
+impl Without {
+    fn probes(compat: bool) -> Self {
+        if compat { Self::GoesOn } else { Self::Fails }
+    }
+}
+
+/// The TCP addresses that a start would have by now, each with the name of its line.
+#[derive(Default)]
+struct Ports(Vec<(&'static str, SocketAddr)>);
+
 /// Lines about a server's listeners.
 pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
-    let mut lines = Vec::new();
+    let (mut lines, mut ports) = (Vec::new(), Ports::default());
     for frontend in &plan.frontends {
         match &frontend.listen {
             FrontendListen::Unix {
@@ -26,89 +45,131 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
                 let stale = StaleFile::of(*delete_existing);
                 lines.push(socket("frontend", path, stale));
             }
-            FrontendListen::Tcp { bind, .. } => lines.push(port("frontend", bind)),
+            FrontendListen::Tcp { bind, .. } => {
+                lines.push(ports.line("frontend", bind, Without::Fails));
+            }
         }
     }
-    let transparent = plan.transparent.bind.iter();
-    lines.extend(transparent.map(|bind| port("transparent", bind)));
-    lines.push(port("agent-port", &plan.agents.bind));
-    lines.extend(both(
-        &plan.health,
-        &plan.admin,
-        plan.admin_socket.as_deref(),
-    ));
+    if let Some(bind) = &plan.transparent.bind {
+        lines.push(ports.line("transparent", bind, Without::Fails));
+    }
+    lines.push(ports.line("agent-port", &plan.agents.bind, Without::Fails));
+    lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
+    lines.extend(admin_socket(plan.admin_socket.as_deref()));
     lines
 }
 
 /// Lines about an agent's.
 pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
-    let targets = plan.target_listeners.iter();
-    let mut lines: Vec<Capability> = targets.map(|at| port("target", &at.bind)).collect();
-    lines.extend(both(
-        &plan.health,
-        &plan.admin,
-        plan.admin_socket.as_deref(),
-    ));
+    let (mut lines, mut ports) = (Vec::new(), Ports::default());
+    for target in &plan.target_listeners {
+        lines.push(ports.line("target", &target.bind, Without::Fails));
+    }
+    lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
+    lines.extend(admin_socket(plan.admin_socket.as_deref()));
     lines
 }
 
-fn both(
-    health: &Option<BindAddress>,
-    admin: &Option<BindAddress>,
-    admin_socket: Option<&Path>,
-) -> Vec<Capability> {
-    let health = health.iter().map(|bind| port("health-port", bind));
-    let admin = admin.iter().map(|bind| port("admin-port", bind));
-    let path = admin_socket.map(|path| socket("admin-socket", path, StaleFile::Remove));
-    health.chain(admin).chain(path).collect()
+fn admin_socket(path: Option<&Path>) -> Option<Capability> {
+    path.map(|path| socket("admin-socket", path, StaleFile::Remove))
 }
 
-fn port(name: &str, bind: &BindAddress) -> Capability {
-    if bind.port == 0 {
-        return ok(name, format!("{bind}: the kernel chooses a port"));
+impl Ports {
+    /// Those for health and administration, which a start opens last.
+    fn probes(
+        &mut self,
+        health: &Option<BindAddress>,
+        admin: &Option<BindAddress>,
+        compat: bool,
+    ) -> Vec<Capability> {
+        let health = health.iter().map(|bind| ("health-port", bind));
+        let admin = admin.iter().map(|bind| ("admin-port", bind));
+        let without = Without::probes(compat);
+        health
+            .chain(admin)
+            .map(|(name, bind)| self.line(name, bind, without))
+            .collect()
     }
-    match bound(bind) {
-        Ok(()) => ok(name, format!("{bind} is free")),
-        Err(error) => {
+
+    fn line(&mut self, name: &'static str, bind: &BindAddress, without: Without) -> Capability {
+        if bind.port == 0 {
+            return ok(name, format!("{bind}: the kernel chooses a port"));
+        }
+        let (why, remedy) = match self.take(name, bind) {
+            Ok(()) => return ok(name, format!("{bind} is free")),
+            Err(flaw) => flaw,
+        };
+        let text = format!("cannot listen on {bind}: {why}");
+        match without {
+            Without::Fails => missing(name, text, remedy),
+            Without::GoesOn => {
+                degraded(name, format!("{text}; a start goes on without it"), remedy)
+            }
+        }
+    }
+
+    /// # Errors
+    /// Why a start could not have that address, and the remedy.
+    fn take(
+        &mut self,
+        name: &'static str,
+        bind: &BindAddress,
+    ) -> Result<(), (String, &'static str)> {
+        let address = bound(bind).map_err(|error| {
             let remedy = match error.kind() {
-                std::io::ErrorKind::AddrInUse => {
+                io::ErrorKind::AddrInUse => {
                     "stop whoever uses that port (this very server, perhaps), or give another one"
                 }
-                std::io::ErrorKind::AddrNotAvailable => "give an address of this host",
-                std::io::ErrorKind::PermissionDenied => {
+                io::ErrorKind::AddrNotAvailable => "give an address of this host",
+                io::ErrorKind::PermissionDenied => {
                     "give a port above 1023, or the capability CAP_NET_BIND_SERVICE"
                 }
                 _ => "give another address",
             };
-            missing(name, format!("cannot listen on {bind}: {error}"), remedy)
+            (error.to_string(), remedy)
+        })?;
+        if let Some((other, taken)) = self.0.iter().find(|(_, taken)| overlap(address, *taken)) {
+            let why = format!("{other} of this command line has {taken}, which overlaps");
+            return Err((why, "give one of the two another port"));
         }
+        self.0.push((name, address));
+        Ok(())
     }
 }
 
-/// Listens for a moment.
-fn bound(bind: &BindAddress) -> std::io::Result<()> {
+/// Whether the kernel refuses the second of two listeners at these addresses. The IPv6 address for all interfaces takes IPv4,
+/// too.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let covers = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    let (a, b) = (one.ip(), other.ip());
+    one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
+}
+
+/// Listens for a moment; where.
+fn bound(bind: &BindAddress) -> io::Result<SocketAddr> {
     let address: SocketAddr = match &bind.host {
         BindHost::Ip(ip) => SocketAddr::new(*ip, bind.port),
         // Both families where there are two.
         BindHost::Any => {
-            let v6 = listened((std::net::Ipv6Addr::UNSPECIFIED, bind.port).into());
+            let v6 = listened((Ipv6Addr::UNSPECIFIED, bind.port).into());
             return match v6 {
-                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(error),
-                Err(_no_ipv6) => listened((std::net::Ipv4Addr::UNSPECIFIED, bind.port).into()),
-                Ok(()) => Ok(()),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    listened((Ipv4Addr::UNSPECIFIED, bind.port).into())
+                }
+                bound => bound,
             };
         }
         BindHost::Name(name) => (name.as_str(), bind.port)
             .to_socket_addrs()?
             .next()
-            .ok_or(std::io::ErrorKind::AddrNotAvailable)?,
+            .ok_or(io::ErrorKind::AddrNotAvailable)?,
     };
     listened(address)
 }
 
 /// As a start would.
-fn listened(address: SocketAddr) -> std::io::Result<()> {
-    listen(address, |_socket| ()).map(drop)
+fn listened(address: SocketAddr) -> io::Result<SocketAddr> {
+    listen(address, |_socket| ()).map(|_closed| address)
 }
 
 /// Nothing is made or removed: a running process may be behind that path.
@@ -158,6 +219,10 @@ mod tests {
     use super::*;
     use crate::app::status::model::Verdict;
 
+    fn port(name: &'static str, bind: &BindAddress) -> Capability {
+        Ports::default().line(name, bind, Without::Fails)
+    }
+
     #[test]
     fn a_port_in_use_is_missing_and_a_free_one_is_not_kept() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -175,6 +240,57 @@ mod tests {
         }
         let elsewhere = BindAddress::new("192.0.2.1", 8091).unwrap();
         assert_eq!(port("x", &elsewhere).verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn ports_that_a_start_goes_on_without_are_degraded() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let used = listener.local_addr().unwrap().port();
+        let bind = Some(BindAddress::new("127.0.0.1", used).unwrap());
+        for (compat, verdict) in [(true, Verdict::Degraded), (false, Verdict::Missing)] {
+            let lines = Ports::default().probes(&bind, &bind, compat);
+            let found: Vec<_> = lines.iter().map(|line| line.verdict).collect();
+            assert_eq!(found, [verdict; 2], "{lines:?}");
+        }
+    }
+
+    /// What the kernel makes of two addresses, in either order.
+    #[test]
+    fn addresses_that_no_two_listeners_can_have_overlap() {
+        for (one, other, expected) in [
+            ("127.0.0.1:1", "127.0.0.1:1", true),
+            ("127.0.0.1:1", "127.0.0.1:2", false),
+            ("127.0.0.1:1", "127.0.0.2:1", false),
+            ("0.0.0.0:1", "127.0.0.1:1", true),
+            ("[::]:1", "127.0.0.1:1", true),
+            ("[::]:1", "0.0.0.0:1", true),
+            ("[::]:1", "[::1]:1", true),
+            ("0.0.0.0:1", "[::1]:1", false),
+            ("127.0.0.1:1", "[::1]:1", false),
+        ] {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(overlap(one, other), expected, "{one} {other}");
+            assert_eq!(overlap(other, one), expected, "{other} {one}");
+        }
+    }
+
+    #[test]
+    fn a_listener_that_overlaps_one_of_the_same_command_line_is_found() {
+        // As long as it is there, nobody else gets that port on all addresses.
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        let bind = BindAddress::new("127.0.0.4", port).unwrap();
+        let mut ports = Ports::default();
+        let first = ports.line("one", &bind, Without::Fails);
+        assert_eq!(first.verdict, Verdict::Ok, "{first:?}");
+        for (without, verdict) in [
+            (Without::Fails, Verdict::Missing),
+            (Without::GoesOn, Verdict::Degraded),
+        ] {
+            let second = ports.line("two", &bind, without);
+            assert_eq!(second.verdict, verdict, "{second:?}");
+            assert!(second.text.contains("one of this command line"));
+        }
     }
 
     #[test]

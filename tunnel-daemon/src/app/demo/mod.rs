@@ -35,7 +35,7 @@ use crate::config::DemoOptions;
 /// # Errors
 /// A part could not be started; the error names it.
 pub async fn run(options: DemoOptions) -> anyhow::Result<ExitCode> {
-    let mut signals = Signals::new().context("signals")?;
+    let mut signals = Signals::of_terminal().context("signals")?;
     let screen = Screen::new(options.plain);
     screen.working("certificates, server, agents, targets");
     let started = tokio::select! {

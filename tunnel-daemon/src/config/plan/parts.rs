@@ -1,5 +1,6 @@
 //! The parts that both plans are made of.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -308,8 +309,9 @@ pub struct Profiling {
     pub contention: bool,
 }
 
-/// Proxy for the connection from agent to server, as the environment says (compat 6.6); raw text.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+/// Proxy for the connection from agent to server, as the environment says (compat 6.6); raw text. `Debug` shows no proxy: a
+/// password may be in it.
+#[derive(Clone, PartialEq, Eq, Default)]
 pub struct ForwardProxy {
     /// `HTTPS_PROXY`, else `https_proxy`.
     pub https_proxy: Option<String>,
@@ -330,6 +332,16 @@ impl ForwardProxy {
             https_proxy: first(["HTTPS_PROXY", "https_proxy"]),
             no_proxy: first(["NO_PROXY", "no_proxy"]),
         }
+    }
+}
+
+impl fmt::Debug for ForwardProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let https_proxy = self.https_proxy.as_ref().map(|_hidden| "***");
+        f.debug_struct("ForwardProxy")
+            .field("https_proxy", &https_proxy)
+            .field("no_proxy", &self.no_proxy)
+            .finish()
     }
 }
 
@@ -370,5 +382,20 @@ pub(super) fn check_header_text(flag: &str, text: &str) -> Result<(), ConfigErro
             "{flag} {text:?}: {bad:?} cannot be sent in a gRPC header"
         ))),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_for_a_proxy_is_never_printed() {
+        let proxy = ForwardProxy {
+            https_proxy: Some("http://me:s3cret@proxy.example".to_owned()),
+            no_proxy: Some("localhost".to_owned()),
+        };
+        let printed = format!("{proxy:?}");
+        assert!(!printed.contains("s3cret") && printed.contains("localhost"));
     }
 }

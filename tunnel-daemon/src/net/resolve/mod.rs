@@ -6,6 +6,7 @@ mod search;
 mod servers;
 mod system;
 mod turns;
+mod zones;
 
 use std::net::IpAddr;
 use std::pin::Pin;

@@ -3,31 +3,32 @@
 //! The search list is walked here and not by the DNS library, so that `/etc/hosts` is asked before the
 //! search domains, both families of a name come from the same domain, and a failing name server is not
 //! reported as "no such host". So are the name servers, which the library asks side by side, taking the
-//! first answer: the second one need not know what the first one does. Both files are read again when
-//! they changed.
+//! first answer: the second one need not know what the first one does; and zones of their addresses, which the
+//! library drops. Both files are read again when they changed.
 
 use std::fs::{self, Metadata};
 use std::io;
+use std::iter::repeat;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::lookup::Lookup;
-use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
-use hickory_resolver::{Hosts, TokioResolver, system_conf};
+use hickory_resolver::{Hosts, Resolver, system_conf};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
 use super::answers::{Answers, Found};
 use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
+use super::zones::{self, Zone, Zoned};
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::net::race::Race;
 
@@ -56,6 +57,8 @@ pub struct SystemResolver {
     files: Files,
     state: ArcSwap<State>,
     next_check: Mutex<Instant>,
+    /// Of the files as they are now, if they cannot be used.
+    fault: Mutex<Option<Fault>>,
     turns: Arc<Turns>,
 }
 
@@ -68,14 +71,23 @@ struct Files {
     dns_port: u16,
 }
 
+/// Why files cannot be used.
+struct Fault {
+    cause: ResolveError,
+    /// Of files that were read and say nothing of use: they need not be read again before they change.
+    stamps: Option<Stamps>,
+}
+
+type Stamps = [Option<Stamp>; 2];
+
 /// The configuration as last read.
 struct State {
-    stamps: [Option<Stamp>; 2],
+    stamps: Stamps,
     hosts: Hosts,
     search: Vec<String>,
     ndots: usize,
     /// One for each name server, in their order.
-    dns: Vec<TokioResolver>,
+    dns: Vec<Resolver<Zoned>>,
     /// Of names as they were asked for, so that the search list is not walked again.
     answers: Answers,
 }
@@ -111,38 +123,58 @@ impl SystemResolver {
     }
 
     fn from_files(files: Files) -> Result<Self, ResolveError> {
-        let state = State::read(&files).or_else(|cause| {
+        let state = State::read(&files).or_else(|Fault { cause, .. }| {
             tracing::warn!(%cause, file = %files.resolv_conf.display(), "no usable resolver configuration: asking 127.0.0.1");
             let local = NameServerConfig::udp_and_tcp(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let config = ResolverConfig::from_name_servers(vec![local]);
-            State::build(&files, config, ResolverOpts::default())
+            State::build(&files, config, Vec::new(), ResolverOpts::default())
         })?;
         Ok(Self {
             files,
             state: ArcSwap::from_pointee(state),
             next_check: Mutex::new(Instant::now() + RECHECK),
+            fault: Mutex::default(),
             turns: Arc::new(Turns::new(LOOKUPS_MAX)),
         })
     }
 
     /// The configuration, read again when the files changed since. One caller in five seconds pays for
-    /// the look at the files; a file that became unusable leaves the old configuration in place.
+    /// the look at the files; a file that became unusable leaves the old configuration in place, which is said
+    /// once.
     async fn current(&self) -> Arc<State> {
         if self.is_check_due() {
-            let (files, old) = (self.files.clone(), self.state.load().stamps);
-            let read = move || (files.stamps() != old).then(|| State::read(&files));
-            match spawn_blocking(read).await {
-                Ok(Some(Ok(state))) => {
+            let (files, used) = (self.files.clone(), self.state.load().stamps);
+            let useless = self.fault().as_ref().and_then(|fault| fault.stamps);
+            let look = move || {
+                let stamps = files.stamps();
+                let is_known = stamps == used || Some(stamps) == useless;
+                (stamps, (!is_known).then(|| State::read(&files)))
+            };
+            match spawn_blocking(look).await {
+                Ok((_, Some(Ok(state)))) => {
                     tracing::info!("resolver configuration changed and was read again");
                     self.state.store(Arc::new(state));
+                    *self.fault() = None;
                 }
-                Ok(Some(Err(cause))) => {
-                    tracing::warn!(%cause, "changed resolver configuration is unusable: keeping the old one");
-                }
-                Ok(None) | Err(_) => (),
+                Ok((_, Some(Err(fault)))) => self.note(fault),
+                Ok((stamps, None)) if stamps == used => *self.fault() = None,
+                Ok((_, None)) | Err(_) => (),
             }
         }
         self.state.load_full()
+    }
+
+    /// Says what is wrong with the files, unless it was so at the last look.
+    fn note(&self, fault: Fault) {
+        let (mut last, cause) = (self.fault(), &fault.cause);
+        if last.as_ref().is_none_or(|last| last.cause != *cause) {
+            tracing::warn!(%cause, "changed resolver configuration is unusable: keeping the old one");
+        }
+        *last = Some(fault);
+    }
+
+    fn fault(&self) -> MutexGuard<'_, Option<Fault>> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_check_due(&self) -> bool {
@@ -201,26 +233,31 @@ impl Resolve for SystemResolver {
 }
 
 impl Files {
-    fn stamps(&self) -> [Option<Stamp>; 2] {
+    fn stamps(&self) -> Stamps {
         [&self.resolv_conf, &self.hosts].map(|path| fs::metadata(path).ok().map(Stamp::from))
     }
 }
 
 impl State {
     /// Reads both files. Blocks.
-    fn read(files: &Files) -> Result<Self, ResolveError> {
-        let failed = |cause: &dyn std::fmt::Display| {
-            ResolveError::Failed(format!("{}: {cause}", files.resolv_conf.display()))
+    fn read(files: &Files) -> Result<Self, Fault> {
+        let before = files.stamps();
+        let failed = |cause: &dyn std::fmt::Display, stamps| Fault {
+            cause: ResolveError::Failed(format!("{}: {cause}", files.resolv_conf.display())),
+            stamps,
         };
-        let text = fs::read(&files.resolv_conf).map_err(|cause| failed(&cause))?;
+        let text = fs::read(&files.resolv_conf).map_err(|cause| failed(&cause, None))?;
+        let (text, zones) = zones::cut(&text);
         let (config, opts) =
-            system_conf::parse_resolv_conf(text).map_err(|cause| failed(&cause))?;
-        Self::build(files, config, opts)
+            system_conf::parse_resolv_conf(text).map_err(|cause| failed(&cause, Some(before)))?;
+        Self::build(files, config, zones, opts).map_err(|cause| failed(&cause, None))
     }
 
+    /// `zones` of the name servers, in their order.
     fn build(
         files: &Files,
         config: ResolverConfig,
+        zones: Vec<Option<Zone>>,
         mut opts: ResolverOpts,
     ) -> Result<Self, ResolveError> {
         // Taken before the files are read: a change in between is then seen at the next look.
@@ -241,10 +278,10 @@ impl State {
         opts.positive_max_ttl = Some(REUSE_MAX);
         opts.negative_max_ttl = Some(NEGATIVE_REUSE_MAX);
         opts.cache_size = ANSWERS_MAX;
-        let client = |server: NameServerConfig| {
-            TokioResolver::builder_with_config(
+        let client = |(server, zone): (NameServerConfig, Option<Zone>)| {
+            Resolver::builder_with_config(
                 ResolverConfig::from_name_servers(vec![server]),
-                TokioRuntimeProvider::default(),
+                Zoned::new(zone),
             )
             .with_options(opts.clone())
             .build()
@@ -252,6 +289,7 @@ impl State {
         };
         let dns = name_servers
             .into_iter()
+            .zip(zones.into_iter().chain(repeat(None)))
             .map(client)
             .collect::<Result<Vec<_>, _>>()?;
         let mut hosts = Hosts::default();

@@ -313,6 +313,28 @@ async fn what_goes_to_a_log_file_goes_to_standard_error_only_if_it_is_severe() {
     assert_eq!(server.log(), "");
 }
 
+/// Compat 11: upstream's programs log it and go on, whether the port is taken or its host has no address.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compat_server_goes_on_without_its_admin_port() {
+    let [taken] = free_ports();
+    let _holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("it is free");
+    // No name has a label of more than 63 bytes, so nobody is asked for it.
+    let no_name = "x".repeat(64);
+    for flag in [
+        format!("--admin-port={taken}"),
+        format!("--admin-bind-address={no_name}"),
+    ] {
+        let mut world = World::start(&[]).await;
+        world.stop_server(Duration::ZERO).await;
+        linked(&world);
+        let (server, _agent, _health) = upstreams_flags(&world, "--mode=grpc", &[&flag]).await;
+        until("the line that says so", || {
+            server.log().contains("going on without it")
+        })
+        .await;
+    }
+}
+
 /// Rule 10, compat 15.2. Upstream's server waits for ever for a client that keeps its stream open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {

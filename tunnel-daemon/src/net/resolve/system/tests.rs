@@ -304,6 +304,67 @@ async fn changed_files_are_read_again_and_broken_ones_are_not_used() {
     assert_eq!(resolver.lookup_ip("web.b.test.").await, Ok(ips("10.0.0.1")));
 }
 
+/// Lines that were logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(buf);
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_unusable_configuration_is_said_once_for_each_reason() {
+    let lines = Lines::default();
+    let said = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone());
+    let _held = tracing::subscriber::set_default(subscriber.finish());
+    let times = || {
+        let bytes = said.0.lock().unwrap();
+        String::from_utf8_lossy(&bytes)
+            .matches("is unusable")
+            .count()
+    };
+    let server = NameServer::start(BTreeMap::new()).await;
+    let dir = TempDir::new().unwrap();
+    let conf = dir.path().join("resolv.conf");
+    let resolver = resolver(dir.path(), &server, CONF, "");
+    let look = || {
+        *resolver.next_check.lock().unwrap() = Instant::now();
+        resolver.current()
+    };
+
+    fs::write(&conf, "no name server here\n").unwrap();
+    look().await;
+    look().await;
+    assert_eq!(times(), 1);
+    fs::remove_file(&conf).unwrap();
+    look().await;
+    look().await;
+    assert_eq!(times(), 2, "another reason");
+    fs::write(&conf, CONF).unwrap();
+    look().await;
+    fs::remove_file(&conf).unwrap();
+    look().await;
+    assert_eq!(times(), 3, "the same as before it was mended");
+}
+
+/// Without them it would be 127.0.0.1 that is asked: their interfaces have names that the parser takes for none.
+#[tokio::test]
+async fn name_servers_with_zones_are_used() {
+    let server = NameServer::start(BTreeMap::new()).await;
+    let dir = TempDir::new().unwrap();
+    let conf = "nameserver fe80::1%eth0.7\nnameserver fe80::1%br-lan\n";
+    let resolver = resolver(dir.path(), &server, conf, "");
+    assert_eq!(resolver.state.load().dns.len(), 2);
+}
+
 #[tokio::test]
 async fn services_are_found_by_srv() {
     let target = Name::from_ascii("node1.test.").unwrap();

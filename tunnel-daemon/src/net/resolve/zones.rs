@@ -1,0 +1,192 @@
+//! Name servers on one link, `nameserver fe80::1%eth0`: neither the parser of resolv.conf nor the library's name servers keep
+//! what is behind the `%`, without which the kernel does not know where a link-local address is.
+
+use std::future::ready;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntimeProvider};
+use tokio::net::UdpSocket;
+
+use crate::net::interfaces::index_of;
+
+/// What is behind the `%` of an address: the name of an interface, or its number.
+pub(super) type Zone = Arc<str>;
+
+/// A resolv.conf without zones, and for each of its name servers, in their order, the zone it had. A zone that the parser would
+/// not take, as of `eth0.7`, keeps no name server out.
+pub(super) fn cut(text: &[u8]) -> (String, Vec<Option<Zone>>) {
+    let mut zones = Vec::new();
+    let lines = String::from_utf8_lossy(text);
+    let lines = lines.split('\n').map(|line| {
+        let Some((address, zone)) = name_server(line) else {
+            return line.to_owned();
+        };
+        zones.push(zone.map(Zone::from));
+        match zone {
+            Some(_) => format!("nameserver {address}"),
+            None => line.to_owned(),
+        }
+    });
+    let lines: Vec<String> = lines.collect();
+    (lines.join("\n"), zones)
+}
+
+/// The name server of a line, if it has one that the parser takes once the zone is gone.
+fn name_server(line: &str) -> Option<(IpAddr, Option<&str>)> {
+    let mut words = line.split([';', '#']).next()?.split_whitespace();
+    if words.next() != Some("nameserver") {
+        return None;
+    }
+    let word = words.next()?;
+    match word.split_once('%') {
+        None => Some((word.parse().ok()?, None)),
+        Some((address, zone)) => {
+            let address: Ipv6Addr = address.parse().ok()?;
+            (!zone.is_empty()).then_some((address.into(), Some(zone)))
+        }
+    }
+}
+
+/// How one name server is asked.
+#[derive(Clone)]
+pub(super) struct Zoned {
+    runtime: TokioRuntimeProvider,
+    zone: Option<Zone>,
+}
+
+impl Zoned {
+    pub(super) fn new(zone: Option<Zone>) -> Self {
+        let runtime = TokioRuntimeProvider::default();
+        Self { runtime, zone }
+    }
+
+    /// Where it is now: interfaces come and go.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    fn place_of(&self, server: SocketAddr) -> io::Result<SocketAddr> {
+        match (server, &self.zone) {
+            (SocketAddr::V6(mut server), Some(zone)) => {
+                let index = index_of(zone).or_else(|| zone.parse().ok());
+                let absent = || io::Error::other(format!("no interface {zone} with IPv6"));
+                server.set_scope_id(index.ok_or_else(absent)?);
+                Ok(server.into())
+            }
+            _ => Ok(server),
+        }
+    }
+}
+
+type Opening<T> = Pin<Box<dyn Send + Future<Output = io::Result<T>>>>;
+
+impl RuntimeProvider for Zoned {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = ZonedUdp;
+    type Tcp = <TokioRuntimeProvider as RuntimeProvider>::Tcp;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.runtime.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server_addr: SocketAddr,
+        bind_addr: Option<SocketAddr>,
+        timeout: Option<Duration>,
+    ) -> Opening<Self::Tcp> {
+        match self.place_of(server_addr) {
+            Ok(place) => self.runtime.connect_tcp(place, bind_addr, timeout),
+            Err(error) => Box::pin(ready(Err::<Self::Tcp, _>(error))),
+        }
+    }
+
+    fn bind_udp(&self, local_addr: SocketAddr, server_addr: SocketAddr) -> Opening<Self::Udp> {
+        let place = self.place_of(server_addr);
+        Box::pin(async move {
+            let place = place?;
+            let socket = UdpSocket::bind(local_addr).await?;
+            Ok(ZonedUdp { socket, place })
+        })
+    }
+}
+
+/// A socket for one name server. Whom an answer comes from is compared without the zone.
+pub(super) struct ZonedUdp {
+    socket: UdpSocket,
+    place: SocketAddr,
+}
+
+impl DnsUdpSocket for ZonedUdp {
+    type Time = <UdpSocket as DnsUdpSocket>::Time;
+
+    fn poll_recv_from(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddr)>> {
+        DnsUdpSocket::poll_recv_from(&self.socket, cx, buf)
+    }
+
+    fn poll_send_to(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+        _target: SocketAddr,
+    ) -> Poll<io::Result<usize>> {
+        DnsUdpSocket::poll_send_to(&self.socket, cx, buf, self.place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zones_are_told_in_the_order_of_the_name_servers() {
+        let text = "# nameserver fe80::1%no\nsearch a.test\n nameserver\tfe80::1%eth0 ; home\n\
+            nameserver 10.0.0.1\nnameserver 10.0.0.2%eth0\nnameserver fe80::2%\nnameserver fe80::3%br-lan.7\n";
+        let (without, zones) = cut(text.as_bytes());
+        assert_eq!(
+            without,
+            "# nameserver fe80::1%no\nsearch a.test\nnameserver fe80::1\nnameserver 10.0.0.1\n\
+            nameserver 10.0.0.2%eth0\nnameserver fe80::2%\nnameserver fe80::3\n"
+        );
+        let zones: Vec<Option<&str>> = zones.iter().map(Option::as_deref).collect();
+        assert_eq!(zones, [Some("eth0"), None, Some("br-lan.7")]);
+    }
+
+    #[test]
+    fn a_zone_is_the_scope_of_an_ipv6_address() {
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let place = |zone: Option<&str>, server: &str| {
+            Zoned::new(zone.map(Zone::from)).place_of(at(server))
+        };
+        let (link_local, v4) = ("[fe80::1]:53", "10.0.0.1:53");
+        assert_eq!(place(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));
+        assert_eq!(place(None, link_local).unwrap(), at(link_local));
+        assert_eq!(place(Some("7"), v4).unwrap(), at(v4));
+        let error = place(Some("no-such-one"), link_local).unwrap_err();
+        assert!(error.to_string().contains("no-such-one"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_question_goes_to_the_place_with_its_zone() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let asking = ZonedUdp {
+            socket: UdpSocket::bind("127.0.0.1:0").await.unwrap(),
+            place: server.local_addr().unwrap(),
+        };
+        let without_zone = "127.0.0.1:9".parse().unwrap();
+        asking.send_to(b"question", without_zone).await.unwrap();
+        let (mut buf, asked) = ([0; 8], asking.socket.local_addr().unwrap());
+        assert_eq!(server.recv_from(&mut buf).await.unwrap(), (8, asked));
+        server.send_to(b"answer", asked).await.unwrap();
+        assert_eq!(asking.recv_from(&mut buf).await.unwrap().0, 6);
+    }
+}
