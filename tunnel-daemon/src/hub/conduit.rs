@@ -1,8 +1,8 @@
 //! What a leg and its link share: two byte queues and a few flags, no lock.
 //!
-//! Leg -> link is bounded by [`LEG_QUEUE_BYTES`]: the leg stops reading its socket when it is full. Link -> leg
-//! is never refused here; the session machine bounds it by credit or budgets. The order of every hand-over is:
-//! write the data or flag, then make the receiver look (mailbox or waker).
+//! Leg -> link is bounded by [`LEG_QUEUE_BYTES`] and [`LEG_QUEUE_PIECES`]: the leg stops reading its socket when it is
+//! full. Link -> leg is never refused here; the session machine bounds it by credit or budgets. The order of every
+//! hand-over is: write the data or flag, then make the receiver look (mailbox or waker).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
@@ -16,6 +16,9 @@ use futures_util::task::AtomicWaker;
 
 /// Bytes a leg may have waiting for the link, so one leg's memory is known before it opens.
 pub const LEG_QUEUE_BYTES: usize = 256 * 1024;
+
+/// And pieces: each takes memory beside its bytes, and a peer decides how small they are.
+const LEG_QUEUE_PIECES: usize = 4096;
 
 /// Drained bytes a leg collects before it troubles the link; half of the smallest window.
 pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
@@ -112,12 +115,15 @@ pub struct Conduit {
     // Leg -> link.
     up: SegQueue<Bytes>,
     up_bytes: AtomicUsize,
+    up_pieces: AtomicUsize,
     up_space: AtomicWaker,
     up_flags: AtomicU8,
     close_text: OnceLock<String>,
     drained: AtomicU64,
     // Link -> leg.
     down: SegQueue<Bytes>,
+    /// The link keeps something back until the leg has taken these.
+    kept_back: AtomicBool,
     down_flags: AtomicU8,
     end: OnceLock<TunnelEnd>,
     down_waker: AtomicWaker,
@@ -131,11 +137,13 @@ impl Conduit {
             scheduled: AtomicBool::new(false),
             up: SegQueue::new(),
             up_bytes: AtomicUsize::new(0),
+            up_pieces: AtomicUsize::new(0),
             up_space: AtomicWaker::new(),
             up_flags: AtomicU8::new(0),
             close_text: OnceLock::new(),
             drained: AtomicU64::new(0),
             down: SegQueue::new(),
+            kept_back: AtomicBool::new(false),
             down_flags: AtomicU8::new(0),
             end: OnceLock::new(),
             down_waker: AtomicWaker::new(),
@@ -162,10 +170,12 @@ impl Conduit {
         self.up.pop()
     }
 
-    /// The peer's stream took `bytes` of this leg, or they were dropped: the leg may give as many again.
-    pub(super) fn release_up(&self, bytes: usize) {
-        let before = self.up_bytes.fetch_sub(bytes, AcqRel);
-        if before >= LEG_QUEUE_BYTES / 2 {
+    /// The peer's stream took `bytes` of this leg and with them the last of so many `pieces`, or they were dropped: the leg may
+    /// give as many again.
+    pub(super) fn release_up(&self, bytes: usize, pieces: usize) {
+        let bytes_before = self.up_bytes.fetch_sub(bytes, AcqRel);
+        let pieces_before = self.up_pieces.fetch_sub(pieces, AcqRel);
+        if bytes_before >= LEG_QUEUE_BYTES / 2 || pieces_before >= LEG_QUEUE_PIECES / 2 {
             self.up_space.wake();
         }
     }
@@ -185,6 +195,23 @@ impl Conduit {
     pub(super) fn deliver(&self, bytes: Bytes) {
         self.down.push(bytes);
         self.down_waker.wake();
+    }
+
+    /// More is for the leg, which gets it once it has taken what waits, and has asked.
+    pub(super) fn keep_back(&self) {
+        if !self.kept_back.swap(true, AcqRel) {
+            // It may have taken all of it meanwhile.
+            self.down_waker.wake();
+        }
+    }
+
+    /// What was kept back is about to be delivered.
+    pub(super) fn keep_no_more(&self) {
+        self.kept_back.store(false, Release);
+    }
+
+    pub(super) fn down_pieces(&self) -> usize {
+        self.down.len()
     }
 
     pub(super) fn peer_fin(&self) {
@@ -212,12 +239,14 @@ impl Conduit {
 
     pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
         self.up_bytes.fetch_add(bytes.len(), AcqRel);
+        self.up_pieces.fetch_add(1, AcqRel);
         self.up.push(bytes);
         self.schedule();
     }
 
     pub(super) fn up_has_space(&self) -> bool {
         self.up_bytes.load(Acquire) < LEG_QUEUE_BYTES
+            && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
     }
 
     pub(super) fn register_up(&self, waker: &std::task::Waker) {
@@ -246,6 +275,13 @@ impl Conduit {
 
     pub(super) fn take_down(&self) -> Option<Bytes> {
         self.down.pop()
+    }
+
+    /// Nothing waits any more: asks for what the link keeps back, if there is something.
+    pub(super) fn ask_for_more(self: &Arc<Self>) {
+        if self.kept_back.load(Acquire) {
+            self.schedule();
+        }
     }
 
     pub(super) fn down_is_empty(&self) -> bool {

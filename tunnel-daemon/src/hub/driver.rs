@@ -21,6 +21,7 @@ use super::clock::Clock;
 use super::conduit::{Conduit, LEG_CLOSE, LEG_FIN, LEG_GONE, Mailbox};
 use super::leg::Leg;
 use super::pace::{LOOK_AGAIN, Pace};
+use super::seat::Seat;
 use super::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
 
 /// HTTP/2 frames handled before other work of the link gets its turn.
@@ -29,12 +30,6 @@ const FRAMES_PER_TURN: usize = 32;
 const TURNS_PER_POLL: usize = 8;
 /// Capacity asked for ahead, so that a packet rarely waits for one more grant.
 const RESERVE_BYTES: usize = 64 * 1024;
-
-struct Seat {
-    key: TunnelKey,
-    conduit: Arc<Conduit>,
-    reply: Option<oneshot::Sender<DialOutcome>>,
-}
 
 /// The future that is the link task. It completes when the link is over; dropping it resets all tunnels.
 pub struct LinkDriver<H: LinkHooks> {
@@ -178,11 +173,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         match self.link.dial(request, now) {
             Ok(key) => {
                 conduit.bind(key);
-                self.seat(Seat {
-                    key,
-                    conduit,
-                    reply: Some(reply),
-                });
+                self.seat(Seat::new(key, conduit, Some(reply)));
             }
             Err(failure) => {
                 // Whoever asked may have left; nothing is lost then.
@@ -202,11 +193,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         }
         let (end, conduit) = Leg::new(&self.mailbox);
         conduit.bind(key);
-        self.seat(Seat {
-            key,
-            conduit,
-            reply: None,
-        });
+        self.seat(Seat::new(key, conduit, None));
         self.hooks.opened(key);
         // A dial task that is gone drops the leg, which closes the tunnel again.
         let _left = leg.send(end);
@@ -249,10 +236,13 @@ impl<H: LinkHooks> LinkDriver<H> {
             while let Some(bytes) = conduit.take_up() {
                 let length = bytes.len();
                 if !self.link.leg_data(key, bytes) {
-                    conduit.release_up(length);
+                    conduit.release_up(length, 1);
                 }
             }
             self.link.leg_drained(key, conduit.drained(), now);
+            if let Some(seat) = self.seat_of(key) {
+                seat.visited();
+            }
             if flags & LEG_FIN != 0 {
                 self.link.leg_fin(key, now);
             }
@@ -283,7 +273,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             match action {
                 Action::Deliver { key, bytes } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.deliver(bytes);
+                        seat.deliver(bytes);
                     }
                     self.sync_drained(now);
                 }
@@ -312,12 +302,12 @@ impl<H: LinkHooks> LinkDriver<H> {
                 }
                 Action::PeerFin { key } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.peer_fin();
+                        seat.peer_fin();
                     }
                 }
                 Action::Ended { key, end } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.finish(end);
+                        seat.finish(end);
                     }
                 }
                 Action::Abort { key, end } => {
@@ -364,9 +354,10 @@ impl<H: LinkHooks> LinkDriver<H> {
                     conn,
                     parts,
                     bytes,
+                    pieces,
                 } => {
                     if let Some(seat) = self.seat_of(key) {
-                        seat.conduit.release_up(bytes);
+                        seat.conduit.release_up(bytes, pieces);
                     }
                     MessageBuf::data(conn, parts)
                 }

@@ -21,6 +21,9 @@ use crate::telemetry::tunnels::PathQuality;
 /// Bytes a leg may have waiting for its lane.
 const QUEUE_BYTES_MAX: usize = 256 * 1024;
 
+/// And frames: each takes memory beside its bytes, and who sends them decides how small they are.
+const QUEUE_FRAMES_MAX: usize = 4096;
+
 /// A close is confirmed by then, or the leg is told that it was not: as on a link. The lane settles without it.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -82,9 +85,10 @@ impl LaneWay {
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let full = |way: &Self| {
-            way.lane
-                .as_ref()
-                .is_some_and(|lane| lane.queued_bytes() >= QUEUE_BYTES_MAX)
+            way.lane.as_ref().is_some_and(|lane| {
+                lane.queued_bytes() >= QUEUE_BYTES_MAX
+                    || lane.state().queued_frames() >= QUEUE_FRAMES_MAX
+            })
         };
         if full(self) {
             self.poll_flush(cx);
@@ -322,5 +326,77 @@ impl Drop for LaneWay {
             }
             self.home.take_back(lane);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use adit_core::lane::{FrameReader, LaneRole};
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A home for no lane.
+    struct Nowhere {
+        gone: CancellationToken,
+        watch: LaneWatch,
+        budget: ProcessBudget,
+    }
+
+    impl LaneHome for Nowhere {
+        fn gone(&self) -> &CancellationToken {
+            &self.gone
+        }
+
+        fn watch(&self) -> &LaneWatch {
+            &self.watch
+        }
+
+        fn silence_max(&self) -> Duration {
+            Duration::from_secs(300)
+        }
+
+        fn budget(&self) -> &ProcessBudget {
+            &self.budget
+        }
+
+        fn take_back(&self, _lane: Lane) {}
+
+        fn lost(&self, _failure: &LaneFailure) {}
+    }
+
+    /// A byte in a frame of its own takes as much memory as seventy.
+    #[tokio::test]
+    async fn a_leg_may_be_4096_frames_ahead_of_its_lane_however_small_they_are() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap());
+        let (near, server) = tokio::join!(near, listener.accept());
+        let (mut server, _address) = server.unwrap();
+        let frames = FrameReader::default();
+        let mut lane = Lane::in_clear(near.unwrap(), LaneRole::Agent, frames, Bytes::new());
+        let open = b"\x01\0\0\x01\0\0\0\x08\0\x03tcpa:1";
+        server.write_all(open).await.unwrap();
+        assert!(matches!(lane.event().await, Ok(LaneEvent::Open(_))));
+        lane.end().accept();
+
+        let home = Nowhere {
+            gone: CancellationToken::new(),
+            watch: LaneWatch::default(),
+            budget: ProcessBudget::new(1 << 30),
+        };
+        let mut way = LaneWay::new(lane, Arc::new(home));
+        // The server reads nothing.
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut sent = 0;
+        while way.poll_ready(cx).is_ready() {
+            way.send(Bytes::from_static(b"x"));
+            sent += 1;
+            assert!(sent <= 10 << 20, "no end of it");
+        }
+        let lane = way.lane.as_ref().unwrap();
+        assert_eq!(lane.state().queued_frames(), QUEUE_FRAMES_MAX);
     }
 }

@@ -317,7 +317,23 @@ mod tests {
         }
         assert_eq!(ahead, 256 * 1024);
         let sent = conduit.take_up().expect("queued").len();
-        conduit.release_up(sent);
+        conduit.release_up(sent, 1);
+        let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+
+    /// A byte in a piece of its own takes as much memory as seventy.
+    #[tokio::test]
+    async fn a_leg_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready() {
+            leg.send(Bytes::from_static(b"x"));
+            ahead += 1;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 4096);
+        conduit.release_up(1, 1);
         let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
         assert!(ready.is_ready(), "what the link sent makes room");
     }

@@ -69,11 +69,11 @@ impl LinkWay {
         let ended = self.conduit.end().is_some();
         let finished = self.conduit.peer_finished();
         let discard = self.conduit.end().is_some_and(|end| !end.delivers_rest());
-        if !discard
-            && !self.conduit.aborted()
-            && let Some(bytes) = self.conduit.take_down()
-        {
-            return Some(Incoming::Data(bytes));
+        if !discard && !self.conduit.aborted() {
+            if let Some(bytes) = self.conduit.take_down() {
+                return Some(Incoming::Data(bytes));
+            }
+            self.conduit.ask_for_more();
         }
         if finished && !self.peer_fin_seen {
             self.peer_fin_seen = true;

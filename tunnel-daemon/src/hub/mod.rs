@@ -17,6 +17,7 @@ mod pipes;
 mod pool;
 mod pump;
 mod route;
+mod seat;
 mod settle;
 mod task;
 mod watch;

@@ -13,7 +13,8 @@ use aws_lc_rs::hmac;
 use bytes::{BufMut as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::connection::{Lane, Transport};
+use super::connection::Lane;
+use super::transport::Transport;
 use crate::config::plan::LaneSecurity;
 use crate::net::records::TakeOverError;
 use crate::net::stream::{ByteStream, TlsConnection};

@@ -10,9 +10,10 @@ use tokio::net::TcpStream;
 
 use super::pipe::{Kept, Pipe};
 use super::room::Slot;
+use super::transport::Transport;
+#[cfg(test)]
 use crate::net::clear::ClearStream;
 use crate::net::outbox::Outbox;
-use crate::net::records::RecordStream;
 use crate::net::socket;
 use crate::telemetry::labels::LaneEnd as LaneEndLabel;
 use crate::telemetry::{AditMetrics, GaugeGuard};
@@ -29,6 +30,8 @@ const UNPROVEN_BYTES_MAX: u64 = 32 * 1024;
 const PROOF: u64 = u64::MAX;
 /// Frames up to this size are written from one piece: a copy is cheaper than a slice.
 const JOIN_BYTES_MAX: usize = 2048;
+/// Bytes that a tunnel's may keep in memory beside as many again, for as long as they wait: twice what one read brings.
+const BESIDE_BYTES_MAX: usize = 512 * 1024;
 
 /// Why a lane is over.
 #[derive(Debug, thiserror::Error)]
@@ -49,46 +52,6 @@ impl From<&LaneFailure> for LaneEndLabel {
         match failure {
             LaneFailure::Io(_) | LaneFailure::Closed => Self::Lost,
             LaneFailure::Violation(_) => Self::Violation,
-        }
-    }
-}
-
-/// What carries a lane's bytes.
-#[derive(Debug)]
-pub(super) enum Transport {
-    /// Boxed: lanes are moved around.
-    Tls(Box<RecordStream>),
-    Clear(ClearStream),
-}
-
-impl Transport {
-    /// `alone`: what is encrypted behind the next record may be for the kernel.
-    fn poll_read(&mut self, cx: &mut Context<'_>, alone: bool) -> Poll<io::Result<Bytes>> {
-        match self {
-            Self::Tls(records) if alone => records.poll_read_record(cx),
-            Self::Tls(records) => records.poll_read(cx),
-            Self::Clear(stream) => stream.poll_read(cx),
-        }
-    }
-
-    fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
-        match self {
-            Self::Tls(records) => records.poll_flush(cx, out),
-            Self::Clear(stream) => stream.poll_flush(cx, out),
-        }
-    }
-
-    fn tcp(&self) -> Option<&TcpStream> {
-        match self {
-            Self::Tls(records) => records.tcp(),
-            Self::Clear(stream) => Some(stream.tcp()),
-        }
-    }
-
-    fn waiting_bytes(&self) -> usize {
-        match self {
-            Self::Tls(records) => records.waiting_bytes(),
-            Self::Clear(_) => 0,
         }
     }
 }
@@ -119,6 +82,8 @@ pub struct Lane {
     unproven: u64,
     /// The number of the next ping behind it.
     proof: u64,
+    /// Bytes read beside those of tunnels and as many again. See [`Self::alone`].
+    beside: usize,
 }
 
 impl Lane {
@@ -143,6 +108,7 @@ impl Lane {
             ping: None,
             unproven: 0,
             proof: PROOF,
+            beside: 0,
         }
     }
 
@@ -322,6 +288,10 @@ impl Lane {
             while let Some(event) = self.end.poll_event() {
                 match event {
                     LaneEvent::Pong(number) => self.answered(number),
+                    LaneEvent::Data(bytes) => {
+                        let bytes = self.alone(bytes);
+                        return Poll::Ready(Ok(LaneEvent::Data(bytes)));
+                    }
                     event => {
                         if matches!(
                             event,
@@ -344,6 +314,17 @@ impl Lane {
         // A peer that keeps us busy with nothing to tell does not keep others from their turn.
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Bytes of a tunnel, without what they were read with where that is mostly something else: frames without a meaning, records
+    /// without payload. The peer decides how much it is, and a budget counts the tunnel's own bytes only.
+    fn alone(&mut self, bytes: Bytes) -> Bytes {
+        self.beside = self.beside.saturating_sub(2 * bytes.len());
+        if self.beside > BESIDE_BYTES_MAX {
+            Bytes::copy_from_slice(&bytes)
+        } else {
+            bytes
+        }
     }
 
     /// Whether the peer has read all payload that was written, but for so little that it holds nobody up. A tunnel whose ends
@@ -416,6 +397,9 @@ impl Lane {
         match self.transport.poll_read(cx, self.end.may_turn_raw())? {
             Poll::Ready(bytes) if bytes.is_empty() => Err(LaneFailure::Closed),
             Poll::Ready(bytes) => {
+                let read = self.transport.take_read_bytes(&bytes);
+                // However much it is, half a mebibyte of a tunnel makes up for it.
+                self.beside = (self.beside + read).min(2 * BESIDE_BYTES_MAX);
                 self.frames.push(bytes);
                 Ok(true)
             }
@@ -490,3 +474,6 @@ fn reset_on_close(tcp: &TcpStream) {
         tracing::debug!(%error, "cannot reset a lane");
     }
 }
+
+#[cfg(test)]
+mod tests;

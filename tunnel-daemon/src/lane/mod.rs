@@ -4,6 +4,7 @@ mod bind;
 mod connection;
 mod pipe;
 mod room;
+mod transport;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure};

@@ -73,6 +73,8 @@ pub struct RecordStream {
     rx: Half,
     tx: Half,
     read: Fill,
+    /// Since somebody last asked.
+    read_bytes: usize,
     /// `None` whenever nothing waits.
     sealed: Option<Sealed>,
     empty_records: u32,
@@ -115,6 +117,7 @@ impl RecordStream {
             rx,
             tx,
             read: Fill::with(left),
+            read_bytes: left.len(),
             sealed: None,
             empty_records: 0,
             attached: false,
@@ -166,10 +169,12 @@ impl RecordStream {
             } else {
                 self.read.poll_fill(cx, &mut self.socket)
             };
-            if ready!(filled)? == 0 {
+            let filled = ready!(filled)?;
+            if filled == 0 {
                 let end = io::ErrorKind::UnexpectedEof;
                 return Poll::Ready(Err(io::Error::new(end, "the connection was cut off")));
             }
+            self.read_bytes += filled;
         }
     }
 
@@ -230,6 +235,12 @@ impl RecordStream {
             return Err(broken("too many records without payload"));
         }
         Ok(None)
+    }
+
+    /// Bytes read from the socket since this was last asked, those of records without payload among them.
+    #[must_use]
+    pub fn take_read_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.read_bytes)
     }
 
     /// Bytes sealed and not yet taken by the socket.

@@ -26,6 +26,8 @@ pub enum Transmit {
         parts: VecDeque<Bytes>,
         /// Sum of the parts' lengths.
         bytes: usize,
+        /// Pieces of the leg that end with these parts; of the last part there may be more to come.
+        pieces: usize,
     },
 }
 
@@ -72,9 +74,10 @@ impl Outgoing {
             .map_or(self.bytes, |credit| credit.min(self.bytes))
     }
 
-    fn take(&mut self, max: usize) -> (VecDeque<Bytes>, usize) {
+    /// The next bytes, how many they are, and how many pieces end with them.
+    fn take(&mut self, max: usize) -> (VecDeque<Bytes>, usize, usize) {
         let mut parts = VecDeque::new();
-        let mut taken = 0;
+        let (mut taken, mut pieces) = (0, 0);
         while taken < max {
             let Some(front) = self.queue.front_mut() else {
                 break;
@@ -83,6 +86,7 @@ impl Outgoing {
             let part = if front.len() > room {
                 front.split_to(room)
             } else {
+                pieces += 1;
                 self.queue.pop_front().unwrap_or_default()
             };
             taken += part.len();
@@ -92,7 +96,7 @@ impl Outgoing {
         if let Some(credit) = &mut self.credit {
             *credit -= taken as u64;
         }
-        (parts, taken)
+        (parts, taken, pieces)
     }
 }
 
@@ -160,7 +164,7 @@ impl Link {
         if max == 0 {
             return None;
         }
-        let (parts, bytes) = tunnel.out.take(max);
+        let (parts, bytes, pieces) = tunnel.out.take(max);
         tunnel.active_at = now;
         tunnel.out.progress_at = now;
         self.schedule(key);
@@ -169,6 +173,7 @@ impl Link {
             conn,
             parts,
             bytes,
+            pieces,
         })
     }
 

@@ -199,7 +199,7 @@ impl Decoder {
                     }
                     let message = self.take_up_to(length);
                     self.state = State::Prefix;
-                    return Ok(Some(judge(message)));
+                    return Ok(Some(judge(message, length.max(self.pushed))));
                 }
             }
         }
@@ -239,11 +239,7 @@ impl Decoder {
     fn take_up_to(&mut self, count: usize) -> Bytes {
         if self.joined.is_empty() {
             let piece = self.input.split_to(count.min(self.input.len()));
-            if piece.len() < COPY_BELOW_BYTES.max(self.pushed / COPY_BELOW_SHARE) {
-                Bytes::copy_from_slice(&piece)
-            } else {
-                piece
-            }
+            alone(piece, self.pushed)
         } else {
             // Rare, and what is joined may be part of any amount of memory.
             let count = count.min(self.joined.len());
@@ -254,9 +250,25 @@ impl Decoder {
     }
 }
 
-fn judge(message: Bytes) -> Received {
+/// A piece of `around` bytes, without the others unless it is a good part of them.
+fn alone(piece: Bytes, around: usize) -> Bytes {
+    if piece.len() < COPY_BELOW_BYTES.max(around / COPY_BELOW_SHARE) {
+        Bytes::copy_from_slice(&piece)
+    } else {
+        piece
+    }
+}
+
+/// What a whole message is, which came in `around` bytes.
+fn judge(message: Bytes, around: usize) -> Received {
     match raw::Packet::decode(message) {
-        Ok(packet) => Packet::from_raw(packet),
+        Ok(mut packet) => {
+            if let Some(raw::packet::Payload::Data(data)) = &mut packet.payload {
+                // A slice of the message, beside fields that may be as long as a message.
+                data.data = alone(std::mem::take(&mut data.data), around);
+            }
+            Packet::from_raw(packet)
+        }
         Err(_malformed) => Received::Violation(Violation::Malformed),
     }
 }

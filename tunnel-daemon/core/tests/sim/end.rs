@@ -217,6 +217,7 @@ impl End {
                     conn,
                     parts,
                     bytes,
+                    ..
                 } => {
                     assert!(
                         self.unwritten.is_empty() && self.unanswered == 0,

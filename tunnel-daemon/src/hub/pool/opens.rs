@@ -10,7 +10,7 @@ use std::task::{Wake, Waker};
 use adit_core::lane::{OpenRequest, RefusalCode};
 use tokio::sync::Notify;
 
-use super::{Home, LanePool};
+use super::{Home, LanePool, SWEEP_LANES};
 use crate::hub::asked::until_answered;
 use crate::hub::lane_way::LaneHome as _;
 use crate::hub::leg::Leg;
@@ -168,17 +168,107 @@ impl LanePool {
         }
     }
 
+    /// Of as many lanes as are looked at in one go: an agent may have thousands, and much to say on each.
     fn answer_rung(self: &Arc<Self>) {
         let mut idle = self.lock();
         let rung: Vec<Waiting> = idle
             .lanes
             .extract_if(.., |waiting| waiting.has_rung())
+            .take(SWEEP_LANES)
             .collect();
         drop(idle);
+        if rung.len() == SWEEP_LANES {
+            // There may be more of them.
+            self.rang.notify_one();
+        }
         let usable = rung
             .into_iter()
             .filter_map(|waiting| self.usable(waiting))
             .collect();
         self.put_back(usable);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use adit_core::lane::{FrameReader, LaneRole};
+    use adit_core::session::ProcessBudget;
+    use bytes::Bytes;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::PoolSettings;
+    use super::*;
+    use crate::lane::LaneRoom;
+    use crate::net::descriptors::Descriptors;
+    use crate::net::tasks::Tasks;
+    use crate::telemetry::ServerMetrics;
+
+    const LANES: usize = 3 * SWEEP_LANES;
+
+    /// Opens none.
+    struct Nobody;
+
+    impl AgentOpens for Nobody {
+        fn asked(&self, _open: AgentOpen) {}
+    }
+
+    fn pool() -> Arc<LanePool> {
+        LanePool::new(PoolSettings {
+            principal: "agent".into(),
+            lanes_max: LANES,
+            dials_max: 1,
+            silence_max: Duration::from_secs(60),
+            room: Arc::new(LaneRoom::new(LANES, Arc::new(Descriptors::unlimited()))),
+            tasks: Tasks::new(1),
+            metrics: ServerMetrics::new(&["default"]).adit().clone(),
+            watch: Arc::default(),
+            budget: Arc::new(ProcessBudget::new(1 << 30)),
+            opens: Some(Arc::new(Nobody)),
+        })
+    }
+
+    fn rung(pool: &LanePool) -> usize {
+        let idle = pool.lock();
+        idle.lanes.iter().filter(|lane| lane.has_rung()).count()
+    }
+
+    /// Others have their turn between two goes, whatever an agent says on all its lanes at once.
+    #[tokio::test]
+    async fn few_bells_are_answered_in_one_go_and_all_in_the_end() {
+        let pool = pool();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let mut agents = Vec::new();
+        for _lane in 0..LANES {
+            let agent = TcpStream::connect(listener.local_addr().unwrap());
+            let (agent, accepted) = tokio::join!(agent, listener.accept());
+            agents.push(agent.unwrap());
+            let (socket, frames) = (accepted.unwrap().0, FrameReader::default());
+            let lane = Lane::in_clear(socket, LaneRole::Server, frames, Bytes::new());
+            let slot = pool.slot().unwrap();
+            pool.add(lane, slot);
+        }
+        for waiting in &pool.lock().lanes {
+            waiting.bell.as_ref().unwrap().wake_by_ref();
+        }
+        assert_eq!(rung(&pool), LANES);
+        pool.answer_rung();
+        assert_eq!(rung(&pool), LANES - SWEEP_LANES);
+
+        let all = async {
+            while rung(&pool) > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let answering = async {
+            tokio::select! {
+                () = all => (),
+                () = Arc::clone(&pool).answer_bells() => panic!("its link lives"),
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(10), answering);
+        answered.await.expect("all are answered");
+        assert_eq!(pool.idle_lanes(), LANES);
     }
 }

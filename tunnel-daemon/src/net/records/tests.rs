@@ -131,6 +131,17 @@ async fn a_peer_that_stays_with_rustls_notices_nothing() {
     assert_eq!(read(&mut client).await.unwrap(), Bytes::new());
 }
 
+/// Payload, and all around it.
+#[tokio::test]
+async fn everything_that_was_read_is_counted() {
+    let (mut server, mut client) = ours().await;
+    let _greeting = server.take_read_bytes();
+    write(&mut client, [pattern(50_000)]).await;
+    assert_eq!(read_all(&mut server, 50_000).await, pattern(50_000));
+    let counts = [server.take_read_bytes(), server.take_read_bytes()];
+    assert_eq!(counts, [50_000 + 4 * RECORD_OVERHEAD, 0]);
+}
+
 /// The end of a session may share a read with what comes behind it.
 #[tokio::test]
 async fn clear_text_begins_right_behind_the_good_byes() {

@@ -39,6 +39,25 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     );
 }
 
+/// Or a leg would not know how many it may give again.
+#[test]
+fn a_packet_tells_how_many_pieces_end_with_it() {
+    let mut rig = Rig::server(true);
+    let (key, _conn) = rig.open(1 << 20);
+    for length in [1, 1, 70 << 10, 1] {
+        rig.link.leg_data(key, bytes(length));
+    }
+    let transmits = rig.transmits();
+    let pieces: Vec<usize> = transmits
+        .iter()
+        .map(|transmit| match transmit {
+            Transmit::Data { pieces, .. } => *pieces,
+            Transmit::Control(packet) => panic!("no payload but {packet:?}"),
+        })
+        .collect();
+    assert_eq!(pieces, [2, 0, 2]);
+}
+
 /// Rule 1: without a close before it, a leg that is gone is a reset.
 #[test]
 fn a_leg_that_vanishes_discards_its_queued_bytes() {

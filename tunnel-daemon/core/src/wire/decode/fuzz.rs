@@ -122,7 +122,7 @@ fn by_prost(mut stream: &[u8]) -> Option<Vec<Received>> {
             return None;
         }
         let (message, after) = rest.split_at_checked(length)?;
-        out.push(judge(Bytes::copy_from_slice(message)));
+        out.push(judge(Bytes::copy_from_slice(message), length));
         stream = after;
     }
     Some(joined(out))

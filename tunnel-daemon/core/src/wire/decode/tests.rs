@@ -248,6 +248,31 @@ fn a_piece_keeps_little_beside_its_own_bytes() {
     assert!(!whole.is_unique(), "most of a frame is not copied");
 }
 
+/// The same for data in a message of another shape, of which a budget counts the data only.
+#[test]
+fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
+    for held in [1, COPY_BELOW_BYTES, 50_000] {
+        let data = raw::Data {
+            connect_id: 1,
+            error: "x".repeat(400_000),
+            data: vec![7; held].into(),
+        };
+        let message = raw::Packet {
+            r#type: raw::PacketType::Data.into(),
+            payload: Some(raw::packet::Payload::Data(data)),
+        };
+        let stream = Bytes::from(frame(&message.encode_to_vec()));
+        let mut decoder = Decoder::default();
+        decoder.push(stream.clone());
+        let Ok(Some(Received::Packet(Packet::Data { bytes, .. }))) = decoder.next() else {
+            panic!("no data of {held} bytes");
+        };
+        assert_eq!(decoder.next(), Ok(None));
+        assert_eq!(bytes, vec![7; held]);
+        assert!(stream.is_unique(), "{held} bytes keep all of it");
+    }
+}
+
 /// The same for what had to be joined: a long message that is no data, and a head that is cut, over and over again.
 #[test]
 fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
