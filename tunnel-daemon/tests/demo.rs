@@ -153,14 +153,15 @@ fn demo_ends_with_its_terminal_and_cleans_up() {
 
 fn ends_with(signal: Signal) {
     let (_outer, dir) = place();
-    let mut running = Running(demo(&dir).spawn().unwrap());
-    let mut lines = BufReader::new(running.0.stdout.take().unwrap());
+    let mut running = Running(demo(&dir).spawn().expect("the demo starts"));
+    let mut lines = BufReader::new(running.0.stdout.take().expect("a pipe"));
     let mut text = String::new();
     while !text.contains("live ") {
-        assert_ne!(lines.read_line(&mut text).unwrap(), 0, "ended:\n{text}");
+        let read = lines.read_line(&mut text).expect("text");
+        assert_ne!(read, 0, "ended:\n{text}");
     }
     assert!(text.contains("curl --proxytunnel"), "{text}");
-    let egress = std::fs::read_to_string(dir.join("egress.yaml")).unwrap();
+    let egress = std::fs::read_to_string(dir.join("egress.yaml")).expect("a file");
     assert!(
         egress
             .contains("apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\n"),
@@ -168,12 +169,15 @@ fn ends_with(signal: Signal) {
     );
     let socket = dir.join("grpc.sock");
     assert!(socket.exists());
-    assert!(egress.contains(socket.to_str().unwrap()), "{egress}");
+    assert!(
+        egress.contains(socket.to_str().expect("a path in UTF-8")),
+        "{egress}"
+    );
 
     let pid = Pid::from_child(&running.0);
-    kill_process(pid, signal).unwrap();
-    lines.read_to_string(&mut text).unwrap();
-    let status = running.0.wait().unwrap();
+    kill_process(pid, signal).expect("the demo runs");
+    lines.read_to_string(&mut text).expect("text");
+    let status = running.0.wait().expect("its end");
     assert_eq!(status.code(), Some(0), "{text}");
     assert!(text.contains("\nstopped: "), "{text}");
     assert!(!dir.exists(), "the folder is gone");

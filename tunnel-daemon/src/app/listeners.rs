@@ -216,7 +216,8 @@ impl Listening<'_> {
         let keepalive = self.plan.frontend_keepalive.time;
         match plan.dialect {
             Dialect::Grpc => {
-                let serve = move |stream| {
+                let serve = move |stream: ByteStream| {
+                    stream.widen(grpc::SOCKET_BYTES);
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (hub, context) = (Arc::clone(&hub), context.clone());
                     let (streams, leaving) = (streams.clone(), leaving.clone());

@@ -1,7 +1,8 @@
 //! Reads for the forwarding path: an idle connection holds no buffer, a busy one reads in large blocks.
 //!
 //! Small reads land in a scratch area of the thread and are copied out in their own size; only a direction that reads
-//! in bulk allocates blocks of its own, which its pieces share.
+//! in bulk takes blocks of its own, which its pieces share. A thread uses its blocks again once no piece of them is left:
+//! memory that was just given back to the kernel costs a fault for each page.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -19,8 +20,53 @@ const BLOCK_BYTES: usize = 256 * 1024 - 64;
 /// Reads of at least this many bytes make a direction bulk.
 const BULK_BYTES: usize = 16 * 1024;
 
+/// Blocks a thread knows of (2 MiB): those of one bulk direction that are on their way, from one end to the other.
+const BLOCKS_MAX: usize = 8;
+
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
+    static BLOCKS: RefCell<Blocks> = const { RefCell::new(Blocks::new()) };
+}
+
+/// Blocks handed out by this thread, whoever holds their pieces now.
+struct Blocks {
+    /// Handles without bytes, which keep their blocks from being freed.
+    handles: Vec<BytesMut>,
+    /// The handle that goes next when there are too many.
+    oldest: usize,
+}
+
+impl Blocks {
+    const fn new() -> Self {
+        Self {
+            handles: Vec::new(),
+            oldest: 0,
+        }
+    }
+
+    /// A block of [`BLOCK_BYTES`], empty, that nobody else holds.
+    fn take(&mut self) -> BytesMut {
+        if let Some(free) = self
+            .handles
+            .iter_mut()
+            .find_map(|handle| handle.try_reclaim(BLOCK_BYTES).then_some(handle))
+        {
+            return free.split_off(0);
+        }
+        let mut handle = BytesMut::with_capacity(BLOCK_BYTES);
+        let block = handle.split_off(0);
+        if self.handles.len() < BLOCKS_MAX {
+            self.handles.push(handle);
+        } else if let Some(slot) = self.handles.get_mut(self.oldest) {
+            *slot = handle;
+            self.oldest = (self.oldest + 1) % BLOCKS_MAX;
+        }
+        block
+    }
+}
+
+fn take_block() -> BytesMut {
+    BLOCKS.with_borrow_mut(Blocks::take)
 }
 
 /// One direction's reads.
@@ -65,7 +111,7 @@ impl BlockReader {
         stream: &mut S,
     ) -> Poll<io::Result<Bytes>> {
         if self.block.capacity() < READ_BYTES / 2 {
-            self.block = BytesMut::with_capacity(BLOCK_BYTES);
+            self.block = take_block();
         }
         match tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.block) {
             Poll::Ready(Ok(_count)) => Poll::Ready(Ok(self.block.split().freeze())),
@@ -139,7 +185,9 @@ impl Fill {
     ) -> Poll<io::Result<usize>> {
         let polled = if self.bulk {
             if self.bytes.capacity() - self.bytes.len() < READ_BYTES / 2 {
-                self.bytes.reserve(BLOCK_BYTES);
+                let mut block = take_block();
+                block.extend_from_slice(&self.bytes);
+                self.bytes = block;
             }
             tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.bytes)
         } else {
@@ -245,5 +293,38 @@ mod tests {
         assert_eq!(bytes.capacity(), 0);
         drop(far);
         assert_eq!(append(&mut near, &mut bytes).await.ok(), Some(0));
+    }
+
+    #[test]
+    fn a_block_is_used_again_once_nothing_of_it_is_left() {
+        let mut blocks = Blocks::new();
+        let mut first = blocks.take();
+        assert_eq!(first.capacity(), BLOCK_BYTES);
+        first.extend_from_slice(b"payload");
+        let place = first.as_ptr();
+        let piece = first.split_to(3).freeze();
+        drop(first);
+        let second = blocks.take();
+        assert_ne!(second.as_ptr(), place, "a piece of the first is left");
+        drop(piece);
+        let again = blocks.take();
+        assert_eq!((again.as_ptr(), again.capacity()), (place, BLOCK_BYTES));
+        assert!(again.is_empty());
+    }
+
+    #[test]
+    fn blocks_in_use_are_forgotten_when_there_are_too_many() {
+        let mut blocks = Blocks::new();
+        let held: Vec<BytesMut> = (0..3 * BLOCKS_MAX).map(|_| blocks.take()).collect();
+        assert_eq!(blocks.handles.len(), BLOCKS_MAX);
+        let newest = held.iter().rev().take(BLOCKS_MAX);
+        let newest: Vec<_> = newest.map(|block| block.as_ptr()).collect();
+        drop(held);
+        let mut taken = Vec::new();
+        for _ in 0..BLOCKS_MAX {
+            let block = blocks.take();
+            assert!(newest.contains(&block.as_ptr()));
+            taken.push(block);
+        }
     }
 }

@@ -3,8 +3,12 @@
 //!
 //! Frames of bulk size are gathered here while the connection's task has more of them, and leave together when it has
 //! not. Small frames are never held back: what carries an echo goes the way it always did.
+//!
+//! Nor do answers that nobody waits for cost a write of their own: a Go peer measures its path with a PING for almost every
+//! message that it gets, and would be woken for each answer. They leave with the next frame, or after [`ANSWER_DELAY`].
 
 use std::{
+    future::Future as _,
     io::{self, IoSlice},
     pin::Pin,
     sync::{
@@ -12,14 +16,24 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Sleep, sleep},
+};
 
 use super::buffered::{borrow, give_back};
 
 /// Writes of at least this many bytes are bulk: worth a copy to save a system call.
 const BULK_BYTES: usize = 8 << 10;
+
+/// How long answers wait for a frame to leave with. What is short for whoever measures an idle path is long for a process that
+/// answers a thousand times a second.
+const ANSWER_DELAY: Duration = Duration::from_millis(5);
+/// Bytes of answers that may wait.
+const ANSWERS_BYTES_MAX: usize = 64;
 
 /// The half that HTTP/2 owns. What it flushes may stay here until [`Flusher::poll_flush`].
 #[derive(Debug)]
@@ -27,7 +41,12 @@ pub(super) struct Gather<S>(Arc<Mutex<State<S>>>);
 
 /// The half of whoever polls the connection: to be asked after every poll.
 #[derive(Debug)]
-pub(super) struct Flusher<S>(Arc<Mutex<State<S>>>);
+pub(super) struct Flusher<S> {
+    state: Arc<Mutex<State<S>>>,
+    /// When answers that wait leave alone. Goes on when they have left with others, so that a busy connection sets it once in
+    /// [`ANSWER_DELAY`] and not for each of them.
+    delay: Option<Pin<Box<Sleep>>>,
+}
 
 /// Whether the peer has said anything. Does not keep the stream open.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +60,15 @@ struct State<S> {
     held: Option<Held>,
     /// The last write was bulk, so more of it may follow in the same poll.
     more: bool,
+    /// Frames that may wait for others. Empty whenever any byte is held.
+    answers: Answers,
+}
+
+/// Whole frames that answer a PING or SETTINGS, or open the window of the connection, which is never closed.
+#[derive(Debug)]
+struct Answers {
+    bytes: [u8; ANSWERS_BYTES_MAX],
+    len: usize,
 }
 
 /// Bytes gathered and not yet written: `from..to` of `buffer`, never empty.
@@ -59,8 +87,13 @@ pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
         heard: Heard::default(),
         held: None,
         more: false,
+        answers: Answers::default(),
     }));
-    (Gather(Arc::clone(&state)), Flusher(state))
+    let flusher = Flusher {
+        state: Arc::clone(&state),
+        delay: None,
+    };
+    (Gather(state), flusher)
 }
 
 fn lock<S>(state: &Mutex<State<S>>) -> MutexGuard<'_, State<S>> {
@@ -75,20 +108,78 @@ impl Heard {
     }
 }
 
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            bytes: [0; ANSWERS_BYTES_MAX],
+            len: 0,
+        }
+    }
+}
+
+impl Answers {
+    /// Keeps `frames` for later if there is room; false when there is not.
+    fn keep(&mut self, frames: &[u8]) -> bool {
+        let to = self.len + frames.len();
+        let Some(space) = self.bytes.get_mut(self.len..to) else {
+            return false;
+        };
+        space.copy_from_slice(frames);
+        self.len = to;
+        true
+    }
+}
+
+/// Whether these are whole frames that may wait (RFC 9113, section 4.1: length 3, type 1, flags 1, stream 4). The rest of a
+/// payload that looks like them waits as well, and is in order all the same.
+fn may_wait(mut bytes: &[u8]) -> bool {
+    /// SETTINGS, acknowledged.
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
+    /// PING, answered.
+    const PING: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
+    /// WINDOW_UPDATE of the connection.
+    const WINDOW: [u8; 9] = [0, 0, 4, 8, 0, 0, 0, 0, 0];
+    if bytes.is_empty() {
+        return false;
+    }
+    while let Some((head, rest)) = bytes.split_first_chunk() {
+        let len = match *head {
+            SETTINGS => 0,
+            PING => 8,
+            WINDOW => 4,
+            _ => return false,
+        };
+        match rest.get(len..) {
+            Some(rest) => bytes = rest,
+            None => return false,
+        }
+    }
+    bytes.is_empty()
+}
+
 impl<S> Flusher<S> {
     /// What tells whether anything comes.
     pub(super) fn heard(&self) -> Heard {
-        lock(&self.0).heard.clone()
+        lock(&self.state).heard.clone()
     }
 }
 
 impl<S: AsyncWrite + Unpin> Flusher<S> {
-    /// Writes all that is held; the task is woken when the stream takes more.
+    /// Writes all that is held; the task is woken when the stream takes more, and when answers have waited for long enough.
     ///
     /// # Errors
     /// Those of the stream. The connection cannot go on then.
-    pub(super) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = lock(&self.0);
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut state = lock(&self.state);
+        if state.answers.len > 0 || self.delay.is_some() {
+            let delay = self
+                .delay
+                .get_or_insert_with(|| Box::pin(sleep(ANSWER_DELAY)));
+            if delay.as_mut().poll(cx).is_ready() {
+                self.delay = None;
+                state.release_answers();
+            }
+        }
         if state.held.is_none() {
             return Poll::Ready(Ok(()));
         }
@@ -123,14 +214,30 @@ impl<S: AsyncWrite + Unpin> State<S> {
     ) -> Poll<io::Result<usize>> {
         let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
         let bulk = wanted >= BULK_BYTES;
+        let answers = match slices {
+            [frames] if wanted <= ANSWERS_BYTES_MAX => may_wait(frames),
+            _ => false,
+        };
         if self.held.is_none() && !bulk {
-            return Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+            if answers && slices.iter().all(|frames| self.answers.keep(frames)) {
+                return Poll::Ready(Ok(wanted));
+            }
+            if self.answers.len == 0 {
+                return Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+            }
         }
         if self.is_full() {
             ready!(self.poll_drain(cx))?;
         }
-        self.more = bulk;
+        self.more = bulk || (answers && self.more);
         Poll::Ready(Ok(self.append(slices)))
+    }
+
+    /// Answers that wait are held like everything else from now on.
+    fn release_answers(&mut self) {
+        if self.answers.len > 0 {
+            self.append(&[]);
+        }
     }
 
     fn is_full(&self) -> bool {
@@ -141,10 +248,18 @@ impl<S: AsyncWrite + Unpin> State<S> {
 
     /// Copies what fits; at least one byte unless the buffer is full or the slices are empty.
     fn append(&mut self, slices: &[IoSlice<'_>]) -> usize {
-        let mut held = self.held.take().unwrap_or_else(|| Held {
-            buffer: borrow(),
-            from: 0,
-            to: 0,
+        let mut held = self.held.take().unwrap_or_else(|| {
+            let mut buffer = borrow();
+            let answers = std::mem::take(&mut self.answers.len);
+            let first = self.answers.bytes.get(..answers).unwrap_or_default();
+            if let Some(space) = buffer.get_mut(..first.len()) {
+                space.copy_from_slice(first);
+            }
+            Held {
+                to: first.len(),
+                from: 0,
+                buffer,
+            }
         });
         let before = held.to;
         for slice in slices {
@@ -198,6 +313,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gather<S> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = lock(&self.0);
+        state.release_answers();
         ready!(state.poll_drain(cx))?;
         Pin::new(&mut state.inner).poll_shutdown(cx)
     }
@@ -220,152 +336,4 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::buffered::READ_BUFFER_BYTES;
-    use super::*;
-    use proptest::prelude::*;
-    use std::task::Waker;
-
-    /// Takes as many bytes as its script says, or `Pending` once for a 0; without a script all of them.
-    #[derive(Default)]
-    struct Sink {
-        taken: Vec<u8>,
-        script: Vec<usize>,
-        writes: usize,
-        flushes: usize,
-        shut: bool,
-    }
-
-    impl AsyncWrite for Sink {
-        fn poll_write(
-            mut self: Pin<&mut Self>,
-            _cx: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<io::Result<usize>> {
-            let most = self.script.pop().unwrap_or(usize::MAX);
-            if most == 0 {
-                return Poll::Pending;
-            }
-            self.writes += 1;
-            let taken = bytes.len().min(most);
-            self.taken
-                .extend_from_slice(bytes.get(..taken).unwrap_or_default());
-            Poll::Ready(Ok(taken))
-        }
-
-        fn poll_flush(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.flushes += 1;
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(mut self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.shut = true;
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    fn noop() -> Context<'static> {
-        Context::from_waker(Waker::noop())
-    }
-
-    /// Writes and flushes as HTTP/2 does after each frame. How many bytes were taken, until one call waits.
-    fn frame(io: &mut Gather<Sink>, bytes: &[u8]) -> usize {
-        let mut written = 0;
-        while let Some(rest) = bytes.get(written..).filter(|rest| !rest.is_empty()) {
-            match Pin::new(&mut *io).poll_write(&mut noop(), rest) {
-                Poll::Ready(taken) => written += taken.unwrap(),
-                Poll::Pending => return written,
-            }
-        }
-        let _later = Pin::new(io).poll_flush(&mut noop());
-        written
-    }
-
-    #[test]
-    fn frames_of_one_poll_leave_in_one_write() {
-        let (mut io, flusher) = gather(Sink::default());
-        for _frame in 0..7 {
-            assert_eq!(frame(&mut io, &[7; 16 << 10]), 16 << 10);
-        }
-        assert_eq!(lock(&io.0).inner.writes, 0);
-        assert!(flusher.poll_flush(&mut noop()).is_ready());
-        let state = lock(&io.0);
-        assert_eq!((state.inner.writes, state.inner.flushes), (1, 1));
-        assert_eq!(state.inner.taken.len(), 7 * (16 << 10));
-        assert!(state.held.is_none(), "an idle connection holds no buffer");
-    }
-
-    #[test]
-    fn small_frames_are_written_and_flushed_at_once() {
-        let (mut io, flusher) = gather(Sink::default());
-        assert_eq!(frame(&mut io, b"ping"), 4);
-        assert_eq!(lock(&io.0).inner.taken, b"ping");
-        assert_eq!(lock(&io.0).inner.flushes, 1);
-        // Behind bulk it takes everything along.
-        frame(&mut io, &[1; 20_000]);
-        frame(&mut io, b"pong");
-        assert_eq!(lock(&io.0).inner.taken.len(), 4 + 20_000 + 4);
-        assert!(flusher.poll_flush(&mut noop()).is_ready());
-    }
-
-    #[test]
-    fn full_buffer_is_written_before_more_is_taken() {
-        let (mut io, _flusher) = gather(Sink::default());
-        let frames = 3 * READ_BUFFER_BYTES / (16 << 10);
-        for _frame in 0..frames {
-            frame(&mut io, &[3; 16 << 10]);
-        }
-        let state = lock(&io.0);
-        assert_eq!(state.inner.taken.len(), 2 * READ_BUFFER_BYTES);
-        assert_eq!(state.inner.writes, 2);
-    }
-
-    #[test]
-    fn stream_that_takes_nothing_bounds_what_is_held() {
-        let (mut io, flusher) = gather(Sink {
-            script: vec![0; 8],
-            ..Sink::default()
-        });
-        let huge = vec![5; 2 * READ_BUFFER_BYTES];
-        assert_eq!(frame(&mut io, &huge), READ_BUFFER_BYTES);
-        assert!(flusher.poll_flush(&mut noop()).is_pending());
-        assert!(lock(&io.0).inner.taken.is_empty());
-    }
-
-    #[test]
-    fn shutdown_takes_along_what_is_held() {
-        let (mut io, _flusher) = gather(Sink::default());
-        frame(&mut io, &[9; 10_000]);
-        assert!(Pin::new(&mut io).poll_shutdown(&mut noop()).is_ready());
-        assert_eq!(lock(&io.0).inner.taken.len(), 10_000);
-        assert!(lock(&io.0).inner.shut);
-    }
-
-    proptest! {
-        #[test]
-        fn bytes_leave_in_the_order_they_came(
-            frames in proptest::collection::vec((1_usize..60_000, any::<bool>()), 0..12),
-            script in proptest::collection::vec(prop_oneof![Just(0), 1_usize..90_000], 0..24),
-        ) {
-            let (mut io, flusher) = gather(Sink { script, ..Sink::default() });
-            let mut expected = Vec::new();
-            let mut next = 0_u8;
-            for (size, ask) in frames {
-                let bytes: Vec<u8> = (0..size).map(|_| { next = next.wrapping_mul(5).wrapping_add(1); next }).collect();
-                let mut rest = bytes.as_slice();
-                while !rest.is_empty() {
-                    let taken = frame(&mut io, rest);
-                    rest = rest.get(taken..).unwrap_or_default();
-                }
-                expected.extend(bytes);
-                if ask {
-                    let _later = flusher.poll_flush(&mut noop());
-                }
-            }
-            while flusher.poll_flush(&mut noop()).is_pending() {}
-            let state = lock(&io.0);
-            prop_assert_eq!(&state.inner.taken, &expected);
-            prop_assert!(state.held.is_none());
-        }
-    }
-}
+mod tests;

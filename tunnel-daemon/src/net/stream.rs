@@ -123,6 +123,22 @@ impl ByteStream {
         }))
     }
 
+    /// Lets more bytes wait for a peer on a unix socket than the kernel's usual 208 KiB, as many as it allows (twice
+    /// `net.core.wmem_max` at most): it asks for `bytes` and books twice as many, for its own structures. TCP sees to itself.
+    pub fn widen(&self, bytes: usize) {
+        let socket = match self {
+            Self::Unix(socket) => SockRef::from(socket),
+            Self::Tls(tls) => match &tls.io.get_ref().0.inner() {
+                Socket::Unix(socket) => SockRef::from(socket),
+                Socket::Tcp(_) => return,
+            },
+            Self::Tcp(..) => return,
+        };
+        if let Err(error) = socket.set_send_buffer_size(bytes) {
+            tracing::debug!(%error, "a client's socket keeps its send buffer");
+        }
+    }
+
     /// Where the peer is.
     #[must_use]
     pub fn peer(&self) -> PeerAddr {

@@ -25,6 +25,9 @@ const METHOD: &str = "/ProxyService/Proxy";
 /// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams
 /// on one connection must not hold a gigabyte.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Bytes that may wait in the socket of a client: those of two writes and more, so that it need not be woken, read and wake us
+/// for each of them. [`crate::net::stream::ByteStream::widen`]
+pub const SOCKET_BYTES: usize = 512 * 1024;
 /// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 

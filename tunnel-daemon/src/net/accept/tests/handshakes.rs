@@ -291,7 +291,8 @@ async fn a_stop_closes_those_who_wait_and_those_in_the_middle_of_a_handshake() {
     served.stop.cancel();
     for mut peer in others.into_iter().chain([first]) {
         // To the end, or a reset if there are bytes that nobody has read.
-        let closed = peer.read_to_end(&mut Vec::new());
+        let mut rest = Vec::new();
+        let closed = peer.read_to_end(&mut rest);
         let closed = tokio::time::timeout(Duration::from_secs(10), closed).await;
         assert!(closed.is_ok(), "still open, far within the time for it");
     }
