@@ -161,6 +161,18 @@ fn ends_with(signal: Signal) {
         assert_ne!(read, 0, "ended:\n{text}");
     }
     assert!(text.contains("curl --proxytunnel"), "{text}");
+    let live = text.lines().find(|line| line.starts_with("live "));
+    let live = live.expect("a summary");
+    // What the checks have used, and by name what moved it.
+    let (_, ways) = live.split_once(" 0 wrong; ").expect("nothing wrong");
+    assert!(
+        !ways.starts_with("0 tunnels on lanes, ") && ways.contains(" tunnels on lanes, "),
+        "{live}"
+    );
+    assert!(
+        ways.ends_with(" on the link, copied by their tasks"),
+        "{live}"
+    );
     let egress = std::fs::read_to_string(dir.join("egress.yaml")).expect("a file");
     assert!(
         egress

@@ -9,6 +9,7 @@ mod long_path;
 mod machine;
 mod markdown;
 mod nightly;
+mod opened;
 mod peer;
 mod plot;
 mod process;
@@ -144,9 +145,19 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.nightly {
         return nightly::run(workspace, args);
     }
-    let scenario = args.scenario(workspace)?;
+    let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    let (results, _table) = measure(&programs, &scenario, &programs.out)?;
+    let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
+    let disturbed = results.disturbed();
+    if args.check && !disturbed.is_empty() {
+        // A host that others share: only what is so both times counts.
+        eprintln!(
+            "perf: once more, with twice the rounds: {}",
+            disturbed.join(", ")
+        );
+        scenario.rounds *= 2;
+        (results, _) = measure(&programs, &scenario, &programs.out)?;
+    }
     if args.check {
         check(&results)?;
     }

@@ -5,21 +5,22 @@
 
 mod decision;
 mod previous;
+mod report;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
-use self::decision::{Round, Verdict, judge};
 use self::previous::Previous;
+use self::report::{Report, list, unnoticed};
 use super::peer::{Konnectivity, Peer, Plain, Route};
 use super::process::Site;
 use super::programs::Programs;
-use super::results::{Sample, median};
-use super::rows::{Better, Row};
+use super::results::Sample;
 use super::scenario::{LoadPlan, Way};
 use super::turn::{Tools, load};
 use crate::workspace::Workspace;
@@ -33,6 +34,8 @@ struct Settings {
     quick_rounds: usize,
     margin: f64,
     load: LoadPlan,
+    /// The same with lanes in clear text.
+    clear: LoadPlan,
     relay: BTreeMap<Way, BTreeMap<String, f64>>,
 }
 
@@ -53,16 +56,39 @@ enum Variant {
     Mixed,
 }
 
+/// How the lanes of a stack carry tunnels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lanes {
+    /// In frames and TLS, as they do by default.
+    Tls,
+    /// In clear text: bytes of CONNECT clients are spliced by relay threads.
+    Clear,
+}
+
+/// Tunnels that are compared with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Class {
+    way: Way,
+    lanes: Lanes,
+}
+
+/// A variant that can be started.
+struct Contender {
+    variant: Variant,
+    lanes: Lanes,
+    peer: Box<dyn Peer>,
+}
+
 /// A running variant in one dialect.
 struct Stack {
     variant: Variant,
-    way: Way,
+    class: Class,
     route: Route,
     site: Site,
 }
 
-/// Samples of a pass, by variant and dialect, a sample for each round.
-type Samples = BTreeMap<(Variant, Way), Vec<Sample>>;
+/// Samples by variant and class, a sample for each round.
+type Samples = BTreeMap<(Variant, Class), Vec<Sample>>;
 
 /// Runs the command.
 ///
@@ -74,58 +100,39 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     // First, since cargo leaves both binaries in one place: ours must be the one that stays there.
     let previous = Previous::find(&programs);
     let adit = programs.adit()?;
-    let mut peers: Vec<(Variant, Box<dyn Peer>)> = vec![
-        (Variant::Relay, Box::new(Plain::relay("relay")?)),
-        (
-            Variant::Current,
-            Box::new(Konnectivity::adit("guarded", adit.clone())),
-        ),
-        (
-            Variant::Again,
-            Box::new(Konnectivity::adit("guarded", adit.clone())),
-        ),
-    ];
     match &previous {
-        Ok(previous) => {
-            println!("guard: against commit {}", previous.commit);
-            let binary = previous.binary.clone();
-            peers.push((
-                Variant::Previous,
-                Box::new(Konnectivity::adit("guarded", binary)),
-            ));
-        }
+        Ok(previous) => println!("guard: against commit {}", previous.commit),
         Err(why) => println!(
             "guard: NO COMMIT BEFORE TO COMPARE WITH: {why:#}. Only the bare relay judges this tree."
         ),
     }
-    if is_planted {
-        peers.push((
-            Variant::Planted,
-            Box::new(Konnectivity::adit("guarded", adit.clone())),
-        ));
-    }
+    let before = previous.as_ref().ok().map(|one| one.binary.as_path());
+    let mut contenders = Contender::all(&adit, before, is_planted)?;
     let rounds = if is_quick {
         settings.quick_rounds
     } else {
         settings.rounds
     };
-    if let Ok(previous) = &previous {
-        mixed(&programs, &settings, &previous.binary, &adit)?;
+    if let Some(before) = before {
+        mixed(&programs, &settings, before, &adit)?;
     }
-    let first = pass(&programs, &settings, &peers, rounds)?;
+    let first = measure(&programs, &settings, &contenders, rounds)?;
     let mut report = Report::default();
     report.against_relay(&settings, &first)?;
     let mut worse = Vec::new();
-    if previous.is_ok() {
+    if before.is_some() {
         worse = report.against(Variant::Previous, Variant::Current, &settings, &first);
     }
     if !worse.is_empty() {
         println!(
             "guard: measuring again, with fresh processes: {}",
-            worse.join(", ")
+            list(&worse)
         );
-        peers.retain(|(variant, _)| *variant != Variant::Planted);
-        let second = pass(&programs, &settings, &peers, rounds * 2)?;
+        contenders.retain(|one| {
+            let is_asked = worse.iter().any(|row| row.class.lanes == one.lanes);
+            is_asked && one.variant != Variant::Planted
+        });
+        let second = measure(&programs, &settings, &contenders, rounds * 2)?;
         let still = report.against(Variant::Previous, Variant::Current, &settings, &second);
         worse.retain(|row| still.contains(row));
     }
@@ -138,26 +145,25 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
     fs::write(programs.out.join("guard.md"), &text)?;
     println!("{text}");
     ensure!(
-        report.beyond.is_empty(),
+        report.beyond().is_empty(),
         "beyond the limit against the bare relay: {}",
-        report.beyond.join(", ")
+        report.beyond().join(", ")
     );
     ensure!(
         worse.is_empty(),
         "slower than the commit before: {}",
-        worse.join(", ")
+        list(&worse)
     );
     if is_planted {
-        for way in &settings.ways {
-            ensure!(
-                noticed.iter().any(|row| row.starts_with(way.name())),
-                "the planted slowdown of {} went unnoticed: the guard is blind on this machine",
-                way.name()
-            );
-        }
+        let blind = unnoticed(&first, &noticed);
+        ensure!(
+            blind.is_empty(),
+            "the planted slowdown of {} went unnoticed: the guard is blind on this machine",
+            list(&blind)
+        );
         println!(
             "guard: the planted slowdown was noticed: {}",
-            noticed.join(", ")
+            list(&noticed)
         );
     }
     Ok(())
@@ -195,37 +201,67 @@ fn mixed(
         (current, previous, "newer server, older agent"),
     ] {
         let framed = Konnectivity::mixed(version, server.to_owned(), agent.to_owned());
-        for peer in [framed.clone(), framed.in_clear()] {
-            let peers: [(Variant, Box<dyn Peer>); 1] = [(Variant::Mixed, Box::new(peer.clone()))];
-            pass(programs, settings, &peers, 1).with_context(|| peer.version())?;
-            println!("guard: served each other: {}", peer.version());
+        for (lanes, peer) in [
+            (Lanes::Tls, framed.clone()),
+            (Lanes::Clear, framed.in_clear()),
+        ] {
+            let version = peer.version();
+            let pair = Contender {
+                variant: Variant::Mixed,
+                lanes,
+                peer: Box::new(peer),
+            };
+            pass(programs, &settings.ways, &settings.load, &[&pair], 1)
+                .with_context(|| version.clone())?;
+            println!("guard: served each other: {version}");
         }
     }
     Ok(())
 }
 
+/// Measures tunnels on lanes of either kind, one kind after the other.
+fn measure(
+    programs: &Programs,
+    settings: &Settings,
+    contenders: &[Contender],
+    rounds: usize,
+) -> anyhow::Result<Samples> {
+    let mut samples = Samples::new();
+    for (lanes, plan) in [
+        (Lanes::Tls, &settings.load),
+        (Lanes::Clear, &settings.clear),
+    ] {
+        let alike: Vec<&Contender> = contenders.iter().filter(|one| one.lanes == lanes).collect();
+        if !alike.is_empty() {
+            samples.append(&mut pass(programs, &settings.ways, plan, &alike, rounds)?);
+        }
+    }
+    Ok(samples)
+}
+
 /// Starts everything, measures in turns, ends everything.
 fn pass(
     programs: &Programs,
-    settings: &Settings,
-    peers: &[(Variant, Box<dyn Peer>)],
+    ways: &[Way],
+    plan: &LoadPlan,
+    contenders: &[&Contender],
     rounds: usize,
 ) -> anyhow::Result<Samples> {
     let mut stacks = Vec::new();
-    for (variant, peer) in peers {
-        for way in peer.ways(&settings.ways) {
-            let stack = Stack::start(programs, *variant, peer.as_ref(), way)
-                .with_context(|| format!("starting {variant:?} {}", way.name()))?;
+    for contender in contenders {
+        for way in contender.peer.ways(ways) {
+            let stack = Stack::start(programs, contender, way)
+                .with_context(|| format!("starting {:?} {}", contender.variant, way.name()))?;
             stacks.push(stack);
         }
     }
     // Those of one dialect take their turns one after the other.
-    stacks.sort_by_key(|stack| (stack.way, stack.variant));
+    stacks.sort_by_key(|stack| (stack.class, stack.variant));
     let tools = Tools {
         load: programs.load(),
         go_load: None,
     };
-    let parts = settings.load.parts();
+    let parts = plan.parts();
     let mut samples = Samples::new();
     for round in 0..rounds {
         eprintln!(
@@ -240,9 +276,9 @@ fn pass(
                     continue;
                 };
                 let part = load(tools, &stack.site, &stack.route, plan).with_context(|| {
-                    format!("{:?} {}, {measurement}", stack.variant, stack.way.name())
+                    format!("{:?} {}, {measurement}", stack.variant, stack.class)
                 })?;
-                let rounds = samples.entry((stack.variant, stack.way)).or_default();
+                let rounds = samples.entry((stack.variant, stack.class)).or_default();
                 rounds.resize_with(round + 1, Sample::default);
                 if let Some(sample) = rounds.last_mut() {
                     sample.values.extend(part.values);
@@ -253,13 +289,59 @@ fn pass(
     Ok(samples)
 }
 
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.way.name())?;
+        match self.lanes {
+            Lanes::Tls => Ok(()),
+            Lanes::Clear => f.write_str(" on clear lanes"),
+        }
+    }
+}
+
+impl Contender {
+    /// Everything that is measured. Lanes in clear text only beside a commit before: the bare relay is the relay that
+    /// moves their bytes, so it cannot judge it.
+    ///
+    /// # Errors
+    /// There is no such relay.
+    fn all(adit: &Path, before: Option<&Path>, is_planted: bool) -> anyhow::Result<Vec<Self>> {
+        let mut ours = vec![(Variant::Current, adit), (Variant::Again, adit)];
+        ours.extend(before.map(|binary| (Variant::Previous, binary)));
+        if is_planted {
+            ours.push((Variant::Planted, adit));
+        }
+        let mut all = vec![Self {
+            variant: Variant::Relay,
+            lanes: Lanes::Tls,
+            peer: Box::new(Plain::relay("relay")?),
+        }];
+        for (variant, binary) in ours {
+            let peer = Konnectivity::adit("guarded", binary.to_owned());
+            if before.is_some() {
+                all.push(Self {
+                    variant,
+                    lanes: Lanes::Clear,
+                    peer: Box::new(peer.clone().in_clear()),
+                });
+            }
+            all.push(Self {
+                variant,
+                lanes: Lanes::Tls,
+                peer: Box::new(peer),
+            });
+        }
+        Ok(all)
+    }
+}
+
 impl Stack {
-    fn start(
-        programs: &Programs,
-        variant: Variant,
-        peer: &dyn Peer,
-        way: Way,
-    ) -> anyhow::Result<Self> {
+    fn start(programs: &Programs, contender: &Contender, way: Way) -> anyhow::Result<Self> {
+        let Contender {
+            variant,
+            lanes,
+            peer,
+        } = contender;
         let site = Site::new(programs.load())?;
         let mut route = peer.start(&site, way)?;
         if let (Variant::Planted, Some(frontend)) = (variant, &route.frontend) {
@@ -268,161 +350,23 @@ impl Stack {
             route.running.push(throttle);
             route.frontend = Some(slow);
         }
+        let class = Class { way, lanes: *lanes };
         Ok(Self {
-            variant,
-            way,
+            variant: *variant,
+            class,
             route,
             site,
         })
     }
 }
 
-/// Lines of the report, and what went beyond a limit.
-#[derive(Default)]
-struct Report {
-    compared: Vec<(Variant, Variant, Way, Row, Verdict)>,
-    relay: Vec<(Way, Row, f64, f64)>,
-    beyond: Vec<String>,
-}
-
-impl Report {
-    /// Compares all rows of two variants; returns those where `newer` is worse.
-    fn against(
-        &mut self,
-        older: Variant,
-        newer: Variant,
-        settings: &Settings,
-        samples: &Samples,
-    ) -> Vec<String> {
-        let mut worse = Vec::new();
-        for way in &settings.ways {
-            for row in comparable(samples, (Variant::Current, *way)) {
-                let of = |variant| values(samples, (variant, *way), &row.key);
-                let (current, again) = (of(Variant::Current), of(Variant::Again));
-                // Both runs of ours together are a better estimate of it than one.
-                let newer_values = match newer {
-                    Variant::Current => together(&current, &again),
-                    _ => of(newer),
-                };
-                let older_values = match older {
-                    Variant::Current => together(&current, &again),
-                    _ => of(older),
-                };
-                let rounds: Vec<Round> = current
-                    .iter()
-                    .zip(&again)
-                    .zip(newer_values.iter().zip(&older_values))
-                    .map(|((first, second), (newer, older))| Round {
-                        noise: (*first, *second),
-                        newer: *newer,
-                        older: *older,
-                    })
-                    .collect();
-                let Some(verdict) = judge(&rounds, row.better, settings.margin) else {
-                    continue;
-                };
-                if verdict.is_worse() {
-                    worse.push(format!("{} {}", way.name(), row.key));
-                }
-                self.compared.push((older, newer, *way, row, verdict));
-            }
-        }
-        worse
-    }
-
-    /// Holds ours against the bare relay.
-    ///
-    /// # Errors
-    /// A limit names a row that was not measured: it would guard nothing.
-    fn against_relay(&mut self, settings: &Settings, samples: &Samples) -> anyhow::Result<()> {
-        for (way, limits) in &settings.relay {
-            for (key, limit) in limits {
-                let row = Row::of(key).with_context(|| format!("guard.toml: what is {key}?"))?;
-                let of = |variant, way| median(values(samples, (variant, way), key));
-                let ratio = of(Variant::Current, *way)
-                    .zip(of(Variant::Relay, Way::Tcp))
-                    .map(|(ours, relay)| ours / relay)
-                    .with_context(|| {
-                        format!("guard.toml: {} {key} was not measured", way.name())
-                    })?;
-                if is_beyond(row.better, ratio, *limit) {
-                    let text = format!("{} {key} is {ratio:.3}, limit {limit}", way.name());
-                    self.beyond.push(text);
-                }
-                self.relay.push((*way, row, ratio, *limit));
-            }
-        }
-        Ok(())
-    }
-
-    fn markdown(&self) -> String {
-        let mut text = String::from(
-            "\n| newer / older | dialect | measurement | change for the worse | lets pass | verdict |\n\
-             | --- | --- | --- | ---: | ---: | --- |\n",
-        );
-        for (older, newer, way, row, verdict) in &self.compared {
-            text.push_str(&format!(
-                "| {newer:?} / {older:?} | {} | {} | {:+.1} % | {:.1} % | {} |\n",
-                way.name(),
-                row.words,
-                verdict.change * 100.0,
-                verdict.allowed * 100.0,
-                if verdict.is_worse() { "WORSE" } else { "ok" }
-            ));
-        }
-        text.push_str("\n| against the bare relay | measurement | ratio | limit |\n| --- | --- | ---: | ---: |\n");
-        for (way, row, ratio, limit) in &self.relay {
-            text.push_str(&format!(
-                "| {} | {} | {ratio:.3} | {limit} |\n",
-                way.name(),
-                row.words
-            ));
-        }
-        text
-    }
-}
-
-fn is_beyond(better: Better, ratio: f64, limit: f64) -> bool {
-    match better {
-        Better::Higher => ratio < limit,
-        Better::Lower => ratio > limit,
-    }
-}
-
-/// Rows that are compared: tails and whole-machine numbers are too loose to judge by in so short a time.
-fn comparable(samples: &Samples, key: (Variant, Way)) -> Vec<Row> {
-    let keys = samples.get(&key).and_then(|samples| samples.first());
-    let keys = keys.into_iter().flat_map(|sample| sample.values.keys());
-    let mut rows: Vec<Row> = keys
-        .filter(|key| !["p99_us", "p999_us"].iter().any(|tail| key.ends_with(tail)))
-        .filter(|key| !key.contains("machine"))
-        .filter_map(|key| Row::of(key))
-        .collect();
-    rows.sort();
-    rows
-}
-
-fn values(samples: &Samples, key: (Variant, Way), row: &str) -> Vec<f64> {
-    let samples = samples.get(&key).into_iter().flatten();
-    samples
-        .filter_map(|sample| sample.values.get(row).copied())
-        .collect()
-}
-
-/// The geometric mean of two runs, round by round.
-fn together(first: &[f64], second: &[f64]) -> Vec<f64> {
-    let pairs = first.iter().zip(second);
-    pairs
-        .map(|(first, second)| (first * second).sqrt())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::perf::rows::Row;
 
     #[test]
-    fn settings_of_the_repository_name_rows_that_exist() {
+    fn settings_of_the_repository_name_what_exists() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../perf/guard.toml");
         let settings = Settings::read(&path).unwrap();
         for (way, limits) in &settings.relay {
@@ -431,64 +375,32 @@ mod tests {
                 assert!(Row::of(key).is_some(), "{key}");
             }
         }
-    }
-
-    fn samples(factors: &[(Variant, f64)]) -> Samples {
-        let mut samples = Samples::new();
-        for round in 0..5 {
-            for (variant, factor) in factors {
-                let way = match variant {
-                    Variant::Relay => Way::Tcp,
-                    _ => Way::Grpc,
-                };
-                // The machine gets faster from round to round, for all alike.
-                let gbit = factor * (10.0 + f64::from(round));
-                let sample = Sample {
-                    values: BTreeMap::from([("down_8_gbit_s".to_owned(), gbit)]),
-                    distributions: BTreeMap::new(),
-                };
-                samples.entry((*variant, way)).or_default().push(sample);
-            }
+        for plan in [&settings.load, &settings.clear] {
+            assert_eq!(plan.parts().len(), plan.measurements.len(), "{plan:?}");
         }
-        samples
-    }
-
-    fn settings(limit: f64) -> Settings {
-        let text = format!(
-            "ways = ['grpc']\nrounds = 1\nquick_rounds = 1\nmargin = 0.05\n\
-             load = {{ measurements = ['bulk'], seconds = 1 }}\n[relay.grpc]\ndown_8_gbit_s = {limit}\n"
-        );
-        toml::from_str(&text).unwrap()
+        assert!(settings.ways.contains(&Way::HttpConnect), "for clear lanes");
     }
 
     #[test]
-    fn slower_tree_is_named_and_the_same_tree_is_not() {
-        let measured = [
-            (Variant::Current, 1.00),
-            (Variant::Again, 1.01),
-            (Variant::Previous, 1.00),
-            (Variant::Planted, 0.70),
-        ];
-        let samples = samples(&measured);
-        let mut report = Report::default();
-        let of = |report: &mut Report, older, newer| {
-            report.against(older, newer, &settings(0.5), &samples)
+    fn lanes_in_clear_text_are_measured_beside_a_commit_before_only() {
+        let of = |before, is_planted| -> Vec<(Lanes, Variant)> {
+            let all = Contender::all(Path::new("new"), before, is_planted).unwrap();
+            let mut all: Vec<_> = all.iter().map(|one| (one.lanes, one.variant)).collect();
+            all.sort();
+            all
         };
-        assert!(of(&mut report, Variant::Previous, Variant::Current).is_empty());
-        let noticed = of(&mut report, Variant::Current, Variant::Planted);
-        assert_eq!(noticed, ["grpc down_8_gbit_s"]);
-        assert!(report.markdown().contains("WORSE"));
-    }
-
-    #[test]
-    fn limit_against_the_relay_is_held_and_must_be_measurable() {
-        let samples = samples(&[(Variant::Relay, 10.0), (Variant::Current, 1.0)]);
-        let mut report = Report::default();
-        report.against_relay(&settings(0.05), &samples).unwrap();
-        assert!(report.beyond.is_empty());
-        report.against_relay(&settings(0.5), &samples).unwrap();
-        assert_eq!(report.beyond.len(), 1, "{:?}", report.beyond);
-        let nothing = Samples::new();
-        assert!(report.against_relay(&settings(0.5), &nothing).is_err());
+        let alone = [Variant::Relay, Variant::Current, Variant::Again];
+        assert_eq!(of(None, false), alone.map(|variant| (Lanes::Tls, variant)));
+        let all = of(Some(Path::new("old")), true);
+        let clear = all.iter().filter(|(lanes, _)| *lanes == Lanes::Clear);
+        let clear: Vec<Variant> = clear.map(|(_, variant)| *variant).collect();
+        let ours = [
+            Variant::Current,
+            Variant::Again,
+            Variant::Previous,
+            Variant::Planted,
+        ];
+        assert_eq!(clear, ours);
+        assert_eq!(all.len(), 1 + 2 * ours.len());
     }
 }

@@ -44,6 +44,16 @@ impl Row {
                 };
                 ("agents", format!("{whose}{number} agents"), number, metric)
             }
+            ["idle", number, metric @ ..] => {
+                let number: u64 = number.parse().ok()?;
+                // A share is that of all.
+                let whose = match metric.last() {
+                    Some(&"percent") => "",
+                    _ => "one of ",
+                };
+                let subject = format!("{whose}{number} idle connections");
+                ("idle", subject, number, metric)
+            }
             [kind, number, metric @ ..] => {
                 let number: u64 = number.parse().ok()?;
                 let (measurement, subject) = subject(kind, number)?;
@@ -99,7 +109,6 @@ fn subject(kind: &str, number: u64) -> Option<(&'static str, String)> {
             "dials",
             format!("dial, echo, close with {number} worker{plural}"),
         ),
-        "idle" => ("idle", format!("one of {number} idle connections")),
         _ => return None,
     })
 }
@@ -121,6 +130,7 @@ fn metric_of(metric: &str) -> Option<(usize, String, Better)> {
         ("p50_ratio", "p50 / p50 without", Lower),
         ("p99_ratio", "p99 / p99 without", Lower),
         ("kib", "both processes, KiB", Lower),
+        ("lanes_percent", "on lanes, %", Higher),
         ("kernel_kib", "kernel structures, KiB", Lower),
         ("tcp_buffers_kib", "TCP buffers, KiB", Lower),
         ("resident_mib", "resident memory of all, MiB", Lower),
@@ -154,6 +164,10 @@ mod tests {
         assert_eq!(
             words("idle_2000_server_kib"),
             "one of 2000 idle connections, server, KiB"
+        );
+        assert_eq!(
+            words("idle_2000_lanes_percent"),
+            "2000 idle connections, on lanes, %"
         );
         assert_eq!(words("mixed_echo_p99_us"), "echo beside downloads, p99, us");
         assert_eq!(

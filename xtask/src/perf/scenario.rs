@@ -243,6 +243,13 @@ impl LoadPlan {
         }
     }
 
+    /// The most idle tunnels it asks for.
+    pub(crate) fn idle_most(&self) -> Option<usize> {
+        let is_asked = self.measurements.iter().any(|name| name == "idle");
+        let counts = self.idle.as_ref().filter(|_counts| is_asked)?;
+        counts.iter().copied().max()
+    }
+
     /// The plan for each measurement alone, in order: so one that fails takes no other along.
     pub(crate) fn parts(&self) -> Vec<(&'static str, Self)> {
         MEASUREMENTS
@@ -292,6 +299,14 @@ mod tests {
             serde_json::to_string(plan).unwrap(),
             r#"{"measurements":["bulk"],"seconds":0.5}"#
         );
+    }
+
+    #[test]
+    fn only_a_plan_that_weighs_idle_tunnels_asks_for_them() {
+        let text = format!("{SMALL}idle = [500, 2000, 1000]\n");
+        let parts = Scenario::parse(&text).unwrap().load.parts();
+        let most: Vec<_> = parts.iter().map(|(_, plan)| plan.idle_most()).collect();
+        assert_eq!(most, [Some(2000), None], "idle, then bulk");
     }
 
     #[test]

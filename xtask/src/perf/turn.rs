@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use super::long_path::Shape;
+use super::opened::Opened;
 use super::peer::{Peer, Route};
 use super::process::{Site, output_within};
 use super::results::Sample;
@@ -17,6 +18,9 @@ const LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Where agents connect, among the addresses of a route; also the measurement that needs it.
 pub(crate) const AGENTS: &str = "agents";
+
+/// Where a server tells its metrics, among the addresses of a route.
+pub(crate) const METRICS: &str = "metrics";
 
 /// The programs that make load.
 #[derive(Clone, Copy)]
@@ -73,7 +77,7 @@ pub(crate) fn measure<'a>(
 /// Runs the load tool once against a started path.
 ///
 /// # Errors
-/// What it says, or that it did not end.
+/// What it says, that it did not end, or that a server does not tell its metrics.
 pub(crate) fn load(
     tools: Tools<'_>,
     site: &Site,
@@ -109,6 +113,16 @@ pub(crate) fn load(
     for (role, id) in &route.processes {
         command.arg(format!("--process={role}={id}"));
     }
+    let idle = plan.idle_most().zip(route.targets.get(METRICS));
+    let before = idle.map(|(_, address)| Opened::at(address)).transpose()?;
     let printed = output_within(command, site, LIMIT)?;
-    serde_json::from_str(&printed).context("the load tool prints one JSON object")
+    let mut sample: Sample =
+        serde_json::from_str(&printed).context("the load tool prints one JSON object")?;
+    if let (Some((count, address)), Some(before)) = (idle, before)
+        && let Some(percent) = Opened::at(address)?.lanes_percent(before)
+    {
+        let key = format!("idle_{count}_lanes_percent");
+        sample.values.insert(key, percent);
+    }
+    Ok(sample)
 }

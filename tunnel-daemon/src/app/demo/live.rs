@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::checks::{CREDIT_LINKS, Driver, OPEN_TUNNELS, TUNNELS};
 use super::screen::{Screen, Tone};
 use super::stats::{Rate, Stats, bytes};
+use super::ways::Ways;
 use super::world::World;
 
 /// Between two rounds of the load.
@@ -100,6 +101,7 @@ pub(super) async fn show(world: &World, stats: &Stats, screen: &Screen, wrong: &
             tunnels: world.series(TUNNELS),
             down: (down, rates.0.per_second(at, down)),
             up: (up, rates.1.per_second(at, up)),
+            ways: Ways::of(world),
             wrong: wrong.count(),
         };
         if screen.is_rich() {
@@ -118,6 +120,7 @@ struct Now {
     tunnels: u64,
     down: (u64, u64),
     up: (u64, u64),
+    ways: Ways,
     wrong: usize,
 }
 
@@ -125,7 +128,7 @@ impl Now {
     fn line(&self, stats: &Stats) -> String {
         format!(
             "live {}: {} links ({} with credit), {} tunnels open of {}, down {} ({}/s), up {} ({}/s), \
-             dial {}, answer {}, {} wrong",
+             dial {}, answer {}, {} wrong; {}",
             humantime::format_duration(self.elapsed),
             self.links,
             self.credit,
@@ -138,9 +141,11 @@ impl Now {
             stats.dials.percentiles(),
             stats.answers.percentiles(),
             self.wrong,
+            self.ways,
         )
     }
 
+    /// Fits 80 columns behind the two of the spinner.
     fn block(&self, stats: &Stats, screen: &Screen) -> String {
         let label = |text: &str| screen.paint(Tone::Faint, format_args!("{text:<8}"));
         let verdict = if self.wrong == 0 {
@@ -149,7 +154,7 @@ impl Now {
             screen.paint(Tone::Bad, format_args!("{} wrong", self.wrong))
         };
         let moved = |(all, rate)| format!("{:>11}  {:>11}/s", bytes(all), bytes(rate));
-        let lines = [
+        let mut lines = vec![
             format!(
                 "{} {}, {verdict}; Ctrl-C ends it",
                 screen.paint(Tone::Strong, "running"),
@@ -171,11 +176,75 @@ impl Now {
             format!("{}{}", label("up"), moved(self.up)),
             format!("{}{}", label("dial"), stats.dials.percentiles()),
             format!("{}{}", label("answer"), stats.answers.percentiles()),
-            format!(
-                "{}client -> frontend -> hub -> mTLS link with credit -> agent -> target",
-                label("path")
-            ),
+            format!("{}{}", label("path"), self.ways.framed()),
         ];
+        if let Some((relayed, moved)) = self.ways.raw() {
+            lines.push(format!("{}{relayed}", label("")));
+            lines.push(format!("{}{moved}", label("")));
+        }
         lines.join("\n  ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(ways: Ways) -> Now {
+        Now {
+            elapsed: Duration::from_secs(86_399),
+            links: 2,
+            credit: 2,
+            open: 3,
+            tunnels: 12_345_678,
+            down: (1023 << 30, 1023 << 20),
+            up: (1023 << 30, 1023 << 20),
+            ways,
+            wrong: 0,
+        }
+    }
+
+    #[test]
+    fn summaries_say_what_tunnels_travel_on_and_what_moves_them() {
+        let (stats, screen) = (Stats::default(), Screen::new(true));
+        let framed = Ways {
+            lane: 12_345_678,
+            link: 1_234_567,
+            ..Ways::default()
+        };
+        let text = "12345678 tunnels on lanes, 1234567 on the link, copied by their tasks";
+        let block = now(framed).block(&stats, &screen);
+        assert!(
+            block.ends_with(&format!("\n  path    {text}")),
+            "no word of relay threads, which had nothing to do:\n{block}"
+        );
+        let line = now(framed).line(&stats);
+        assert!(line.ends_with(&format!(", 0 wrong; {text}")), "{line}");
+
+        let raw = Ways {
+            raw_lane: 12_345_678,
+            spliced: 1023 << 30,
+            copied: 1023 << 20,
+            uring: true,
+            ..framed
+        };
+        let relayed = "12345678 on raw lanes, relayed with io_uring";
+        let moved = "1023.00 GiB spliced, 1023.00 MiB copied";
+        let block = now(raw).block(&stats, &screen);
+        assert!(
+            block.ends_with(&format!(
+                "path    {text}\n          {relayed}\n          {moved}"
+            )),
+            "{block}"
+        );
+        let line = now(raw).line(&stats);
+        assert!(
+            line.ends_with(&format!("{text}; {relayed}: {moved}")),
+            "{line}"
+        );
+        // The spinner and a blank stand before the first line, two blanks before the others.
+        for line in format!("  {block}").lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 }

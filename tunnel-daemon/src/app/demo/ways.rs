@@ -8,12 +8,18 @@ use super::world::World;
 /// Counts so far, or between two looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ways {
-    link: u64,
-    lane: u64,
-    raw_lane: u64,
-    copied: u64,
-    spliced: u64,
-    uring: bool,
+    /// Tunnels on links.
+    pub(super) link: u64,
+    /// Tunnels in frames on lanes.
+    pub(super) lane: u64,
+    /// Tunnels without frames, each on a lane of its own.
+    pub(super) raw_lane: u64,
+    /// Payload bytes of tunnels without frames that are over, and were copied.
+    pub(super) copied: u64,
+    /// The same of those that were spliced.
+    pub(super) spliced: u64,
+    /// Relay threads wait with io_uring, not epoll.
+    pub(super) uring: bool,
 }
 
 impl Ways {
@@ -47,23 +53,33 @@ impl Ways {
             uring: self.uring,
         }
     }
+
+    /// What tunnels in frames travelled on, and what moves their bytes.
+    pub(super) fn framed(self) -> String {
+        format!(
+            "{} tunnels on lanes, {} on the link, copied by their tasks",
+            self.lane, self.link
+        )
+    }
+
+    /// The same of tunnels without frames, if there were any, and how many bytes were moved how.
+    pub(super) fn raw(self) -> Option<(String, String)> {
+        let driver = if self.uring { "io_uring" } else { "epoll" };
+        let (spliced, copied) = (bytes(self.spliced), bytes(self.copied));
+        (self.raw_lane > 0).then(|| {
+            (
+                format!("{} on raw lanes, relayed with {driver}", self.raw_lane),
+                format!("{spliced} spliced, {copied} copied"),
+            )
+        })
+    }
 }
 
 impl fmt::Display for Ways {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} tunnels on lanes, {} on the link, copied by their tasks",
-            self.lane, self.link
-        )?;
-        if self.raw_lane > 0 {
-            let driver = if self.uring { "io_uring" } else { "epoll" };
-            let (spliced, copied) = (bytes(self.spliced), bytes(self.copied));
-            write!(
-                f,
-                "; {} on raw lanes, relayed with {driver}: {spliced} spliced, {copied} copied",
-                self.raw_lane
-            )?;
+        f.write_str(&self.framed())?;
+        if let Some((relayed, moved)) = self.raw() {
+            write!(f, "; {relayed}: {moved}")?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::{Peer, Route};
 use crate::perf::process::{Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Way};
-use crate::perf::turn::AGENTS;
+use crate::perf::turn::{AGENTS, METRICS};
 
 /// A program and its leading arguments.
 #[derive(Clone, Debug)]
@@ -159,8 +159,9 @@ impl Peer for Konnectivity {
         let (target, mut targets) = site.targets(site.far(), site.far_host())?;
         let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
         if site.long_path().is_none() {
-            // Agents of the load dial targets from where the load is.
+            // Agents of the load dial targets from where the load is, and metrics are read from here.
             targets.insert(AGENTS.to_owned(), format!("127.0.0.1:{agent_port}"));
+            targets.insert(METRICS.to_owned(), format!("127.0.0.1:{health_port}"));
         }
         let start = |name: &str, inside, program: &Program, flags: &[String]| {
             let args = [program.args.as_slice(), flags].concat();
