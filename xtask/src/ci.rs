@@ -11,6 +11,8 @@ use crate::{codegen, ebpf, fuzz, loom, miri, perf, static_binary, test, tidy, vm
 const BUILD: Duration = Duration::from_secs(20 * 60);
 /// Longest time for the demo, once built.
 const DEMO: Duration = Duration::from_secs(5 * 60);
+/// The first command of the README.
+const DEMO_COMMAND: [&str; 4] = ["run", "--release", "--", "demo"];
 /// Time for each fuzz target.
 const FUZZ_SECONDS: u64 = 30;
 
@@ -82,26 +84,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     aarch64(workspace, &mut steps);
     kernel(workspace, &mut steps);
     deny(workspace, &mut steps);
+    // Without `--package`, as the demo below is run: alone it would have other features of what it uses, and be built twice.
     steps.run("build --release", || {
-        cargo(
-            &["build", "--quiet", "--release", "--package", "adit"],
-            BUILD,
-        )
+        cargo(&["build", "--quiet", "--release", "--bin", "adit"], BUILD)
     });
     steps.run("demo --once", || {
-        cargo(
-            &[
-                "run",
-                "--quiet",
-                "--release",
-                "--package",
-                "adit",
-                "--",
-                "demo",
-                "--once",
-            ],
-            DEMO,
-        )
+        cargo(&[&DEMO_COMMAND[..], &["--once"]].concat(), DEMO)
     });
     steps.run("static", || static_binary::run(workspace));
     steps.run("isolation", || {
@@ -175,5 +163,17 @@ fn deny(workspace: &Workspace, steps: &mut Steps) {
         });
     } else {
         steps.skip("deny", "cargo-deny is not installed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_is_run_as_the_readme_says() {
+        let readme = Workspace::here().unwrap().text("README.md").unwrap();
+        let command = format!("\ncargo {} ", DEMO_COMMAND.join(" "));
+        assert!(readme.unwrap().contains(&command), "{command}");
     }
 }

@@ -438,3 +438,6 @@ impl RunningServer {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

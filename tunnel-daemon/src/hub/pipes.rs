@@ -275,10 +275,15 @@ impl PipeRelay {
             if self.shutting_down.is_cancelled() {
                 self.look();
             }
-            let stats = self.handle.stats();
-            let (panics, exhausted) = (stats.thread_panics, stats.pipes_exhausted);
-            self.metrics.relay(stats.active_pairs, panics, exhausted);
+            self.publish();
         }
+    }
+
+    /// Brings the metrics up to date.
+    fn publish(&self) {
+        let stats = self.handle.stats();
+        let (panics, exhausted) = (stats.thread_panics, stats.pipes_exhausted);
+        self.metrics.relay(stats.active_pairs, panics, exhausted);
     }
 
     /// Ends all tunnels: this process does.

@@ -323,6 +323,22 @@ fn own_families_start_at_zero_and_count() {
     assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
 }
 
+/// Numbers since its start, told again and again, and the tunnels there are.
+#[test]
+fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
+    let metrics = ServerMetrics::new(&[]);
+    let read = || {
+        ["tunnels", "thread_panics_total", "pipes_exhausted_total"]
+            .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
+    };
+    assert_eq!(read(), [0.0, 0.0, 0.0].map(Some));
+    for (tunnels, panics, exhausted) in [(3, 1, 7), (3, 1, 7), (2, 1, 9)] {
+        metrics.adit().relay(tunnels, panics, exhausted);
+        let told = [tunnels as f64, panics as f64, exhausted as f64];
+        assert_eq!(read(), told.map(Some));
+    }
+}
+
 #[test]
 fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
     let metrics = ServerMetrics::new(&[]);

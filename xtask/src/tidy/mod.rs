@@ -7,6 +7,7 @@ mod ebpf;
 mod flags;
 mod layers;
 mod leaks;
+mod metrics;
 mod paths;
 mod sources;
 
@@ -42,6 +43,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(ebpf::check(workspace)?);
     all.extend(flags::check(workspace)?);
     all.extend(leaks::check(workspace)?);
+    all.extend(metrics::check(workspace)?);
     all.extend(claims::check(workspace)?);
     Ok(all)
 }

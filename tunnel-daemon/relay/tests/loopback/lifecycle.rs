@@ -11,8 +11,8 @@ use adit_relay::{Pair, PairEnd, Rejected, Relay, Side, Why};
 use socket2::{Domain, Socket, Type};
 
 use crate::support::{
-    PATIENCE, Pattern, Setup, Transport, matrix, promise, receive_all, receive_exactly, send_all,
-    until,
+    PATIENCE, Pattern, Setup, Transport, Tunnel, matrix, promise, receive_all, receive_exactly,
+    send_all, until,
 };
 
 matrix!(
@@ -26,6 +26,7 @@ matrix!(
     full_relay_refuses_and_gives_the_pair_back,
     panic_takes_its_own_pairs_and_the_thread_goes_on,
     panicking_callback_is_a_panic_of_its_thread,
+    panic_of_a_thread_leaves_pairs_of_the_others_alone,
     submitting_from_many_threads_while_stopping_loses_no_callback,
     pair_without_a_pipe_is_copied_and_counted,
     socket_that_is_none_is_a_failure,
@@ -221,6 +222,51 @@ fn panicking_callback_is_a_panic_of_its_thread(setup: &Setup) {
     let next = world.open();
     (&next.client).write_all(b"on").unwrap();
     assert_eq!(receive_exactly(&next.target, 2), b"on");
+    assert_eq!(world.stats().thread_panics, 1);
+}
+
+fn panic_of_a_thread_leaves_pairs_of_the_others_alone(setup: &Setup) {
+    let mut config = setup.config();
+    config.threads = 2;
+    let world = setup.start_with(&config);
+    let echo = |tunnel: &Tunnel| {
+        (&tunnel.client).write_all(b"there").unwrap();
+        assert_eq!(receive_exactly(&tunnel.target, 5), b"there");
+        (&tunnel.target).write_all(b"back").unwrap();
+        assert_eq!(receive_exactly(&tunnel.client, 4), b"back");
+    };
+    // Each goes to the thread that has the fewest.
+    let tunnels = [world.open(), world.open()];
+    tunnels.iter().for_each(echo);
+    let ((client, a), (_target, b)) = (world.sockets(), world.sockets());
+    let submitted = world
+        .handle
+        .submit(
+            Pair::new(a.into(), b.into()),
+            Box::new(|_outcome| panic!("planted in a callback")),
+        )
+        .unwrap();
+    submitted.cancel();
+    drop(client);
+    let mut ends = [None, None];
+    let told = || {
+        for (end, tunnel) in ends.iter_mut().zip(&tunnels) {
+            *end = end.take().or_else(|| tunnel.outcome.try_recv().ok());
+        }
+        ends.iter().any(Option::is_some)
+    };
+    until("a tunnel is told", told, || format!("{:?}", world.stats()));
+    let (ended, other) = match ends {
+        [Some(outcome), None] => (outcome, &tunnels[1]),
+        [None, Some(outcome)] => (outcome, &tunnels[0]),
+        both => panic!("both of them: {both:?}"),
+    };
+    assert!(matches!(ended.end, PairEnd::Panicked), "{ended:?}");
+    echo(other);
+    // The thread that failed has the fewest now.
+    echo(&world.open());
+    echo(other);
+    assert!(other.outcome.try_recv().is_err());
     assert_eq!(world.stats().thread_panics, 1);
 }
 

@@ -201,6 +201,51 @@ impl World {
         };
         tokio::join!(serving, server, target);
     }
+
+    /// What the metrics say of the relay: its tunnels, panics of its threads, and how often there was no pipe.
+    fn counted(&self) -> [f64; 3] {
+        self.relay.publish();
+        let text = self.metrics.scrape().text();
+        ["tunnels", "thread_panics_total", "pipes_exhausted_total"].map(|family| {
+            let series = format!("adit_relay_{family} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&series));
+            value.unwrap().parse().unwrap()
+        })
+    }
+
+    /// The agent's end of a tunnel that is open when the threads of its relay fail.
+    async fn lost_with_its_thread(&self) {
+        let (socket, mut server) = self.connection().await;
+        let (near, mut target) = UnixStream::pair().unwrap();
+        let open = &self.said.open;
+        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
+        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
+        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
+        let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+        let near = near.into_std().unwrap().into();
+        let live = self.entry.live();
+        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let failing = async {
+            server.write_all(b"before").await.unwrap();
+            let mut heard = [0; 6];
+            target.read_exact(&mut heard).await.unwrap();
+            assert_eq!(self.counted(), [1.0, 0.0, 0.0]);
+            self.relay.handle.plant_fault();
+        };
+        let (outcome, ()) = tokio::join!(running, failing);
+        assert!(matches!(outcome.end, PipeEnd::RelayFailed), "{outcome:?}");
+        let told = (outcome.end.reason(), outcome.to_socket);
+        assert_eq!(told, ("relay_failed", 6));
+        let end = server.read_to_end(&mut Vec::new()).await.unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+        // All threads, or the next tunnel might come to one that is about to fail.
+        let choice = self.relay.handle.choice().clone();
+        let threads = RelayConfig::new(choice).threads as f64;
+        while self.counted()[1] < threads {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(self.counted(), [0.0, threads, 0.0]);
+    }
 }
 
 /// Says all of it and ends, and has to hear this and then the end.
@@ -268,6 +313,16 @@ async fn a_server_loses_no_early_byte_however_many_there_are() {
                 within(&format!("{length} bytes, {read} read"), tunnel).await;
             }
         }
+    }
+}
+
+/// A tunnel says why it was lost, its peer sees a reset, and the threads go on with others. All of that is counted.
+#[tokio::test]
+async fn a_thread_that_fails_takes_its_tunnels_along_and_goes_on() {
+    for world in World::both().await {
+        let lost = world.lost_with_its_thread();
+        within("a tunnel whose thread fails", lost).await;
+        within("the next one", world.agent_end(5, 9, [0, 0])).await;
     }
 }
 

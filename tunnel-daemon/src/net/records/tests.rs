@@ -294,6 +294,49 @@ async fn a_connection_that_waits_holds_no_buffer() {
     assert!(client.sealed.is_none());
 }
 
+/// Whatever the pieces are, what fits leaves in full records from one buffer, and so by one write.
+#[tokio::test]
+async fn a_batch_is_sealed_into_one_buffer() {
+    const BYTES: usize = 100_000;
+    let (mut server, _client) = ours().await;
+    let mut out = Outbox::default();
+    for piece in pattern(BYTES).chunks(10_000) {
+        out.push(Bytes::copy_from_slice(piece));
+    }
+    let sealed = server.seal(&mut out).unwrap();
+    assert!(out.is_empty());
+    let written = (sealed.from, sealed.to);
+    assert_eq!(written, (0, BYTES + 7 * RECORD_OVERHEAD));
+}
+
+/// The first of them is given out, the others wait in the same block.
+#[tokio::test]
+async fn one_read_takes_all_records_that_are_there() {
+    /// Less than any kernel takes for a reader that has read little so far.
+    const BYTES: usize = 2 * PLAIN_BYTES_MAX;
+    const SEALED: usize = BYTES + 2 * RECORD_OVERHEAD;
+    let waiting = |stream: &RecordStream| {
+        let bytes = rustix::io::ioctl_fionread(stream.tcp().unwrap());
+        usize::try_from(bytes.unwrap()).unwrap()
+    };
+    let (mut server, mut client) = ours().await;
+    // The second time it is known to move bulk.
+    for _time in 0..2 {
+        write(&mut server, [pattern(BYTES)]).await;
+        let arrival = async {
+            while waiting(&client) < SEALED {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, arrival).await.unwrap();
+        let first = read(&mut client).await.unwrap();
+        assert_eq!((first.len(), waiting(&client)), (PLAIN_BYTES_MAX, 0));
+        assert_eq!(client.read.bytes().len(), SEALED / 2);
+        let second = read(&mut client).await.unwrap();
+        assert!([first, second].concat() == pattern(BYTES));
+    }
+}
+
 #[tokio::test]
 async fn sessions_that_cannot_be_taken_over_are_refused() {
     // Bytes that rustls has decrypted and nobody has read.

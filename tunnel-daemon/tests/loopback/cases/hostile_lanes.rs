@@ -8,17 +8,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use adit_core::ids::{LinkId, ServerId};
-use adit_core::lane::{FrameType, Header, LaneEvent, Piece};
+use adit_core::lane::{ALPN, FrameType, Header, LaneEvent, Piece};
 use adit_core::wire::metadata::LaneGrant;
 use tokio::io::AsyncReadExt as _;
 use tokio::task::JoinSet;
 
-use crate::support::connect;
+use super::hostile_agents::turned_away;
 use crate::support::lanes::{BUSY, value};
 use crate::support::raw::Connection;
 use crate::support::stub_lane::{Stub, bind, bound, link, one_idle};
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
+use crate::support::{connect, tls};
 
 async fn refused(world: &World, reason: &str, count: f64) {
     let series = format!("adit_lanes_refused_total{{reason=\"{reason}\"}}");
@@ -117,6 +118,10 @@ async fn nobody_gets_lanes_without_asking_or_without_a_certificate() {
         let offered = answer.keys().any(|name| name.as_str().contains("lane"));
         assert!(!offered, "{answer:?}");
     }
+    // Whoever has no certificate is sent away before a word of the greeting.
+    let (ca, agents) = (world.files.ca_file(), world.server().agents);
+    let nobody = tls::dial_as(ALPN.as_bytes(), agents, &ca, None).await;
+    assert!(turned_away(nobody).await, "no certificate");
 }
 
 /// Rule 18: a lane is bound within 5 s or closed; nonsense is closed at once.

@@ -1,14 +1,20 @@
 //! Agents that nobody authenticates: only if asked for, by the real binary, and then said loudly.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use adit_core::ids::LinkId;
+use adit_core::wire::metadata::{LANE_SECRET_BYTES, LaneGrant};
 use serde_json::Value;
 
 use super::processes::{Processes, free_ports, linked, upstreams_flags};
-use crate::support::process::{Process, metric, scrape};
+use crate::support::lanes::{BUSY, HITS, IDLE, MISSES};
+use crate::support::process::{Process, metric, scrape, value};
 use crate::support::raw::Connection;
-use crate::support::targets;
+use crate::support::stub_lane::Stub;
+use crate::support::wait::within;
 use crate::support::world::{World, sample};
+use crate::support::{targets, tls};
 
 const INSECURE: &str = "--insecure-allow-unauthenticated-agents";
 const GAUGE: &str = "adit_insecure_flags{flag=\"insecure-allow-unauthenticated-agents\"}";
@@ -28,26 +34,79 @@ fn warnings(log: &str) -> usize {
     lines.filter(says).count()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_lets_anyone_register_warns_once_and_exports_it() {
-    let (port, _target) = targets::echo().await;
+/// A server that lets anyone register, as a process of its own, in a world without another.
+async fn open_to_anyone() -> (World, Process) {
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(Duration::ZERO).await;
     let mut args = world.server_args("0");
     args.retain(|arg| !arg.starts_with("--cluster-ca-cert="));
     args.push(INSECURE.to_owned());
     let server = Process::start("server", &args, world.dir.path());
+    (world, server)
+}
+
+/// An agent without a certificate.
+fn anyone(world: &World, agents: SocketAddr) -> Process {
+    let mut args = world.agent_args("anyone", agents.port(), &[]);
+    args.retain(|arg| !arg.starts_with("--agent-cert=") && !arg.starts_with("--agent-key="));
+    Process::start("anyone", &args, world.dir.path())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lets_anyone_register_warns_once_and_exports_it() {
+    let (port, _target) = targets::echo().await;
+    let (world, server) = open_to_anyone().await;
     let (agents, health) = (server.address("agents"), server.address("health"));
     metric(health, GAUGE, 1.0).await;
     assert_eq!(warnings(&server.log()), 1, "{}", server.log());
 
     // That is what was asked for: an agent without a certificate serves.
-    let mut args = world.agent_args("anyone", agents.port(), &[]);
-    args.retain(|arg| !arg.starts_with("--agent-cert=") && !arg.starts_with("--agent-key="));
-    let _agent = Process::start("anyone", &args, world.dir.path());
+    let _agent = anyone(&world, agents);
     metric(health, LINKS, 1.0).await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
     assert_eq!(warnings(&server.log()), 1, "once, not for each agent");
+}
+
+/// A lane is its link's by the certificate that both show. Where nobody shows one, none is offered, dials look for none, and
+/// none can be had by asking.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_without_a_certificate_has_no_lanes() {
+    let (port, _target) = targets::echo().await;
+    let (world, server) = open_to_anyone().await;
+    let (agents, health) = (server.address("agents"), server.address("health"));
+    let _agent = anyone(&world, agents);
+    metric(health, LINKS, 1.0).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+
+    // What an agent asks for, by hand. The rest of it is granted.
+    let ca = world.files.ca_file();
+    let secured = within("a TLS handshake", tls::dial(agents, &ca, None)).await;
+    let connection = Connection::over(secured.expect("welcome")).await;
+    let headers = [
+        ("agentid", "nobody"),
+        ("adit-link", "1"),
+        ("adit-lanes", "1"),
+    ];
+    let mut call = connection.call("/AgentService/Connect", &headers).await;
+    let answer = call.headers().await.expect("an answer");
+    assert!(answer.contains_key("adit-link"), "{answer:?}");
+    let offered = answer.keys().any(|name| name.as_str().contains("lane"));
+    assert!(!offered, "{answer:?}");
+
+    // Numbers of links are easy to guess; the agent's is the first.
+    for link in [1, 2] {
+        let mut stub = Stub::nobody(agents, &world).await;
+        let guess = LaneGrant {
+            link: LinkId(link),
+            secret: [7; LANE_SECRET_BYTES],
+            lanes_max: 1,
+        };
+        assert!(!stub.bind(&guess).await, "link {link}");
+    }
+    metric(health, "adit_lanes_refused_total{reason=\"no_link\"}", 2.0).await;
+    for series in ["adit_lanes_opened_total", IDLE, BUSY, HITS, MISSES] {
+        assert_eq!(value(health, series).await, 0.0, "{series}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

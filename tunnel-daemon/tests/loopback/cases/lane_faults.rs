@@ -1,19 +1,107 @@
-//! Lanes whose path is gone, and tunnels on lanes that nobody uses any more.
+//! Lanes that are cut off or whose path is gone, and tunnels on lanes that nobody uses any more.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use adit_core::lane::LaneEvent;
+use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
+use crate::support::raw::Connection;
 use crate::support::skip::skip;
+use crate::support::stub_lane::{Stub, link, one_idle};
 use crate::support::wait::{until, within, within_for};
 use crate::support::wire::Wire;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
+
+/// Sends `bytes` on a tunnel whose agent sends all of them back.
+async fn echo_on(lane: &mut Stub, client: &mut UnixStream, bytes: &[u8]) {
+    let (mut read, mut write) = client.split();
+    let there = async { write.write_all(bytes).await.expect("the tunnel lives") };
+    let agent = async {
+        let mut seen = 0;
+        while seen < bytes.len() {
+            match lane.event().await.expect("the lane lives") {
+                LaneEvent::Data(piece) => {
+                    seen += piece.len();
+                    lane.end.send(piece);
+                }
+                LaneEvent::Want(_) => (),
+                other => panic!("instead of bytes: {other:?}"),
+            }
+        }
+        lane.flush().await;
+    };
+    let back = async {
+        let mut back = vec![0; bytes.len()];
+        let whole = read.read_exact(&mut back).await;
+        whole.map(|_count| back).expect("the tunnel lives")
+    };
+    let ((), (), back) = within("an echo", async { tokio::join!(there, agent, back) }).await;
+    assert!(back == bytes, "other bytes came back");
+}
+
+/// It takes its own tunnel along, and neither that on another lane of the same link nor the link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
+    let world = World::start(&[]).await;
+    let connection = Connection::agent(&world).await;
+    let (mut call, grant) = link(&world, &connection, "agent-1").await;
+    let mut tunnels = Vec::new();
+    for _tunnel in 0..2 {
+        let mut lane = Stub::connect(&world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        one_idle(&world).await;
+        let socket = world.connect();
+        let answer = async {
+            let mut asked = None;
+            while !matches!(asked, Some(LaneEvent::Open(_))) {
+                asked = Some(lane.event().await.expect("the lane lives"));
+            }
+            lane.end.accept();
+            lane.flush().await;
+        };
+        let (client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), answer);
+        tunnels.push((lane, client));
+    }
+    let bytes = targets::pattern(0, 2_000_000);
+    let (before, after) = bytes.split_at(1_000_000);
+    for (lane, client) in &mut tunnels {
+        echo_on(lane, client, before).await;
+    }
+    let (cut, mut cut_off) = tunnels.pop().expect("two of them");
+    let (tcp, _session) = cut.stream.get_ref();
+    adit::net::socket::set_reset_on_close(tcp).expect("it lives");
+    drop(cut);
+    let end = within("its tunnel's end", cut_off.read(&mut [0])).await;
+    assert!(!matches!(end, Ok(1)), "{end:?}");
+    let lost = [
+        "adit_tunnels_closed_total{reason=\"lane_lost\"}",
+        "adit_lanes_closed_total{reason=\"lost\"}",
+    ];
+    until("both are counted", || {
+        lost.map(|series| value(&world, series)) == [1.0, 1.0]
+    })
+    .await;
+    assert_eq!([BUSY, IDLE].map(|series| value(&world, series)), [1.0, 0.0]);
+    let (mut lane, mut client) = tunnels.pop().expect("the other");
+    echo_on(&mut lane, &mut client, after).await;
+
+    // Without a lane that is idle the link is asked.
+    assert_eq!(world.server().links(), 1);
+    let dialer = Connection::client(&world).await;
+    let mut dial = dialer.proxy().await;
+    dial.dial(1, "10.0.0.1:80");
+    let asked = call.payload().await;
+    assert!(matches!(asked, Some(Payload::DialRequest(_))), "{asked:?}");
+    assert_eq!(lost.map(|series| value(&world, series)), [1.0, 1.0]);
+}
 
 /// Rule 21: an OPEN that TCP does not acknowledge within 2 s goes to the link instead, and is dialled once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,10 +1,12 @@
 //! Numbers of the specification as a peer sees them.
 
+use adit_core::lane::LaneEvent;
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{self as wire, PacketType};
 
 use crate::support::lanes::warm;
 use crate::support::raw::{Call, Connection};
+use crate::support::stub_lane::{bound, one_idle};
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
 use crate::support::wait::{until, within};
@@ -33,37 +35,64 @@ fn largest(sizes: &[usize]) -> usize {
     sizes.iter().copied().max().unwrap_or(0)
 }
 
+/// The agent's number of the tunnel of a [`Raw`].
+const RAW_CONN: i64 = 5;
+
+/// A tunnel of a client to an agent without or with our extensions, both made of packets.
+struct Raw {
+    link: Call,
+    call: Call,
+    /// The client's number of it.
+    conn: i64,
+    /// Bytes that the agent may send to begin with; 0 for an agent that knows no credit.
+    credit: u64,
+    _connections: [Connection; 2],
+}
+
+impl Raw {
+    async fn open(world: &World, extensions: &[(&str, &str)]) -> Self {
+        let agent = Connection::agent(world).await;
+        let headers: Vec<_> = [("agentid", "raw")]
+            .iter()
+            .chain(extensions)
+            .copied()
+            .collect();
+        let mut link = agent.call("/AgentService/Connect", &headers).await;
+        link.headers().await.expect("an answer");
+        world.links(1).await;
+        let client = Connection::client(world).await;
+        let mut call = client.proxy().await;
+        call.dial(1, "a:1");
+        let Some(Payload::DialRequest(dial)) = link.payload().await else {
+            panic!("no dial");
+        };
+        let answer = wire::DialResponse {
+            error: String::new(),
+            connect_id: RAW_CONN,
+            random: dial.random,
+            window: 16 << 20,
+        };
+        link.packet(PacketType::DialRsp, Payload::DialResponse(answer));
+        let Some(Payload::DialResponse(open)) = call.payload().await else {
+            panic!("no answer");
+        };
+        Self {
+            link,
+            call,
+            conn: open.connect_id,
+            credit: dial.window,
+            _connections: [agent, client],
+        }
+    }
+}
+
 /// What an agent without or with our extensions gets of an upload.
 async fn towards_an_agent(extensions: &[(&str, &str)]) -> Vec<usize> {
     const BYTES: usize = 2 << 20;
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let headers: Vec<_> = [("agentid", "raw")]
-        .iter()
-        .chain(extensions)
-        .copied()
-        .collect();
-    let mut link = agent.call("/AgentService/Connect", &headers).await;
-    link.headers().await.expect("an answer");
-    world.links(1).await;
-    let client = Connection::client(&world).await;
-    let mut call = client.proxy().await;
-    call.dial(1, "a:1");
-    let Some(Payload::DialRequest(dial)) = link.payload().await else {
-        panic!("no dial");
-    };
-    let answer = wire::DialResponse {
-        error: String::new(),
-        connect_id: 5,
-        random: dial.random,
-        window: 16 << 20,
-    };
-    link.packet(PacketType::DialRsp, Payload::DialResponse(answer));
-    let Some(Payload::DialResponse(open)) = call.payload().await else {
-        panic!("no answer");
-    };
-    call.data(open.connect_id, vec![1; BYTES]);
-    sizes(&mut link, BYTES).await
+    let mut tunnel = Raw::open(&world, extensions).await;
+    tunnel.call.data(tunnel.conn, vec![1; BYTES]);
+    sizes(&mut tunnel.link, BYTES).await
 }
 
 /// What a server without or with our extensions gets of a download.
@@ -120,6 +149,84 @@ async fn clients_start_with_packets_of_at_most_32_kibibytes() {
         let sizes = sizes(&mut call, BYTES).await;
         assert!(largest(&sizes) <= 32 * KIB, "{flags:?}: {sizes:?}");
     }
+}
+
+/// The least that is called a large packet.
+const LARGE_BYTES: usize = 256 * KIB;
+
+/// Lets an agent send all it may before its client takes any of it, again and again, until there is a large packet.
+async fn large_over_a_link(extensions: &[(&str, &str)]) {
+    const PACKET_BYTES: usize = 32 * KIB;
+    /// Far less than what a server holds for a link without credit.
+    const WITHOUT_CREDIT: u64 = 8 << 20;
+    const READ: &str = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DATA\",segment=\"from_agent\"}";
+    let world = World::start(&[]).await;
+    let mut tunnel = Raw::open(&world, extensions).await;
+    let mut credit = if tunnel.credit == 0 {
+        WITHOUT_CREDIT
+    } else {
+        tunnel.credit
+    };
+    let mut packets = 0_u32;
+    within("a large packet", async {
+        loop {
+            let bytes = usize::try_from(credit).expect("a few MiB");
+            let mut left = bytes;
+            while left > 0 {
+                let packet = left.min(PACKET_BYTES);
+                tunnel.link.data(RAW_CONN, vec![0; packet]);
+                left -= packet;
+                packets += 1;
+            }
+            // Now it waits at the server, but for what the client's window takes.
+            world.server_metric(READ, f64::from(packets)).await;
+            if largest(&sizes(&mut tunnel.call, bytes).await) >= LARGE_BYTES {
+                return;
+            }
+            // Of all that was taken; credit grows for a client that leaves nothing.
+            credit = match tunnel.link.payload().await {
+                Some(Payload::Window(window)) => window.bytes,
+                other => panic!("instead of credit: {other:?}"),
+            };
+        }
+    })
+    .await;
+}
+
+/// The same on a lane, where the kernel's buffers are the bound.
+async fn large_over_a_lane() {
+    /// Less than the kernel takes for a lane.
+    const BYTES: usize = 1 << 20;
+    let world = World::start(&[]).await;
+    let (_connection, _link, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    let accepted = async {
+        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+        lane.end.accept();
+        lane.flush().await;
+    };
+    tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+    within("a large packet", async {
+        loop {
+            lane.end.send(vec![0; BYTES].into());
+            lane.flush().await;
+            if largest(&sizes(&mut call, BYTES).await) >= LARGE_BYTES {
+                return;
+            }
+        }
+    })
+    .await;
+}
+
+/// Rule 6, the other way: whatever way and in whatever pieces its bytes come, to a client that takes them they go in fewer and
+/// fewer packets. They cost the Go library by the packet, not by the byte.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_its_bytes_gets_packets_of_256_kibibytes_and_more() {
+    large_over_a_lane().await;
+    large_over_a_link(&[("adit-link", "1")]).await;
+    large_over_a_link(&[]).await;
 }
 
 /// Sends 24 MiB that nobody wants, waits until the server has read them, and asks what it may send then.

@@ -1,5 +1,8 @@
 //! The agent's end of a lane, as honest as a test wants it.
 
+use std::net::SocketAddr;
+use std::path::Path;
+
 use adit_core::ids::LinkId;
 use adit_core::lane::{
     ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
@@ -62,8 +65,18 @@ impl Stub {
     /// The same, over a connection that is there already.
     pub(crate) async fn connect_over(tcp: TcpStream, world: &World, name: &str) -> Self {
         let (cert, key) = (world.files.cert(name), world.files.key(name));
+        Self::secured(tcp, world, Some((&cert, &key))).await
+    }
+
+    /// The same without a certificate, at any server that has the world's.
+    pub(crate) async fn nobody(server: SocketAddr, world: &World) -> Self {
+        let tcp = TcpStream::connect(server).await;
+        Self::secured(tcp.expect("it listens"), world, None).await
+    }
+
+    async fn secured(tcp: TcpStream, world: &World, identity: Option<(&Path, &Path)>) -> Self {
         let ca = world.files.ca_file();
-        let secured = tls::over(tcp, ALPN.as_bytes(), &ca, Some((&cert, &key)));
+        let secured = tls::over(tcp, ALPN.as_bytes(), &ca, identity);
         let stream = within("a TLS handshake", secured).await.expect("welcome");
         Self {
             stream,

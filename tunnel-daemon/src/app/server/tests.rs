@@ -1,0 +1,64 @@
+//! What a server does now and then.
+
+use std::pin::pin;
+
+use adit_core::ids::AgentId;
+use adit_core::lane::{FrameReader, LaneRole};
+use adit_core::wire::identifiers::Identifiers;
+use bytes::Bytes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::*;
+use crate::hub::{LinkInfo, PoolSettings};
+use crate::lane::Lane;
+use crate::net::stream::PeerAddr;
+
+/// Rule 21. A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
+#[tokio::test(start_paused = true)]
+async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
+    let metrics = ServerMetrics::new(&[]);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    let pool = LanePool::new(PoolSettings {
+        principal: "agent".into(),
+        lanes_max: 1,
+        dials_max: 1,
+        silence_max: Duration::from_secs(1),
+        room: Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited()))),
+        tasks: Tasks::new(1),
+        metrics: metrics.adit().clone(),
+        watch: Arc::default(),
+        budget: Arc::clone(&budget),
+        opens: None,
+    });
+    let dials = DialLimits {
+        pending_max: 1,
+        timeout: None,
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), dials);
+    let info = LinkInfo {
+        agent: AgentId::new("agent"),
+        identifiers: Identifiers::default(),
+        principal: Some("agent".into()),
+        credit: true,
+        address: PeerAddr::Unix,
+    };
+    let _link = hub.enter(info, 1, Some(Arc::clone(&pool))).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dialed = TcpStream::connect(listener.local_addr().unwrap());
+    let (dialed, accepted) = tokio::join!(dialed, listener.accept());
+    // It never says a word.
+    let _agent = dialed.unwrap();
+    let (socket, frames) = (accepted.unwrap().0, FrameReader::default());
+    let lane = Lane::in_clear(socket, LaneRole::Server, frames, Bytes::new());
+    pool.add(lane, pool.slot().unwrap());
+
+    // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
+    let mut looks = pin!(gauges(metrics.adit().clone(), budget, hub));
+    let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
+    assert!(early.is_err());
+    assert_eq!(pool.idle_lanes(), 1);
+    let late = timeout(Duration::from_secs(1), looks.as_mut()).await;
+    assert!(late.is_err());
+    assert_eq!(pool.idle_lanes(), 0);
+}
