@@ -198,18 +198,20 @@ impl Results {
         serde_json::json!({ "peers": peers, "measured": all })
     }
 
-    /// Rows where our median is worse than upstream's, and where ours failed.
+    /// Rows where our median is worse than upstream's by more than the rounds of either lie apart, and where ours failed.
     pub(crate) fn worse(&self) -> Vec<String> {
         let mut worse = Vec::new();
         for way in self.ways() {
             for row in self.rows(way) {
                 let ours = self.cell("adit", way, &row);
                 let theirs = self.cell("upstream", way, &row);
+                let spreads = ["adit", "upstream"].map(|peer| self.spread(peer, way, &row.key));
+                let within = spreads.into_iter().flatten().fold(0.0, f64::max);
                 let is_worse = match (theirs, ours) {
                     (_, Cell::Failed) => true,
                     (Cell::Value(theirs), Cell::Value(ours)) => match row.better {
-                        Better::Higher => ours < theirs,
-                        Better::Lower => ours > theirs,
+                        Better::Higher => ours < theirs * (1.0 - within),
+                        Better::Lower => ours > theirs * (1.0 + within),
                     },
                     _ => false,
                 };
@@ -352,6 +354,23 @@ mod tests {
             results.worse(),
             ["grpc down_1_gbit_s", "grpc echo_1_p50_us"]
         );
+    }
+
+    #[test]
+    fn a_row_that_is_worse_within_its_spread_is_not_named() {
+        let mut results = results(&["upstream", "adit"]);
+        for (round, ours) in [(1, 90.0), (2, 110.0), (3, 130.0)] {
+            for (peer, micros) in [("upstream", 100.0), ("adit", ours)] {
+                let sample = sample("echo_1_p50_us", micros);
+                results.add((peer, Way::Grpc), round, "echo", Ok(sample));
+            }
+        }
+        assert!(results.worse().is_empty());
+        for round in 4..8 {
+            let sample = sample("echo_1_p50_us", 130.0);
+            results.add(("adit", Way::Grpc), round, "echo", Ok(sample));
+        }
+        assert_eq!(results.worse(), ["grpc echo_1_p50_us"]);
     }
 
     #[test]
