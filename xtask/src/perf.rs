@@ -150,7 +150,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
     let disturbed = results.disturbed();
     if args.check && !disturbed.is_empty() {
-        // A host that others share: only what is so both times counts.
+        // A host that others share: what counts then is the longer measurement, as a whole.
         eprintln!(
             "perf: once more, with twice the rounds: {}",
             disturbed.join(", ")

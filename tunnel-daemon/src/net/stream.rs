@@ -124,7 +124,8 @@ impl ByteStream {
     }
 
     /// Lets more bytes wait for a peer on a unix socket than the kernel's usual 208 KiB, as many as it allows (twice
-    /// `net.core.wmem_max` at most): it asks for `bytes` and books twice as many, for its own structures. TCP sees to itself.
+    /// `net.core.wmem_max` at most): it asks for `bytes` and books twice as many, for its own structures. Where
+    /// `net.core.wmem_default` gives as many or more it stays so. TCP sees to itself.
     pub fn widen(&self, bytes: usize) {
         let socket = match self {
             Self::Unix(socket) => SockRef::from(socket),
@@ -134,6 +135,10 @@ impl ByteStream {
             },
             Self::Tcp(..) => return,
         };
+        let wanted = bytes.saturating_mul(2);
+        if socket.send_buffer_size().is_ok_and(|has| has >= wanted) {
+            return;
+        }
         if let Err(error) = socket.set_send_buffer_size(bytes) {
             tracing::debug!(%error, "a client's socket keeps its send buffer");
         }
@@ -407,3 +412,24 @@ macro_rules! delegate_io {
 delegate_io!(Socket { Self::Tcp(io) => io, Self::Unix(io) => io });
 delegate_io!(ByteStream { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
 delegate_io!(TlsConnection { Self { io, .. } => io });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_unix_socket_is_widened_and_never_made_narrower() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let small = SockRef::from(&near).set_send_buffer_size(32 * 1024);
+        small.unwrap();
+        let stream = ByteStream::plain(Socket::Unix(near), PeerAddr::Unix);
+        let booked = || match &stream {
+            ByteStream::Unix(socket) => SockRef::from(socket).send_buffer_size().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        for (bytes, expected) in [(64, 128), (16, 128), (96, 192)] {
+            stream.widen(bytes * 1024);
+            assert_eq!(booked(), expected * 1024, "{bytes} KiB");
+        }
+    }
+}

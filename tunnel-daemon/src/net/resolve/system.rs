@@ -123,11 +123,12 @@ impl SystemResolver {
     }
 
     fn from_files(files: Files) -> Result<Self, ResolveError> {
+        let stamps = files.stamps();
         let state = State::read(&files).or_else(|Fault { cause, .. }| {
             tracing::warn!(%cause, file = %files.resolv_conf.display(), "no usable resolver configuration: asking 127.0.0.1");
             let local = NameServerConfig::udp_and_tcp(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let config = ResolverConfig::from_name_servers(vec![local]);
-            State::build(&files, config, Vec::new(), ResolverOpts::default())
+            State::build(&files, stamps, config, Vec::new(), ResolverOpts::default())
         })?;
         Ok(Self {
             files,
@@ -241,6 +242,7 @@ impl Files {
 impl State {
     /// Reads both files. Blocks.
     fn read(files: &Files) -> Result<Self, Fault> {
+        // A change while they are read is seen at the next look.
         let before = files.stamps();
         let failed = |cause: &dyn std::fmt::Display, stamps| Fault {
             cause: ResolveError::Failed(format!("{}: {cause}", files.resolv_conf.display())),
@@ -250,18 +252,17 @@ impl State {
         let (text, zones) = zones::cut(&text);
         let (config, opts) =
             system_conf::parse_resolv_conf(text).map_err(|cause| failed(&cause, Some(before)))?;
-        Self::build(files, config, zones, opts).map_err(|cause| failed(&cause, None))
+        Self::build(files, before, config, zones, opts).map_err(|cause| failed(&cause, None))
     }
 
-    /// `zones` of the name servers, in their order.
+    /// `stamps` from before the files were read; `zones` of the name servers, in their order.
     fn build(
         files: &Files,
+        stamps: Stamps,
         config: ResolverConfig,
         zones: Vec<Option<Zone>>,
         mut opts: ResolverOpts,
     ) -> Result<Self, ResolveError> {
-        // Taken before the files are read: a change in between is then seen at the next look.
-        let stamps = files.stamps();
         let (domain, mut search, mut name_servers) = config.into_parts();
         if search.is_empty() {
             search.extend(domain);

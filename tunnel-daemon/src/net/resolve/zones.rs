@@ -65,13 +65,14 @@ impl Zoned {
         Self { runtime, zone }
     }
 
-    /// Where it is now: interfaces come and go.
+    /// Where it is now: interfaces come and go. Of an address that is not link-local the kernel asks for no zone, and what is
+    /// behind the `%` may be the name that an interface has elsewhere: a pod may have the file of its node.
     ///
     /// # Errors
     /// There is no such interface.
     fn place_of(&self, server: SocketAddr) -> io::Result<SocketAddr> {
         match (server, &self.zone) {
-            (SocketAddr::V6(mut server), Some(zone)) => {
+            (SocketAddr::V6(mut server), Some(zone)) if server.ip().is_unicast_link_local() => {
                 let index = index_of(zone).or_else(|| zone.parse().ok());
                 let absent = || io::Error::other(format!("no interface {zone} with IPv6"));
                 server.set_scope_id(index.ok_or_else(absent)?);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_is_the_scope_of_an_ipv6_address() {
+    fn a_zone_is_the_scope_of_a_link_local_address() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let place = |zone: Option<&str>, server: &str| {
             Zoned::new(zone.map(Zone::from)).place_of(at(server))
@@ -171,6 +172,8 @@ mod tests {
         assert_eq!(place(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));
         assert_eq!(place(None, link_local).unwrap(), at(link_local));
         assert_eq!(place(Some("7"), v4).unwrap(), at(v4));
+        let global = "[2001:db8::1]:53";
+        assert_eq!(place(Some("no-such-one"), global).unwrap(), at(global));
         let error = place(Some("no-such-one"), link_local).unwrap_err();
         assert!(error.to_string().contains("no-such-one"), "{error}");
     }
