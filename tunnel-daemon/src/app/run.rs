@@ -10,13 +10,13 @@ use tracing::level_filters::LevelFilter;
 
 use super::signals::Signals;
 use super::status::text::show;
-use super::{agent, check, demo, privileges, server, status, top};
+use super::{agent, check, demo, memory, privileges, server, status, top};
 use crate::config::limits;
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
 use crate::config::{Command, Parsed};
-use crate::net::namespaces;
+use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
 
@@ -71,6 +71,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         tracing::warn!("{warning}");
     }
     super::descriptors::raise_limit();
+    blocks::keep_at_most(memory::limit() / limits::KEPT_BLOCKS_DIVISOR);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .event_interval(POLLS_BETWEEN_EVENTS)
         .on_thread_start(privileges::give_up_here)

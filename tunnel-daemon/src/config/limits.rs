@@ -123,6 +123,10 @@ pub const TUNNEL_SHARE_BYTES_MIN: u64 = 64 * KIB;
 pub const AGENT_BUDGET_BYTES: u64 = 64 * MIB;
 /// Share of the cgroup's memory.max that is the process budget when no flag says otherwise: 1 / this.
 pub const PROCESS_BUDGET_DIVISOR: u64 = 4;
+/// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. Half of the memory may be
+/// payload that waits; with 30 MiB and 64 threads, which would keep 128 MiB, there is to be room for all else. From 128 MiB on
+/// two threads keep all that they would.
+pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
 /// Over its own share without progress for this long: closed (design 5).
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Half-closed and not a byte for this long: reset (rules 9).

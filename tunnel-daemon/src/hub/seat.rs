@@ -60,7 +60,7 @@ impl Seat {
 
     /// The leg has had something to say: perhaps that it has taken all it had.
     pub(super) fn visited(&mut self) {
-        if self.conduit.down_is_empty() {
+        if !self.crumbs.is_empty() && self.conduit.down_is_empty() {
             self.give_crumbs();
         }
     }
@@ -92,6 +92,7 @@ mod tests {
     use std::task::Poll;
 
     use futures_util::poll;
+    use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
     use super::*;
     use crate::hub::{Incoming, Leg, Mailbox};
@@ -142,6 +143,19 @@ mod tests {
         let one = Bytes::from_static(b"y");
         seat.deliver(one.clone());
         assert_eq!(taken(&mut leg).await, (vec![one], None));
+    }
+
+    /// Between the look at what a leg has and the word that there is more, it may take all of it and wait.
+    #[tokio::test]
+    async fn a_leg_that_waits_already_asks_for_what_is_kept_back() {
+        let (seat, mut leg, mailbox) = seat();
+        // Polls the leg only when somebody has woken it.
+        let mut waiting = FuturesUnordered::from_iter([leg.recv()]);
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(mailbox.take().is_none());
+        seat.conduit.keep_back();
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(mailbox.take().is_some());
     }
 
     #[tokio::test]

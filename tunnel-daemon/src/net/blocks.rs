@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -22,6 +23,9 @@ const BULK_BYTES: usize = 16 * 1024;
 
 /// Blocks a thread knows of (2 MiB): those of one bulk direction that are on their way, from one end to the other.
 const BLOCKS_MAX: usize = 8;
+
+/// Blocks that threads may know of beside those they do, all together.
+static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
@@ -44,8 +48,8 @@ impl Blocks {
         }
     }
 
-    /// A block of [`BLOCK_BYTES`], empty, that nobody else holds.
-    fn take(&mut self) -> BytesMut {
+    /// A block of [`BLOCK_BYTES`], empty, that nobody else holds. One that is new is known if there is `room`.
+    fn take(&mut self, room: &AtomicUsize) -> BytesMut {
         if let Some(free) = self
             .handles
             .iter_mut()
@@ -55,18 +59,27 @@ impl Blocks {
         }
         let mut handle = BytesMut::with_capacity(BLOCK_BYTES);
         let block = handle.split_off(0);
-        if self.handles.len() < BLOCKS_MAX {
+        let one_less = |left: usize| left.checked_sub(1);
+        if self.handles.len() < BLOCKS_MAX && room.fetch_update(Relaxed, Relaxed, one_less).is_ok()
+        {
             self.handles.push(handle);
         } else if let Some(slot) = self.handles.get_mut(self.oldest) {
             *slot = handle;
-            self.oldest = (self.oldest + 1) % BLOCKS_MAX;
+            self.oldest = (self.oldest + 1) % self.handles.len();
         }
         block
     }
 }
 
 fn take_block() -> BytesMut {
-    BLOCKS.with_borrow_mut(Blocks::take)
+    BLOCKS.with_borrow_mut(|blocks| blocks.take(&ROOM))
+}
+
+/// Has all threads together keep so many bytes of blocks at most: there may be many threads, and little memory. To be called
+/// before they read.
+pub fn keep_at_most(bytes: u64) {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    ROOM.store(bytes / BLOCK_BYTES, Relaxed);
 }
 
 /// One direction's reads.
@@ -298,16 +311,16 @@ mod tests {
     #[test]
     fn a_block_is_used_again_once_nothing_of_it_is_left() {
         let mut blocks = Blocks::new();
-        let mut first = blocks.take();
+        let mut first = blocks.take(&ROOM);
         assert_eq!(first.capacity(), BLOCK_BYTES);
         first.extend_from_slice(b"payload");
         let place = first.as_ptr();
         let piece = first.split_to(3).freeze();
         drop(first);
-        let second = blocks.take();
+        let second = blocks.take(&ROOM);
         assert_ne!(second.as_ptr(), place, "a piece of the first is left");
         drop(piece);
-        let again = blocks.take();
+        let again = blocks.take(&ROOM);
         assert_eq!((again.as_ptr(), again.capacity()), (place, BLOCK_BYTES));
         assert!(again.is_empty());
     }
@@ -315,16 +328,29 @@ mod tests {
     #[test]
     fn blocks_in_use_are_forgotten_when_there_are_too_many() {
         let mut blocks = Blocks::new();
-        let held: Vec<BytesMut> = (0..3 * BLOCKS_MAX).map(|_| blocks.take()).collect();
+        let held: Vec<BytesMut> = (0..3 * BLOCKS_MAX).map(|_| blocks.take(&ROOM)).collect();
         assert_eq!(blocks.handles.len(), BLOCKS_MAX);
         let newest = held.iter().rev().take(BLOCKS_MAX);
         let newest: Vec<_> = newest.map(|block| block.as_ptr()).collect();
         drop(held);
         let mut taken = Vec::new();
         for _ in 0..BLOCKS_MAX {
-            let block = blocks.take();
+            let block = blocks.take(&ROOM);
             assert!(newest.contains(&block.as_ptr()));
             taken.push(block);
         }
+    }
+
+    #[test]
+    fn threads_keep_no_more_blocks_together_than_there_is_room_for() {
+        let room = AtomicUsize::new(3);
+        let (mut one, mut other) = (Blocks::new(), Blocks::new());
+        let of_one: Vec<BytesMut> = (0..2).map(|_| one.take(&room)).collect();
+        let of_other: Vec<BytesMut> = (0..BLOCKS_MAX).map(|_| other.take(&room)).collect();
+        assert_eq!((one.handles.len(), other.handles.len()), (2, 1));
+        // The newest of them is the one that is used again.
+        let newest = of_other.last().map(|block| block.as_ptr());
+        drop((of_one, of_other));
+        assert_eq!(Some(other.take(&room).as_ptr()), newest);
     }
 }

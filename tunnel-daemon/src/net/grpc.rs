@@ -413,7 +413,7 @@ pub fn is_call(
 mod tests {
     use super::*;
 
-    use tokio::io::AsyncWriteExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::time::Instant;
 
     const WINDOWS: Windows = Windows {
@@ -459,6 +459,32 @@ mod tests {
         let end = serving.await;
         assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
         assert!(silent.elapsed() <= 2 * PING_TIMEOUT);
+    }
+
+    /// With answers that have nothing to leave with, too.
+    #[tokio::test(start_paused = true)]
+    async fn a_ping_is_answered_where_nothing_else_is_said() {
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        far.write_all(greeting).await.expect("it is open");
+        let connection = accept(&server_builder(WINDOWS), near).await;
+        let connection = connection.expect("HTTP/2");
+        let every = Duration::from_secs(60);
+        let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
+        let answered = async {
+            let ping = b"\0\0\x08\x06\0\0\0\0\0a number";
+            let answer = b"\0\0\x08\x06\x01\0\0\0\0a number";
+            far.write_all(ping).await.expect("it is open");
+            let mut said: Vec<u8> = Vec::new();
+            while !said.windows(answer.len()).any(|some| some == answer) {
+                let read = far.read_buf(&mut said).await;
+                assert!(read.is_ok_and(|bytes| bytes > 0), "it is open");
+            }
+        };
+        tokio::select! {
+            end = serving => panic!("{end:?}"),
+            answered = timeout(Duration::from_millis(10), answered) => answered.expect("an answer"),
+        }
     }
 
     #[test]
