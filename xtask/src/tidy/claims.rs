@@ -3,7 +3,11 @@
 use crate::workspace::Workspace;
 
 /// Pages whose claims name tests, as `module::name_of_the_test`.
-const PAGES: &[&str] = &["docs/threat-model.md", "docs/specification.md"];
+const PAGES: &[&str] = &[
+    "docs/threat-model.md",
+    "docs/specification.md",
+    "docs/compatibility.md",
+];
 /// A page with tables of which each row must name a test in its last column.
 const PROVEN: &str = "docs/threat-model.md";
 /// The tables, by their heads. Of the first table of that page, who may attack, these are the answer.

@@ -71,6 +71,7 @@ fn client_that_gives_up_on_a_silent_agent_is_counted_once(combo: Combo) {
         .run()
         .bad();
     assert_eq!(report.text("reason"), "context");
+    assert_eq!(report.get("done"), true);
     stack.await_server_metric(DIAL_FAILURES, &[("reason", "frontend_close")], 1.0);
     stack.await_server_metric("pending_backend_dials", &[], 0.0);
 }

@@ -148,6 +148,37 @@ async fn an_agent_is_told_at_once_of_each_dial_that_its_client_gave_up() {
     }
 }
 
+/// Checklist 42. No agent has given its tunnel an id yet, so none is told what its client says about one; upstream passes it on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_sends_before_the_answer_stays_at_the_server() {
+    let world = World::start(&[DIAL_TIMEOUT]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("silent", "").await;
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    call.dial(DIAL, "silent.test:1");
+    let dial = match link.payload().await {
+        Some(Payload::DialRequest(dial)) => dial.random,
+        other => panic!("no dial but {other:?}"),
+    };
+    let closed = |text: &str| {
+        Some(Payload::CloseResponse(wire::CloseResponse {
+            connect_id: 1,
+            error: text.to_owned(),
+        }))
+    };
+    let close = wire::CloseRequest { connect_id: 1 };
+    call.packet(PacketType::CloseReq, Payload::CloseRequest(close));
+    assert_eq!(call.payload().await, closed("backend uninitialized"));
+    // This one gives the dial up, too.
+    call.data(1, "early");
+    assert_eq!(call.payload().await, closed("backend not initialized"));
+    match link.payload().await {
+        Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial),
+        other => panic!("instead of the dial's end: {other:?}"),
+    }
+}
+
 /// Sockets of this host that are being connected to a port.
 pub(super) fn connecting(port: u16) -> usize {
     const SYN_SENT: &str = "02";

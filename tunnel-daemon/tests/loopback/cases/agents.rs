@@ -168,25 +168,37 @@ async fn newest_stream_of_an_id_takes_new_dials() {
     }
 }
 
-/// Checklist 19, 88: a second stream under the same id disturbs no tunnel of the first, even with equal connIDs.
+/// Checklist 19, 39, 88: a second stream under the same id disturbs no tunnel of the first, even with equal connIDs; nor does the end of
+/// the first disturb those of the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
-    let world = World::start(&[]).await;
-    let _first = world.agent("same", &[]).await;
-    world.links(1).await;
-    let mut old = world.tunnel(&target).await;
-    echo(&mut old, b"first").await;
-    let _second = world.agent("same", &[]).await;
-    world.links(2).await;
-    let mut new = world.tunnel(&target).await;
-    for _round in 0..10 {
-        echo(&mut old, b"through the first").await;
-        echo(&mut new, b"by the second").await;
-    }
     let series = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
-    world.server_metric(series, 1.0).await;
+    for flags in [&["--lanes-per-link=0"][..], &[]] {
+        let world = World::start(flags).await;
+        let first = world.agent("same", &[]).await;
+        world.links(1).await;
+        let mut old = world.tunnel(&target).await;
+        echo(&mut old, b"first").await;
+        let _second = world.agent("same", &[]).await;
+        world.links(2).await;
+        let mut new = world.tunnel(&target).await;
+        for _round in 0..10 {
+            echo(&mut old, b"through the first").await;
+            echo(&mut new, b"by the second").await;
+        }
+        world.server_metric(series, 1.0).await;
+
+        first.stop().await;
+        within_for(AT_ONCE, "the end of the first one's tunnel", async {
+            while let Ok(Some(_)) = old.read().await {}
+        })
+        .await;
+        world.links(1).await;
+        echo(&mut new, b"without the first").await;
+        world.server_metric(series, 1.0).await;
+    }
 }
 
 /// Checklist 30. The agent's HTTP/2 window is closed, so the dial request cannot be sent.

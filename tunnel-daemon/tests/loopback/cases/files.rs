@@ -7,6 +7,7 @@ use adit::app::{agent, server};
 use adit::net::selfsigned::{ThrowawayCa, Usage};
 
 use super::hostile_agents::turned_away;
+use super::processes::Processes;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, agent_plan, server_plan};
 use crate::support::{targets, tls};
@@ -179,6 +180,22 @@ async fn replaced_server_certificate_is_used_by_the_next_handshake() {
     .await;
     assert_eq!(world.server().links(), 1);
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
+}
+
+/// Whoever looks for the reason of the counter finds the file.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn broken_new_certificate_is_named_in_the_log() {
+    let processes = Processes::start(&[]).await;
+    let path = processes.world.files.cert("server");
+    fs::write(&path, "broken").expect("writable");
+    let name = path.to_str().expect("text");
+    until("the line that names the file", || {
+        let log = processes.server.log();
+        let told = "new TLS files are broken; the old ones stay in use";
+        log.lines()
+            .any(|line| line.contains(told) && line.contains(name))
+    })
+    .await;
 }
 
 /// Checklist 90, the CA on the server and everything on the agent: a whole rotation without a restart of the agent.

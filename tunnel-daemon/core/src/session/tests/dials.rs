@@ -19,7 +19,8 @@ fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
     assert_eq!(rig.link.pending_dials(), 0);
 }
 
-/// Compat 42: three packets and then `DIAL_CLS`, where the stream ends before its dial is answered.
+/// Compat 42, what of it is a link's: the packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
+/// before the answer. What a client sends before that, its frontend keeps back.
 #[test]
 fn dial_data_close_and_a_client_that_leaves_reach_the_agent_in_this_order() {
     let mut rig = Rig::server(false);

@@ -34,6 +34,9 @@ type Dialer struct {
 	Authority string
 	// TunnelContext bounds the life of each gRPC tunnel; nil means no bound, as kube-apiserver has it.
 	TunnelContext context.Context
+	// Failed, unless it is nil, is called when the dial of a gRPC tunnel has failed, with what is closed once that tunnel has
+	// ended; its context ends afterwards.
+	Failed func(done <-chan struct{})
 }
 
 // Conn is an open tunnel.
@@ -126,6 +129,9 @@ func (d Dialer) dialGRPC(ctx context.Context, target string) (*Conn, error) {
 	}
 	conn, err := single.DialContext(ctx, "tcp", target)
 	if err != nil {
+		if d.Failed != nil {
+			d.Failed(single.Done())
+		}
 		// Let the library send its DIAL_CLS first: it does so in the background when the context ended.
 		select {
 		case <-single.Done():

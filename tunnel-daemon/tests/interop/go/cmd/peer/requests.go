@@ -204,11 +204,15 @@ func ask(ctx context.Context, transport http.RoundTripper, target, path string, 
 func dialFail(args []string) (Result, error) {
 	f := newClientFlags("dial-fail")
 	f.parse(args)
+	result := Result{}
+	f.dialer.Failed = func(done <-chan struct{}) {
+		result["done"] = (&tunnel.Conn{Done: done}).Ended(5 * time.Second)
+	}
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), f.timeout)
 	defer cancel()
 	conn, err := f.dialer.Dial(ctx, f.target)
-	result := Result{"dial_ms": time.Since(start).Milliseconds()}
+	result["dial_ms"] = time.Since(start).Milliseconds()
 	if err == nil {
 		_ = conn.Close()
 		emit(Result{"ok": false, "connected": true, "error": "the dial succeeded"})
