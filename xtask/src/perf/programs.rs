@@ -134,8 +134,8 @@ impl Programs {
     /// # Errors
     /// It does not build.
     pub(crate) fn release(&self, tree: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
-        let mut build = tree.cargo(&["build", "--release", "--quiet", "--package", package]);
-        build.args(["--bin", package]);
+        // As the README's first command builds it: with `--package` its dependencies would be built again, with other features.
+        let mut build = tree.cargo(&["build", "--release", "--quiet", "--bin", package]);
         // One folder for all trees: packages of others are built once.
         let target = self.target();
         build.env("CARGO_TARGET_DIR", &target);
