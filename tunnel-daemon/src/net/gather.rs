@@ -215,11 +215,11 @@ impl<S: AsyncWrite + Unpin> State<S> {
         let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
         let bulk = wanted >= BULK_BYTES;
         let answers = match slices {
-            [frames] if wanted <= ANSWERS_BYTES_MAX => may_wait(frames),
-            _ => false,
+            [frames] if wanted <= ANSWERS_BYTES_MAX && may_wait(frames) => Some(frames),
+            _ => None,
         };
         if self.held.is_none() && !bulk {
-            if answers && slices.iter().all(|frames| self.answers.keep(frames)) {
+            if answers.is_some_and(|frames| self.answers.keep(frames)) {
                 return Poll::Ready(Ok(wanted));
             }
             if self.answers.len == 0 {
@@ -229,7 +229,7 @@ impl<S: AsyncWrite + Unpin> State<S> {
         if self.is_full() {
             ready!(self.poll_drain(cx))?;
         }
-        self.more = bulk || (answers && self.more);
+        self.more = bulk || (answers.is_some() && self.more);
         Poll::Ready(Ok(self.append(slices)))
     }
 

@@ -11,8 +11,8 @@ use adit_relay::{Pair, PairEnd, Rejected, Relay, Side, Why};
 use socket2::{Domain, Socket, Type};
 
 use crate::support::{
-    PATIENCE, Pattern, Setup, Transport, Tunnel, matrix, promise, receive_all, receive_exactly,
-    send_all, until,
+    PATIENCE, Pattern, Setup, Transport, Tunnel, World, matrix, promise, receive_all,
+    receive_exactly, send_all, until,
 };
 
 matrix!(
@@ -142,7 +142,7 @@ fn pair_that_waits_for_its_thread_is_armed_for_a_reset(setup: &Setup) {
     assert_eq!(lingers, [Some(Duration::ZERO); 2]);
 }
 
-fn refused(setup: &Setup, world: &crate::support::World) -> Rejected {
+fn refused(setup: &Setup, world: &World) -> Rejected {
     let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
     let (done, told) = promise();
     let rejected = world
@@ -205,19 +205,18 @@ fn panic_takes_its_own_pairs_and_the_thread_goes_on(setup: &Setup) {
     assert_eq!(receive_exactly(&next.target, 5), b"again");
 }
 
+/// A pair that is cancelled at once, and whose owner panics when it hears of it.
+fn panic_in_a_callback(world: &World) {
+    let ((_client, a), (_target, b)) = (world.sockets(), world.sockets());
+    let pair = Pair::new(a.into(), b.into());
+    let done = Box::new(|_outcome| panic!("planted in a callback"));
+    world.handle.submit(pair, done).unwrap().cancel();
+}
+
 fn panicking_callback_is_a_panic_of_its_thread(setup: &Setup) {
     let world = setup.start();
     let bystander = world.open();
-    let ((client, a), (_target, b)) = (world.sockets(), world.sockets());
-    let submitted = world
-        .handle
-        .submit(
-            Pair::new(a.into(), b.into()),
-            Box::new(|_outcome| panic!("planted in a callback")),
-        )
-        .unwrap();
-    submitted.cancel();
-    drop(client);
+    panic_in_a_callback(&world);
     assert!(matches!(bystander.outcome().end, PairEnd::Panicked));
     let next = world.open();
     (&next.client).write_all(b"on").unwrap();
@@ -238,16 +237,7 @@ fn panic_of_a_thread_leaves_pairs_of_the_others_alone(setup: &Setup) {
     // Each goes to the thread that has the fewest.
     let tunnels = [world.open(), world.open()];
     tunnels.iter().for_each(echo);
-    let ((client, a), (_target, b)) = (world.sockets(), world.sockets());
-    let submitted = world
-        .handle
-        .submit(
-            Pair::new(a.into(), b.into()),
-            Box::new(|_outcome| panic!("planted in a callback")),
-        )
-        .unwrap();
-    submitted.cancel();
-    drop(client);
+    panic_in_a_callback(&world);
     let mut ends = [None, None];
     let told = || {
         for (end, tunnel) in ends.iter_mut().zip(&tunnels) {
