@@ -30,7 +30,7 @@ use crate::net::together::together;
 use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Path, Segment};
 use crate::telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
-use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
 
 /// Commands (dial outcomes above all) a link may have waiting.
 const COMMANDS_MAX: usize = 1024;
@@ -40,8 +40,6 @@ const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// Packets towards a Go server.
-const PACKET_BYTES_GO: usize = 32 * 1024;
 /// Packets towards our own server.
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
 /// Control packets waiting for a server that does not read.
@@ -287,7 +285,7 @@ impl Opened {
             packet_bytes_max: if credit {
                 PACKET_BYTES_ADIT
             } else {
-                PACKET_BYTES_GO
+                GO_PAYLOAD_BYTES_MAX
             },
             dials_max: DIALS_MAX,
             dial_timeout: None,

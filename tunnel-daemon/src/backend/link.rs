@@ -6,14 +6,13 @@ use std::time::Duration;
 use adit_core::ids::{LinkId, TunnelKey};
 use adit_core::registry::Standing;
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
+use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
 use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
 use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
-/// Packets towards a Go agent.
-const PACKET_BYTES_GO: usize = 32 * 1024;
 /// Packets towards our own agent.
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
 /// Control packets waiting for an agent that does not read.
@@ -61,7 +60,7 @@ pub(super) async fn run_link(
         packet_bytes_max: if credit {
             PACKET_BYTES_ADIT
         } else {
-            PACKET_BYTES_GO
+            GO_PAYLOAD_BYTES_MAX
         },
         dials_max: settings.dials_max,
         dial_timeout: settings.dial_timeout,

@@ -13,6 +13,18 @@ use crate::ids::ConnId;
 /// gRPC prefix (5) + type (2) + data tag and length (6) + id (11) + payload tag and length (6).
 const HEAD_BYTES_MAX: usize = 30;
 
+/// What gRPC-Go keeps buffers for, and the most that it writes at once, bytes.
+const GO_BUFFER_BYTES: usize = 32 * 1024;
+/// Heads of the two HTTP/2 frames that so many bytes take.
+const FRAME_HEADS_BYTES: usize = 2 * 9;
+
+/// Most payload of a `DATA` message to a Go peer: 32 KiB with all its heads. gRPC-Go takes a buffer for each message that it
+/// decodes or encodes, and clears it as a whole; the next larger ones have 1 MiB. Nor do two full frames become three, or a
+/// write of its own two.
+pub const GO_PAYLOAD_BYTES_MAX: usize = GO_BUFFER_BYTES - 64;
+
+const _: () = assert!(FRAME_HEADS_BYTES + HEAD_BYTES_MAX + GO_PAYLOAD_BYTES_MAX <= GO_BUFFER_BYTES);
+
 /// One gRPC message ready to send: `Buf` over a head and any number of payload pieces, none copied.
 #[derive(Debug)]
 pub struct MessageBuf {
@@ -195,5 +207,16 @@ mod tests {
     fn every_head_fits_the_longest_id_and_payload() {
         let sent = MessageBuf::data(ConnId(-1), VecDeque::from([Bytes::from(vec![1; 5 << 20])]));
         assert!(usize::from(sent.head_end) <= HEAD_BYTES_MAX);
+    }
+
+    #[test]
+    fn the_largest_message_to_a_go_peer_fits_its_buffers() {
+        for conn in [1, i64::MAX, -1] {
+            let parts = VecDeque::from([Bytes::from(vec![1; GO_PAYLOAD_BYTES_MAX])]);
+            let sent = collect(MessageBuf::data(ConnId(conn), parts), usize::MAX);
+            let frames = sent.chunks(16 * 1024).count();
+            assert_eq!(frames, 2, "of 16 KiB");
+            assert!(sent.len() + 9 * frames <= 32 * 1024, "{}", sent.len());
+        }
     }
 }

@@ -25,6 +25,8 @@ use adit_core::wire::encode::MessageBuf;
 const REBUKES_MAX: u32 = 256;
 /// Rounds before the task lets others run.
 const ROUNDS_PER_POLL: usize = 32;
+/// Frames of a client in a round: full ones are as many bytes as it may have on the way.
+const FRAMES_PER_ROUND: usize = 16;
 
 /// The Go client library gives a tunnel up whose user takes none of its bytes for 10 s. Measured here from what waits in this
 /// process, which begins to wait a little later.
@@ -143,9 +145,13 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.events.read_failed(code);
                 return Poll::Ready(Done::Gone);
             }
-            let mut progress = match self.poll_client(cx) {
+            let mut progress = match self.poll_frames(cx) {
                 Ok(progress) => progress,
-                Err(done) => return Poll::Ready(done),
+                Err(done) => {
+                    // A reset takes back what has not left.
+                    self.flush(cx);
+                    return Poll::Ready(done);
+                }
             };
             progress |= match self.poll_tunnel(cx) {
                 Ok(progress) => progress,
@@ -169,6 +175,20 @@ impl<E: StreamEvents> ProxyStream<E> {
         if let State::Open { leg, .. } = &mut self.state {
             leg.poll_flush(cx);
         }
+    }
+
+    /// Whatever came from the client, before the tunnel is asked: a lane writes what waits before it reads, and would write
+    /// each frame by itself.
+    fn poll_frames(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
+        for frame in 0..FRAMES_PER_ROUND {
+            if !self.poll_client(cx)? {
+                return Ok(frame > 0);
+            }
+            if !matches!(self.state, State::Open { .. }) {
+                break;
+            }
+        }
+        Ok(true)
     }
 
     /// Client -> tunnel. Not read while the leg is full: then the client's HTTP/2 window fills.

@@ -12,6 +12,7 @@ mod descriptors;
 mod draining;
 mod files;
 mod forward_proxy;
+mod frames_of_clients;
 mod grants;
 mod hostile_agents;
 mod hostile_clients;

@@ -1,0 +1,186 @@
+//! What a gRPC client sends in many frames, on its way to the agent.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream as BlockingStream;
+use std::pin::Pin;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use adit_core::lane::LaneEvent;
+use adit_core::wire::packets::PacketType;
+use bytes::{Buf as _, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::task::JoinSet;
+
+use crate::support::raw::{Connection, data, encoded, framed};
+use crate::support::stub_lane::{Stub, link, one_idle};
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+
+/// A relay that counts the TLS records of the server.
+struct Counting {
+    address: SocketAddr,
+    records: Arc<AtomicUsize>,
+    _relaying: JoinSet<()>,
+}
+
+impl Counting {
+    async fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let records = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&records);
+        let mut relaying = JoinSet::new();
+        relaying.spawn(async move {
+            let (near, _peer) = listener.accept().await.expect("a connection");
+            let far = TcpStream::connect(server).await.expect("it listens");
+            let ((mut said, mut heard), (mut answers, mut questions)) =
+                (near.into_split(), far.into_split());
+            let asked = tokio::io::copy(&mut said, &mut questions);
+            let answered = async {
+                let mut bytes = BytesMut::new();
+                while answers.read_buf(&mut bytes).await.is_ok_and(|read| read > 0) {
+                    while let Some(&[_kind, _major, _minor, high, low]) = bytes.first_chunk() {
+                        let length = 5 + usize::from(u16::from_be_bytes([high, low]));
+                        let Some(record) = bytes.get(..length) else {
+                            break;
+                        };
+                        counted.fetch_add(1, SeqCst);
+                        heard.write_all(record).await.expect("it is read");
+                        bytes.advance(length);
+                    }
+                }
+            };
+            let (_asked, ()) = tokio::join!(asked, answered);
+        });
+        Self {
+            address,
+            records,
+            _relaying: relaying,
+        }
+    }
+}
+
+/// What a client has written while that is held.
+#[derive(Clone, Default)]
+struct Held(Arc<Mutex<Option<Vec<u8>>>>);
+
+impl Held {
+    fn begin(&self) {
+        *self.0.lock().expect("nobody panicked") = Some(Vec::new());
+    }
+
+    fn bytes(&self) -> usize {
+        let held = self.0.lock().expect("nobody panicked");
+        held.as_ref().map_or(0, Vec::len)
+    }
+
+    /// All of it in one write.
+    fn end(&self, mut socket: BlockingStream) {
+        let mut held = self.0.lock().expect("nobody panicked");
+        let bytes = held.take().expect("it is held");
+        socket.write_all(&bytes).expect("the socket has room");
+    }
+}
+
+/// A client's socket whose writes can be held.
+struct Gate {
+    socket: UnixStream,
+    held: Held,
+}
+
+impl AsyncRead for Gate {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for Gate {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        let this = self.get_mut();
+        let mut held = this.held.0.lock().expect("nobody panicked");
+        match held.as_mut() {
+            Some(held) => {
+                held.extend_from_slice(bytes);
+                Poll::Ready(Ok(bytes.len()))
+            }
+            None => Pin::new(&mut this.socket).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
+
+/// Each was a write of its own once, and woke the agent: three for 32 KiB of the Go library.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_that_come_together_leave_together() {
+    const FRAMES: usize = 400;
+    const FRAME_HEAD_BYTES: usize = 9;
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let (_link, grant) = link(&world, &agent, "agent-1").await;
+    let counting = Counting::to(world.server().agents).await;
+    let tcp = TcpStream::connect(counting.address).await;
+    let mut lane = Stub::connect_over(tcp.expect("it listens"), &world, "agent").await;
+    assert!(lane.bind(&grant).await);
+    one_idle(&world).await;
+
+    let socket = BlockingStream::connect(world.grpc()).expect("the frontend listens");
+    socket.set_nonblocking(true).expect("a socket");
+    let around = socket.try_clone().expect("a descriptor");
+    let held = Held::default();
+    let client = Connection::over(Gate {
+        socket: UnixStream::from_std(socket).expect("a socket"),
+        held: held.clone(),
+    })
+    .await;
+    let mut call = client.proxy().await;
+    let accepted = async {
+        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+        lane.end.accept();
+        lane.flush().await;
+    };
+    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+
+    let message = framed(&encoded(PacketType::Data.into(), Some(data(conn, vec![7]))));
+    held.begin();
+    for _frame in 0..FRAMES {
+        call.bytes(message.clone());
+    }
+    let bytes = FRAMES * (FRAME_HEAD_BYTES + message.len());
+    until("all of them to be written", || held.bytes() >= bytes).await;
+    let before = counting.records.load(SeqCst);
+    held.end(around);
+    let arrived = async {
+        let mut arrived = 0;
+        while arrived < FRAMES {
+            match lane.event().await.expect("the lane is open") {
+                LaneEvent::Data(bytes) => arrived += bytes.len(),
+                LaneEvent::Want(_) => (),
+                other => panic!("instead of data: {other:?}"),
+            }
+        }
+        arrived
+    };
+    assert_eq!(within("all of them", arrived).await, FRAMES);
+    let records = counting.records.load(SeqCst) - before;
+    assert!(records <= FRAMES / 8, "{records} records");
+}
