@@ -8,16 +8,20 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use adit_relay::{
-    Engine, Pair, Preference, Relay, RelayConfig, RelayHandle, Submitted, Thresholds, probe,
+    BusyPoll, Engine, Pair, Preference, Relay, RelayConfig, RelayHandle, Submitted, Thresholds,
+    probe,
 };
 use socket2::{Domain, Socket, Type};
 
-use crate::ring_copy;
+use crate::{ring_copy, tls_legs};
 
 const MESSAGE: usize = 64;
+/// Longest busy polling in one go: more than what one connection's echo takes from end to end.
+const SPIN: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
@@ -30,8 +34,12 @@ pub(crate) enum Transport {
 pub(crate) enum By {
     Copy,
     Splice,
+    /// Copy, with busy polling for no more than this share of the relay thread's time, in percent.
+    Busy(u32),
     /// The attempt of `ring_copy`, which is no part of the product.
     RingCopy,
+    /// The attempts of `tls_legs`, neither.
+    Tls,
 }
 
 /// What is measured.
@@ -45,9 +53,24 @@ pub(crate) struct Row {
 impl Row {
     /// The rows of the product.
     pub(crate) fn all() -> Vec<Self> {
+        Self::each(&[Transport::Tcp, Transport::Unix], &[By::Copy, By::Splice])
+    }
+
+    /// Copy alone, and with busy polling, bounded and not.
+    pub(crate) fn busy() -> Vec<Self> {
+        let ways = [By::Copy, By::Busy(25), By::Busy(100)];
+        Self::each(&[Transport::Tcp, Transport::Unix], &ways)
+    }
+
+    /// Lanes are TCP, so these are.
+    pub(crate) fn tls() -> Vec<Self> {
+        Self::each(&[Transport::Tcp], &[By::Tls])
+    }
+
+    fn each(transports: &[Transport], ways: &[By]) -> Vec<Self> {
         let mut rows = Vec::new();
-        for transport in [Transport::Tcp, Transport::Unix] {
-            for by in [By::Copy, By::Splice] {
+        for &transport in transports {
+            for &by in ways {
                 for engine in [Engine::Epoll, Engine::IoUring] {
                     rows.push(Self {
                         engine,
@@ -99,8 +122,14 @@ impl Rig {
         config.threads = 1;
         config.thresholds = match row.by {
             By::Splice => Thresholds::splice_at_once(),
-            By::Copy | By::RingCopy => Thresholds::copy_only(),
+            By::Copy | By::Busy(_) | By::RingCopy | By::Tls => Thresholds::copy_only(),
         };
+        if let By::Busy(percent) = row.by {
+            config.busy_poll = BusyPoll {
+                at_most: SPIN,
+                percent,
+            };
+        }
         let relay = Relay::start(&config).expect("a relay starts");
         Self {
             handle: relay.handle(),
@@ -141,12 +170,12 @@ impl Rig {
 /// Connections, and who relays them.
 pub(crate) struct Opened {
     pub(crate) tunnels: Vec<Tunnel>,
-    attempt: Option<(Arc<AtomicU64>, JoinHandle<()>)>,
+    attempt: Option<(Arc<AtomicU64>, Vec<JoinHandle<()>>)>,
 }
 
 impl Rig {
     pub(crate) fn open_many(&self, row: Row, count: usize) -> Opened {
-        if row.by != By::RingCopy {
+        if !matches!(row.by, By::RingCopy | By::Tls) {
             return Opened {
                 tunnels: (0..count).map(|_| self.open()).collect(),
                 attempt: None,
@@ -165,17 +194,22 @@ impl Rig {
             })
             .collect();
         let calls = Arc::new(AtomicU64::new(0));
-        let thread = ring_copy::start(relayed, Arc::clone(&calls));
+        let threads = if row.by == By::Tls {
+            let between = (0..count).map(|_| self.sockets()).collect();
+            tls_legs::start(row.engine, relayed, between, &calls)
+        } else {
+            vec![ring_copy::start(relayed, Arc::clone(&calls))]
+        };
         Opened {
             tunnels,
-            attempt: Some((calls, thread)),
+            attempt: Some((calls, threads)),
         }
     }
 
     /// System calls of the one who relays.
     pub(crate) fn calls(&self, opened: &Opened) -> u64 {
         match &opened.attempt {
-            Some((calls, _thread)) => calls.load(Ordering::Relaxed),
+            Some((calls, _threads)) => calls.load(Ordering::Relaxed),
             None => self.handle.stats().syscalls,
         }
     }
@@ -188,8 +222,10 @@ impl Opened {
             let _gone = tunnel.client.shutdown(Shutdown::Both);
         }
         drop(self.tunnels);
-        if let Some((_calls, thread)) = self.attempt {
-            thread.join().expect("the attempt ends");
+        if let Some((_calls, threads)) = self.attempt {
+            for thread in threads {
+                thread.join().expect("the attempt ends");
+            }
         }
     }
 }

@@ -22,20 +22,20 @@ use io_uring::{
 };
 use socket2::Socket;
 
-const BUFFERS: u16 = 256;
+pub(crate) const BUFFERS: u16 = 256;
 const SIZE: u32 = 16 * 1024;
-const GROUP: u16 = 0;
-const SEND: u64 = 1 << 32;
+pub(crate) const GROUP: u16 = 0;
+pub(crate) const SEND: u64 = 1 << 32;
 
 /// Memory the kernel receives into. Never freed: a ring is taken down at a time of the kernel's choosing.
-struct Pool {
+pub(crate) struct Pool {
     entries: *mut BufRingEntry,
     bytes: *mut u8,
     tail: u16,
 }
 
 impl Pool {
-    fn new(ring: &IoUring) -> Self {
+    pub(crate) fn new(ring: &IoUring) -> Self {
         let entries = size_of::<BufRingEntry>() * usize::from(BUFFERS);
         let layout = |size| Layout::from_size_align(size, 4096).expect("a small layout");
         // SAFETY: the layout has a size above zero.
@@ -61,7 +61,15 @@ impl Pool {
         self.bytes.wrapping_add(usize::from(id) * SIZE as usize)
     }
 
-    fn give(&mut self, id: u16) {
+    /// What a completion says the kernel has put into a buffer, until it is given back.
+    pub(crate) fn bytes(&self, id: u16, count: u32) -> &[u8] {
+        assert!(id < BUFFERS && count <= SIZE);
+        // SAFETY: so many bytes are inside of the buffer, which was set to zero and is never freed. The kernel writes to
+        // it no more once it has completed a receive with it, until it is given back, and that takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.at(id), count as usize) }
+    }
+
+    pub(crate) fn give(&mut self, id: u16) {
         let place = self.entries.wrapping_add(usize::from(self.tail % BUFFERS));
         // SAFETY: the place is inside the entries allocated above, and the kernel reads it only below the tail.
         let entry = unsafe { &mut *place };
@@ -85,15 +93,19 @@ pub(crate) fn start(sockets: Vec<Socket>, calls: Arc<AtomicU64>) -> JoinHandle<(
         .expect("a thread")
 }
 
-/// Sockets 2n and 2n+1 are a pair.
-fn run(sockets: &[Socket], calls: &AtomicU64) {
-    let mut ring: IoUring = IoUring::builder()
+pub(crate) fn ring() -> IoUring {
+    IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
         .setup_submit_all()
         .setup_cqsize(2048)
         .build(512)
-        .expect("a ring");
+        .expect("a ring")
+}
+
+/// Sockets 2n and 2n+1 are a pair.
+fn run(sockets: &[Socket], calls: &AtomicU64) {
+    let mut ring = ring();
     let mut pool = Pool::new(&ring);
     // By receiving socket: what waits to be sent on, oldest first; the first one is being sent.
     let mut waiting: Vec<VecDeque<(u16, u32)>> = vec![VecDeque::new(); sockets.len()];
@@ -148,12 +160,12 @@ fn run(sockets: &[Socket], calls: &AtomicU64) {
     }
 }
 
-fn push(ring: &mut IoUring, entry: &squeue::Entry) {
+pub(crate) fn push(ring: &mut IoUring, entry: &squeue::Entry) {
     if ring.submission().is_full() {
         ring.submit().expect("the ring works");
     }
-    // SAFETY: sends name buffers of the pool, which are never freed and not given back before the send completed;
-    // receives name a registered group.
+    // SAFETY: sends name memory that is never freed and not touched before the send completed: buffers of the pool,
+    // which are not given back, or those of `tls_legs`; receives name a registered group.
     let pushed = unsafe { ring.submission().push(entry) };
     pushed.expect("there is room");
 }

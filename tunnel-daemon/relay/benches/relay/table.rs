@@ -1,4 +1,4 @@
-//! One table of all rows: rounds alternate between the drivers, and the best of each is shown with the spread.
+//! One table of rows: rounds alternate between the drivers, and the best of each is shown with the spread.
 
 use std::{
     io::{Read, Write},
@@ -48,9 +48,8 @@ struct Line {
 const STREAMS: [usize; 2] = [1, 8];
 const CONNECTIONS: [usize; 3] = [1, 16, 128];
 
-/// Measures all rows and prints them; `echo_only` leaves bulk out.
-pub(crate) fn print(echo_only: bool) {
-    let rows = Row::with_attempts();
+/// Measures the rows and prints them; `echo_only` leaves bulk out.
+pub(crate) fn print(rows: &[Row], echo_only: bool) {
     let mut lines = vec![
         Line {
             bulk: [Range::new(); 2],
@@ -170,7 +169,7 @@ fn echo(row: Row, connections: usize, at: usize, line: &mut Line) {
     answering.join().expect("the answering thread ends");
 }
 
-/// CPU seconds of the relay's thread so far, of all relays that were: from the kernel's own account.
+/// CPU seconds of the threads that relay so far, one or the two of `tls_legs`: from the kernel's own account.
 fn relay_cpu() -> f64 {
     let mut nanoseconds = 0.0;
     for task in std::fs::read_dir("/proc/self/task")

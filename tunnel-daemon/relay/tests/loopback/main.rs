@@ -6,6 +6,7 @@
 )]
 
 mod a_minute;
+mod busy;
 mod closing;
 mod far_ends;
 mod forbidden;
