@@ -47,7 +47,5 @@ fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
         .args(["--target", &host])
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     run_command(&mut cargo, BUILD)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-    let folder = workspace.root().join(target).join(host);
-    Ok(folder.join("debug/adit"))
+    Ok(workspace.target().join(host).join("debug/adit"))
 }

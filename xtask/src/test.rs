@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::ebpf;
 use crate::steps::{self, Steps};
@@ -18,6 +18,13 @@ const NIGHTLY_LIMIT: Duration = Duration::from_secs(120 * 60);
 
 /// Tests that find it in their environment run at the sizes and lengths of the night.
 const NIGHTLY: &str = "ADIT_NIGHTLY";
+
+/// Tests find the program to start in it, where they want another one than cargo builds for them.
+const PROGRAM: &str = "ADIT_PROGRAM";
+/// Loopback tests that count tunnels, by their modules.
+const SCALE: [&str; 2] = ["idle_tunnels", "opens_and_closes"];
+/// How many of these run at once: each has four busy processes.
+const SCALE_AT_ONCE: &str = "--test-threads=2";
 
 /// How many tests of a binary run at once, for the test runner.
 const THREADS: &str = "RUST_TEST_THREADS";
@@ -128,6 +135,25 @@ pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<(
     let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
     command.env("ADIT_PREVIOUS", previous);
     run_tests(command, &["--test", "interop"], &args)
+}
+
+/// Tests that count tunnels, at full size, with a program that is fast enough for it: the release build that is there.
+///
+/// # Errors
+/// When one of them fails, or the program is not there.
+pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
+    let program = workspace.target().join("release/adit");
+    ensure!(
+        program.is_file(),
+        "{} is not there: `cargo build --release --bin adit` makes it",
+        program.display()
+    );
+    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    command.env(NIGHTLY, "1").env(PROGRAM, program);
+    let modules = SCALE.map(|module| format!("cases::{module}::"));
+    let mut which = vec!["--test", "loopback", "--", SCALE_AT_ONCE];
+    which.extend(modules.iter().map(String::as_str));
+    run_tests(command, &which, &Args::for_ci(false))
 }
 
 /// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
@@ -276,6 +302,15 @@ mod tests {
         let mut args = Args::for_ci(false);
         args.nightly = true;
         assert_eq!((args.is_nightly(), args.limit()), (true, NIGHTLY_LIMIT));
+    }
+
+    #[test]
+    fn tests_that_count_tunnels_are_there() {
+        let workspace = Workspace::here().unwrap();
+        for module in SCALE {
+            let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");
+            assert!(workspace.path(&file).is_file(), "{file}");
+        }
     }
 
     #[test]

@@ -59,6 +59,13 @@ impl Workspace {
         self.root.join(below)
     }
 
+    /// Cargo's target folder, which other trees may share.
+    pub(crate) fn target(&self) -> PathBuf {
+        let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        // Cargo takes a relative one as seen from where it runs, which is another tree at times.
+        self.root.join(folder)
+    }
+
     /// A command that runs in the root folder.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);

@@ -178,7 +178,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         data_path,
         lanes_max: context.lane_room.lanes_max(),
         engine: started_relay.engine.clone(),
-        relay_used: relay.is_some(),
+        relay: relay.as_deref().map(PipeRelay::handle),
         host: status::Common::host(plan.admin_socket.is_some()),
         redirect: Arc::clone(&redirect),
         account: accounting,

@@ -179,7 +179,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             data_path: started_relay.data_path,
             lanes_max,
             engine: started_relay.engine.clone(),
-            relay_used: relay.is_some(),
+            relay: relay.as_deref().map(PipeRelay::handle),
             host: status::Common::host(plan.admin_socket.is_some()),
             redirect: Arc::clone(captured.view()),
             account: accounting,

@@ -225,6 +225,12 @@ impl PipeRelay {
         usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
     }
 
+    /// For whoever counts what the threads have in use.
+    #[must_use]
+    pub fn handle(&self) -> RelayHandle {
+        self.handle.clone()
+    }
+
     /// Completes when this process ends its tunnels. For those that have not begun.
     pub async fn stopped(&self) {
         self.shutting_down.cancelled().await;

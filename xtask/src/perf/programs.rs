@@ -137,7 +137,7 @@ impl Programs {
         // As the README's first command builds it: with `--package` its dependencies would be built again, with other features.
         let mut build = tree.cargo(&["build", "--release", "--quiet", "--bin", package]);
         // One folder for all trees: packages of others are built once.
-        let target = self.target();
+        let target = self.workspace.target();
         build.env("CARGO_TARGET_DIR", &target);
         run_command(&mut build, BUILD_LIMIT)?;
         Ok(target.join("release").join(package))
@@ -153,13 +153,6 @@ impl Programs {
         fs::remove_file(&to).ok();
         fs::copy(program, &to).with_context(|| format!("copying {}", program.display()))?;
         Ok(to)
-    }
-
-    /// Cargo's target folder.
-    fn target(&self) -> PathBuf {
-        let folder = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        // Cargo takes a relative one as seen from where it runs, which is another tree at times.
-        self.workspace.root().join(folder)
     }
 
     fn go_build(&self, folder: &str, package: &str, name: &str) -> anyhow::Result<PathBuf> {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use adit_core::registry::Condition;
 use adit_core::session::ProcessBudget;
-use adit_relay::Choice;
+use adit_relay::{Choice, RelayHandle};
 
 use super::answer::{LINKS_MAX, Source};
 use super::model::{
@@ -37,7 +37,8 @@ pub(in crate::app) struct Common {
     /// Most lanes of the process.
     pub(in crate::app) lanes_max: usize,
     pub(in crate::app) engine: Choice,
-    pub(in crate::app) relay_used: bool,
+    /// Where there is something to relay.
+    pub(in crate::app) relay: Option<RelayHandle>,
     /// As it was at the start: later this process may no longer try things out.
     pub(in crate::app) host: Vec<Capability>,
     pub(in crate::app) redirect: Arc<RedirectView>,
@@ -144,11 +145,7 @@ impl Common {
             },
             links,
             links_total: all.links,
-            relay: RelayStatus {
-                engine: self.engine.engine.name().to_owned(),
-                reason: self.engine.reason.clone(),
-                used: self.relay_used,
-            },
+            relay: self.relay(),
             capabilities: self.host.clone(),
             privileges: held_by_any_thread().ok().map(names),
             descriptors: Descriptors {
@@ -161,6 +158,20 @@ impl Common {
             },
             redirect: self.redirect.status(),
             account: self.account.clone(),
+        }
+    }
+
+    fn relay(&self) -> RelayStatus {
+        let stats = self.relay.as_ref().map(RelayHandle::stats);
+        let stats = stats.unwrap_or_default();
+        RelayStatus {
+            engine: self.engine.engine.name().to_owned(),
+            reason: self.engine.reason.clone(),
+            used: self.relay.is_some(),
+            tunnels: stats.active_pairs,
+            slots: stats.slots,
+            pipes: stats.pipes_in_use,
+            buffer_bytes: stats.buffer_bytes,
         }
     }
 }

@@ -213,7 +213,7 @@ pub struct LaneStatus {
 }
 
 /// What moves the bytes of tunnels without frames.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct RelayStatus {
     /// `io_uring` or `epoll`.
     pub engine: String,
@@ -221,6 +221,18 @@ pub struct RelayStatus {
     pub reason: String,
     /// Whether it runs: it does where lanes may be in clear text.
     pub used: bool,
+    /// Tunnels it has now.
+    #[serde(default)]
+    pub tunnels: u64,
+    /// Places of its threads in use; one outlives its tunnel until the kernel has let go of both sockets.
+    #[serde(default)]
+    pub slots: u64,
+    /// Pipes of the kernel that hold or move bytes; those kept for later are not counted.
+    #[serde(default)]
+    pub pipes: u64,
+    /// Memory of the buffers in use.
+    #[serde(default)]
+    pub buffer_bytes: u64,
 }
 
 /// How something stands.

@@ -284,6 +284,7 @@ pub(in crate::app) mod tests {
                 reason: "as fast as io_uring in our measurements, with less of the kernel in reach"
                     .to_owned(),
                 used: false,
+                ..RelayStatus::default()
             },
             capabilities: vec![Capability {
                 name: "kernel-tls".to_owned(),

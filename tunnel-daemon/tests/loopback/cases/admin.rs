@@ -99,6 +99,8 @@ async fn both_ends_tell_the_bytes_of_each_tunnel_on_its_path() {
         let counts = server.tunnels;
         let seen = (counts.lane, counts.raw_lane, counts.ktls_lane);
         assert_eq!(seen, (1 - raw, raw, 0));
+        let relay = &server.relay;
+        assert_eq!((relay.tunnels, relay.slots), (raw, raw));
         assert_eq!(
             (server.account.state.as_str(), server.account.reason),
             ("off", None)

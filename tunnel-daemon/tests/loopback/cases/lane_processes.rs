@@ -1,8 +1,11 @@
 //! Servers and agents as processes of their own, with many tunnels on lanes: what one leaves behind when it is killed.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use adit::app::status::Socket;
+use adit::app::status::model::{LinkStatus, Status};
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -11,7 +14,7 @@ use tokio::task::JoinSet;
 
 use super::processes::Processes;
 use crate::support::process::{
-    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
+    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, sum, value,
 };
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::within;
@@ -22,6 +25,7 @@ const IDLE: &str = "adit_lanes{state=\"idle\"}";
 const BUSY: &str = "adit_lanes{state=\"busy\"}";
 const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
+const CLIENTS: &str = "konnectivity_network_proxy_server_http_connections";
 const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
 
@@ -40,7 +44,44 @@ pub(super) struct Pair {
     pub(super) agent: Process,
     pub(super) agent_health: SocketAddr,
     pub(super) target: String,
+    /// Admin sockets of server and agent.
+    admin: [PathBuf; 2],
     _echo: adit::net::tasks::Tasks,
+}
+
+/// What a process has in use, by name; nothing at rest.
+fn in_use(admin: &Path) -> Vec<(&'static str, u64)> {
+    let status = Socket::new(admin).ask::<Status>("/v1/status");
+    let status = status.expect("an answer");
+    let relay = &status.relay;
+    let of_links = |count: fn(&LinkStatus) -> u64| status.links.iter().map(count).sum::<u64>();
+    let mut counts = vec![
+        ("tunnels", status.tunnels.open),
+        ("pending dials", status.pending_dials.unwrap_or(0)),
+        ("tunnels of links", of_links(|link| link.tunnels)),
+        ("bytes held by links", of_links(|link| link.held_bytes)),
+        ("bytes held", status.memory.held_bytes),
+        ("tunnels of the relay", relay.tunnels),
+        ("slots of the relay", relay.slots),
+        ("pipes of the relay", relay.pipes),
+        ("bytes of the relay's buffers", relay.buffer_bytes),
+    ];
+    counts.retain(|(_, count)| *count > 0);
+    counts
+}
+
+/// Waits until a process has nothing in use.
+async fn until_at_rest(admin: &Path) {
+    const LOOKS: u32 = 600;
+    let mut left = Vec::new();
+    for _look in 0..LOOKS {
+        left = in_use(admin);
+        if left.is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("left in use, says {}: {left:?}", admin.display());
 }
 
 impl Pair {
@@ -50,8 +91,12 @@ impl Pair {
 
     /// With these flags at both ends.
     pub(super) async fn start_with(flags: &[&str]) -> Self {
-        let processes = Processes::start(flags).await;
-        let agent = processes.agent("a", flags);
+        let of_server = [&["--admin-socket={certs}/server.sock"], flags].concat();
+        let processes = Processes::start(&of_server).await;
+        let dir = processes.world.files.dir();
+        let admin = ["server.sock", "agent.sock"].map(|name| dir.join(name));
+        let of_agent = format!("--admin-socket={}", admin[1].display());
+        let agent = processes.agent("a", &[&[of_agent.as_str()], flags].concat());
         let agent_health = agent.address("health");
         at_least(processes.health, IDLE, 4.0).await;
         let (port, echo) = targets::echo().await;
@@ -60,6 +105,7 @@ impl Pair {
             agent,
             agent_health,
             target: format!("127.0.0.1:{port}"),
+            admin,
             _echo: echo,
         }
     }
@@ -67,11 +113,16 @@ impl Pair {
     /// Nothing is open, waits or is held at either end.
     pub(super) async fn assert_at_rest(&self) {
         let health = self.processes.health;
-        metric(health, TUNNELS, 0.0).await;
-        metric(health, BUSY, 0.0).await;
-        metric(health, "adit_held_bytes", 0.0).await;
-        metric(self.agent_health, TARGETS, 0.0).await;
-        metric(self.agent_health, "adit_held_bytes", 0.0).await;
+        for series in [TUNNELS, CLIENTS, BUSY, "adit_held_bytes"] {
+            metric(health, series, 0.0).await;
+        }
+        for series in [TARGETS, BUSY] {
+            metric(self.agent_health, series, 0.0).await;
+        }
+        // Fresh numbers of the relay, too; and an agent's gauge of held bytes always says 0.
+        for admin in &self.admin {
+            until_at_rest(admin).await;
+        }
     }
 
     /// Each lane that was bound is idle or was counted when it went.
@@ -80,11 +131,7 @@ impl Pair {
             within("lanes to add up", async {
                 loop {
                     let text = scrape(health).await;
-                    let closed: f64 = text
-                        .lines()
-                        .filter(|line| line.starts_with("adit_lanes_closed_total{"))
-                        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-                        .sum();
+                    let closed = sum(&text, "adit_lanes_closed_total");
                     let of = |series| sample(&text, series).expect("a series");
                     if of("adit_lanes_opened_total") - closed == of(IDLE) + of(BUSY) {
                         return;

@@ -1,6 +1,7 @@
 //! Tunnels opened and closed by the thousand, in both dialects and in every way a client can leave: nothing stays behind at
-//! either end, whatever they travelled on.
+//! either end, whatever they travelled on, and each tunnel and each byte is counted.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,70 +13,166 @@ use tokio::task::JoinSet;
 
 use super::lane_processes::{Pair, nightly};
 use crate::support::lanes::HITS;
-use crate::support::process::{descriptors_without_lanes, no_descriptor_left, value};
+use crate::support::process::{
+    metric, named_program, not_one_descriptor_left, scrape, settled_fds, sum, sum_is, value,
+};
 use crate::support::raw::Connection;
 use crate::support::wait::{within, within_for};
 use crate::support::ways::Way;
+use crate::support::world::sample;
 use crate::support::{connect, targets};
 
 const PIPES: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
+const CALLS: &str = "konnectivity_network_proxy_server_grpc_connections{service_method=\"Proxy\"}";
 
 /// Clients at the same time.
 const AT_ONCE: usize = 8;
-/// Ways to end a tunnel, each of them in both dialects.
-const ENDS: usize = 4;
+/// All tunnels of a turn.
+const TURN_WITHIN: Duration = Duration::from_secs(300);
 /// Lanes that tunnels one after the other need, beside those that end as pipes.
 const LANES_MAX: f64 = 200.0;
 /// A link may begin a hundred pipes at once, wherever other lanes are idle.
 const PIPES_MIN: f64 = 20.0;
+/// Of a tunnel whose bytes are to be spliced, once a quarter of a MiB of them was copied.
+const BULK_BYTES: usize = 4 << 20;
+/// Least tunnels in bulk, and the time for as many as it takes: a link may begin fifty pipes a second.
+const BULK_TUNNELS: usize = 20;
+const BULK_WITHIN: Duration = Duration::from_secs(60);
+
+/// How a client leaves.
+#[derive(Clone, Copy)]
+enum End {
+    /// It asks for the end, or half-closes, and the target follows.
+    InOrder,
+    /// It is gone after an answer.
+    Heard,
+    /// Before the answer.
+    Unheard,
+    /// Before it says a word.
+    Silent,
+}
+
+impl End {
+    const ALL: [Self; 4] = [Self::InOrder, Self::Heard, Self::Unheard, Self::Silent];
+    /// Those that cut no byte off.
+    const COUNTABLE: [Self; 3] = [Self::InOrder, Self::Heard, Self::Silent];
+
+    fn bytes(self, text: &[u8]) -> Bytes {
+        let length = text.len() as u64;
+        let (said, heard) = match self {
+            Self::InOrder | Self::Heard => (length, length),
+            Self::Unheard => (length, 0),
+            Self::Silent => (0, 0),
+        };
+        Bytes { said, heard }
+    }
+}
+
+/// What clients said and heard.
+#[derive(Clone, Copy, Default)]
+struct Bytes {
+    said: u64,
+    heard: u64,
+}
+
+impl Bytes {
+    fn add(&mut self, more: Self) {
+        self.said += more.said;
+        self.heard += more.heard;
+    }
+}
 
 /// Where clients find the server, and what they ask for.
 #[derive(Clone)]
 struct Site {
     connect: PathBuf,
     grpc: PathBuf,
+    port: String,
     target: String,
 }
 
 impl Site {
-    /// One tunnel from open to close.
-    async fn open_and_close(&self, number: usize) {
-        if (number / ENDS).is_multiple_of(2) {
-            self.by_connect(number).await;
-        } else {
-            self.by_grpc(number).await;
+    fn of(pair: &Pair) -> Self {
+        let (_address, port) = pair.target.rsplit_once(':').expect("a port");
+        Self {
+            connect: pair.processes.world.connect(),
+            grpc: pair.processes.world.grpc(),
+            port: port.to_owned(),
+            target: pair.target.clone(),
         }
     }
 
-    async fn by_connect(&self, number: usize) {
+    /// The same target at another address for each client: ports of closed connections may not be free again for a minute.
+    fn of_client(&self, client: usize) -> Self {
+        Self {
+            target: format!("127.0.0.{}:{}", client + 1, self.port),
+            ..self.clone()
+        }
+    }
+
+    /// So many tunnels, some at a time.
+    async fn turn(&self, opens: usize, ends: &'static [End]) -> Bytes {
+        let mut jobs = JoinSet::new();
+        // In a row for each client, or each would have one dialect and one end.
+        let row = opens.div_ceil(AT_ONCE);
+        for (client, first) in (0..opens).step_by(row).enumerate() {
+            let numbers = first..opens.min(first + row);
+            let site = self.of_client(client);
+            jobs.spawn(async move {
+                let mut bytes = Bytes::default();
+                for number in numbers {
+                    bytes.add(site.open_and_close(number, ends).await);
+                }
+                bytes
+            });
+        }
+        within_for(TURN_WITHIN, "all of them", async {
+            let mut bytes = Bytes::default();
+            while let Some(job) = jobs.join_next().await {
+                bytes.add(job.expect("each tunnel works"));
+            }
+            bytes
+        })
+        .await
+    }
+
+    /// One tunnel from open to close.
+    async fn open_and_close(&self, number: usize, ends: &[End]) -> Bytes {
+        let (text, end) = (text(number), ends[number % ends.len()]);
+        let bytes = end.bytes(&text);
+        if (number / ends.len()).is_multiple_of(2) {
+            self.by_connect(&text, end).await;
+        } else {
+            self.by_grpc(number, text, end).await;
+        }
+        bytes
+    }
+
+    async fn by_connect(&self, text: &[u8], end: End) {
         let mut stream = connect::open(&self.connect, &self.target).await;
-        let text = text(number);
-        match number % ENDS {
-            // The client half-closes, the target follows.
-            0 => {
-                connect::echo(&mut stream, &text).await;
+        match end {
+            End::InOrder => {
+                connect::echo(&mut stream, text).await;
                 stream.shutdown().await.expect("a half-close");
                 let rest = within("the end", stream.read(&mut [0])).await;
                 assert_eq!(rest.expect("a clean end"), 0);
             }
-            // The client is gone after an answer, before it, or before it says a word.
-            1 => connect::echo(&mut stream, &text).await,
-            2 => stream.write_all(&text).await.expect("taken"),
-            _ => (),
+            End::Heard => connect::echo(&mut stream, text).await,
+            End::Unheard => stream.write_all(text).await.expect("taken"),
+            End::Silent => (),
         }
     }
 
     /// On a connection of its own, as kube-apiserver does it.
-    async fn by_grpc(&self, number: usize) {
+    async fn by_grpc(&self, number: usize, text: Vec<u8>, end: End) {
         let connection = Connection::client_at(&self.grpc).await;
         let mut call = connection.proxy().await;
         let random = i64::try_from(number).expect("small");
         let conn = call.open(random, &self.target).await;
-        let text = text(number);
-        match number % ENDS {
-            // The client asks for the end.
-            0 => {
+        match end {
+            End::InOrder => {
                 call.data(conn, text.clone());
                 call.echo_arrives(conn, &text).await;
                 let close = wire::CloseRequest { connect_id: conn };
@@ -85,14 +182,35 @@ impl Site {
                     other => panic!("instead of an end: {other:?}"),
                 }
             }
-            // As above: it is gone, heard or not.
-            1 => {
+            End::Heard => {
                 call.data(conn, text.clone());
                 call.echo_arrives(conn, &text).await;
             }
-            2 => call.data(conn, text),
-            _ => (),
+            End::Unheard => call.data(conn, text),
+            End::Silent => (),
         }
+    }
+
+    /// Much at once, there and back: to the end, or, each second time, the client is gone in the middle.
+    async fn bulk(&self, number: usize, text: &[u8]) {
+        let mut stream = connect::open(&self.connect, &self.target).await;
+        if number.is_multiple_of(2) {
+            return connect::echo_to_the_end(&mut stream, text).await;
+        }
+        let (mut read, mut write) = stream.split();
+        let mut half = vec![0; text.len() / 2];
+        let sending = async {
+            write.write_all(text).await.expect("taken");
+            std::future::pending::<()>().await;
+        };
+        let heard = within("half of it", async {
+            tokio::select! {
+                () = sending => unreachable!("it waits for ever"),
+                heard = read.read_exact(&mut half) => heard,
+            }
+        });
+        heard.await.expect("the tunnel lives");
+        assert!(half == text[..half.len()]);
     }
 }
 
@@ -101,49 +219,124 @@ fn text(number: usize) -> Vec<u8> {
     targets::pattern(number as u64, 1 + number % 5000)
 }
 
-/// Opens and closes `opens` tunnels, some at a time.
+/// Tunnels of a test. At full size, for which the program that cargo builds with the tests is too slow, it is a hundred thousand
+/// over all ways.
+fn opens(way: Way) -> usize {
+    let long = match (named_program(), way) {
+        (None, _) => 10_000,
+        (Some(_), Way::Tls) => 40_000,
+        (Some(_), Way::Epoll | Way::IoUring) => 30_000,
+    };
+    nightly(long, 1_000)
+}
+
+/// Bytes that both ends have counted since they started.
+struct Counted {
+    to_target: f64,
+    to_client: f64,
+    /// By relay threads of server and agent.
+    relayed: [f64; 2],
+}
+
+impl Counted {
+    /// Once both ends are at rest, and have opened and closed as many tunnels as there were.
+    async fn after(tunnels: usize, pair: &Pair) -> Self {
+        pair.assert_at_rest().await;
+        metric(pair.processes.health, CALLS, 0.0).await;
+        for health in healths(pair) {
+            for family in ["adit_tunnels_opened_total", "adit_tunnels_closed_total"] {
+                sum_is(health, family, tunnels as f64).await;
+            }
+        }
+        let [server, agent] = healths(pair);
+        let (server, agent) = (scrape(server).await, scrape(agent).await);
+        let moved = |direction| {
+            let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
+            sample(&server, &series).expect("a series")
+        };
+        Self {
+            to_target: moved("to_target"),
+            to_client: moved("to_client"),
+            relayed: [&server, &agent].map(|text| sum(text, "adit_relay_bytes_total")),
+        }
+    }
+
+    /// What came since `before`.
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            to_target: self.to_target - before.to_target,
+            to_client: self.to_client - before.to_client,
+            relayed: [0, 1].map(|end| self.relayed[end] - before.relayed[end]),
+        }
+    }
+}
+
+/// Of server and agent.
+fn healths(pair: &Pair) -> [SocketAddr; 2] {
+    [pair.processes.health, pair.agent_health]
+}
+
+/// Opens and closes tunnels, some at a time.
 async fn thousands(way: Way) {
     if !way.is_possible("opens_and_closes") {
         return;
     }
-    let opens: usize = nightly(10_000, 1_000);
     let pair = Pair::start_with(way.flags()).await;
-    let health = pair.processes.health;
-    let site = Site {
-        connect: pair.processes.world.connect(),
-        grpc: pair.processes.world.grpc(),
-        target: pair.target.clone(),
-    };
-    // Once through everything, so that what is opened once for good is open.
-    for number in 0..2 * ENDS {
-        site.open_and_close(number).await;
+    let site = Site::of(&pair);
+    // Each client once through everything, so that what is opened once for good is open.
+    let mut opened = 2 * End::ALL.len() * AT_ONCE;
+    site.turn(opened, &End::ALL).await;
+    let before = Counted::after(opened, &pair).await;
+    let [server, agent] = healths(&pair);
+    let server_fds = settled_fds(&pair.processes.server, server).await;
+    let agent_fds = settled_fds(&pair.agent, agent).await;
+
+    let half = opens(way) / 2;
+    let bytes = site.turn(half, &End::COUNTABLE).await;
+    opened += half;
+    let after = Counted::after(opened, &pair).await;
+    let counted = after.since(&before);
+    let clients = (bytes.said as f64, bytes.heard as f64);
+    assert_eq!((counted.to_target, counted.to_client), clients);
+    let [at_server, at_agent] = counted.relayed;
+    assert_eq!(at_server, at_agent);
+    assert_eq!(at_server > 0.0, way.has_pipes());
+
+    let bytes = site.turn(half, &End::ALL).await;
+    opened += half;
+    let counted = Counted::after(opened, &pair).await.since(&after);
+    // Bytes that nobody waited for may have gone either way.
+    let (said, heard) = (bytes.said as f64, bytes.heard as f64);
+    let ordered = [heard, counted.to_client, counted.to_target, said];
+    assert!(ordered.is_sorted(), "{ordered:?}");
+
+    if way.has_pipes() {
+        opened += splice(&pair, &site).await;
+        Counted::after(opened, &pair).await;
     }
-    pair.assert_at_rest().await;
-    let server_fds = descriptors_without_lanes(&pair.processes.server, health).await;
-    let agent_fds = descriptors_without_lanes(&pair.agent, pair.agent_health).await;
-    let mut jobs = JoinSet::new();
-    // In a row for each client, or each would have one dialect and one end.
-    let row = opens.div_ceil(AT_ONCE);
-    for first in (0..opens).step_by(row) {
-        let numbers = first..opens.min(first + row);
-        let site = site.clone();
-        jobs.spawn(async move {
-            for number in numbers {
-                site.open_and_close(number).await;
-            }
-        });
-    }
-    within_for(Duration::from_secs(300), "all of them", async {
-        while let Some(job) = jobs.join_next().await {
-            job.expect("each tunnel works");
-        }
-    })
-    .await;
-    pair.assert_at_rest().await;
     pair.assert_lanes_add_up().await;
-    no_descriptor_left(&pair.processes.server, health, server_fds).await;
-    no_descriptor_left(&pair.agent, pair.agent_health, agent_fds).await;
-    assert_on_lanes(&pair, way, opens).await;
+    not_one_descriptor_left(&pair.processes.server, server, server_fds).await;
+    not_one_descriptor_left(&pair.agent, agent, agent_fds).await;
+    assert_on_lanes(&pair, way, opened).await;
+}
+
+/// Tunnels one after the other until both ends have spliced, so that pipes of the kernel were in use, too, and cut off while
+/// they held bytes. Returns how many.
+async fn splice(pair: &Pair, site: &Site) -> usize {
+    let text = targets::pattern(0, BULK_BYTES);
+    let [server, agent] = healths(pair);
+    within_for(BULK_WITHIN, "bytes spliced at both ends", async {
+        let mut tunnels = 0;
+        while tunnels < BULK_TUNNELS
+            || value(server, SPLICED).await == 0.0
+            || value(agent, SPLICED).await == 0.0
+        {
+            site.bulk(tunnels, &text).await;
+            tunnels += 1;
+        }
+        tunnels
+    })
+    .await
 }
 
 /// They were on lanes, and few lanes were enough.

@@ -18,6 +18,8 @@ use super::world::sample;
 
 /// For a process to start on a busy machine.
 const START: Duration = Duration::from_secs(20);
+/// Names the program to start, for tests that want a faster one than cargo builds for them.
+const PROGRAM: &str = "ADIT_PROGRAM";
 
 /// A running `adit`; dropping it kills it.
 pub(crate) struct Process {
@@ -28,8 +30,7 @@ pub(crate) struct Process {
 impl Process {
     /// Starts the binary; `args[0]` is what it is called as. Logs go to `dir` as JSON.
     pub(crate) fn start(name: &str, args: &[String], dir: &Path) -> Self {
-        let program = Path::new(env!("CARGO_BIN_EXE_adit"));
-        Self::start_program(name, program, args, dir)
+        Self::start_program(name, &program(), args, dir)
     }
 
     /// As [`Process::start`], another path to the binary.
@@ -66,7 +67,8 @@ impl Process {
     /// As [`Process::start`], with so many descriptors and no more.
     pub(crate) fn start_limited(name: &str, descriptors: u32, args: &[String], dir: &Path) -> Self {
         let limited = format!("ulimit -n {descriptors}; exec \"$@\"");
-        let mut words = ["sh", "-c", &limited, "sh", env!("CARGO_BIN_EXE_adit")]
+        let program = program().display().to_string();
+        let mut words = ["sh", "-c", &limited, "sh", &program]
             .map(str::to_owned)
             .to_vec();
         words.extend_from_slice(args.get(1..).unwrap_or_default());
@@ -160,6 +162,15 @@ impl Process {
     }
 }
 
+fn program() -> PathBuf {
+    named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into())
+}
+
+/// The program that was named to be started instead of the one that cargo built.
+pub(crate) fn named_program() -> Option<PathBuf> {
+    std::env::var_os(PROGRAM).map(PathBuf::from)
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
@@ -223,6 +234,40 @@ pub(crate) async fn descriptors_without_lanes(process: &Process, health: SocketA
     f64::from(all) - lanes
 }
 
+/// The same without pipes, which a relay keeps for later, too, once the number has stayed the same for a while: no lane comes
+/// or goes.
+pub(crate) async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
+    const LOOKS: u32 = 10;
+    within("descriptors settle", async {
+        let (mut last, mut looks) = (own_descriptors(process, health).await, 0);
+        while looks < LOOKS {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let now = own_descriptors(process, health).await;
+            looks = if now == last { looks + 1 } else { 0 };
+            last = now;
+        }
+        last
+    })
+    .await
+}
+
+/// Waits until a process holds no more descriptors than it had, not one.
+pub(crate) async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
+    within("not one descriptor is left", async {
+        while own_descriptors(process, health).await > before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+}
+
+/// Descriptors of a process that are neither lanes nor pipes.
+async fn own_descriptors(process: &Process, health: SocketAddr) -> f64 {
+    let pipes = u32::try_from(process.pipes()).expect("a few");
+    // Each has two ends.
+    descriptors_without_lanes(process, health).await - 2.0 * f64::from(pipes)
+}
+
 /// Waits until a process holds no more descriptors than `before`, lanes aside.
 pub(crate) async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     /// Lanes that are opened or closed at this moment, and one connection of the scrape itself.
@@ -243,6 +288,32 @@ pub(crate) async fn metric(health: SocketAddr, series: &str, value: f64) {
         }
     })
     .await;
+}
+
+/// The sum of all series of a family that has labels.
+pub(crate) fn sum(text: &str, family: &str) -> f64 {
+    let of_it = |line: &&str| {
+        let labels = line.strip_prefix(family);
+        labels.is_some_and(|labels| labels.starts_with('{'))
+    };
+    text.lines()
+        .filter(of_it)
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum()
+}
+
+/// Waits until the series of a family have this sum.
+pub(crate) async fn sum_is(health: SocketAddr, family: &str, value: f64) {
+    const LOOKS: u32 = 600;
+    let mut last = 0.0;
+    for _look in 0..LOOKS {
+        last = sum(&scrape(health).await, family);
+        if last == value {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{family} is {last}, not {value}");
 }
 
 /// A series of a process that has to be there.
