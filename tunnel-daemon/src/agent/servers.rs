@@ -22,7 +22,7 @@ use super::sync::{Attempt, SyncPolicy, SyncState};
 use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::LaneSecurity;
-use crate::hub::Command;
+use crate::hub::{Command, LinkOver};
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
 use crate::telemetry::Masked;
@@ -206,6 +206,38 @@ fn announce_drain(link: &AgentLink) {
     let _full = link.commands.try_send(Command::Drain);
 }
 
+/// A server that is held. Dropping it lets go, however its link ended: what is held is not tried again.
+struct Held {
+    shared: Arc<Shared>,
+    server: ServerId,
+    serial: u64,
+    lanes: Option<LaneKeeper>,
+}
+
+impl Held {
+    /// Says how the link ended.
+    async fn until(self, running: impl Future<Output = LinkOver>) {
+        let over = running.await;
+        tracing::info!(server = %self.server, reason = %over, "server connection ended");
+        let metrics = &self.shared.context.metrics;
+        let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
+        let error = over.stream_error(received, sent, tonic::Code::Unavailable);
+        if let Some((segment, code, kind)) = error {
+            metrics.stream_error(segment, code, kind.map(Into::into));
+        }
+        metrics.server_connection_failure(LinkDirection::FromServer);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(lanes) = &self.lanes {
+            lanes.close();
+        }
+        self.shared.forget(&self.server, self.serial);
+    }
+}
+
 impl Shared {
     async fn run(self: Arc<Self>) {
         let (mut serial, shared) = (0_u64, &self);
@@ -297,28 +329,15 @@ impl Shared {
         drop(links);
         self.links_changed.send_replace(());
         let keeping = lanes.clone().map(|lanes| self.keep_lanes(at, lanes));
-        let (shared, lost) = (Arc::clone(self), server.clone());
-        let link = async move {
-            let over = running.await;
-            if let Some(lanes) = lanes {
-                lanes.close();
-            }
-            tracing::info!(server = %lost, reason = %over, "server connection ended");
-            let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
-            let error = over.stream_error(received, sent, tonic::Code::Unavailable);
-            if let Some((segment, code, kind)) = error {
-                let metrics = &shared.context.metrics;
-                metrics.stream_error(segment, code, kind.map(Into::into));
-            }
-            shared
-                .context
-                .metrics
-                .server_connection_failure(LinkDirection::FromServer);
-            shared.forget(&lost, serial);
+        let held = Held {
+            shared: Arc::clone(self),
+            server: server.clone(),
+            serial,
+            lanes,
         };
+        let link = held.until(running);
         if self.context.tasks.spawn("link", link).is_err() {
             tracing::error!(%server, "no room for another link: too many targets are open");
-            self.forget(&server, serial);
         } else if let Some(keeping) = keeping
             && self.context.tasks.spawn("lanes", keeping).is_err()
         {

@@ -118,8 +118,10 @@ impl Namespaces {
                         self.apply(look);
                         looking = self.look(helper);
                     }
-                    Some((_gone, Err(error))) => {
+                    Some((gone, Err(error))) => {
                         self.without(NetnsHelperState::Ended, &error);
+                        // Not by a thread that carries data: its end is waited for, and may be long in coming.
+                        let _reaped = tokio::task::spawn_blocking(move || drop(gone));
                         looking = Box::pin(std::future::pending());
                     }
                     None => return, // The runtime shuts down.

@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::quota::{Quota, Quotas};
+use crate::config::limits;
 use crate::hub::{AgentOpen, AgentOpens, Leg, serve_target};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::dial::{DialError, Dialer, Permit};
@@ -129,6 +130,13 @@ impl AgentOpens for AgentDoor {
             self.refused(NodeRefusal::Failed);
             let text = "tunnels that agents open have frames";
             return open.refuse(RefusalCode::Denied, text);
+        }
+        let asked = open.request();
+        if asked.protocol.len() + asked.address.len() > limits::DIAL_BYTES_MAX {
+            // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
+            let refusal = NodeRefusal::NotAllowed;
+            self.refused(refusal);
+            return open.refuse(code(refusal), text(refusal));
         }
         if let Err(refusal) = self.admit() {
             self.refused(refusal);

@@ -3,13 +3,16 @@
 //! The table has room for two generations, told apart by the first byte of a key. A new set is written whole beside the one in
 //! force, then one number says which of them counts. What it took the place of stays until the next set needs the room, which
 //! is a while later, so a call that has begun ends with the set it began with.
+//!
+//! The tables are locked for one rule at a time: whoever accepts a connection needs them, too, and does not wait for thousands.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use adit_ebpf_abi::{Rule, RuleKey};
 
-use super::maps::RedirectMaps;
+use super::maps::{RedirectMaps, locked};
 use super::object::KernelError;
 use super::redirect::RedirectRule;
 
@@ -33,7 +36,7 @@ impl Generations {
     /// Adds rules that stay in force whatever sets come; they win over those of a set for the same destinations.
     pub(super) fn keep(
         &mut self,
-        maps: &mut RedirectMaps,
+        maps: &Mutex<RedirectMaps>,
         rules: &[RedirectRule],
     ) -> Result<(), KernelError> {
         for rule in rules {
@@ -47,7 +50,7 @@ impl Generations {
     /// Puts a set in force and says the how many-th it is. After an error the old one is. Blocks for moments after another set.
     pub(super) fn replace(
         &mut self,
-        maps: &mut RedirectMaps,
+        maps: &Mutex<RedirectMaps>,
         rules: &[RedirectRule],
     ) -> Result<u64, KernelError> {
         let next = 1 - self.current;
@@ -62,7 +65,7 @@ impl Generations {
                 return Err(error);
             }
         }
-        maps.set_generation(next)?;
+        locked(maps).set_generation(next)?;
         self.current = next;
         self.replaced_at = Some(Instant::now());
         self.sets += 1;
@@ -71,19 +74,19 @@ impl Generations {
 
     fn write(
         &mut self,
-        maps: &mut RedirectMaps,
+        maps: &Mutex<RedirectMaps>,
         generation: u8,
         (key, value): (RuleKey, Rule),
     ) -> Result<(), KernelError> {
-        maps.set_rule(key, value)?;
+        locked(maps).set_rule(key, value)?;
         self.written[usize::from(generation)].insert((key, value.prefix_bits));
         Ok(())
     }
 
-    fn clear(&mut self, maps: &mut RedirectMaps, generation: u8) -> Result<(), KernelError> {
+    fn clear(&mut self, maps: &Mutex<RedirectMaps>, generation: u8) -> Result<(), KernelError> {
         let written = &mut self.written[usize::from(generation)];
         while let Some((key, bits)) = written.iter().next().copied() {
-            maps.remove_rule(key, bits)?;
+            locked(maps).remove_rule(key, bits)?;
             written.remove(&(key, bits));
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Maps of the object by what they hold. Keys and values are the bytes that the shared types lay out.
 
 use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aya::Ebpf;
 use aya::maps::lpm_trie::Key;
@@ -12,7 +13,7 @@ use adit_ebpf_abi::{
     RuleKey, SCOPE_BITS,
 };
 
-use super::object::KernelError;
+use super::object::{KernelError, with_set_aside};
 
 const RULES: &str = "REDIRECT_RULES";
 const GENERATION: &str = "REDIRECT_GENERATION";
@@ -47,8 +48,15 @@ pub struct RedirectMaps {
     listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
     exempt: HashMap<MapData, u64, u8>,
     processes: HashMap<MapData, u32, u8>,
+    /// Room in the one before.
+    processes_max: u32,
     arrivals: HashMap<MapData, [u8; ARRIVAL_KEY_BYTES], [u8; ARRIVAL_BYTES]>,
     calls: PerCpuArray<MapData, u64>,
+}
+
+/// For one call. A panic between two system calls leaves nothing half done in them.
+pub(super) fn locked(maps: &Mutex<RedirectMaps>) -> MutexGuard<'_, RedirectMaps> {
+    maps.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RedirectMaps {
@@ -63,6 +71,7 @@ impl RedirectMaps {
             listeners: take!(ebpf, LISTENERS, HashMap),
             exempt: take!(ebpf, EXEMPT, HashMap),
             processes: take!(ebpf, PROCESSES, HashMap),
+            processes_max: with_set_aside(PROCESSES_MAX),
             arrivals: take!(ebpf, ARRIVALS, HashMap),
             calls: take!(ebpf, CALLS, PerCpuArray),
         })
@@ -144,7 +153,7 @@ impl RedirectMaps {
         // A walk begins anew when its place is gone.
         self.processes
             .keys()
-            .take(2 * PROCESSES_MAX as usize)
+            .take(2 * self.processes_max as usize)
             .collect::<Result<_, _>>()
             .map_err(refused(PROCESSES))
     }

@@ -61,6 +61,14 @@ pub fn replaced(folder: &Path, fresh: &Path) -> io::Result<()> {
     fs::rename(fresh, folder)
 }
 
+/// Lets go of what was to take a place and does not.
+pub fn given_up(fresh: &Path) {
+    if let Err(error) = removed(fresh) {
+        let folder = fresh.display();
+        tracing::warn!(%folder, %error, "what is pinned there denies calls until the folder is removed");
+    }
+}
+
 /// Lets go of all that is pinned there, if anything is.
 ///
 /// # Errors

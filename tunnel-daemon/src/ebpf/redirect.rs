@@ -17,7 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::attach::{Attached, open_cgroup};
 use super::generations::Generations;
-use super::maps::RedirectMaps;
+use super::maps::{self, RedirectMaps};
 use super::object::{KernelError, load};
 use super::processes::{self, Life, Processes};
 use super::{netns, pins};
@@ -179,19 +179,25 @@ impl Redirect {
         let folder = pins::folder(cgroup).map_err(failed)?;
         let fresh = pins::beside(&folder);
         pins::emptied(&fresh).map_err(|error| failed(error.to_string()))?;
-        self.attached
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
-        // Only now: whatever fails above, what an earlier process had left denies on.
-        pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))?;
+        let pin = || {
+            self.attached
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pin(&["adit_connect4", "adit_connect6"], &fresh)?;
+            // Only now: whatever fails above, what an earlier process had left denies on.
+            pins::replaced(&folder, &fresh).map_err(|error| failed(error.to_string()))
+        };
+        let pinned = pin();
+        if pinned.is_err() {
+            // Where nothing is redirected, what is pinned there would deny for ever.
+            pins::given_up(&fresh);
+        }
         pins::sweep();
-        Ok(())
+        pinned
     }
 
     fn maps(&self) -> std::sync::MutexGuard<'_, RedirectMaps> {
-        // A panic between two system calls leaves nothing half done in it.
-        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+        maps::locked(&self.maps)
     }
 
     /// Programs attached.
@@ -304,7 +310,7 @@ impl Redirect {
     /// There is no room for more.
     pub fn set_rules(&self, rules: &[RedirectRule]) -> Result<(), KernelError> {
         let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        generations.keep(&mut self.maps(), rules)
+        generations.keep(&self.maps, rules)
     }
 
     /// Puts these rules in force in place of the set before, and says the how many-th set it is. Each call sees all of one
@@ -314,7 +320,7 @@ impl Redirect {
     /// There is no room for them; the set before stays in force.
     pub fn replace_rules(&self, rules: &[RedirectRule]) -> Result<u64, KernelError> {
         let mut generations = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
-        generations.replace(&mut self.maps(), rules)
+        generations.replace(&self.maps, rules)
     }
 
     /// Never redirects this socket. Before it connects.

@@ -272,9 +272,10 @@ impl LanePool {
             let waiting = idle.lanes.pop()?;
             let left = idle.lanes.len();
             drop(idle);
-            let Some(Waiting { mut lane, .. }) = self.usable(waiting) else {
+            let Some(Waiting { lane, .. }) = self.usable(waiting) else {
                 continue;
             };
+            let mut lane = *lane;
             let now = Instant::now().into_std();
             let pipe =
                 pipe && lane.may_be_pipe() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
@@ -294,7 +295,7 @@ impl LanePool {
                 Poll::Ready(Ok(LaneEvent::Open(request))) => match &self.settings.opens {
                     Some(opens) => {
                         let opens = Arc::clone(opens);
-                        opens.asked(self.asked(waiting.lane, request));
+                        opens.asked(self.asked(*waiting.lane, request));
                         return None;
                     }
                     // In place: an agent may have sent some of them, each in time for the last one's answer.

@@ -105,12 +105,22 @@ impl BlockReader {
         } else {
             read_scratch(cx, stream)
         };
-        match &polled {
-            Poll::Ready(Ok(bytes)) if bytes.len() >= BULK_BYTES => self.bulk = true,
+        match polled {
+            Poll::Ready(Ok(bytes)) if bytes.len() >= BULK_BYTES => {
+                self.bulk = true;
+                Poll::Ready(Ok(bytes))
+            }
+            // What ends bulk is little, and may wait for long: it does not keep a block, of which no budget knows.
+            Poll::Ready(Ok(bytes)) if self.bulk => {
+                self.rest();
+                Poll::Ready(Ok(Bytes::copy_from_slice(&bytes)))
+            }
             // Little or nothing to read: a direction that is not bulk gives its block back.
-            _ => self.rest(),
+            other => {
+                self.rest();
+                other
+            }
         }
-        polled
     }
 
     fn rest(&mut self) {
@@ -196,7 +206,8 @@ impl Fill {
         cx: &mut Context<'_>,
         stream: &mut S,
     ) -> Poll<io::Result<usize>> {
-        let polled = if self.bulk {
+        let was_bulk = self.bulk;
+        let polled = if was_bulk {
             if self.bytes.capacity() - self.bytes.len() < READ_BYTES / 2 {
                 let mut block = take_block();
                 block.extend_from_slice(&self.bytes);
@@ -217,6 +228,9 @@ impl Fill {
         self.bulk = matches!(polled, Poll::Ready(Ok(read)) if read >= BULK_BYTES);
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
+        } else if !self.bulk && was_bulk && polled.is_ready() {
+            // What ends bulk is taken out of its block, as there. A part of a record that waits for the rest stays in its own.
+            self.bytes = BytesMut::from(&self.bytes[..]);
         }
         polled
     }
@@ -306,6 +320,29 @@ mod tests {
         assert_eq!(bytes.capacity(), 0);
         drop(far);
         assert_eq!(append(&mut near, &mut bytes).await.ok(), Some(0));
+    }
+
+    /// Each of many could keep a block otherwise, a few bytes of it in use.
+    #[tokio::test]
+    async fn a_small_read_that_ends_bulk_keeps_no_block() {
+        let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
+        let (mut reader, mut fill) = (BlockReader::default(), Fill::default());
+        for length in [BULK_BYTES, 5] {
+            let sent = vec![b'x'; length];
+            far.write_all(&sent).await.expect("the stream is open");
+            let read = poll_fn(|cx| reader.poll_read(cx, &mut near)).await;
+            let own = read.ok().and_then(|bytes| bytes.try_into_mut().ok());
+            let own = own.expect("a block is known to its thread, too");
+            assert_eq!((own.len(), own.capacity()), (length, length));
+        }
+        for length in [BULK_BYTES, 5] {
+            let sent = vec![b'x'; length];
+            far.write_all(&sent).await.expect("the stream is open");
+            let read = poll_fn(|cx| fill.poll_fill(cx, &mut near)).await;
+            assert_eq!(read.ok(), Some(length));
+        }
+        assert_eq!(fill.bytes().len(), BULK_BYTES + 5);
+        assert!(fill.capacity() < 2 * BULK_BYTES, "{}", fill.capacity());
     }
 
     #[test]

@@ -55,6 +55,7 @@ impl ListenError {
             io::ErrorKind::AddrInUse => "stop whoever uses that path, or remove the file",
             io::ErrorKind::NotFound => "create the directory",
             io::ErrorKind::PermissionDenied => "make the directory writable for this user",
+            io::ErrorKind::Unsupported => "mount /proc",
             _ => "give another path, shorter than 108 bytes",
         };
         Self {

@@ -3,7 +3,8 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    os::fd::AsRawFd as _,
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt as _, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -91,7 +92,7 @@ impl UnixBound {
             .bind(&SockAddr::unix(path).map_err(failed)?)
             .map_err(failed)?;
         let file = SocketFile::of(path).map_err(failed)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode.bits())).map_err(failed)?;
+        set_mode(path, mode).map_err(failed)?;
         socket.listen(BACKLOG).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         Ok(Self {
@@ -147,6 +148,32 @@ impl UnixListening {
             .await
             .map(|(stream, _unnamed)| stream)
     }
+}
+
+/// Puts the mode on a socket's file, of which bind has left out what the umask does. On the file that is looked at and no other:
+/// who may write to the directory may have put a link in its place, which chmod(2) would follow.
+fn set_mode(path: &Path, mode: SocketMode) -> io::Result<()> {
+    let mut by_place = fs::OpenOptions::new();
+    by_place
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_NOFOLLOW);
+    let file = by_place.open(path)?;
+    let found = file.metadata()?;
+    if !found.file_type().is_socket() {
+        let taken = "another file has taken the place of the socket";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, taken));
+    }
+    if found.mode() & 0o7777 == mode.bits() {
+        return Ok(());
+    }
+    // No call changes the mode of a file that was opened so; by its name here it can be none but that.
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let set = fs::set_permissions(name, fs::Permissions::from_mode(mode.bits()));
+    let why = "its mode cannot be set without /proc";
+    set.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::Unsupported, why),
+        _ => error,
+    })
 }
 
 /// Removes the file it names when dropped, unless another file has taken the name.
@@ -215,6 +242,28 @@ mod tests {
         accepted.unwrap();
         drop(listening);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_mode_is_put_on_a_socket_and_never_on_what_took_its_place() {
+        let directory = directory();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        let precious = directory.path().join("precious");
+        fs::write(&precious, "data").unwrap();
+        fs::set_permissions(&precious, fs::Permissions::from_mode(0o400)).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        for path in [&precious, &link] {
+            let error = set_mode(path, SocketMode::Group).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        }
+        assert_eq!(mode(&precious), 0o400);
+        let path = directory.path().join("s");
+        let _bound = StdListener::bind(&path).unwrap();
+        for wanted in [SocketMode::Owner, SocketMode::Group] {
+            set_mode(&path, wanted).unwrap();
+            assert_eq!(mode(&path), wanted.bits());
+        }
     }
 
     #[tokio::test]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::frame::{CONTROL_BYTES_MAX, FrameType, Header, LaneViolation};
-use crate::text::{PEER_TEXT_BYTES_MAX, beginning};
+use crate::text::{PEER_TEXT_BYTES_MAX, beginning, shortened};
 
 /// What to open.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -169,8 +169,12 @@ pub(super) fn read_open(header: Header, mut payload: Bytes) -> Result<OpenReques
 pub(super) fn read_refusal(mut payload: Bytes) -> Result<(RefusalCode, String), LaneViolation> {
     let unreadable = LaneViolation::Unreadable(FrameType::Failed);
     let code = payload.try_get_u8().map_err(|_short| unreadable)?;
-    let text = String::from_utf8_lossy(&payload).into_owned();
-    Ok((RefusalCode::from_wire(code), text))
+    Ok((RefusalCode::from_wire(code), read_text(&payload)))
+}
+
+/// As much of a peer's text as is kept.
+pub(super) fn read_text(bytes: &[u8]) -> String {
+    shortened(String::from_utf8_lossy(bytes).into_owned())
 }
 
 pub(super) fn read_u64(payload: &Bytes) -> Option<u64> {

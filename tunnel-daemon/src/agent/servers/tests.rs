@@ -40,16 +40,16 @@ impl Resolve for Names {
     }
 }
 
-/// How long the first attempt takes until it is counted as failed.
-async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) -> Duration {
-    let files = ThrowawayFiles::create(&["server.test".to_owned()]).unwrap();
+/// An agent that looks for a server at that port.
+fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, AgentMetrics, Tasks) {
+    let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
         ca: files.ca_file(),
         identity: None,
         policy: TlsPolicy::default(),
         alpn: Alpn::grpc::<&str>(&[]),
     })
-    .unwrap();
+    .expect("they were just made");
     let resolver: Arc<dyn Resolve> = Arc::new(names);
     let (metrics, tasks) = (AgentMetrics::new(), Tasks::new(10));
     let context = LinkContext {
@@ -97,8 +97,14 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
         },
         keepalive: Duration::from_secs(3600),
     };
-    let started = Instant::now();
     let servers = Servers::start(settings, context, &tasks);
+    (servers, metrics, tasks)
+}
+
+/// How long the first attempt takes until it is counted as failed.
+async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) -> Duration {
+    let started = Instant::now();
+    let (servers, metrics, _tasks) = agent(names, server, proxy);
     let failed = "server_connection_failure_count{direction=\"to_server\"} 1";
     while !metrics.scrape().text().contains(failed) {
         assert!(started.elapsed() < Duration::from_secs(120), "it hangs");
@@ -106,6 +112,36 @@ async fn first_failure(names: Names, server: SocketAddr, proxy: ForwardProxy) ->
     }
     assert_eq!(servers.connected().load(Relaxed), 0);
     started.elapsed()
+}
+
+async fn fault() -> LinkOver {
+    panic!("planted fault of a test")
+}
+
+/// The task of a link ends alone, and a server that it leaves behind as held would never be tried again.
+#[tokio::test]
+async fn a_server_whose_link_panics_is_held_no_more() {
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, 8091));
+    let (servers, _metrics, tasks) = agent(Names(None), server, ForwardProxy::default());
+    let shared = &servers.shared;
+    let server = ServerId::new("server");
+    let new = Attempt::New {
+        server: server.clone(),
+        count: 1,
+    };
+    locked(&shared.state).attempted(0, new, Instant::now(), 0.0);
+    assert_eq!(locked(&shared.state).held(), 1);
+    let held = Held {
+        shared: Arc::clone(shared),
+        server,
+        serial: 1,
+        lanes: None,
+    };
+    tasks.spawn("link", held.until(fault())).unwrap();
+    while tasks.panics() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(locked(&shared.state).held(), 0);
 }
 
 /// The deadline, and what the test needs to notice it.

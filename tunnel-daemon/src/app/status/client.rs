@@ -9,11 +9,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::model::API;
+use super::text::clean;
 
 /// For each read and write: the process answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read: three times that of [`super::answer::TUNNELS_MAX`] tunnels.
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
+
+/// Of what a stranger says, characters that are shown.
+const SHOWN_MAX: usize = 200;
 
 /// The admin socket of a process.
 #[derive(Clone, Debug)]
@@ -87,8 +91,8 @@ impl Socket {
     /// # Errors
     /// See [`AskError`].
     pub fn ask<T: DeserializeOwned>(&self, question: &str) -> Result<T, AskError> {
-        serde_json::from_str(&self.text(question)?)
-            .map_err(|error| self.other(format!("its answer is not understood: {error}")))
+        let answer = self.text(question)?;
+        serde_json::from_str(&answer).map_err(|error| self.not_understood(&error))
     }
 
     fn exchange(&self, question: &str) -> Result<Vec<u8>, AskError> {
@@ -126,8 +130,16 @@ impl Socket {
             "200" if length == Some(body.len()) => Ok(body),
             "200" => Err(self.other("its answer was cut off".to_owned())),
             "404" => Err(self.other("it does not know this question".to_owned())),
-            _ => Err(self.other(format!("it answered: {}", body.trim()))),
+            _ => {
+                let said = clean(body.trim(), SHOWN_MAX);
+                Err(self.other(format!("it answered: {said}")))
+            }
         }
+    }
+
+    fn not_understood(&self, error: &serde_json::Error) -> AskError {
+        let why = clean(&error.to_string(), SHOWN_MAX);
+        self.other(format!("its answer is not understood: {why}"))
     }
 
     fn other(&self, what: String) -> AskError {
@@ -154,6 +166,7 @@ impl Socket {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model::Role;
     use super::*;
     use std::os::unix::net::UnixListener;
 
@@ -194,6 +207,10 @@ mod tests {
                 b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
                 "does not know",
             ),
+            (
+                b"HTTP/1.1 500 No\r\ncontent-length: 8\r\n\r\na\x1b[2J\nb\n",
+                "it answered: a?[2J?b;",
+            ),
             (b"SSH-2.0-x\r\n", "no admin socket"),
             (b"\xff\xfe", "no admin socket"),
             (b"", "only the user that runs the process"),
@@ -201,6 +218,15 @@ mod tests {
             let error = asked(bytes).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_shown_without_what_drives_a_terminal() {
+        let error = serde_json::from_str::<Role>("\"\\u001b[2J\"").unwrap_err();
+        assert!(error.to_string().contains('\x1b'));
+        let told = Socket::new(Path::new("/run/s")).not_understood(&error);
+        let told = told.to_string();
+        assert!(told.contains("?[2J") && !told.contains('\x1b'), "{told:?}");
     }
 
     #[test]

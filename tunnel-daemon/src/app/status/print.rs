@@ -13,6 +13,8 @@ use crate::config::StatusOptions;
 const WIDTH: usize = 80;
 /// Links shown; `--json` has more.
 const LINKS_SHOWN: usize = 40;
+/// No process is up for longer.
+const UPTIME_MAX_SECONDS: f64 = 1e10;
 
 /// Asks and prints.
 ///
@@ -33,12 +35,15 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
 pub fn table(status: &Status) -> String {
     let mut out = String::new();
     let mut line = |name: &str, text: &str| {
-        for (number, part) in wrapped(text, WIDTH - 13).iter().enumerate() {
+        // All of it: whoever listens at that path may be no process of ours.
+        let text = clean(text, usize::MAX);
+        for (number, part) in wrapped(&text, WIDTH - 13).iter().enumerate() {
             let name = if number == 0 { name } else { "" };
             let _infallible = writeln!(out, "{name:<12} {part}");
         }
     };
-    let uptime = age(Duration::from_secs_f64(status.uptime_seconds.max(0.0)));
+    let uptime = status.uptime_seconds.clamp(0.0, UPTIME_MAX_SECONDS);
+    let uptime = age(Duration::from_secs_f64(uptime));
     line(
         status.role.name(),
         &format!(
@@ -319,6 +324,25 @@ pub(in crate::app) mod tests {
                 state: "unavailable".to_owned(),
                 reason: Some("it needs \x1b[2JCAP_BPF".repeat(9)),
             },
+        }
+    }
+
+    #[test]
+    fn whoever_answers_in_the_place_of_a_process_drives_no_terminal() {
+        let evil = || "\x1b[2J".to_owned();
+        let mut status = status();
+        (status.version, status.lanes.security) = (evil(), evil());
+        (status.relay.engine, status.relay.reason) = (evil(), evil());
+        for capability in &mut status.capabilities {
+            (capability.name, capability.text) = (evil(), evil());
+        }
+        let redirect = status.redirect.as_mut().unwrap();
+        (redirect.state, redirect.reason) = (evil(), Some(evil()));
+        for uptime in [-1.0, f64::MAX] {
+            status.uptime_seconds = uptime;
+            let text = table(&status);
+            let drives = text.lines().any(|line| line.contains(char::is_control));
+            assert!(!drives, "{text:?}");
         }
     }
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::node::CapturedService;
 use super::transparent::RedirectTarget;
@@ -61,9 +61,20 @@ fn target(text: &str) -> Result<RedirectTarget, String> {
         )));
     }
     Ok(RedirectTarget {
-        network: whole,
+        network: unmapped(whole),
         port,
     })
+}
+
+/// What holds only IPv4-mapped addresses, as the IPv4 network that the kernel compares: it is the same target however written.
+fn unmapped(network: IpNet) -> IpNet {
+    let IpAddr::V6(first) = network.network() else {
+        return network;
+    };
+    let bits = network.prefix_len().checked_sub(96);
+    let v4 = first.to_ipv4_mapped().zip(bits);
+    let v4 = v4.and_then(|(first, bits)| Ipv4Net::new(first, bits).ok());
+    v4.map_or(network, IpNet::V4)
 }
 
 /// What a file adds to the flags of the same names.
@@ -148,6 +159,11 @@ mod tests {
             ("[fd00::/64]:443", "fd00::/64", Some(443)),
             ("[fd00::1]", "fd00::1/128", None),
             ("0.0.0.0/0", "0.0.0.0/0", None),
+            ("::ffff:10.1.2.3", "10.1.2.3/32", None),
+            ("[::ffff:10.0.0.0/104]:443", "10.0.0.0/8", Some(443)),
+            ("::ffff:0:0/96", "0.0.0.0/0", None),
+            ("::/0", "::/0", None),
+            ("::/96", "::/96", None),
         ] {
             let expected = RedirectTarget {
                 network: network.parse().unwrap(),

@@ -109,7 +109,8 @@ impl Wake for Bell {
 
 /// A lane that waits for a tunnel.
 pub(super) struct Waiting {
-    pub(super) lane: Lane,
+    /// Boxed: of thousands in a row those behind one that leaves are moved, under the pool's lock.
+    pub(super) lane: Box<Lane>,
     bell: Option<Arc<Bell>>,
 }
 
@@ -141,6 +142,7 @@ impl LanePool {
                 rang: Arc::clone(&self.rang),
             })
         });
+        let lane = Box::new(lane);
         Waiting { lane, bell }
     }
 

@@ -1,5 +1,6 @@
 //! The network namespaces that are there: those of given files, and those of a cgroup's processes.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -21,6 +22,17 @@ pub(super) struct Found {
     pub(super) failed: Vec<(PathBuf, io::Error)>,
     /// Processes whose namespace cannot be read.
     pub(super) unreadable: usize,
+    /// There was more to look at than is looked at: what is not found may be there.
+    pub(super) is_cut: bool,
+    /// Inodes of [`Self::namespaces`].
+    known: HashSet<u64>,
+}
+
+/// What is looked at, at most.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    folders: usize,
+    processes: usize,
 }
 
 /// One of them.
@@ -44,24 +56,35 @@ impl Found {
             }
         }
         if let Some(cgroup) = &options.cgroup {
-            found.in_cgroup(cgroup, own);
+            let most = Most {
+                folders: FOLDERS_MAX,
+                processes: PROCESSES_MAX,
+            };
+            found.in_cgroup(cgroup, own, most);
         }
         found
     }
 
     fn add(&mut self, id: u64, path: &Path, own: u64) {
-        if id != own && !self.namespaces.iter().any(|known| known.id == id) {
+        if id != own && self.known.insert(id) {
             let path = path.to_owned();
             self.namespaces.push(Namespace { id, path });
         }
     }
 
-    fn in_cgroup(&mut self, cgroup: &Path, own: u64) {
+    /// Those that a daemon which holds `held` is to go on holding.
+    pub(super) fn still(&self, held: &[u64]) -> Vec<u64> {
+        let is_there = |id: &u64| self.is_cut || self.known.contains(id);
+        held.iter().copied().filter(is_there).collect()
+    }
+
+    fn in_cgroup(&mut self, cgroup: &Path, own: u64, most: Most) {
         let mut folders = vec![cgroup.to_owned()];
         let (mut looked, mut processes) = (0, 0);
         while let Some(folder) = folders.pop() {
             looked += 1;
-            if looked > FOLDERS_MAX {
+            if looked > most.folders {
+                self.is_cut = true;
                 return;
             }
             // One that was removed meanwhile has none.
@@ -73,7 +96,8 @@ impl Found {
                     continue;
                 }
                 processes += 1;
-                if processes > PROCESSES_MAX {
+                if processes > most.processes {
+                    self.is_cut = true;
                     return;
                 }
                 let path = Path::new("/proc").join(process).join("ns/net");
@@ -125,6 +149,30 @@ mod tests {
         assert!(twice.namespaces[0].open().is_ok());
         let missing = Found::look(&options(&[Path::new("/nowhere/at/all")]), id);
         assert!(missing.namespaces.is_empty() && missing.failed.is_empty());
+    }
+
+    /// Its listener would close, and calls from there would go direct, for want of patience.
+    #[test]
+    fn a_namespace_that_a_look_did_not_get_to_is_not_taken_for_gone() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let us = std::process::id();
+        fs::write(dir.path().join("cgroup.procs"), format!("{us}\n{us}\n")).unwrap();
+        let most = |folders, processes| Most { folders, processes };
+        for (most, is_cut) in [
+            (most(1, 2), false),
+            (most(9, 9), false),
+            (most(1, 1), true),
+            (most(0, 2), true),
+        ] {
+            let mut found = Found::default();
+            found.in_cgroup(dir.path(), 0, most);
+            assert_eq!(found.is_cut, is_cut, "{most:?}");
+            let ours = found.namespaces.first().map_or(0, |found| found.id);
+            let elsewhere = ours.wrapping_add(1);
+            let mut still = vec![ours, elsewhere];
+            still.truncate(if is_cut { 2 } else { 1 });
+            assert_eq!(found.still(&[ours, elsewhere]), still, "{most:?}");
+        }
     }
 
     #[test]

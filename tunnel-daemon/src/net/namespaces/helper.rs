@@ -103,15 +103,13 @@ fn answer(
         .len()
         .saturating_sub(limits::REDIRECT_NETNS_MAX);
     // Those that are held stay, whoever else came.
-    let (mut known, fresh): (Vec<Namespace>, Vec<Namespace>) = found
-        .namespaces
-        .into_iter()
-        .partition(|namespace| held.contains(&namespace.id));
-    let room = limits::REDIRECT_NETNS_MAX.saturating_sub(known.len());
-    for namespace in known.drain(..) {
-        say(format!("have {}", namespace.id), &[])?;
+    let still = found.still(held);
+    for id in &still {
+        say(format!("have {id}"), &[])?;
     }
-    for namespace in fresh.into_iter().take(room) {
+    let room = limits::REDIRECT_NETNS_MAX.saturating_sub(still.len());
+    let is_fresh = |namespace: &Namespace| !held.contains(&namespace.id);
+    for namespace in found.namespaces.into_iter().filter(is_fresh).take(room) {
         match enter(&namespace, home, options.mark)? {
             Ok(sockets) => {
                 let borrowed: Vec<BorrowedFd<'_>> =

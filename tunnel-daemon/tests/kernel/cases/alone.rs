@@ -5,9 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
 use adit::ebpf::object::{OBJECT, load};
+use adit::ebpf::pins;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours};
 use aya::programs::CgroupSockAddr;
 
+use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, skip};
@@ -314,6 +316,38 @@ fn a_call_that_one_program_denies_fails_though_the_others_run() {
         }
         drop(client);
     }
+}
+
+/// Whoever finds that it cannot keep its programs redirects nothing, and leaves nothing that denies.
+#[test]
+fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
+    let test = "programs that cannot be pinned";
+    if !ready(test) {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip(test, &why),
+    };
+    let (cgroup, target) = (Cgroup::new(), target("127.36.0.1"));
+    let folder = pins::folder(cgroup.path()).unwrap();
+    // No folder, so nobody can empty it.
+    let in_the_way = load(OBJECT).unwrap();
+    let map = in_the_way.map("REDIRECT_CALLS").unwrap();
+    map.pin(&folder).unwrap();
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    redirect
+        .set_rules(&[rule(target, Action::RedirectOrDeny(0))])
+        .unwrap();
+    let mut client = Client::start(Some(cgroup.path()));
+    let error = client.call(target).unwrap_err();
+    assert!(error.contains("not permitted"), "{error}");
+    let pinned = redirect.pin(cgroup.path());
+    std::fs::remove_file(&folder).unwrap();
+    assert!(pinned.is_err() && !pins::beside(&folder).exists());
+    drop(redirect);
+    client.direct_within_a_second(target);
+    drop(client);
 }
 
 /// One of ours, by a name that another project might have given it.

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use adit::ebpf::object::{OBJECT, load};
 use adit::ebpf::redirect::Redirect;
+use adit_ebpf_abi::{ARRIVALS_MAX, ORIGINS_MAX, PROCESSES_MAX};
 use aya::Ebpf;
+use aya::maps::Map;
 use aya::programs::{Program, ProgramError};
+use aya::util::online_cpus;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
@@ -45,6 +48,27 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
 fn every_program_of_the_committed_experiment_passes_the_verifier() {
     if ready("loading the committed experiment") {
         assert_eq!(loaded(&mut sockmap::load(sockmap::EXPERIMENT)), 2);
+    }
+}
+
+/// Or a table would be full long before: kernels before 6.17 set 128 entries aside for each processor.
+#[test]
+fn tables_whose_oldest_entry_goes_have_room_beside_what_processors_set_aside() {
+    if !ready("the sizes of tables") {
+        return;
+    }
+    let processors = u32::try_from(online_cpus().unwrap().len()).unwrap();
+    let object = load(OBJECT).unwrap();
+    for (name, entries) in [
+        ("REDIRECT_PROCESSES", PROCESSES_MAX),
+        ("REDIRECT_ORIGINS", ORIGINS_MAX),
+        ("REDIRECT_ARRIVALS", ARRIVALS_MAX),
+    ] {
+        let Some(Map::LruHashMap(map)) = object.map(name) else {
+            panic!("{name} is another kind of map");
+        };
+        let info = map.info().unwrap();
+        assert_eq!(info.max_entries(), entries + 128 * processors, "{name}");
     }
 }
 

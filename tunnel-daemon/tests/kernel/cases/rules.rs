@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
 
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
@@ -93,6 +94,35 @@ fn a_call_sees_the_old_rules_or_the_new_and_never_a_part_of_both() {
     // Nobody listens there.
     assert!(client.call(asked).is_err());
     assert_eq!(excluded(), before + 1);
+}
+
+/// One that follows another at once waits a while for calls that began before it.
+#[test]
+fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
+    if !ready("accepting while rules change") {
+        return;
+    }
+    let cgroup = Cgroup::new();
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    assert_eq!(redirect.replace_rules(&[]).unwrap(), 1);
+    let (begin, begun) = mpsc::channel();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let replacing = scope.spawn(|| {
+            begin.send(()).unwrap();
+            let set = redirect.replace_rules(&[]).unwrap();
+            done.store(true, Relaxed);
+            set
+        });
+        begun.recv().unwrap();
+        let mut asked = 0;
+        while !done.load(Relaxed) {
+            assert_eq!(redirect.arrivals_waiting(), 0);
+            asked += 1;
+        }
+        assert_eq!(replacing.join().unwrap(), 2);
+        assert!(asked >= 100, "{asked}");
+    });
 }
 
 #[test]

@@ -40,6 +40,32 @@ async fn an_agent_that_asks_for_a_pipe_is_refused() {
     );
 }
 
+/// Zeros in front of a port mean nothing, and those of a long address would wait for as long as its tunnel lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_asks_for_a_long_address_is_refused() {
+    let (port, _echo) = targets::echo().await;
+    let allowed = format!("--allowed-destination=127.0.0.1:{port}");
+    let world = World::start(&[&allowed]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let ask = |zeros| OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: format!("127.0.0.1:{}{port}", "0".repeat(zeros)),
+        raw: false,
+        origin: None,
+    };
+    lane.end.open(&ask(1024), 0).expect("the lane is free");
+    match lane.event().await {
+        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
+        other => panic!("instead of a refusal: {other:?}"),
+    }
+    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+    let refused = "adit_node_refusals_total{reason=\"not_allowed\"}";
+    assert_eq!(value(&world, refused), 1.0);
+    lane.end.open(&ask(900), 0).expect("the lane is free");
+    assert!(matches!(lane.event().await, Some(LaneEvent::Opened)));
+}
+
 /// What an agent may ask for in a second is bounded, and the answer says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_opens_too_often_is_told_to_wait() {

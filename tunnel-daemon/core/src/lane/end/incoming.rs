@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{LaneEnd, LaneRole, State, busy};
 use crate::lane::event::LaneEvent;
 use crate::lane::frame::{FrameType, Header, LaneViolation, OutFrame, Piece};
-use crate::lane::payload::{OpenRequest, RefusalCode, read_open, read_refusal, read_u64};
+use crate::lane::payload::{OpenRequest, RefusalCode, read_open, read_refusal, read_text, read_u64};
 
 /// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
 const PONGS_MAX: usize = 16;
@@ -207,7 +207,7 @@ impl LaneEnd {
             return;
         }
         if !discarding {
-            let text = String::from_utf8_lossy(text).into_owned();
+            let text = read_text(text);
             self.events.push_back(LaneEvent::PeerClosed { text });
         }
         if sending {
@@ -228,7 +228,7 @@ impl LaneEnd {
                 discarding: true, ..
             } => (),
             State::Opening | State::Answering | State::Open { .. } => {
-                let text = String::from_utf8_lossy(text).into_owned();
+                let text = read_text(text);
                 self.events.push_back(LaneEvent::PeerReset { text });
             }
         }

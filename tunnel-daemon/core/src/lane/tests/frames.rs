@@ -126,6 +126,34 @@ fn long_texts_and_addresses_are_cut_not_refused() {
     assert_eq!(pair.take(SERVER).len(), 2);
 }
 
+/// As on links: a text waits for whoever is told, and no budget counts it.
+#[test]
+fn of_a_peers_text_four_kibibytes_are_kept_whatever_is_in_it() {
+    // None of these is text, and each becomes a character of three bytes.
+    static LONG: [u8; CONTROL_BYTES_MAX] = [0xff; CONTROL_BYTES_MAX];
+    for (kind, flags) in [
+        (FrameType::Failed, 0),
+        (FrameType::Fin, Header::CLOSE),
+        (FrameType::Reset, 0),
+    ] {
+        let mut end = LaneEnd::new(LaneRole::Server);
+        end.open(&request(), 0).unwrap();
+        if kind != FrameType::Failed {
+            end.handle(frame(FrameType::Opened, 0, 1, b"")).unwrap();
+            assert_eq!(end.poll_event(), Some(LaneEvent::Opened));
+        }
+        end.handle(frame(kind, flags, 1, &LONG)).unwrap();
+        let text = match end.poll_event().unwrap() {
+            LaneEvent::Failed { text, .. }
+            | LaneEvent::PeerClosed { text }
+            | LaneEvent::PeerReset { text } => text,
+            other => panic!("{kind:?}: {other:?}"),
+        };
+        let kept = (text.len(), text.capacity());
+        assert!(kept.0 > 4000 && kept.1 <= 4096, "{kind:?}: {kept:?}");
+    }
+}
+
 #[test]
 fn greetings_round_trip_and_broken_ones_are_refused() {
     let hello = Hello {
