@@ -6,6 +6,9 @@ use crate::ebpf::account::{self, Accounts, Options};
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 
+/// It was asked for, and this host does not allow it.
+const UNAVAILABLE: &str = "unavailable";
+
 /// Begins to account, if that is wanted and possible; what became of it.
 ///
 /// Never a reason not to start: what is missing is said once.
@@ -38,14 +41,36 @@ pub(super) fn start(
                 tracing::info!(%error, "the kernel does not account for connections");
             }
             let reason = error.to_string();
-            (Accounts::off(), status("unavailable", Some(reason)))
+            (Accounts::off(), status(UNAVAILABLE, Some(reason)))
         }
     }
 }
 
 /// The line of `/readyz?verbose`.
 pub(super) fn line(status: &AccountStatus) -> String {
+    let is_missing = status.state == UNAVAILABLE;
+    let sign = if is_missing { '-' } else { '+' };
     let colon = status.reason.as_ref().map_or("", |_reason| ": ");
     let reason = status.reason.as_deref().unwrap_or_default();
-    format!("[+]account {}{colon}{reason}\n", status.state)
+    format!("[{sign}]account {}{colon}{reason}\n", status.state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_and_is_not_there_has_a_minus() {
+        let line_of = |state: &str, reason: Option<&str>| {
+            line(&AccountStatus {
+                state: state.to_owned(),
+                reason: reason.map(str::to_owned),
+            })
+        };
+        assert_eq!(line_of("off", None), "[+]account off\n");
+        let on = line_of("on", Some("eBPF program 7"));
+        assert_eq!(on, "[+]account on: eBPF program 7\n");
+        let unavailable = line_of(UNAVAILABLE, Some("no"));
+        assert_eq!(unavailable, "[-]account unavailable: no\n");
+    }
 }

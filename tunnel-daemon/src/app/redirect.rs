@@ -283,12 +283,17 @@ impl Listening<'_> {
 
 /// Other programs that rewrite calls of connect, for the log.
 pub(super) fn say_neighbours() {
-    let others = neighbours();
-    if !others.is_empty() {
-        tracing::info!(
+    match neighbours() {
+        Ok(others) if others.is_empty() => (),
+        Ok(others) => tracing::info!(
             ?others,
             "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
-        );
+        ),
+        Err(error) => tracing::info!(
+            %error,
+            "whether other programs rewrite calls of connect on this host is not known, since to list programs takes \
+             CAP_SYS_ADMIN: `bpftool cgroup tree` shows them to root"
+        ),
     }
 }
 

@@ -12,6 +12,7 @@ use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
     FLAG_DENY, FLAG_HOME, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
 };
+use aya::programs::ProgramError;
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -430,17 +431,35 @@ pub fn unpin(cgroup: &Path) -> io::Result<()> {
 }
 
 /// Names of other programs at the same kind of hook, such as those of a load balancer in place of kube-proxy. What they
-/// rewrite before us is what our rules see, and what they rewrite behind us is theirs. Empty without CAP_SYS_ADMIN, which
-/// listing takes.
-#[must_use]
-pub fn neighbours() -> Vec<String> {
-    aya::programs::loaded_programs()
-        .filter_map(Result::ok)
-        .filter(|program| program.program_type() as u32 == SOCK_ADDR)
-        .filter_map(|program| program.name_as_str().map(str::to_owned))
-        .filter(|name| !name.starts_with("adit_"))
-        .take(NEIGHBOURS_MAX)
-        .collect()
+/// rewrite before us is what our rules see, and what they rewrite behind us is theirs.
+///
+/// # Errors
+/// This process may not list programs, which takes CAP_SYS_ADMIN: there may be some.
+pub fn neighbours() -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for program in aya::programs::loaded_programs() {
+        let program = match program {
+            Ok(program) => program,
+            Err(ProgramError::SyscallError(refused))
+                if refused.io_error.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                return Err(refused.io_error);
+            }
+            // It has gone meanwhile.
+            Err(_gone) => continue,
+        };
+        if program.program_type() as u32 != SOCK_ADDR {
+            continue;
+        }
+        names.extend(
+            program
+                .name_as_str()
+                .filter(|name| !name.starts_with("adit_"))
+                .map(str::to_owned),
+        );
+    }
+    names.truncate(NEIGHBOURS_MAX);
+    Ok(names)
 }
 
 /// The clock programs read.

@@ -459,7 +459,7 @@ async fn without_the_rights_all_starts_and_says_why() {
     let why = said(&mut child, "readyz ");
     assert!(child.wait().unwrap().success());
     assert!(
-        why.contains("[+]account unavailable: ") && why.contains("CAP_BPF"),
+        why.contains("[-]account unavailable: ") && why.contains("CAP_BPF"),
         "{why}"
     );
 }

@@ -1,6 +1,6 @@
 //! The programs without a server: what they leave alone.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
@@ -8,6 +8,7 @@ use adit::ebpf::object::{OBJECT, load};
 use adit::ebpf::pins;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours};
 use aya::programs::CgroupSockAddr;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
@@ -365,7 +366,7 @@ fn programs_of_others_at_the_same_hook_are_known_by_name() {
     for at in places {
         object[at..at + theirs.len()].copy_from_slice(theirs.as_bytes());
     }
-    let is_known = || neighbours().iter().any(|name| name == theirs);
+    let is_known = || neighbours().unwrap().iter().any(|name| name == theirs);
     assert!(!is_known());
     let mut loaded = load(&object).unwrap();
     let program = loaded.program_mut(theirs).unwrap();
@@ -373,6 +374,28 @@ fn programs_of_others_at_the_same_hook_are_known_by_name() {
     program.load().unwrap();
     assert!(is_known());
     // Those of ours are nobody's neighbours.
-    assert!(neighbours().iter().all(|name| !name.starts_with("adit_")));
+    let names = neighbours().unwrap();
+    assert!(names.iter().all(|name| !name.starts_with("adit_")));
     drop(loaded);
+}
+
+/// What the redirect itself takes is not enough to look for others.
+#[test]
+fn who_may_not_list_programs_is_told_so_and_not_that_there_are_none() {
+    if !ready("neighbours that cannot be listed") {
+        return;
+    }
+    // Capabilities are a thread's own, and this one ends with them.
+    let listed = std::thread::spawn(|| {
+        let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+        let sets = CapabilitySets {
+            effective: least,
+            permitted: least,
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, sets).unwrap();
+        neighbours()
+    });
+    let error = listed.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
 }

@@ -119,6 +119,10 @@ pub(super) fn redirecting_server(user: User) {
     ];
     let server = server(&world, user, "server", &flags);
     assert_nothing_left(&server, user, &THREADS);
+    // That it has seen none of others does not mean that there are none.
+    let unknown = "whether other programs rewrite calls of connect on this host is not known";
+    let log = server.log();
+    assert!(!user.is_ambient() || log.contains(unknown), "{log}");
     let agent = agent(&world, user, &server, &[]);
     assert_nothing_left(&agent, user, &THREADS);
     // Tables are read and written from now on, without any right.
