@@ -18,6 +18,7 @@ use adit::config::limits;
 use adit::config::plan::{ForwardProxy, LaneSecurity};
 use adit::config::tls_policy::TlsPolicy;
 use adit::ebpf::account::Accounts;
+use adit::ebpf::exempt::OwnSockets;
 use adit::hub::LaneWatch;
 use adit::lane::LaneRoom;
 use adit::net::descriptors::Descriptors;
@@ -156,6 +157,7 @@ impl Agents {
                 tls: Arc::clone(&self.tls),
                 proxy: ForwardProxy::default(),
                 accounts: Accounts::off(),
+                own_sockets: OwnSockets::off(),
                 agent: agent.clone(),
                 met: Met::default(),
             },

@@ -20,6 +20,8 @@ use crate::config::address::ServerAddress;
 use crate::config::limits;
 use crate::config::plan::ForwardProxy;
 use crate::ebpf::account::{Accounts, Labels};
+use crate::ebpf::exempt::OwnSockets;
+use crate::net::direct;
 use crate::net::handshake::{HandshakeError, connect_tls};
 use crate::net::race::Race;
 use crate::net::reload::ReloadableClientTls;
@@ -53,6 +55,8 @@ pub struct Reach {
     pub proxy: ForwardProxy,
     /// Accounting in the kernel.
     pub accounts: Accounts,
+    /// What a redirect of this agent leaves alone.
+    pub own_sockets: OwnSockets,
     /// Whose connections these are.
     pub agent: AgentId,
     /// Servers met before.
@@ -135,7 +139,7 @@ impl Reach {
                 answer: why.to_owned(),
             })?;
             // The proxy resolves the name, which may mean nothing here.
-            let tcp = self.through(&proxy, &join(host, *port)).await?;
+            let tcp = self.through(&proxy, &join(host, *port), purpose).await?;
             let limit = limits::TLS_HANDSHAKE_TIMEOUT;
             return self.secure(tcp, host, *port, purpose, limit).await;
         }
@@ -251,10 +255,26 @@ impl Reach {
             destination_class: "",
         };
         let accounted = self.accounts.connecting(&socket, &labels);
-        socket
-            .connect(addr)
+        direct::connect(&self.own_sockets, socket, addr)
             .await
             .inspect_err(|_refused| self.accounts.failed(accounted))
+    }
+
+    /// The first of a name's addresses that takes a connection; else what the last one said.
+    async fn any_of(&self, host: &str, port: u16, purpose: Purpose) -> Result<TcpStream, String> {
+        let draw = |below| rand::random_range(0..below);
+        let found = servers_of_host(&*self.resolver, host, port, draw).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let attempt = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
+        let mut race = Race::new(found, attempt);
+        let mut failure = "its name has no address".to_owned();
+        while let Some((_server, dialled)) = race.next().await {
+            match dialled {
+                Ok(tcp) => return Ok(tcp),
+                Err(error) => failure = error.to_string(),
+            }
+        }
+        Err(failure)
     }
 
     async fn secure(
@@ -301,7 +321,12 @@ impl Reach {
         (!excepted(host, port, exceptions)).then_some(proxy)
     }
 
-    async fn through(&self, proxy: &str, target: &str) -> Result<TcpStream, ReachError> {
+    async fn through(
+        &self,
+        proxy: &str,
+        target: &str,
+        purpose: Purpose,
+    ) -> Result<TcpStream, ReachError> {
         let failed = |answer: String| ReachError::Proxy {
             proxy: proxy.to_owned(),
             target: target.to_owned(),
@@ -314,9 +339,7 @@ impl Reach {
             .parse()
             .map_err(|_bad| failed(format!("bad port {port:?} in its address")))?;
         let host = host.trim_matches(['[', ']']);
-        let mut tcp = TcpStream::connect((host, port))
-            .await
-            .map_err(|error| failed(error.to_string()))?;
+        let mut tcp = self.any_of(host, port, purpose).await.map_err(failed)?;
         let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
         tcp.write_all(request.as_bytes())
             .await

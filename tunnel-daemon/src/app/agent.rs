@@ -15,7 +15,7 @@ use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, serve_probes};
-use super::node::NodeSide;
+use super::node::{NodeSide, NodeSideParts};
 use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel};
 use super::redirect_view::RedirectView;
 use super::relay;
@@ -29,6 +29,7 @@ use crate::agent::targets::Dials;
 use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
+use crate::ebpf::exempt::OwnSockets;
 use crate::hub::{LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
@@ -72,7 +73,11 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
     let stop = CancellationToken::new();
-    let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
+    let own_sockets = match plan.redirect {
+        Some(_) => OwnSockets::on(),
+        None => OwnSockets::off(),
+    };
+    let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::spared(own_sockets.clone())?);
     let allowed = match &plan.allow_targets {
         None => DestinationList::open(),
         Some(entries) => DestinationList::allow_targets(entries)?,
@@ -116,6 +121,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             allowed,
             plan.dial_timeout,
             accounts.clone(),
+            own_sockets.clone(),
             plan.agent_id.as_str(),
         )),
         isolation: isolation(&here),
@@ -139,10 +145,11 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         addresses: plan.servers.clone(),
         reach: Reach {
             // One of its own: names of targets that nobody answers for must not keep this agent from its servers.
-            resolver: Arc::new(SystemResolver::new()?),
+            resolver: Arc::new(SystemResolver::spared(own_sockets.clone())?),
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),
+            own_sockets: own_sockets.clone(),
             agent: plan.agent_id.clone(),
             met: Met::default(),
         },
@@ -184,15 +191,16 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         account: accounting,
     };
     let servers = Servers::start(settings, context, &services);
-    let node = NodeSide::start(
-        plan,
-        &servers,
-        metrics.adit(),
-        &descriptors,
-        &accounts,
-        &services,
-        redirect,
-    )?;
+    let parts = NodeSideParts {
+        servers: &servers,
+        metrics: metrics.adit(),
+        descriptors: &descriptors,
+        accounts: &accounts,
+        own_sockets: &own_sockets,
+        services: &services,
+        view: redirect,
+    };
+    let node = NodeSide::start(plan, parts)?;
     let node = Arc::new(node);
     let source = AgentSource {
         common,

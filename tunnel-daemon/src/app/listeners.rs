@@ -17,6 +17,7 @@ use crate::config::limits;
 use crate::config::plan::{Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
 use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::frontend::events::FrontendContext;
 use crate::frontend::{grpc, http_connect};
 use crate::hub::Hub;
@@ -125,6 +126,7 @@ pub(super) struct Listening<'a> {
     pub(super) metrics: &'a AditMetrics,
     pub(super) descriptors: &'a Arc<Descriptors>,
     pub(super) accounts: &'a Accounts,
+    pub(super) own_sockets: &'a OwnSockets,
     pub(super) watched: Watched,
 }
 

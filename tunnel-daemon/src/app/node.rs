@@ -15,6 +15,7 @@ use crate::agent::servers::Servers;
 use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
 use crate::config::plan::{AgentPlan, DestinationsPlan};
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::net::accept::accept_loop;
 use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
@@ -30,6 +31,7 @@ pub(super) struct NodeParts {
     pub(super) access: Arc<AccessLog>,
     pub(super) metrics: AditMetrics,
     pub(super) accounts: Accounts,
+    pub(super) own_sockets: OwnSockets,
     pub(super) tasks: Tasks,
     pub(super) descriptors: Arc<Descriptors>,
     pub(super) leaving: CancellationToken,
@@ -57,10 +59,19 @@ pub(super) fn door(
         allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
     };
-    let resolver = Arc::new(SystemResolver::new()?);
+    let resolver = Arc::new(SystemResolver::spared(parts.own_sockets.clone())?);
+    let dialer = Dialer::accounted(
+        resolver,
+        permit,
+        allowed,
+        DIAL_TIMEOUT,
+        parts.accounts,
+        parts.own_sockets,
+        "",
+    );
     Ok(Some(NodeDoor::new(NodeSettings {
         // One for all agents.
-        dialer: Dialer::accounted(resolver, permit, allowed, DIAL_TIMEOUT, parts.accounts, ""),
+        dialer,
         proxy_header: plan.proxy_header,
         access: parts.access,
         metrics: parts.metrics,
@@ -68,6 +79,17 @@ pub(super) fn door(
         descriptors: parts.descriptors,
         leaving: parts.leaving,
     })))
+}
+
+/// What an agent's listeners for its node share with the rest of it.
+pub(super) struct NodeSideParts<'a> {
+    pub(super) servers: &'a Servers,
+    pub(super) metrics: &'a AditMetrics,
+    pub(super) descriptors: &'a Arc<Descriptors>,
+    pub(super) accounts: &'a Accounts,
+    pub(super) own_sockets: &'a OwnSockets,
+    pub(super) services: &'a Tasks,
+    pub(super) view: Arc<RedirectView>,
 }
 
 /// The listeners of an agent for its node.
@@ -86,15 +108,16 @@ impl NodeSide {
     ///
     /// # Errors
     /// An address that cannot be listened on, by name.
-    pub(super) fn start(
-        plan: &AgentPlan,
-        servers: &Servers,
-        metrics: &AditMetrics,
-        descriptors: &Arc<Descriptors>,
-        accounts: &Accounts,
-        services: &Tasks,
-        view: Arc<RedirectView>,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn start(plan: &AgentPlan, parts: NodeSideParts<'_>) -> anyhow::Result<Self> {
+        let NodeSideParts {
+            servers,
+            metrics,
+            descriptors,
+            accounts,
+            own_sockets,
+            services,
+            view,
+        } = parts;
         let door = AgentDoor::new(
             servers.lanes(),
             metrics.clone(),
@@ -135,6 +158,7 @@ impl NodeSide {
             let parts = NodeRedirectParts {
                 metrics,
                 accounts,
+                own_sockets,
                 services,
                 stop: &side.stop,
                 door: &door,

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{join, listen, not_redirected, say_neighbours};
+use super::redirect::{listen, not_redirected, say_neighbours};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
@@ -22,6 +22,7 @@ use super::redirect_watch::{look_after, say_active};
 use crate::agent::node::{Wanted, Wants};
 use crate::config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule};
 use crate::net::listen::{ListenAddr, Listener};
@@ -43,6 +44,7 @@ pub(super) type NodeServe = Arc<dyn Fn(Arc<dyn Wants>) -> Serve + Send + Sync>;
 pub(super) struct NodeRedirectParts<'a> {
     pub(super) metrics: &'a AditMetrics,
     pub(super) accounts: &'a Accounts,
+    pub(super) own_sockets: &'a OwnSockets,
     pub(super) services: &'a Tasks,
     pub(super) stop: &'a CancellationToken,
     pub(super) door: &'a NodeServe,
@@ -109,6 +111,7 @@ fn attach(
     let NodeRedirectParts {
         metrics,
         accounts,
+        own_sockets,
         services,
         stop,
         door,
@@ -117,7 +120,8 @@ fn attach(
     let redirect = Arc::new(Redirect::attach(OBJECT, &plan.cgroup)?);
     let bound = listen(&redirect, 0, accounts)?;
     let at_node = listen_at_node(&redirect, plan, accounts)?;
-    join(&redirect).context("exempting this process")?;
+    // Before there are rules: the agent connects to its servers already.
+    own_sockets.spared_by(&redirect);
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
     say_active(&plan.cgroup, rules.len(), &view);

@@ -2,14 +2,11 @@
 //!
 //! Nothing that is missing here keeps the server from starting.
 
-use std::net::{
-    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
-use ipnet::IpNet;
 use socket2::SockRef;
 
 use super::listeners::{Counted, Listening, listen_addr, socket_addr};
@@ -23,7 +20,7 @@ use crate::config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
-use crate::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours, unpin};
+use crate::ebpf::redirect::{Action, Redirect, neighbours, unpin};
 use crate::frontend::events::FrontendContext;
 use crate::frontend::transparent;
 use crate::hub::Hub;
@@ -199,7 +196,12 @@ impl Listening<'_> {
         };
         let bound = listen(&redirect, mark, self.accounts)?;
         let listeners = bound.iter().filter_map(Listener::tcp_addr).collect();
-        join(&redirect).context("exempting this process")?;
+        // Agents that come by loopback are those of this network namespace.
+        if let Some(Listener::Tcp(here)) = bound.first() {
+            redirect.at_home(here)?;
+        }
+        // Before there are rules: what this server dials is left alone.
+        self.own_sockets.spared_by(&redirect);
         // An agent that connects at once is known; a port that the kernel chooses is spared once it is chosen. First, so that
         // nothing is captured that these would have left alone.
         let agents = &self.plan.agents.bind;
@@ -368,28 +370,6 @@ pub(super) fn listen(
         redirect.set_marked_listener(LISTENER, socket, v4.tcp_addr(), v6_at, mark)?;
     }
     Ok([Some(v4), v6].into_iter().flatten().collect())
-}
-
-/// Has the calls of this very process left alone, such as its dials of targets, servers and destinations. The kernel knows it
-/// by an id that a process in a namespace of its own does not know itself; so it makes a call that a rule takes for the
-/// tunnel's own.
-///
-/// # Errors
-/// There is no loopback, or the kernel takes no rule.
-pub(super) fn join(redirect: &Redirect) -> anyhow::Result<()> {
-    let door = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let at = door.local_addr()?;
-    let rule = |action| RedirectRule {
-        network: IpNet::from(at.ip()),
-        port: Some(at.port()),
-        action,
-    };
-    redirect.at_home(&door)?;
-    redirect.set_rules(&[rule(Action::JoinAtHome)])?;
-    let called = StdStream::connect(at);
-    redirect.set_rules(&[rule(Action::Leave)])?;
-    called?;
-    Ok(())
 }
 
 /// Everything this host lacks, in one line.

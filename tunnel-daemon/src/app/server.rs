@@ -25,6 +25,7 @@ use crate::backend::{Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
 use crate::lane::LaneRoom;
@@ -90,6 +91,10 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let stop = CancellationToken::new();
     let adit = metrics.adit().clone();
     let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
+    let own_sockets = match plan.transparent.redirect {
+        Some(_) => OwnSockets::on(),
+        None => OwnSockets::off(),
+    };
     let mut listening = Listening {
         plan,
         services: &tasks.services,
@@ -97,6 +102,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics: &adit,
         descriptors: &descriptors,
         accounts: &accounts,
+        own_sockets: &own_sockets,
         watched: Vec::new(),
     };
     say_what_is_open(plan, &adit);
@@ -114,6 +120,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             access: Arc::clone(&access),
             metrics: adit.clone(),
             accounts: accounts.clone(),
+            own_sockets: own_sockets.clone(),
             tasks: tasks.clients.clone(),
             descriptors: Arc::clone(&descriptors),
             leaving: stop.clone(),

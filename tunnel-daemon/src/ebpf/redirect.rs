@@ -324,13 +324,11 @@ impl Redirect {
         generations.replace(&self.maps, rules)
     }
 
-    /// Never redirects this socket. Before it connects.
+    /// Never redirects the socket with this cookie. Before it connects.
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn exempt(&self, socket: &impl AsFd) -> Result<(), KernelError> {
-        let cookie = rustix::net::sockopt::socket_cookie(socket)
-            .map_err(|error| KernelError::Namespace(error.into()))?;
+    pub fn exempt(&self, cookie: u64) -> Result<(), KernelError> {
         self.maps().exempt(cookie)
     }
 

@@ -9,6 +9,7 @@ mod cipher;
 pub mod clear;
 pub mod descriptors;
 pub mod dial;
+pub mod direct;
 mod gather;
 pub mod grpc;
 pub mod handshake;

@@ -62,6 +62,7 @@ fn reach(files: &ThrowawayFiles, book: Book) -> Reach {
         tls: Reloadable::load(tls).unwrap(),
         proxy: ForwardProxy::default(),
         accounts: Accounts::off(),
+        own_sockets: OwnSockets::off(),
         agent: AgentId::new("a"),
         met: Met::default(),
     }

@@ -78,6 +78,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             tls,
             proxy,
             accounts: crate::ebpf::account::Accounts::off(),
+            own_sockets: crate::ebpf::exempt::OwnSockets::off(),
             agent: AgentId::new("a"),
             met: Met::default(),
         },

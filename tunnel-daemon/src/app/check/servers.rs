@@ -13,6 +13,7 @@ use crate::config::limits;
 use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::net::reload::Reloadable;
 use crate::net::resolve::SystemResolver;
 use crate::net::tls::{Alpn, ClientTls};
@@ -50,6 +51,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
             agent: plan.agent_id.clone(),
             met: Met::default(),
         };

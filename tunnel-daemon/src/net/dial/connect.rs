@@ -10,6 +10,8 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::ebpf::account::{Accounts, Labels};
+use crate::ebpf::exempt::OwnSockets;
+use crate::net::direct;
 use crate::telemetry::labels::AccountRole;
 
 /// As Go's default: a target that vanished is noticed even on an idle tunnel.
@@ -34,6 +36,8 @@ pub trait Connect: Send + Sync {
 pub struct TcpConnect {
     /// Accounting in the kernel.
     pub accounts: Accounts,
+    /// What a redirect of this process leaves alone.
+    pub own_sockets: OwnSockets,
     /// Whose targets these are.
     pub agent: Arc<str>,
     /// Its entries are the classes of destinations.
@@ -45,6 +49,7 @@ impl TcpConnect {
     pub(super) fn uncounted() -> Self {
         Self {
             accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
             agent: "".into(),
             allowed: Arc::new(DestinationList::open()),
         }
@@ -80,8 +85,7 @@ impl Connect for TcpConnect {
             .with_interval(KEEPALIVE);
         SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
         let accounted = self.account(&socket, addr, name);
-        let stream = socket
-            .connect(addr)
+        let stream = direct::connect(&self.own_sockets, socket, addr)
             .await
             .inspect_err(|_refused| self.accounts.failed(accounted))?;
         // With nobody listening on an ephemeral port of this machine, the kernel may choose that very port

@@ -19,6 +19,7 @@ pub use connect::{Connect, TcpConnect};
 pub use error::{AttemptError, DialError, Network};
 
 use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
 use crate::net::race::Race;
 use crate::net::resolve::{Resolve, ResolveError, interleave};
 
@@ -78,7 +79,7 @@ impl Dialer {
     }
 
     /// As [`Self::new`], with sockets that the kernel accounts for as those of `agent`, which is empty where it is not known;
-    /// entries of `classes` are the classes of destinations.
+    /// entries of `classes` are the classes of destinations. A redirect of this process leaves them alone.
     #[must_use]
     pub fn accounted(
         resolver: Arc<dyn Resolve>,
@@ -86,10 +87,12 @@ impl Dialer {
         classes: Arc<DestinationList>,
         timeout: Duration,
         accounts: Accounts,
+        own_sockets: OwnSockets,
         agent: &str,
     ) -> Self {
         let connect = TcpConnect {
             accounts,
+            own_sockets,
             agent: agent.into(),
             allowed: classes,
         };

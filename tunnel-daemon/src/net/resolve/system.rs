@@ -30,6 +30,7 @@ use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::zones::{self, Zone, Zoned};
 use super::{Answer, Resolve, ResolveError, SrvRecord};
+use crate::ebpf::exempt::OwnSockets;
 use crate::net::race::Race;
 
 /// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
@@ -62,13 +63,15 @@ pub struct SystemResolver {
     turns: Arc<Turns>,
 }
 
-/// Where the configuration comes from.
+/// Where the configuration comes from, and how name servers are asked.
 #[derive(Clone)]
 struct Files {
     resolv_conf: PathBuf,
     hosts: PathBuf,
     /// Port of the name servers; resolv.conf cannot say, so it is 53 outside tests.
     dns_port: u16,
+    /// Over TCP, past a redirect of this process.
+    own_sockets: OwnSockets,
 }
 
 /// Why files cannot be used.
@@ -115,10 +118,19 @@ impl SystemResolver {
     /// # Errors
     /// When the DNS client cannot be set up at all.
     pub fn new() -> Result<Self, ResolveError> {
+        Self::spared(OwnSockets::off())
+    }
+
+    /// As [`Self::new`], for a process whose redirect leaves its questions alone.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn spared(own_sockets: OwnSockets) -> Result<Self, ResolveError> {
         Self::from_files(Files {
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             hosts: PathBuf::from("/etc/hosts"),
             dns_port: 53,
+            own_sockets,
         })
     }
 
@@ -282,7 +294,7 @@ impl State {
         let client = |(server, zone): (NameServerConfig, Option<Zone>)| {
             Resolver::builder_with_config(
                 ResolverConfig::from_name_servers(vec![server]),
-                Zoned::new(zone),
+                Zoned::new(zone, files.own_sockets.clone()),
             )
             .with_options(opts.clone())
             .build()

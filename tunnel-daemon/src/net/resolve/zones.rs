@@ -1,7 +1,6 @@
 //! Name servers on one link, `nameserver fe80::1%eth0`: neither the parser of resolv.conf nor the library's name servers keep
 //! what is behind the `%`, without which the kernel does not know where a link-local address is.
 
-use std::future::ready;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
@@ -9,10 +8,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
 use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntimeProvider};
-use tokio::net::UdpSocket;
+use tokio::net::{TcpSocket, UdpSocket};
 
+use crate::ebpf::exempt::OwnSockets;
+use crate::net::direct;
 use crate::net::interfaces::index_of;
+
+/// For a connection to a name server, unless the library says otherwise; its own value.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// What is behind the `%` of an address: the name of an interface, or its number.
 pub(super) type Zone = Arc<str>;
@@ -57,12 +62,16 @@ fn name_server(line: &str) -> Option<(IpAddr, Option<&str>)> {
 pub(super) struct Zoned {
     runtime: TokioRuntimeProvider,
     zone: Option<Zone>,
+    own_sockets: OwnSockets,
 }
 
 impl Zoned {
-    pub(super) fn new(zone: Option<Zone>) -> Self {
-        let runtime = TokioRuntimeProvider::default();
-        Self { runtime, zone }
+    pub(super) fn new(zone: Option<Zone>, own_sockets: OwnSockets) -> Self {
+        Self {
+            runtime: TokioRuntimeProvider::default(),
+            zone,
+            own_sockets,
+        }
     }
 
     /// Where it is now: interfaces come and go. Of an address that is not link-local the kernel asks for no zone, and what is
@@ -101,10 +110,23 @@ impl RuntimeProvider for Zoned {
         bind_addr: Option<SocketAddr>,
         timeout: Option<Duration>,
     ) -> Opening<Self::Tcp> {
-        match self.place_of(server_addr) {
-            Ok(place) => self.runtime.connect_tcp(place, bind_addr, timeout),
-            Err(error) => Box::pin(ready(Err::<Self::Tcp, _>(error))),
-        }
+        let (place, own_sockets) = (self.place_of(server_addr), self.own_sockets.clone());
+        Box::pin(async move {
+            let place = place?;
+            let socket = if place.is_ipv4() {
+                TcpSocket::new_v4()
+            } else {
+                TcpSocket::new_v6()
+            }?;
+            if let Some(bind_addr) = bind_addr {
+                socket.bind(bind_addr)?;
+            }
+            socket.set_nodelay(true)?;
+            let connecting = direct::connect(&own_sockets, socket, place);
+            let limit = timeout.unwrap_or(CONNECT_MAX);
+            let connected = tokio::time::timeout(limit, connecting).await;
+            Ok(AsyncIoTokioAsStd(connected??))
+        })
     }
 
     fn bind_udp(&self, local_addr: SocketAddr, server_addr: SocketAddr) -> Opening<Self::Udp> {
@@ -166,7 +188,8 @@ mod tests {
     fn a_zone_is_the_scope_of_a_link_local_address() {
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let place = |zone: Option<&str>, server: &str| {
-            Zoned::new(zone.map(Zone::from)).place_of(at(server))
+            let zoned = Zoned::new(zone.map(Zone::from), OwnSockets::off());
+            zoned.place_of(at(server))
         };
         let (link_local, v4) = ("[fe80::1]:53", "10.0.0.1:53");
         assert_eq!(place(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));

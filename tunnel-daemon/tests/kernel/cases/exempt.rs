@@ -1,18 +1,24 @@
 //! Own sockets are never redirected.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 
+use adit::ebpf::exempt::OwnSockets;
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit::net::direct;
+use rustix::net::sockopt::socket_cookie;
 use socket2::{Domain, Socket, Type};
+use tokio::net::TcpSocket;
 
 use crate::support::cgroup::Cgroup;
 use crate::support::client::over;
 use crate::support::privilege::{ready, ready_v6};
 use crate::support::role::{Role, tell};
 use crate::support::target::target;
+use crate::support::world::runtime;
 
 #[test]
 fn a_socket_that_is_exempt_goes_direct_and_its_neighbour_does_not() {
@@ -33,17 +39,33 @@ fn exempt_goes_direct(target: SocketAddr) {
     let arguments = format!("{} {target}", cgroup.path().display());
     let mut role = Role::start("exempt", Some(cgroup.path()), &arguments);
     assert_eq!(role.hear(), "exempt: direct");
+    // Calls that were redirected, and those of exempt sockets.
+    assert_eq!(role.hear(), "early: 1, 1");
+    assert_eq!(role.hear(), "own: 1, 2");
     assert_eq!(role.hear(), "bound: direct");
     assert_eq!(role.hear(), "other: redirected");
     assert_eq!(role.hear(), "bound, of a rule that denies: denied");
     drop(role);
 }
 
+/// As server and agent connect.
+fn connected(own: &OwnSockets, target: SocketAddr) -> TcpStream {
+    runtime().block_on(async {
+        let socket = if target.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        };
+        let stream = direct::connect(own, socket.unwrap(), target).await;
+        stream.unwrap().into_std().unwrap()
+    })
+}
+
 /// A process that captures itself.
 pub(crate) fn play(arguments: &str) {
     let (cgroup, target) = arguments.split_once(' ').unwrap();
     let target: SocketAddr = target.parse().unwrap();
-    let redirect = Redirect::attach(OBJECT, Path::new(cgroup)).unwrap();
+    let redirect = Arc::new(Redirect::attach(OBJECT, Path::new(cgroup)).unwrap());
     let (domain, here): (Domain, IpAddr) = if target.is_ipv4() {
         (Domain::IPV4, Ipv4Addr::LOCALHOST.into())
     } else {
@@ -62,13 +84,26 @@ pub(crate) fn play(arguments: &str) {
     };
     redirect.set_rules(&[rule]).unwrap();
     let own = Socket::new(domain, Type::STREAM, None).unwrap();
-    redirect.exempt(&own).unwrap();
+    redirect.exempt(socket_cookie(&own).unwrap()).unwrap();
     let seen = over(own, target).unwrap();
     tell(if seen.is_direct() {
         "exempt: direct"
     } else {
         "exempt: redirected"
     });
+    let counts = || {
+        let all = redirect.calls().unwrap();
+        let of = |outcome: &str| all.iter().find(|(name, _)| *name == outcome).unwrap().1;
+        format!("{}, {}", of("redirected"), of("exempt"))
+    };
+    let own_sockets = OwnSockets::on();
+    drop(connected(&own_sockets, target));
+    // Nobody has said yet whose these are.
+    tell(&format!("early: {}", counts()));
+    drop(listener.accept().unwrap());
+    own_sockets.spared_by(&redirect);
+    drop(connected(&own_sockets, target));
+    tell(&format!("own: {}", counts()));
     // Loopback would be out of reach of one that is bound to another device.
     let bound = Socket::new(domain, Type::STREAM, None).unwrap();
     bound.bind_device(Some(b"lo")).unwrap();

@@ -19,7 +19,7 @@ const MAP: &str = "REDIRECT_PROCES";
 const NO_HELLO_BYTES: usize = 64;
 
 /// Whether the programs of any redirect leave this process alone.
-fn is_exempt(process: u32) -> bool {
+pub(super) fn is_exempt(process: u32) -> bool {
     let maps = loaded_maps()
         .filter_map(Result::ok)
         .filter(|map| map.name_as_str() == Some(MAP));

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::exempt_processes::is_exempt;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::ready;
@@ -53,7 +54,7 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
     let nodes = Cgroup::new();
     let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
     let flag = format!("--redirect-apiserver={}={api}", server.agents);
-    let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+    let agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
     let mut client = Client::start(Some(nodes.path()));
     // It may have connected its link, and as many lanes as it keeps, before its programs were there. What it opens in place of
     // those in use, it opens under them.
@@ -62,6 +63,8 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
         assert!(!seen.is_direct(), "{seen:?}");
         (server.metric("adit_lanes_opened_total") > LANES_KEPT).then_some(())
     });
+    // By their sockets.
+    assert!(!is_exempt(agent.id()));
 }
 
 #[test]
@@ -113,4 +116,6 @@ fn what_a_captured_server_dials_itself_is_left_alone() {
     let calls = |outcome: &str| format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}");
     server.metric_is(&calls("exempt"), 1.0);
     server.metric_is(&calls("redirected"), 1.0);
+    // By its socket.
+    assert!(!is_exempt(server.role.id()));
 }

@@ -120,6 +120,7 @@ fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> 
         resolv_conf: dir.join("resolv.conf"),
         hosts: dir.join("hosts"),
         dns_port: server.port,
+        own_sockets: OwnSockets::off(),
     };
     fs::write(&files.resolv_conf, resolv_conf).unwrap();
     fs::write(&files.hosts, hosts).unwrap();
@@ -311,6 +312,7 @@ async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
         resolv_conf: conf.clone(),
         hosts: dir.path().join("hosts"),
         dns_port: 53,
+        own_sockets: OwnSockets::off(),
     };
     mkfifoat(CWD, &conf, Mode::RUSR | Mode::WUSR).unwrap();
     fs::write(&next, "nameserver 127.0.0.1\nsearch b.test\n").unwrap();
@@ -431,6 +433,7 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
         resolv_conf: missing.clone(),
         hosts: missing,
         dns_port: server.port,
+        own_sockets: OwnSockets::off(),
     };
     let resolver = SystemResolver::from_files(files).unwrap();
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
