@@ -73,7 +73,12 @@ fn forget(context: &SockOpsContext) {
         client: local(context),
         reserved: 0,
     };
-    // Mostly taken already.
-    let _taken = REDIRECT_ARRIVALS.remove(&key);
+    // Mostly taken already, and maybe another's by now: addresses are used again.
+    // SAFETY: read at once.
+    let is_ours =
+        unsafe { REDIRECT_ARRIVALS.get(&key) }.is_some_and(|arrival| arrival.cookie == cookie);
+    if is_ours {
+        let _gone = REDIRECT_ARRIVALS.remove(&key);
+    }
     let _gone = REDIRECT_ORIGINS.remove(&cookie);
 }

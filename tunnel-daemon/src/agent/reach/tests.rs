@@ -455,7 +455,8 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
             agent.write_all(answer.as_bytes()).await.unwrap();
             agent
         };
-        let both = async { tokio::join!(way.through(&address, "server.test:8091"), proxy) };
+        let through = way.through(&address, "server.test:8091", Purpose::Link);
+        let both = async { tokio::join!(through, proxy) };
         // The proxy's end stays open.
         let both = timeout(SOON, both).await;
         let (through, _open) = both.expect("it knows where the answer ends");

@@ -43,7 +43,11 @@ impl Counting {
             let asked = tokio::io::copy(&mut said, &mut questions);
             let answered = async {
                 let mut bytes = BytesMut::new();
-                while answers.read_buf(&mut bytes).await.is_ok_and(|read| read > 0) {
+                while answers
+                    .read_buf(&mut bytes)
+                    .await
+                    .is_ok_and(|read| read > 0)
+                {
                     while let Some(&[_kind, _major, _minor, high, low]) = bytes.first_chunk() {
                         let length = 5 + usize::from(u16::from_be_bytes([high, low]));
                         let Some(record) = bytes.get(..length) else {

@@ -5,7 +5,9 @@ use bytes::Bytes;
 use super::{LaneEnd, LaneRole, State, busy};
 use crate::lane::event::LaneEvent;
 use crate::lane::frame::{FrameType, Header, LaneViolation, OutFrame, Piece};
-use crate::lane::payload::{OpenRequest, RefusalCode, read_open, read_refusal, read_text, read_u64};
+use crate::lane::payload::{
+    OpenRequest, RefusalCode, read_open, read_refusal, read_text, read_u64,
+};
 
 /// Answers to pings that may wait; a peer that sends pings and reads nothing gets no more.
 const PONGS_MAX: usize = 16;
