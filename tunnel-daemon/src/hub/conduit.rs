@@ -26,6 +26,8 @@ pub(super) const DRAINED_NOTICE_BYTES: u32 = 8 * 1024;
 pub(super) const LEG_FIN: u8 = 1;
 pub(super) const LEG_CLOSE: u8 = 2;
 pub(super) const LEG_GONE: u8 = 4;
+/// The end of the leg's socket is known, and waits behind bytes that nobody takes.
+pub(super) const LEG_END_WAITS: u8 = 8;
 
 const PEER_FIN: u8 = 1;
 const ABORT: u8 = 2;

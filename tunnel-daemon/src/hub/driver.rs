@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
 use super::clock::Clock;
-use super::conduit::{Conduit, LEG_CLOSE, LEG_FIN, LEG_GONE, Mailbox};
+use super::conduit::{Conduit, LEG_CLOSE, LEG_END_WAITS, LEG_FIN, LEG_GONE, Mailbox};
 use super::leg::Leg;
 use super::pace::{LOOK_AGAIN, Pace};
 use super::seat::Seat;
@@ -242,6 +242,9 @@ impl<H: LinkHooks> LinkDriver<H> {
             self.link.leg_drained(key, conduit.drained(), now);
             if let Some(seat) = self.seat_of(key) {
                 seat.visited();
+            }
+            if flags & LEG_END_WAITS != 0 {
+                self.link.leg_end_waits(key, now);
             }
             if flags & LEG_FIN != 0 {
                 self.link.leg_fin(key, now);

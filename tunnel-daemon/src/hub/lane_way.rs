@@ -55,6 +55,14 @@ pub(super) struct LaneWay {
     end: Option<TunnelEnd>,
     closed: bool,
     write_failed: bool,
+    /// The lane takes no more.
+    full: bool,
+    /// The leg has given something since its own socket was last to be looked at.
+    sent: bool,
+    /// That socket is to be looked at; whether something has moved before.
+    look: Option<bool>,
+    /// Its end is known, and waits behind bytes that the lane does not take.
+    end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
     timer: Option<Pin<Box<Sleep>>>,
     /// Bytes given to the leg that have not left yet.
@@ -62,7 +70,9 @@ pub(super) struct LaneWay {
     /// Something moved since the timer was set.
     moved: bool,
     /// Bytes on their way when it was set: fewer mean that something moved.
-    on_the_way: usize,
+    on_the_way: u32,
+    /// And when the watch last came by: they move for minutes behind a slow reader before the lane takes more.
+    on_the_way_seen: u32,
 }
 
 impl LaneWay {
@@ -76,10 +86,15 @@ impl LaneWay {
             end: None,
             closed: false,
             write_failed: false,
+            full: false,
+            sent: false,
+            look: None,
+            end_waits: false,
             timer: None,
             held: 0,
             moved: false,
             on_the_way: 0,
+            on_the_way_seen: 0,
         }
     }
 
@@ -93,21 +108,39 @@ impl LaneWay {
         if full(self) {
             self.poll_flush(cx);
         }
-        if full(self) {
+        let is_full = full(self);
+        if is_full != self.full {
+            self.full = is_full;
+            self.look = None;
+            self.probe.set_full(is_full);
+        }
+        if is_full {
             Poll::Pending
         } else {
             Poll::Ready(())
         }
     }
 
+    /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
+    pub(super) fn poll_look(&mut self) -> Poll<bool> {
+        self.look.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// A half-close that has yet to be read counts as one.
+    pub(super) fn end_waits(&mut self) {
+        self.end_waits = true;
+    }
+
     pub(super) fn send(&mut self, bytes: Bytes) {
         self.moved = true;
+        self.sent = true;
         if let Some(lane) = &mut self.lane {
             lane.end().send(bytes);
         }
     }
 
     pub(super) fn fin(&mut self) {
+        self.end_waits = false;
         if let Some(lane) = &mut self.lane {
             lane.end().fin();
         }
@@ -146,7 +179,7 @@ impl LaneWay {
         })
     }
 
-    /// When told to, finds out whether a lane that is not read has lost its peer.
+    /// When told to, finds out whether a lane that is not read has lost its peer, or has the leg ask after its own.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
         self.probe.register(cx.waker());
         if !self.probe.is_due() {
@@ -157,8 +190,16 @@ impl LaneWay {
                 lane.end().reset("the other end shuts down");
                 self.finish(TunnelEnd::Shutdown);
             }
-        } else if let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone) {
+        } else if self.probe.is_troubled()
+            && let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone)
+        {
             self.fail(&failure);
+        }
+        if self.full {
+            let on_the_way = bytes_on_the_way(self.lane.as_ref());
+            let moves = on_the_way < self.on_the_way_seen;
+            self.on_the_way_seen = on_the_way;
+            self.look = Some(std::mem::take(&mut self.sent) || moves);
         }
         cx.waker().wake_by_ref();
     }
@@ -267,7 +308,7 @@ impl LaneWay {
             }
             return;
         }
-        let half_closed = |lane: &Lane| lane.state().is_half_closed();
+        let half_closed = |lane: &Lane| self.end_waits || lane.state().is_half_closed();
         if self.lane.as_ref().is_some_and(half_closed)
             && self.end.is_none()
             && self.has_run_out(cx, self.home.silence_max())
@@ -284,11 +325,11 @@ impl LaneWay {
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let timer = self.timer.get_or_insert_with(|| {
             self.moved = false;
-            self.on_the_way = self.lane.as_ref().map_or(0, Lane::unacknowledged_bytes);
+            self.on_the_way = bytes_on_the_way(self.lane.as_ref());
             Box::pin(tokio::time::sleep(limit))
         });
         while timer.as_mut().poll(cx).is_ready() {
-            let on_the_way = self.lane.as_ref().map_or(0, Lane::unacknowledged_bytes);
+            let on_the_way = bytes_on_the_way(self.lane.as_ref());
             self.moved |= on_the_way < self.on_the_way;
             self.on_the_way = on_the_way;
             if !std::mem::take(&mut self.moved) {
@@ -315,6 +356,12 @@ impl LaneWay {
             self.home.take_back(lane);
         }
     }
+}
+
+/// Bytes that the peer's kernel has not taken; of so many as the number does not hold there are none.
+fn bytes_on_the_way(lane: Option<&Lane>) -> u32 {
+    let bytes = lane.map_or(0, Lane::unacknowledged_bytes);
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 impl Drop for LaneWay {

@@ -119,6 +119,23 @@ impl Leg {
         }
     }
 
+    /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
+    /// looked at; says whether something was taken since the last time.
+    pub fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match &mut self.way {
+            Way::Link(link) => link.poll_look(cx),
+            Way::Lane(lane) => lane.poll_look(),
+        }
+    }
+
+    /// This side sends no more than waits already for being taken: from here on the tunnel counts as half-closed.
+    pub fn end_waits(&mut self) {
+        match &mut self.way {
+            Way::Link(link) => link.end_waits(),
+            Way::Lane(lane) => lane.end_waits(),
+        }
+    }
+
     /// Hands bytes over. Ask [`Self::poll_ready`] first; it is a bound, not a lock. Call [`Self::poll_flush`] before
     /// the task sleeps.
     pub fn send(&mut self, bytes: Bytes) {

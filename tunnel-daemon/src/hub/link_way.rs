@@ -8,15 +8,21 @@ use adit_core::session::TunnelEnd;
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
-use super::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_FIN, LEG_GONE};
+use super::conduit::{Conduit, DRAINED_NOTICE_BYTES, LEG_END_WAITS, LEG_FIN, LEG_GONE};
 use super::leg::Incoming;
+use super::watch;
 use crate::config::limits;
 
 /// Dropping it without [`LinkWay::close`] resets the tunnel.
 pub(super) struct LinkWay {
     conduit: Arc<Conduit>,
-    /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself.
+    /// Armed while bytes linger after the tunnel's end. The link looks after that, too, until it is over itself. Before the
+    /// end armed while the leg is paused, and for some seconds afterwards.
     timer: Option<Pin<Box<Sleep>>>,
+    /// It is for the bytes that linger.
+    lingers: bool,
+    /// The leg has given something since it was set.
+    sent: bool,
     /// Bytes drained of which the link has not been told.
     untold_bytes: u32,
     peer_fin_seen: bool,
@@ -27,13 +33,20 @@ impl LinkWay {
         Self {
             conduit,
             timer: None,
+            lingers: false,
+            sent: false,
             untold_bytes: 0,
             peer_fin_seen: false,
         }
     }
 
-    pub(super) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.conduit.up_has_space() || self.conduit.end().is_some() {
+            // Of a pause that is over; not before it has run out, since the next one may begin at once.
+            let timer = self.timer.as_ref();
+            if !self.lingers && timer.is_some_and(|timer| timer.is_elapsed()) {
+                self.timer = None;
+            }
             return Poll::Ready(());
         }
         self.conduit.register_up(cx.waker());
@@ -44,7 +57,27 @@ impl LinkWay {
         }
     }
 
-    pub(super) fn send(&self, bytes: Bytes) {
+    /// Ready every few seconds while the link takes no more; says whether it took something since the last time.
+    pub(super) fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        let timer = self.timer.get_or_insert_with(|| {
+            self.sent = false;
+            Box::pin(tokio::time::sleep(watch::EVERY))
+        });
+        let mut look = Poll::Pending;
+        while timer.as_mut().poll(cx).is_ready() {
+            look = Poll::Ready(std::mem::take(&mut self.sent));
+            timer.as_mut().reset(Instant::now() + watch::EVERY);
+        }
+        look
+    }
+
+    /// A half-close that has yet to be read counts as one.
+    pub(super) fn end_waits(&self) {
+        self.conduit.raise(LEG_END_WAITS);
+    }
+
+    pub(super) fn send(&mut self, bytes: Bytes) {
+        self.sent = true;
         self.conduit.put_up(bytes);
     }
 
@@ -95,6 +128,9 @@ impl LinkWay {
         if self.conduit.aborted() || !end.delivers_rest() {
             return true;
         }
+        if !std::mem::replace(&mut self.lingers, true) {
+            self.timer = None;
+        }
         let timer = self
             .timer
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(limits::LINGER_TIMEOUT)));
@@ -115,6 +151,7 @@ impl LinkWay {
         self.untold_bytes = self.untold_bytes.saturating_add(bytes);
         let mut is_due = self.untold_bytes >= DRAINED_NOTICE_BYTES;
         if bytes > 0
+            && self.lingers
             && let Some(timer) = &mut self.timer
         {
             let at = Instant::now() + limits::LINGER_TIMEOUT;

@@ -6,13 +6,16 @@ use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::AsyncRead;
 
 use super::closing::Closing;
 use super::endpoint::{end_on_close, reset_on_close};
 use super::leg::{Incoming, Leg};
+use super::watch;
+use crate::config::limits;
 use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
+use crate::net::peer::{self, Peer};
 use crate::net::stream::Connection;
 
 /// Bytes taken from the leg before the socket gets them.
@@ -25,6 +28,8 @@ const CRUMB_BYTES: usize = 2048;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in docs/performance.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
+/// Looks in a row at a socket that nobody reads after which the bytes of a peer that is gone are given up: those of 30 s.
+const LOOKS_MAX: u64 = limits::LINGER_TIMEOUT.as_secs() / watch::EVERY.as_secs();
 
 /// Who ended a pump, and how.
 #[derive(Debug)]
@@ -99,6 +104,8 @@ pub(super) struct Pump {
     pending: Outbox,
     peer_fin: bool,
     write_shut: bool,
+    /// Looks that found the peer gone, since something moved.
+    looks: u8,
     /// The socket takes no more; what comes is dropped until reading finds the end.
     write_failed: Option<io::Error>,
     tunnel_end: Option<TunnelEnd>,
@@ -158,6 +165,7 @@ impl Pump {
             pending: Outbox::default(),
             peer_fin: false,
             write_shut: false,
+            looks: 0,
             write_failed: None,
             tunnel_end: None,
             from_socket,
@@ -303,7 +311,7 @@ impl Pump {
         Ok(progress || more_from_leg)
     }
 
-    fn poll_from_socket<S: AsyncRead + AsyncWrite + Unpin>(
+    fn poll_from_socket<S: Connection>(
         &mut self,
         cx: &mut Context<'_>,
         Ends { socket, leg }: &mut Ends<'_, S>,
@@ -311,8 +319,14 @@ impl Pump {
         if self.tunnel_end.is_some() {
             return Ok(self.poll_drop(cx, *socket));
         }
-        if self.read_done || leg.poll_ready(cx).is_pending() {
+        if self.read_done {
             return Ok(false);
+        }
+        if leg.poll_ready(cx).is_pending() {
+            return match leg.poll_look(cx) {
+                Poll::Ready(moved) => self.look(&**socket, leg, moved),
+                Poll::Pending => Ok(false),
+            };
         }
         let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket)? else {
             return Ok(false);
@@ -327,8 +341,38 @@ impl Pump {
             }
             return Ok(true);
         }
+        self.looks = 0;
         self.from_socket += bytes.len() as u64;
         leg.send(bytes);
+        Ok(true)
+    }
+
+    /// Asks after the peer of a socket that is not read, since the tunnel takes no more: its end would stay behind its bytes
+    /// for as long as they do. One that is gone is given up after a while without a byte; one that has ended in order has
+    /// the time of a half-closed tunnel. Returns whether another round may find something.
+    fn look<S: Connection>(&mut self, socket: &S, leg: &mut Leg, moved: bool) -> io::Result<bool> {
+        let Some(socket) = socket.descriptor() else {
+            return Ok(false);
+        };
+        let state = peer::state(socket);
+        match state {
+            Peer::There => return Ok(false),
+            Peer::Failed => (),
+            // Writing has met the error already.
+            Peer::Closed if self.write_failed.is_some() => (),
+            Peer::Silent | Peer::Closed => {
+                leg.end_waits();
+                return Ok(false);
+            }
+        }
+        self.looks = if moved { 0 } else { self.looks + 1 };
+        if u64::from(self.looks) < LOOKS_MAX {
+            return Ok(false);
+        }
+        if state == Peer::Failed {
+            return Err(peer::take_error(socket));
+        }
+        self.read_done = true;
         Ok(true)
     }
 

@@ -1,6 +1,7 @@
 //! Both ends of a link over an in-memory HTTP/2 connection: bytes, half-close, pauses, loss.
 
 mod lingering;
+mod paused;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

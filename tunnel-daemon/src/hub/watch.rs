@@ -1,5 +1,6 @@
 //! Lanes in trouble: a reader that has stalled, or a link that is gone. Such a lane is not read, or nobody else would
-//! notice that its peer is gone; so its task is woken now and then to look at the socket. All others are left asleep.
+//! notice that its peer is gone; so its task is woken now and then to look at the socket. So is that of a lane that takes no
+//! more, whose leg does not read its own socket then. All others are left asleep.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -9,8 +10,8 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
-/// How often troubled lanes are looked at.
-const EVERY: Duration = Duration::from_secs(5);
+/// How often troubled lanes are looked at, and the sockets that paused legs do not read.
+pub(super) const EVERY: Duration = Duration::from_secs(5);
 
 /// What a leg on a lane shares with the watch.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub(super) struct Probe {
     waker: AtomicWaker,
     look: AtomicBool,
     stalled: AtomicBool,
+    full: AtomicBool,
     gone: CancellationToken,
 }
 
@@ -36,8 +38,18 @@ impl Probe {
         self.stalled.store(stalled, Relaxed);
     }
 
-    fn is_troubled(&self) -> bool {
+    /// The lane takes nothing, so the leg's own socket or stream is not read.
+    pub(super) fn set_full(&self, full: bool) {
+        self.full.store(full, Relaxed);
+    }
+
+    /// Whether it is the lane that nobody else would look at.
+    pub(super) fn is_troubled(&self) -> bool {
         self.stalled.load(Relaxed) || self.gone.is_cancelled()
+    }
+
+    fn is_watched(&self) -> bool {
+        self.is_troubled() || self.full.load(Relaxed)
     }
 }
 
@@ -79,6 +91,7 @@ impl LaneWatch {
             waker: AtomicWaker::new(),
             look: AtomicBool::new(false),
             stalled: AtomicBool::new(false),
+            full: AtomicBool::new(false),
             gone,
         });
         let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +128,7 @@ impl LaneWatch {
             let Some(probe) = probe.upgrade() else {
                 return false;
             };
-            if all || probe.is_troubled() {
+            if all || probe.is_watched() {
                 probe.look.store(true, Relaxed);
                 probe.waker.wake();
             }
@@ -154,6 +167,11 @@ mod tests {
         probe.set_stalled(true);
         assert_eq!(is_woken(), (true, true));
         probe.set_stalled(false);
+        assert_eq!(is_woken(), (false, false));
+        probe.set_full(true);
+        assert_eq!(is_woken(), (true, true));
+        assert!(!probe.is_troubled(), "the lane itself is written to");
+        probe.set_full(false);
         assert_eq!(is_woken(), (false, false));
         gone.cancel();
         assert_eq!(is_woken(), (true, true));

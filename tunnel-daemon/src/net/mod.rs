@@ -22,6 +22,7 @@ pub mod namespaces;
 pub mod origin;
 pub mod outbox;
 pub mod own;
+pub mod peer;
 mod pem;
 pub mod principal;
 pub mod race;

@@ -317,6 +317,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
         None
     }
 
+    /// The socket at the bottom, of whatever kind, to ask about its peer.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Has its peer told that nothing more is read. Whether the end of the stream is certain to follow what the peer has
     /// sent before, which only a unix socket can promise.
     fn refuse_input(&self) -> bool {
@@ -335,6 +340,14 @@ impl Connection for ByteStream {
 
     fn tcp(&self) -> Option<&TcpStream> {
         Self::tcp(self)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(match self {
+            Self::Tcp(socket, _) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+            Self::Tls(tls) => tls.io.get_ref().0.inner().as_fd(),
+        })
     }
 
     fn refuse_input(&self) -> bool {
@@ -365,6 +378,10 @@ impl Connection for TcpStream {
 
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 
     fn into_descriptor(self) -> Option<OwnedFd> {

@@ -244,6 +244,19 @@ impl Link {
         self.watch(key, now);
     }
 
+    /// The leg will send no more than it has yet to hand over, for which there is no room. Repeats are harmless.
+    pub fn leg_end_waits(&mut self, key: TunnelKey, now: Moment) {
+        if let Some(tunnel) = self.tunnels.get_mut(key)
+            && tunnel.out.end == OutEnd::None
+            && !tunnel.ended
+            && !tunnel.end_waits
+        {
+            tunnel.end_waits = true;
+            tunnel.active_at = now;
+            self.watch(key, now);
+        }
+    }
+
     /// The leg wants the tunnel closed once its bytes are sent. Agents may give the peer a text.
     pub fn leg_close(&mut self, key: TunnelKey, error: String, now: Moment) {
         self.close_outgoing(key, error, now);

@@ -160,6 +160,8 @@ pub(super) struct Tunnel {
     /// The leg had closed it before: what it had said is on its way until the peer confirms.
     pub(super) lingers: bool,
     pub(super) watched: bool,
+    /// The leg will send no more than it has yet to hand over.
+    pub(super) end_waits: bool,
     pub(super) close_deadline: Option<Moment>,
     pub(super) active_at: Moment,
 }
@@ -204,6 +206,7 @@ impl Tunnel {
             leg_gone: false,
             lingers: false,
             watched: false,
+            end_waits: false,
             close_deadline: None,
             active_at: now,
         }
@@ -230,10 +233,13 @@ impl Tunnel {
         matches!(self.out.end, OutEnd::CloseReq | OutEnd::CloseRsp(_)) && self.phase != Phase::Done
     }
 
-    /// Whether one direction has ended and the other has not.
+    /// Whether one direction has ended and the other has not, or is known to end behind bytes that wait.
     pub(super) fn half_closed(&self) -> bool {
         matches!(self.phase, Phase::Open { .. })
-            && (self.inc.fin != (self.out.end == OutEnd::Fin))
-            && matches!(self.out.end, OutEnd::None | OutEnd::Fin)
+            && match self.out.end {
+                OutEnd::None => self.inc.fin || self.end_waits,
+                OutEnd::Fin => !self.inc.fin,
+                OutEnd::CloseReq | OutEnd::CloseRsp(_) => false,
+            }
     }
 }

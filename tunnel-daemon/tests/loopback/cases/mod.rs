@@ -13,6 +13,7 @@ mod draining;
 mod files;
 mod forward_proxy;
 mod frames_of_clients;
+mod gone_behind_bytes;
 mod grants;
 mod hostile_agents;
 mod hostile_clients;

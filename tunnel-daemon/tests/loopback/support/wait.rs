@@ -31,8 +31,18 @@ pub(crate) fn within_for<T>(
 
 /// Looks at the condition until it holds.
 #[track_caller]
-pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
-    within(what, async move {
+pub(crate) fn until(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    until_for(LIMIT, what, condition)
+}
+
+/// As [`until`] with another limit.
+#[track_caller]
+pub(crate) fn until_for(
+    limit: Duration,
+    what: &str,
+    mut condition: impl FnMut() -> bool,
+) -> impl Future<Output = ()> {
+    within_for(limit, what, async move {
         while !condition() {
             tokio::time::sleep(POLL).await;
         }

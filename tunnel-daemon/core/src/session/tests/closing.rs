@@ -231,6 +231,27 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
     }
 }
 
+/// Rule 9, for an end that stays behind bytes that the peer never takes: from when it is known, and from each byte that moves.
+#[test]
+fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
+    for mut rig in [Rig::server(true), Rig::agent(true)] {
+        let (key, conn) = rig.open(1_000);
+        assert!(rig.link.leg_data(key, bytes(2_000)));
+        rig.packets();
+        rig.pass(seconds(600));
+        rig.link.leg_end_waits(key, rig.now);
+        rig.pass(seconds(299));
+        rig.receive(window(conn, 1_000));
+        assert_eq!(rig.packets(), [payload(conn, 1_000)]);
+        rig.pass(seconds(200));
+        rig.link.leg_end_waits(key, rig.now);
+        rig.pass(seconds(99));
+        assert_eq!(rig.actions(), []);
+        rig.pass(seconds(2));
+        assert_eq!(rig.end_of(key), Some(TunnelEnd::HalfClosedIdle));
+    }
+}
+
 #[test]
 fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
     let mut rig = Rig::server(true);

@@ -1,0 +1,108 @@
+//! What has become of a socket's peer, for those who do not read what it has said.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::SockRef;
+
+/// Asks and does not wait.
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// What is known of a peer, whatever it has said before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peer {
+    /// Nothing else.
+    There,
+    /// It sends no more.
+    Silent,
+    /// Nor does it take any more: a unix socket that is closed, or a connection that is over.
+    Closed,
+    /// The connection has failed, and the error waits for whoever asks for it.
+    Failed,
+}
+
+/// Takes nothing, neither bytes nor an error. One system call.
+#[must_use]
+pub fn state(socket: BorrowedFd<'_>) -> Peer {
+    let mut asked = [PollFd::new(&socket, PollFlags::RDHUP)];
+    if poll(&mut asked, Some(&AT_ONCE)).is_err() {
+        return Peer::There;
+    }
+    let [asked] = asked;
+    let seen = asked.revents();
+    if seen.contains(PollFlags::ERR) {
+        Peer::Failed
+    } else if seen.contains(PollFlags::HUP) {
+        Peer::Closed
+    } else if seen.contains(PollFlags::RDHUP) {
+        Peer::Silent
+    } else {
+        Peer::There
+    }
+}
+
+/// The error of a connection that has failed. It is told once: who reads finds an end afterwards.
+#[must_use]
+pub fn take_error(socket: BorrowedFd<'_>) -> io::Error {
+    let error = SockRef::from(&socket).take_error();
+    let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
+    error.ok().flatten().unwrap_or_else(reset)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn tcp() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, _address) = listener.accept().unwrap();
+        (near, far)
+    }
+
+    #[test]
+    fn an_end_and_a_reset_are_seen_behind_bytes_that_nobody_has_read() {
+        let (near, mut far) = tcp();
+        far.write_all(b"unread").unwrap();
+        assert_eq!(state(near.as_fd()), Peer::There);
+        far.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(state(near.as_fd()), Peer::Silent);
+        let breaks_off = SockRef::from(&far).set_linger(Some(Duration::ZERO));
+        breaks_off.unwrap();
+        drop(far);
+        assert_eq!(state(near.as_fd()), Peer::Failed);
+        // Asking takes nothing.
+        assert_eq!(state(near.as_fd()), Peer::Failed);
+        let mut unread = [0; 6];
+        (&near).read_exact(&mut unread).unwrap();
+        assert_eq!(&unread, b"unread");
+        let error = take_error(near.as_fd()).kind();
+        // The kernel's word for a reset behind an end.
+        assert_eq!(error, io::ErrorKind::BrokenPipe);
+        assert_eq!(state(near.as_fd()), Peer::Closed);
+    }
+
+    #[test]
+    fn a_unix_peer_that_goes_has_failed_only_if_it_left_bytes_unread() {
+        for unread in [false, true] {
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            far.write_all(b"said").unwrap();
+            if unread {
+                near.write_all(b"not taken").unwrap();
+            }
+            drop(far);
+            let expected = if unread { Peer::Failed } else { Peer::Closed };
+            assert_eq!(state(near.as_fd()), expected);
+        }
+    }
+}

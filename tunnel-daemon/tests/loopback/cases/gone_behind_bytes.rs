@@ -1,0 +1,225 @@
+//! Rule 19: clients and targets that go while nobody takes what they have said. Their end stays behind those bytes, and is
+//! found all the same; whoever only waits is left alone.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use adit::net::tasks::Tasks;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Notify;
+
+use super::metrics::full;
+use crate::support::lanes::{BUSY, HITS, value, warm};
+use crate::support::raw::Connection;
+use crate::support::wait::{until, until_for, until_still, within};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+/// What a connection that has failed is given for its last bytes is half a minute; a machine may be busy.
+const GIVEN_UP: Duration = Duration::from_secs(90);
+const CLIENT_GONE: &str = "adit_tunnels_closed_total{reason=\"client_gone\"}";
+const TARGET_RESET: &str = "adit_tunnels_closed_total{reason=\"target_reset\"}";
+
+/// A server and an agent whose tunnels ride lanes with frames, or the link.
+async fn world(lanes: bool, flags: &[&str]) -> (World, RunningAgent) {
+    let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
+    let world = World::start(&[by_link, flags].concat()).await;
+    let agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    if lanes {
+        warm(&world).await;
+    }
+    (world, agent)
+}
+
+async fn open(world: &World, port: u16) -> UnixStream {
+    connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await
+}
+
+/// Sends until nobody on the way takes more.
+async fn fill(stream: &mut UnixStream) {
+    let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
+    let sending = async {
+        while let Ok(count) = stream.write(&block).await {
+            sent.fetch_add(count as u64, Relaxed);
+        }
+    };
+    tokio::select! {
+        () = sending => panic!("the tunnel is cut before its end"),
+        () = until_still("nobody takes more", || sent.load(Relaxed)) => (),
+    }
+}
+
+/// Takes nothing until it is told to, and then all.
+async fn gated(gate: Arc<Notify>) -> (u16, Tasks) {
+    targets::serve(move |mut stream| {
+        let gate = Arc::clone(&gate);
+        async move {
+            gate.notified().await;
+            tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
+            Ok(())
+        }
+    })
+    .await
+}
+
+async fn flood(stream: &mut TcpStream, sent: &AtomicU64) -> io::Result<()> {
+    let block = vec![7; 64 * 1024];
+    loop {
+        let count = stream.write(&block).await?;
+        sent.fetch_add(count as u64, Relaxed);
+    }
+}
+
+/// Sends until it is told to break off.
+async fn breaking_off(gate: Arc<Notify>, sent: Arc<AtomicU64>) -> (u16, Tasks) {
+    targets::serve(move |mut stream| {
+        let (gate, sent) = (Arc::clone(&gate), Arc::clone(&sent));
+        async move {
+            tokio::select! {
+                end = flood(&mut stream, &sent) => end?,
+                () = gate.notified() => (),
+            }
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+        }
+    })
+    .await
+}
+
+/// Beside it one that does not read and one that is not read, both of which have been looked at by then.
+async fn an_end_is_found(lanes: bool) {
+    let (world, agent) = world(lanes, &["--half-closed-timeout=1s"]).await;
+    let (port, _source) = targets::source(u64::MAX).await;
+    let mut paused = open(&world, port).await;
+    let gate = Arc::new(Notify::new());
+    let (port, _gated) = gated(Arc::clone(&gate)).await;
+    let mut waiting = open(&world, port).await;
+    fill(&mut waiting).await;
+    let (sink, port) = targets::narrow();
+    let _sink = targets::deaf_on(sink);
+    let mut stuck = open(&world, port).await;
+    fill(&mut stuck).await;
+    if lanes {
+        assert_eq!(value(&world, HITS), 3.0);
+    }
+    drop(stuck);
+
+    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
+    world.server_metric(idle, 1.0).await;
+    until("its target is let go", || {
+        agent.metrics.open_endpoint_connections() == 2
+    })
+    .await;
+    if lanes {
+        until("so is its lane", || value(&world, BUSY) == 2.0).await;
+    }
+    let mut some = vec![0; 1_000_000];
+    within("bytes after the pause", paused.read_exact(&mut some))
+        .await
+        .expect("the tunnel lives");
+    assert!(some == targets::pattern(0, some.len()));
+    gate.notify_one();
+    within("room after the pause", waiting.write_all(&some))
+        .await
+        .expect("the tunnel lives");
+}
+
+/// Rules 9 and 19.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_of_a_client_behind_bytes_that_its_target_never_takes_is_found() {
+    let [lane, link] = [true, false].map(|lanes| Box::pin(an_end_is_found(lanes)));
+    tokio::join!(lane, link);
+}
+
+async fn a_client_breaks_off(lanes: bool) {
+    let (world, agent) = world(lanes, &[]).await;
+    let (port, _target) = targets::serve(|mut stream| async move {
+        stream.write_u8(7).await?;
+        std::future::pending().await
+    })
+    .await;
+    let mut stream = open(&world, port).await;
+    fill(&mut stream).await;
+    // On a unix socket a close with something unread is a reset.
+    within("the word", stream.readable())
+        .await
+        .expect("the tunnel lives");
+    drop(stream);
+    until_for(GIVEN_UP, "the client is given up", || {
+        value(&world, CLIENT_GONE) == 1.0
+    })
+    .await;
+    until("its target is let go", || {
+        agent.metrics.open_endpoint_connections() == 0
+    })
+    .await;
+    if lanes {
+        until("so is its lane", || value(&world, BUSY) == 0.0).await;
+    }
+}
+
+async fn a_target_breaks_off(lanes: bool) {
+    let (world, agent) = world(lanes, &[]).await;
+    let (gate, sent) = (Arc::new(Notify::new()), Arc::new(AtomicU64::new(0)));
+    let (port, _target) = breaking_off(Arc::clone(&gate), Arc::clone(&sent)).await;
+    let mut stream = open(&world, port).await;
+    until("the target sends", || sent.load(Relaxed) > 0).await;
+    until_still("the target is held", || sent.load(Relaxed)).await;
+    gate.notify_one();
+    until_for(GIVEN_UP, "the target is given up", || {
+        let agents = agent.metrics.scrape().text();
+        sample(&agents, TARGET_RESET) == Some(1.0)
+    })
+    .await;
+    until("its connection is closed", || {
+        agent.metrics.open_endpoint_connections() == 0
+    })
+    .await;
+    // What was read of it comes first.
+    let mut rest = Vec::new();
+    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    assert!(!rest.is_empty());
+    world.server_metric(TARGET_RESET, 1.0).await;
+}
+
+/// For half a minute whoever takes some of their bytes finds the rest.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_and_targets_that_break_off_behind_bytes_that_nobody_takes_are_given_up() {
+    let [client_on_lane, client_on_link] =
+        [true, false].map(|lanes| Box::pin(a_client_breaks_off(lanes)));
+    let [target_on_lane, target_on_link] =
+        [true, false].map(|lanes| Box::pin(a_target_breaks_off(lanes)));
+    tokio::join!(
+        client_on_lane,
+        client_on_link,
+        target_on_lane,
+        target_on_link
+    );
+}
+
+/// HTTP/2 reads its connection on: only the call waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grpc_client_that_goes_behind_bytes_that_its_target_never_takes_is_found_at_once() {
+    /// More than is held anywhere on the way, as in `paused_tunnels`.
+    const UPLOAD_BLOCKS: usize = 64;
+    let (world, agent) = world(false, &[]).await;
+    let (sink, port) = targets::narrow();
+    let _sink = targets::deaf_on(sink);
+    let connection = Connection::client(&world).await;
+    let mut call = connection.proxy().await;
+    let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
+    call.upload(conn, UPLOAD_BLOCKS);
+    world.server_metric(&full("Proxy"), 1.0).await;
+    drop((call, connection));
+    world.server_metric(CLIENT_GONE, 1.0).await;
+    until("its target is let go", || {
+        agent.metrics.open_endpoint_connections() == 0
+    })
+    .await;
+}
