@@ -1,7 +1,5 @@
 //! What an owner may set, with defaults that measurements chose, and the limits they are checked against.
 
-use std::time::Duration;
-
 use crate::probe::Choice;
 
 /// Most relay threads: beyond this the machine's sockets are the limit, not our loops.
@@ -65,16 +63,6 @@ impl Thresholds {
     }
 }
 
-/// Asking for events without waiting before a thread sleeps. For measurements: the daemon leaves it out.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BusyPoll {
-    /// For how long in one go; zero: not at all. Waits that are longer count as in vain.
-    pub at_most: Duration,
-    /// Of a thread's time, in percent, no more than this.
-    pub percent: u32,
-}
-
 /// How a relay is built.
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
@@ -96,9 +84,6 @@ pub struct RelayConfig {
     pub queue_pairs: usize,
     /// Pairs of all threads. Full means a refusal.
     pub pairs_max: usize,
-    /// Nothing by default.
-    #[doc(hidden)]
-    pub busy_poll: BusyPoll,
     /// The first thing each thread does.
     pub on_thread_start: fn(),
 }
@@ -117,7 +102,6 @@ impl RelayConfig {
             buffer_budget_bytes: 64 * 1024 * 1024,
             queue_pairs: 1024,
             pairs_max: 65_536,
-            busy_poll: BusyPoll::default(),
             on_thread_start: || (),
         }
     }

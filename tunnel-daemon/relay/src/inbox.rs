@@ -116,11 +116,6 @@ impl Inbox {
         self.noticed.load(Ordering::SeqCst) && self.noticed.swap(false, Ordering::SeqCst)
     }
 
-    /// For the thread: whether it is to look, without taking the notice.
-    pub(crate) fn has_notice(&self) -> bool {
-        self.noticed.load(Ordering::SeqCst)
-    }
-
     pub(crate) fn take_job(&self) -> Option<Job> {
         self.jobs.pop()
     }

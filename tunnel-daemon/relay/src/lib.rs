@@ -21,14 +21,11 @@ mod pair;
 mod pipes;
 mod probe;
 mod relay;
-mod spin;
 mod stats;
 mod sync;
 mod syscall;
 mod thread;
 
-#[doc(hidden)]
-pub use config::BusyPoll;
 pub use config::{ConfigError, RelayConfig, Thresholds};
 pub use kernel_tls::{
     KernelTls, KernelTlsError, KeysUsedUp, TrafficKeys, attach_kernel_tls, probe_kernel_tls,

@@ -13,7 +13,7 @@ use std::{
 
 use crate::{
     buffers::Buffers,
-    config::{BusyPoll, RelayConfig, Thresholds},
+    config::{RelayConfig, Thresholds},
     driver::{Driver, Event, Key},
     flow::{OpenPair, Pools, Verdict},
     inbox::Inbox,
@@ -21,7 +21,6 @@ use crate::{
     pair::Job,
     pipes::Pipes,
     probe::Engine,
-    spin::Spin,
 };
 
 /// Pause before a thread that could not be started again is tried again.
@@ -34,7 +33,6 @@ pub(crate) struct Plan {
     pub(crate) pipe_bytes: usize,
     pub(crate) pipe_budget_bytes: usize,
     pub(crate) buffer_budget_bytes: usize,
-    pub(crate) busy_poll: BusyPoll,
 }
 
 impl Plan {
@@ -46,7 +44,6 @@ impl Plan {
             pipe_bytes: config.pipe_bytes,
             pipe_budget_bytes: config.pipe_budget_bytes / config.threads,
             buffer_budget_bytes: config.buffer_budget_bytes / config.threads,
-            busy_poll: config.busy_poll,
         }
     }
 }
@@ -103,7 +100,6 @@ struct Thread {
     /// Pairs that have something to do, each once.
     ready: VecDeque<Key>,
     events: Vec<Event>,
-    spin: Spin,
     wakeups: u64,
     is_first_turn: bool,
 }
@@ -122,7 +118,6 @@ impl Thread {
             free: Vec::new(),
             ready: VecDeque::new(),
             events: Vec::new(),
-            spin: Spin::new(plan.busy_poll, Instant::now()),
             wakeups: inbox.counters.wakeups.load(Relaxed),
             inbox,
             is_first_turn: true,
@@ -277,7 +272,7 @@ impl Thread {
         events.clear();
         #[cfg(all(test, loom))]
         let timeout = self.sleep_as_modelled(timeout);
-        let waited = self.spin_and_wait(timeout, &mut events);
+        let waited = self.driver.wait(timeout, self.inbox.bell(), &mut events);
         // Without events nothing here works: let the restart make a new driver.
         self.pools.syscalls += waited.expect("the driver waits for events");
         self.wakeups += 1;
@@ -288,34 +283,6 @@ impl Thread {
         while let Some(slot) = self.driver.released() {
             self.free.push(slot);
         }
-    }
-
-    /// Waits for events, with busy polling at first without sleep. Says how many system calls that took.
-    fn spin_and_wait(
-        &mut self,
-        timeout: Option<Duration>,
-        events: &mut Vec<Event>,
-    ) -> io::Result<u64> {
-        let bell = self.inbox.bell();
-        if !self.spin.is_on() || timeout == Some(Duration::ZERO) {
-            return self.driver.wait(timeout, bell, events);
-        }
-        let start = Instant::now();
-        let limit = self.spin.allowed(start);
-        let (mut spun, mut syscalls) = (Duration::ZERO, 0);
-        while spun < limit {
-            syscalls += self.driver.wait(Some(Duration::ZERO), bell, events)?;
-            spun = start.elapsed();
-            // The bell is no event, and it does not ring again before its notice is taken; nor is a slot let go of.
-            if !events.is_empty() || self.inbox.has_notice() || self.driver.has_released() {
-                self.spin.note(spun, spun);
-                return Ok(syscalls);
-            }
-            std::hint::spin_loop();
-        }
-        syscalls += self.driver.wait(timeout, bell, events)?;
-        self.spin.note(spun, start.elapsed());
-        Ok(syscalls)
     }
 
     /// The model knows no events of sockets: a thread with nothing to do sleeps until the bell is rung.

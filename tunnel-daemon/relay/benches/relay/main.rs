@@ -1,7 +1,6 @@
 //! The forwarding loop for each driver, mover and transport: bulk in one direction, and echoes of 64 bytes. With
-//! `-- table` it prints one table of rates, percentiles and system calls instead: the numbers of ADR 0010. `-- table busy` compares copy without and
-//! with busy polling, `-- table tls` two ways to relay pairs of which one leg is TLS. `echo` behind any of these leaves bulk out. `-- files` prints what
-//! registered files would change.
+//! `-- table` it prints one table of rates, percentiles and system calls instead: the numbers of ADR 0010. `-- table tls` compares two ways to relay
+//! pairs of which one leg is TLS: those of ADR 0036. `echo` behind either leaves bulk out. `-- files` prints what registered files would change.
 
 mod rig;
 mod ring_copy;
@@ -49,10 +48,10 @@ fn echo(criterion: &mut Criterion) {
 fn main() {
     let asked = |word| std::env::args().any(|argument| argument == word);
     if asked("table") {
-        let rows = match (asked("busy"), asked("tls")) {
-            (true, _) => Row::busy(),
-            (false, true) => Row::tls(),
-            (false, false) => Row::with_attempts(),
+        let rows = if asked("tls") {
+            Row::tls()
+        } else {
+            Row::with_attempts()
         };
         return table::print(&rows, asked("echo"));
     }

@@ -8,20 +8,16 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
 };
 
 use adit_relay::{
-    BusyPoll, Engine, Pair, Preference, Relay, RelayConfig, RelayHandle, Submitted, Thresholds,
-    probe,
+    Engine, Pair, Preference, Relay, RelayConfig, RelayHandle, Submitted, Thresholds, probe,
 };
 use socket2::{Domain, Socket, Type};
 
 use crate::{ring_copy, tls_legs};
 
 const MESSAGE: usize = 64;
-/// Longest busy polling in one go: more than what one connection's echo takes from end to end.
-const SPIN: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
@@ -34,8 +30,6 @@ pub(crate) enum Transport {
 pub(crate) enum By {
     Copy,
     Splice,
-    /// Copy, with busy polling for no more than this share of the relay thread's time, in percent.
-    Busy(u32),
     /// The attempt of `ring_copy`, which is no part of the product.
     RingCopy,
     /// The attempts of `tls_legs`, neither.
@@ -54,12 +48,6 @@ impl Row {
     /// The rows of the product.
     pub(crate) fn all() -> Vec<Self> {
         Self::each(&[Transport::Tcp, Transport::Unix], &[By::Copy, By::Splice])
-    }
-
-    /// Copy alone, and with busy polling, bounded and not.
-    pub(crate) fn busy() -> Vec<Self> {
-        let ways = [By::Copy, By::Busy(25), By::Busy(100)];
-        Self::each(&[Transport::Tcp, Transport::Unix], &ways)
     }
 
     /// Lanes are TCP, so these are.
@@ -122,14 +110,8 @@ impl Rig {
         config.threads = 1;
         config.thresholds = match row.by {
             By::Splice => Thresholds::splice_at_once(),
-            By::Copy | By::Busy(_) | By::RingCopy | By::Tls => Thresholds::copy_only(),
+            By::Copy | By::RingCopy | By::Tls => Thresholds::copy_only(),
         };
-        if let By::Busy(percent) = row.by {
-            config.busy_poll = BusyPoll {
-                at_most: SPIN,
-                percent,
-            };
-        }
         let relay = Relay::start(&config).expect("a relay starts");
         Self {
             handle: relay.handle(),

@@ -138,14 +138,6 @@ impl Driver {
         }
     }
 
-    /// Whether there is such a slot.
-    pub(crate) fn has_released(&self) -> bool {
-        match self {
-            Self::Epoll(_) => false,
-            Self::Uring(ring) => ring.has_released(),
-        }
-    }
-
     /// System calls made outside of [`Self::wait`] since this was last asked.
     pub(crate) fn take_syscalls(&mut self) -> u64 {
         match self {

@@ -87,10 +87,6 @@ impl Uring {
         !slot.is_closing
     }
 
-    pub(super) fn has_released(&self) -> bool {
-        !self.released.is_empty()
-    }
-
     pub(super) fn released(&mut self) -> Option<u32> {
         self.released.pop()
     }

@@ -20,7 +20,7 @@ use loom::{
 
 use super::{AtomicUsize, OnceLock};
 use crate::{
-    config::{BusyPoll, Thresholds},
+    config::Thresholds,
     inbox::Inbox,
     outcome::{Outcome, PairEnd},
     pair::{Job, Pair, Promise, Shared, Submitted},
@@ -51,7 +51,6 @@ fn relay_thread(inbox: &Arc<Inbox>) -> JoinHandle<()> {
             pipe_bytes: 1,
             pipe_budget_bytes: 0,
             buffer_budget_bytes: 0,
-            busy_poll: BusyPoll::default(),
         };
         run(&plan, &inbox, |started: Result<()>| started.unwrap());
     })

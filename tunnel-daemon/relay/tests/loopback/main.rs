@@ -6,7 +6,6 @@
 )]
 
 mod a_minute;
-mod busy;
 mod closing;
 mod far_ends;
 mod forbidden;

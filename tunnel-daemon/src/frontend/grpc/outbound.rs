@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll};
 
 use adit_core::ids::ConnId;
-use adit_core::session::{CLIENT_PACKET_MIN_BYTES, PacketSizer};
+use adit_core::session::PacketSizer;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::{Packet, PacketType};
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -17,10 +17,6 @@ use crate::net::grpc::{accepted, code_of, code_of_reason};
 
 /// Pieces below this are joined, so that a message of many crumbs does not become a long list.
 const JOIN_BELOW_BYTES: usize = 2048;
-
-/// From here on one packet costs a Go client no more than the small ones that carry as much. For each that is above those, and
-/// up to 1 MiB, its library clears a buffer of 1 MiB.
-const LARGE_BYTES: usize = 256 * 1024;
 
 /// The sending half of a stream; its response headers go with the first packet, as upstream's do.
 pub(super) struct Outbound {
@@ -99,7 +95,7 @@ impl Outbound {
         })
     }
 
-    /// Sends what there is of the leg's payload, up to what the client takes at a time.
+    /// Sends one message of the leg's payload if the client takes one. `Ready(None)`: nothing to send now.
     pub(super) fn poll_payload(
         &mut self,
         cx: &mut Context<'_>,
@@ -125,21 +121,17 @@ impl Outbound {
             };
         }
         let bytes = gathered.bytes;
+        let message = MessageBuf::data(conn, gathered.parts);
         let stream = self.stream()?;
-        let mut packets = 0;
-        for message in Packets::new(conn, gathered.parts, bytes) {
-            // One more than the message: capacity left over afterwards means the client's window took all of them. No more
-            // than that: an idle stream keeps it, out of the window that all streams of its connection share.
-            stream.reserve_capacity(message.remaining() + 1);
-            stream.send_data(message, false)?;
-            packets += 1;
-        }
+        // One more than the message: capacity left over afterwards means the client's window took it whole. No more than
+        // that: an idle stream keeps it, out of the window that all streams of its connection share.
+        stream.reserve_capacity(message.remaining() + 1);
+        stream.send_data(message, false)?;
         self.in_transit = bytes;
         if self.stream()?.capacity() > 0 {
             self.passed(leg);
         }
         Poll::Ready(Ok(Sent::Payload {
-            packets,
             event: gathered.event,
         }))
     }
@@ -169,65 +161,10 @@ impl Outbound {
 
 /// What [`Outbound::poll_payload`] did.
 pub(super) enum Sent {
-    /// So many messages left; `event` came behind their payload.
-    Payload {
-        packets: usize,
-        event: Option<Incoming>,
-    },
+    /// A message left; `event` came behind its payload.
+    Payload { event: Option<Incoming> },
     /// Nothing to send; this came instead.
     Event(Incoming),
-}
-
-/// Payload in the packets that cost a Go client least: a large one, or small ones.
-struct Packets {
-    conn: ConnId,
-    parts: VecDeque<Bytes>,
-    /// Sum of the parts' lengths.
-    bytes: usize,
-    each: usize,
-}
-
-impl Packets {
-    fn new(conn: ConnId, parts: VecDeque<Bytes>, bytes: usize) -> Self {
-        let each = if bytes < LARGE_BYTES {
-            CLIENT_PACKET_MIN_BYTES
-        } else {
-            bytes
-        };
-        Self {
-            conn,
-            parts,
-            bytes,
-            each,
-        }
-    }
-}
-
-impl Iterator for Packets {
-    type Item = MessageBuf;
-
-    fn next(&mut self) -> Option<MessageBuf> {
-        if self.bytes == 0 {
-            return None;
-        }
-        let mut room = self.each.min(self.bytes);
-        self.bytes -= room;
-        if self.bytes == 0 {
-            return Some(MessageBuf::data(self.conn, std::mem::take(&mut self.parts)));
-        }
-        let mut parts = VecDeque::new();
-        while room > 0
-            && let Some(mut part) = self.parts.pop_front()
-        {
-            let rest = part.split_off(part.len().min(room));
-            if !rest.is_empty() {
-                self.parts.push_front(rest);
-            }
-            room -= part.len();
-            parts.push_back(part);
-        }
-        Some(MessageBuf::data(self.conn, parts))
-    }
 }
 
 struct Gathered {
@@ -275,68 +212,4 @@ fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> 
         gathered.parts.push_back(crumbs.freeze());
     }
     gathered
-}
-
-#[cfg(test)]
-mod tests {
-    use adit_core::session::CLIENT_PACKET_MAX_BYTES;
-    use adit_core::wire::decode::Decoder;
-    use adit_core::wire::packet::Received;
-
-    use super::*;
-
-    /// Payload of each packet for so many bytes, which come in pieces as those of a lane do.
-    fn payloads(bytes: usize) -> Vec<Vec<u8>> {
-        let all: Vec<u8> = (0..=250).cycle().take(bytes).collect();
-        let parts = all.chunks(16_000).map(Bytes::copy_from_slice).collect();
-        let packets = Packets::new(ConnId(1), parts, bytes);
-        let payloads: Vec<Vec<u8>> = packets.map(payload).collect();
-        assert!(payloads.concat() == all, "{bytes} bytes, in order");
-        payloads
-    }
-
-    fn payload(mut message: MessageBuf) -> Vec<u8> {
-        let mut decoder = Decoder::default();
-        decoder.push(message.copy_to_bytes(message.remaining()));
-        let mut payload = Vec::new();
-        while let Some(received) = decoder.next().expect("a packet") {
-            match received {
-                Received::Packet(Packet::Data { bytes, .. }) => payload.extend_from_slice(&bytes),
-                other => panic!("instead of data: {other:?}"),
-            }
-        }
-        decoder.finish().expect("a whole message");
-        payload
-    }
-
-    #[test]
-    fn what_is_too_little_for_a_large_packet_goes_in_small_ones() {
-        const SMALL: usize = CLIENT_PACKET_MIN_BYTES;
-        for (bytes, expected) in [
-            (1, vec![1]),
-            (SMALL, vec![SMALL]),
-            (SMALL + 1, vec![SMALL, 1]),
-            (100_000, vec![SMALL, SMALL, SMALL, 100_000 - 3 * SMALL]),
-            (LARGE_BYTES, vec![LARGE_BYTES]),
-            (1_000_000, vec![1_000_000]),
-        ] {
-            let lengths: Vec<usize> = payloads(bytes).iter().map(Vec::len).collect();
-            assert_eq!(lengths, expected);
-        }
-        let almost = payloads(LARGE_BYTES - 1);
-        assert!(almost.iter().all(|payload| payload.len() <= SMALL));
-    }
-
-    /// gRPC-Go keeps buffers of 32 KiB and of 1 MiB for what it decodes.
-    #[test]
-    fn packets_with_their_heads_fit_the_buffers_of_the_go_library() {
-        for (bytes, buffer) in [
-            (CLIENT_PACKET_MIN_BYTES, 32 * 1024),
-            (CLIENT_PACKET_MAX_BYTES, 1024 * 1024),
-        ] {
-            let parts = VecDeque::from([Bytes::from(vec![0; bytes])]);
-            let message = MessageBuf::data(ConnId(-1), parts);
-            assert!(message.remaining() <= buffer, "{bytes} bytes");
-        }
-    }
 }

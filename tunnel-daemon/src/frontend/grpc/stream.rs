@@ -388,10 +388,8 @@ impl<E: StreamEvents> ProxyStream<E> {
 
     fn sent(&mut self, sent: Sent, conn: ConnId) -> Result<(), h2::Error> {
         let event = match sent {
-            Sent::Payload { packets, event } => {
-                for _packet in 0..packets {
-                    self.events.packet_out(PacketType::Data);
-                }
+            Sent::Payload { event } => {
+                self.events.packet_out(PacketType::Data);
                 event
             }
             Sent::Event(event) => Some(event),
