@@ -76,4 +76,15 @@ mod tests {
             assert_eq!(own.connecting(cookie, || 7).unwrap(), 7);
         }
     }
+
+    /// One that began between the note and the call would not know the socket.
+    #[test]
+    fn no_redirect_begins_while_a_socket_connects() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let own = OwnSockets::on();
+        let may_begin = || own.0.as_ref().unwrap().try_write().is_ok();
+        let cookie = own.cookie(&socket).unwrap();
+        assert!(!own.connecting(cookie, may_begin).unwrap());
+        assert!(may_begin());
+    }
 }

@@ -46,7 +46,6 @@ pub struct RedirectMaps {
     rules: LpmTrie<MapData, [u8; RULE_KEY_BYTES], [u8; RULE_BYTES]>,
     generation: Array<MapData, u32>,
     listeners: HashMap<MapData, [u8; LISTENER_KEY_BYTES], [u8; LISTENER_BYTES]>,
-    exempt: HashMap<MapData, u64, u8>,
     processes: HashMap<MapData, u32, u8>,
     /// Room in the one before.
     processes_max: u32,
@@ -55,8 +54,30 @@ pub struct RedirectMaps {
 }
 
 /// For one call. A panic between two system calls leaves nothing half done in them.
-pub(super) fn locked(maps: &Mutex<RedirectMaps>) -> MutexGuard<'_, RedirectMaps> {
-    maps.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sockets that are never redirected. Apart from the other maps: whoever connects waits neither for thousands of rules nor for a
+/// walk over processes.
+pub struct ExemptSockets(HashMap<MapData, u64, u8>);
+
+impl ExemptSockets {
+    /// Takes the map.
+    ///
+    /// # Errors
+    /// The object is not ours.
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, KernelError> {
+        Ok(Self(take!(ebpf, EXEMPT, HashMap)))
+    }
+
+    /// Never redirects the socket with this cookie.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn note(&mut self, socket_cookie: u64) -> Result<(), KernelError> {
+        self.0.insert(socket_cookie, 1, 0).map_err(refused(EXEMPT))
+    }
 }
 
 impl RedirectMaps {
@@ -69,7 +90,6 @@ impl RedirectMaps {
             rules: take!(ebpf, RULES, LpmTrie),
             generation: take!(ebpf, GENERATION, Array),
             listeners: take!(ebpf, LISTENERS, HashMap),
-            exempt: take!(ebpf, EXEMPT, HashMap),
             processes: take!(ebpf, PROCESSES, HashMap),
             processes_max: with_set_aside(PROCESSES_MAX),
             arrivals: take!(ebpf, ARRIVALS, HashMap),
@@ -133,16 +153,6 @@ impl RedirectMaps {
             Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
             Err(error) => Err(refused(LISTENERS)(error)),
         }
-    }
-
-    /// Never redirects the socket with this cookie.
-    ///
-    /// # Errors
-    /// The kernel refused.
-    pub fn exempt(&mut self, socket_cookie: u64) -> Result<(), KernelError> {
-        self.exempt
-            .insert(socket_cookie, 1, 0)
-            .map_err(refused(EXEMPT))
     }
 
     /// Processes that are part of the tunnel, by id; those that join meanwhile, perhaps.

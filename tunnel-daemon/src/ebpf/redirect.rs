@@ -18,7 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::attach::{Attached, open_cgroup};
 use super::generations::Generations;
-use super::maps::{self, RedirectMaps};
+use super::maps::{self, ExemptSockets, RedirectMaps};
 use super::object::{KernelError, load};
 use super::processes::{self, Life, Processes};
 use super::{netns, pins};
@@ -119,6 +119,8 @@ pub struct Redirect {
     /// Device and inode of the cgroup.
     cgroup: (u64, u64),
     maps: Mutex<RedirectMaps>,
+    /// Locked alone.
+    exempt: Mutex<ExemptSockets>,
     /// Locked before the maps.
     rules: Mutex<Generations>,
     /// Locked before the maps.
@@ -143,6 +145,7 @@ impl Redirect {
         })?;
         let mut ebpf = load(object)?;
         let maps = RedirectMaps::take(&mut ebpf)?;
+        let exempt = ExemptSockets::take(&mut ebpf)?;
         let mut attached = Attached::default();
         // What tells and hides first: a call that is redirected finds both there.
         attached.sock_ops(&mut ebpf, "adit_redirect_ops", &cgroup)?;
@@ -153,6 +156,7 @@ impl Redirect {
         Ok(Self {
             cgroup: identity,
             maps: Mutex::new(maps),
+            exempt: Mutex::new(exempt),
             rules: Mutex::default(),
             processes: Mutex::default(),
             attached: Mutex::new(attached),
@@ -204,10 +208,7 @@ impl Redirect {
     /// Programs attached.
     #[must_use]
     pub fn programs(&self) -> usize {
-        self.attached
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .count()
+        maps::locked(&self.attached).count()
     }
 
     /// Takes the programs off the cgroup: from now on calls go where they go.
@@ -329,7 +330,7 @@ impl Redirect {
     /// # Errors
     /// What the kernel said.
     pub fn exempt(&self, cookie: u64) -> Result<(), KernelError> {
-        self.maps().exempt(cookie)
+        maps::locked(&self.exempt).note(cookie)
     }
 
     /// Forgets processes that joined and have ended, so that none that is given the id of one is taken for it, and says how

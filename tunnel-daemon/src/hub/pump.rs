@@ -253,10 +253,6 @@ impl Pump {
         cx: &mut Context<'_>,
         Ends { socket, leg }: &mut Ends<'_, S>,
     ) -> io::Result<bool> {
-        if self.tunnel_end.is_none() && self.is_full() && leg.poll_aborted(cx) {
-            // A socket that takes nothing must not hide that there is no more use in waiting for it.
-            self.tunnel_end = leg.last_end();
-        }
         let mut more_from_leg = false;
         while self.tunnel_end.is_none() && !self.is_full() {
             match leg.poll_recv(cx) {
@@ -273,6 +269,11 @@ impl Pump {
                 Poll::Ready(Incoming::Ended(end)) => self.tunnel_end = Some(end),
                 Poll::Pending => break,
             }
+        }
+        // A socket that takes nothing must not hide that there is no more use in waiting for it. After the loop: a leg that
+        // had something has not been told whom to wake.
+        if self.tunnel_end.is_none() && self.is_full() && leg.poll_aborted(cx) {
+            self.tunnel_end = leg.last_end();
         }
         let mut progress = false;
         if self.write_failed.is_some() {
@@ -414,6 +415,22 @@ mod tests {
         let mut pumping = Box::pin(pump(&mut near, &mut leg, Bytes::new()));
         assert!(futures_util::poll!(&mut pumping).is_pending());
         assert!(block.is_unique());
+    }
+
+    /// The leg had so much at once that it was not asked again, which would have told it whom to wake.
+    #[tokio::test(start_paused = true)]
+    async fn a_socket_that_takes_nothing_hides_no_reset_of_its_tunnel() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        conduit.deliver(Bytes::from(vec![7; WRITE_BATCH_BYTES]));
+        let (mut near, _far) = tokio::io::duplex(10);
+        let mut pumping = tokio::task::JoinSet::new();
+        pumping.spawn(async move { pump(&mut near, &mut leg, Bytes::new()).await });
+        tokio::task::yield_now().await;
+        let error = String::new();
+        conduit.finish(TunnelEnd::Reset { error });
+        let outcome = tokio::time::timeout(Duration::from_secs(10), pumping.join_next()).await;
+        let end = outcome.unwrap().unwrap().unwrap().end;
+        assert!(matches!(end, PumpEnd::Tunnel(_)), "{end:?}");
     }
 
     /// As when its task is cut off, or its process is killed: then the kernel goes by this option.

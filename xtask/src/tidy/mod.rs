@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: checks that no compiler makes. Each file here is one check; all report every finding.
 
 mod claims;
+mod connects;
 mod dependencies;
 mod documents;
 mod ebpf;
@@ -37,6 +38,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut all = Vec::new();
     all.extend(layers::check(workspace)?);
+    all.extend(connects::check(workspace)?);
     all.extend(sources::check(workspace)?);
     all.extend(dependencies::check(workspace)?);
     all.extend(documents::check(workspace)?);

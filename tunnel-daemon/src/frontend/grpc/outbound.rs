@@ -95,7 +95,7 @@ impl Outbound {
         })
     }
 
-    /// Sends one message of the leg's payload if the client takes one. `Ready(None)`: nothing to send now.
+    /// Sends one message of the leg's payload, up to what the client takes at a time. Pending while there is none, or no room.
     pub(super) fn poll_payload(
         &mut self,
         cx: &mut Context<'_>,

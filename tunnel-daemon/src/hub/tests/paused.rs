@@ -3,6 +3,7 @@
 
 use std::io::{self, Write as _};
 use std::net::{Shutdown, TcpListener};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 
 use socket2::SockRef;
@@ -11,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::*;
 use crate::hub::conduit::LEG_END_WAITS;
+use crate::net::peer::{self, Peer};
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
 
 const UNREAD: &[u8] = b"unread";
@@ -46,10 +48,20 @@ fn reset(far: std::net::TcpStream) {
     set.unwrap();
 }
 
+/// What the far end has done may be on its way still, on a clock that is not paused.
+fn until(near: &TcpStream, expected: Peer) {
+    let start = std::time::Instant::now();
+    while peer::state(near.as_fd()) != expected {
+        assert!(start.elapsed() < Duration::from_secs(30), "{expected:?}");
+        std::thread::yield_now();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
     let (mut near, far) = tcp().await;
     reset(far);
+    until(&near, Peer::Failed);
     let (mut leg, _conduit, first) = full_leg();
     let since = Instant::now();
     let outcome = pump(&mut near, &mut leg, first).await;
@@ -66,6 +78,7 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
 async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
     let (mut near, far) = tcp().await;
     reset(far);
+    until(&near, Peer::Failed);
     let (mut leg, conduit, first) = full_leg();
     let mut pumping = Box::pin(pump(&mut near, &mut leg, first));
     let paused = timeout(Duration::from_secs(29), &mut pumping).await;
@@ -81,6 +94,7 @@ async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
 async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
     let (mut near, far) = tcp().await;
     far.shutdown(Shutdown::Write).unwrap();
+    until(&near, Peer::Silent);
     let (mut leg, conduit, first) = full_leg();
     let over = timeout(A_WHILE, pump(&mut near, &mut leg, first)).await;
     assert!(over.is_err(), "{over:?}");

@@ -155,12 +155,12 @@ async fn a_client_breaks_off(lanes: bool) {
         value(&world, CLIENT_GONE) == 1.0
     })
     .await;
-    until("its target is let go", || {
+    until_for(GIVEN_UP, "its target is let go", || {
         agent.metrics.open_endpoint_connections() == 0
     })
     .await;
     if lanes {
-        until("so is its lane", || value(&world, BUSY) == 0.0).await;
+        until_for(GIVEN_UP, "so is its lane", || value(&world, BUSY) == 0.0).await;
     }
 }
 
@@ -190,17 +190,23 @@ async fn a_target_breaks_off(lanes: bool) {
 
 /// For half a minute whoever takes some of their bytes finds the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_and_targets_that_break_off_behind_bytes_that_nobody_takes_are_given_up() {
-    let [client_on_lane, client_on_link] =
-        [true, false].map(|lanes| Box::pin(a_client_breaks_off(lanes)));
-    let [target_on_lane, target_on_link] =
-        [true, false].map(|lanes| Box::pin(a_target_breaks_off(lanes)));
-    tokio::join!(
-        client_on_lane,
-        client_on_link,
-        target_on_lane,
-        target_on_link
-    );
+async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
+    a_client_breaks_off(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
+    a_client_breaks_off(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_a_lane() {
+    a_target_breaks_off(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up_on_the_link() {
+    a_target_breaks_off(false).await;
 }
 
 /// HTTP/2 reads its connection on: only the call waits.

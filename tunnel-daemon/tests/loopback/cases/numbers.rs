@@ -113,11 +113,11 @@ async fn towards_a_server(extensions: &[(&'static str, &str)]) -> Vec<usize> {
 /// With its heads a packet is no longer than 32 KiB: for a longer one gRPC-Go clears a mebibyte, each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn go_peers_get_packets_of_at_most_32_kibibytes() {
-    const WITH_HEADS: usize = 32 * KIB - 64;
+    const PAYLOAD: usize = 32 * KIB - 64;
     let agent = towards_an_agent(&[]).await;
-    assert_eq!(largest(&agent), WITH_HEADS, "towards an agent: {agent:?}");
+    assert_eq!(largest(&agent), PAYLOAD, "towards an agent: {agent:?}");
     let server = towards_a_server(&[]).await;
-    assert_eq!(largest(&server), WITH_HEADS, "towards a server: {server:?}");
+    assert_eq!(largest(&server), PAYLOAD, "towards a server: {server:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
