@@ -107,6 +107,13 @@ pub(crate) fn run(workspace: &Workspace, is_quick: bool, is_planted: bool) -> an
         ),
     }
     let before = previous.as_ref().ok().map(|one| one.binary.as_path());
+    if let Some(before) = before
+        && fs::read(before)? == fs::read(&adit)?
+    {
+        println!(
+            "guard: THIS TREE'S PROGRAM IS THAT OF THE COMMIT BEFORE, byte for byte: nothing that differs can be seen."
+        );
+    }
     let mut contenders = Contender::all(&adit, before, is_planted)?;
     let rounds = if is_quick {
         settings.quick_rounds

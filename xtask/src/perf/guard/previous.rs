@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 use crate::perf::programs::Programs;
+use crate::steps::run_command;
 use crate::workspace::Workspace;
 
 /// A binary of another commit.
@@ -28,6 +30,8 @@ const SOURCES: [&str; 4] = [
     "rust-toolchain.toml",
 ];
 
+const FORGET_LIMIT: Duration = Duration::from_secs(60);
+
 impl Previous {
     /// Finds and builds it: the commit itself while there are changes on top of it, else the one before. Built once for
     /// each commit.
@@ -48,6 +52,10 @@ impl Previous {
                 .context("it does not build")?;
             fs::create_dir_all(workspace.path(FOLDER).join(commit))?;
             fs::copy(built, binary)?;
+            // Cargo tells packages of two trees apart by the age of their files alone: what was built last would pass for
+            // this tree's.
+            let mut forget = workspace.cargo(&["clean", "--release", "--workspace", "--quiet"]);
+            run_command(&mut forget, FORGET_LIMIT)?;
         }
         Ok(previous)
     }
