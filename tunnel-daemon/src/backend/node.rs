@@ -131,14 +131,7 @@ impl AgentOpens for AgentDoor {
             let text = "tunnels that agents open have frames";
             return open.refuse(RefusalCode::Denied, text);
         }
-        let asked = open.request();
-        if asked.protocol.len() + asked.address.len() > limits::DIAL_BYTES_MAX {
-            // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
-            let refusal = NodeRefusal::NotAllowed;
-            self.refused(refusal);
-            return open.refuse(code(refusal), text(refusal));
-        }
-        if let Err(refusal) = self.admit() {
+        if let Err(refusal) = self.admit(open.request()) {
             self.refused(refusal);
             return open.refuse(code(refusal), text(refusal));
         }
@@ -168,7 +161,7 @@ impl AgentDoor {
         self.counts().refused();
     }
 
-    fn admit(&self) -> Result<(), NodeRefusal> {
+    fn admit(&self, asked: &OpenRequest) -> Result<(), NodeRefusal> {
         let settings = &self.door.settings;
         if settings.leaving.is_cancelled() {
             return Err(NodeRefusal::Leaving);
@@ -178,6 +171,10 @@ impl AgentDoor {
         }
         if !settings.descriptors.has_room(Use::Tunnel) {
             return Err(NodeRefusal::Descriptors);
+        }
+        if asked.protocol.len() + asked.address.len() > limits::DIAL_BYTES_MAX {
+            // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
+            return Err(NodeRefusal::NotAllowed);
         }
         Ok(())
     }

@@ -433,19 +433,18 @@ pub fn unpin(cgroup: &Path) -> io::Result<()> {
 /// rewrite before us is what our rules see, and what they rewrite behind us is theirs.
 ///
 /// # Errors
-/// This process may not list programs, which takes CAP_SYS_ADMIN: there may be some.
+/// The kernel does not list programs, which takes CAP_SYS_ADMIN: there may be some.
 pub fn neighbours() -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for program in aya::programs::loaded_programs() {
         let program = match program {
             Ok(program) => program,
-            Err(ProgramError::SyscallError(refused))
-                if refused.io_error.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                return Err(refused.io_error);
-            }
-            // It has gone meanwhile.
-            Err(_gone) => continue,
+            Err(ProgramError::SyscallError(refused)) => match refused.io_error.kind() {
+                // It has gone meanwhile.
+                io::ErrorKind::NotFound => continue,
+                _ => return Err(refused.io_error),
+            },
+            Err(other) => return Err(io::Error::other(other)),
         };
         if program.program_type() as u32 != SOCK_ADDR {
             continue;

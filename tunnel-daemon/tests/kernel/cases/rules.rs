@@ -121,7 +121,8 @@ fn nobody_waits_for_the_maps_as_long_as_a_set_waits_for_its_turn() {
             asked += 1;
         }
         assert_eq!(replacing.join().unwrap(), 2);
-        assert!(asked >= 100, "{asked}");
+        // One that waits for the whole set asks once or twice.
+        assert!(asked >= 10, "{asked}");
     });
 }
 

@@ -30,6 +30,7 @@ const SOURCES: [&str; 4] = [
     "rust-toolchain.toml",
 ];
 
+/// For cargo to delete what it built.
 const FORGET_LIMIT: Duration = Duration::from_secs(60);
 
 impl Previous {
@@ -47,15 +48,18 @@ impl Previous {
             // Always the same place: what cargo knows about it is used again for the next commit.
             let tree = workspace.path(FOLDER).join("tree");
             unpack(workspace, commit, &tree)?;
-            let built = programs
-                .release(&Workspace::in_folder(&tree), "adit")
-                .context("it does not build")?;
-            fs::create_dir_all(workspace.path(FOLDER).join(commit))?;
-            fs::copy(built, binary)?;
-            // Cargo tells packages of two trees apart by the age of their files alone: what was built last would pass for
-            // this tree's.
+            let built = programs.release(&Workspace::in_folder(&tree), "adit");
+            let fresh = binary.with_extension("fresh");
+            let kept = built.and_then(|built| {
+                fs::create_dir_all(workspace.path(FOLDER).join(commit))?;
+                Ok(fs::copy(built, &fresh)?)
+            });
+            // Cargo tells packages of two trees apart by the age of their files alone: what was built last, if only in part,
+            // would pass for this tree's. Before the binary has its name, or a run that is cut off here would not do it.
             let mut forget = workspace.cargo(&["clean", "--release", "--workspace", "--quiet"]);
             run_command(&mut forget, FORGET_LIMIT)?;
+            kept.context("it does not build")?;
+            fs::rename(fresh, binary)?;
         }
         Ok(previous)
     }
