@@ -131,9 +131,11 @@ impl<H: LinkHooks> LinkDriver<H> {
             self.decoder.push(data);
             while let Some(received) = self.decoder.next()? {
                 match &received {
-                    Received::Packet(packet) => self.hooks.packet_in(Ok(packet.kind())),
+                    Received::Packet(packet) if !self.decoder.is_inside_data() => {
+                        self.hooks.packet_in(Ok(packet.kind()));
+                    }
                     Received::Unknown(number) => self.hooks.packet_in(Err(*number)),
-                    Received::Violation(_) => (),
+                    Received::Packet(_) | Received::Violation(_) => (),
                 }
                 self.link.handle_packet(received, now);
                 self.apply(now)?;

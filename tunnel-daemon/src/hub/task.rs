@@ -69,7 +69,7 @@ pub trait LinkHooks: Send + 'static {
     fn retired(&mut self) {}
     /// Server: the stream of a retired link takes packets again.
     fn revived(&mut self) {}
-    /// A packet came (`None`: a type of this number that is not known).
+    /// A packet came, all of it (`Err`: a type of this number that is not known).
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
     /// A packet left.
     fn packet_out(&mut self, kind: PacketType);

@@ -205,6 +205,13 @@ impl Decoder {
         }
     }
 
+    /// Whether [`Self::next`] has just returned a piece of a `DATA` message of which more is to come. Counts are of messages,
+    /// as peers send them: whoever counts takes the last piece for it, since a message that is cut off never came.
+    #[must_use]
+    pub fn is_inside_data(&self) -> bool {
+        matches!(self.state, State::Payload { left: 1.., .. })
+    }
+
     fn available(&self) -> usize {
         self.joined.len() + self.input.len()
     }

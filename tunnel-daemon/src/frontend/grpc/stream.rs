@@ -264,7 +264,9 @@ impl<E: StreamEvents> ProxyStream<E> {
                 return Ok(());
             }
         };
-        self.events.packet_in(Ok(packet.kind()));
+        if !self.decoder.is_inside_data() {
+            self.events.packet_in(Ok(packet.kind()));
+        }
         if matches!(self.state, State::Over) {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use crate::hub::{Leg, OpenTunnel};
 
 /// What a stream tells the world. Called inside its task: must not block.
 pub trait StreamEvents: Send {
-    /// A packet came from the client.
+    /// A packet came from the client, all of it.
     fn packet_in(&mut self, kind: Result<PacketType, i32>);
     /// A packet was sent to the client.
     fn packet_out(&mut self, kind: PacketType);

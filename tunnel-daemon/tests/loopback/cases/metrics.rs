@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
+use bytes::Bytes;
 use tokio::io::AsyncReadExt as _;
 
 use crate::support::process::Process;
-use crate::support::raw::Connection;
+use crate::support::raw::{Call, Connection, data, encoded, framed};
 use crate::support::targets::{Sum, pattern};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
@@ -85,6 +87,56 @@ async fn client_whose_agent_does_not_read_is_counted_and_loses_nothing() {
     }
     assert_eq!(sum, Sum::of(&pattern(0, PIECES * PIECE)));
     world.server_metric(&full("Proxy"), 0.0).await;
+}
+
+/// Each of these pieces is handed on as it comes. Upstream counts the messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_that_come_in_pieces_are_counted_once() {
+    const BYTES: usize = 100_000;
+    const PACKETS: usize = 3;
+    const AGENTS: i64 = 5;
+    fn say(call: &mut Call, conn: i64) {
+        for _packet in 0..PACKETS {
+            let payload = data(conn, vec![7; BYTES]);
+            let message = framed(&encoded(PacketType::Data.into(), Some(payload)));
+            for piece in message.chunks(BYTES / 4) {
+                call.bytes(Bytes::copy_from_slice(piece));
+            }
+        }
+    }
+    async fn hear(call: &mut Call) {
+        let mut heard = 0;
+        while heard < PACKETS * BYTES {
+            match call.payload().await {
+                Some(Payload::Data(data)) => heard += data.data.len(),
+                other => panic!("no data but {other:?}"),
+            }
+        }
+    }
+    let world = World::start(&[]).await;
+    let agent = Connection::agent(&world).await;
+    let mut link = agent.link("raw", "").await;
+    let client = Connection::client(&world).await;
+    let mut call = client.proxy().await;
+    call.dial(1, "a.test:1");
+    match link.payload().await {
+        Some(Payload::DialRequest(dial)) => link.dial_response(dial.random, AGENTS),
+        other => panic!("no dial but {other:?}"),
+    }
+    let Some(Payload::DialResponse(open)) = call.payload().await else {
+        panic!("no answer");
+    };
+    say(&mut call, open.connect_id);
+    hear(&mut link).await;
+    say(&mut link, AGENTS);
+    hear(&mut call).await;
+    let text = world.server().metrics.scrape().text();
+    let counted = |segment: &str| {
+        let labels = format!("{{packet_type=\"DATA\",segment=\"{segment}\"}}");
+        sample(&text, &format!("{PREFIX}stream_packets_total{labels}"))
+    };
+    let expected = Some(PACKETS as f64);
+    assert_eq!(["from_client", "from_agent"].map(counted), [expected; 2]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,6 +45,24 @@ fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
     Ok(out)
 }
 
+/// How many packets `stream` counts for, cut at `cuts`.
+fn counted(stream: &[u8], cuts: &[usize]) -> usize {
+    let mut decoder = Decoder::default();
+    let (mut count, mut at) = (0, 0);
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    ends.push(stream.len());
+    ends.sort_unstable();
+    for end in ends {
+        decoder.push(Bytes::copy_from_slice(&stream[at..end]));
+        at = end;
+        while let Some(received) = decoder.next().unwrap() {
+            assert!(matches!(received, Received::Packet(_)), "{received:?}");
+            count += usize::from(!decoder.is_inside_data());
+        }
+    }
+    count
+}
+
 fn packet() -> impl Strategy<Value = Packet> {
     let id = prop_oneof![
         Just(1_i64),
@@ -99,6 +117,7 @@ proptest! {
     ) {
         let mut stream = Vec::new();
         let mut expected: Vec<Received> = Vec::new();
+        let sent = packets.len();
         for packet in packets {
             stream.extend(frame(&packet.clone().into_raw().encode_to_vec()));
             match (expected.last_mut(), &packet) {
@@ -108,12 +127,32 @@ proptest! {
             }
         }
         prop_assert_eq!(decode(&stream, &cuts), Ok(expected));
+        prop_assert_eq!(counted(&stream, &cuts), sent);
     }
 
     #[test]
     fn garbage_never_panics(stream in proptest::collection::vec(any::<u8>(), 0..600), cuts in proptest::collection::vec(any::<usize>(), 0..6)) {
         let _outcome = decode(&stream, &cuts);
     }
+}
+
+#[test]
+fn the_last_piece_of_data_is_told_from_those_before_it() {
+    let data = Packet::Data {
+        conn: ConnId(5),
+        bytes: vec![7; 3000].into(),
+    };
+    let message = frame(&data.into_raw().encode_to_vec());
+    let mut decoder = Decoder::default();
+    let more = message.chunks(1500).map(|piece| {
+        decoder.push(Bytes::copy_from_slice(piece));
+        let received = decoder.next().unwrap();
+        assert!(matches!(received, Some(Received::Packet(_))));
+        let more = decoder.is_inside_data();
+        assert_eq!(decoder.next(), Ok(None));
+        more
+    });
+    assert_eq!(more.collect::<Vec<_>>(), [true, true, false]);
 }
 
 #[test]
