@@ -12,13 +12,13 @@ use ipnet::IpNet;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
-use super::redirect::{listen, not_redirected, say_neighbours};
+use super::redirect::{listen, not_redirected};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::RedirectOrigin;
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_table::LISTENER;
 use super::redirect_view::RedirectView;
-use super::redirect_watch::{look_after, say_active};
+use super::redirect_watch::{look_after, say_active, say_neighbours};
 use crate::agent::node::{Wanted, Wants};
 use crate::config::plan::{NodeRedirectPlan, OnFailure, RuleFileOf};
 use crate::ebpf::account::Accounts;
@@ -125,7 +125,7 @@ fn attach(
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
     say_active(&plan.cgroup, rules.len(), &view);
-    say_neighbours();
+    say_neighbours(&redirect, &plan.cgroup, &view);
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(
         cgroup,

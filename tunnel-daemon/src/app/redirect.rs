@@ -15,12 +15,12 @@ use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
 use super::redirect_table::{LISTENER, at_agents, own_rules, rules};
 use super::redirect_view::RedirectView;
-use super::redirect_watch::{look_after, say_active};
+use super::redirect_watch::{look_after, say_active, say_neighbours};
 use crate::config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::object::OBJECT;
-use crate::ebpf::redirect::{Action, Redirect, neighbours, unpin};
+use crate::ebpf::redirect::{Action, Redirect, unpin};
 use crate::frontend::events::FrontendContext;
 use crate::frontend::transparent;
 use crate::hub::Hub;
@@ -153,7 +153,7 @@ impl Listening<'_> {
         match self.capture(capturing, hub, context, clients) {
             Ok((programs, listeners)) => {
                 let cgroup = redirect.cgroup.display().to_string();
-                say_neighbours();
+                say_neighbours(&programs, &redirect.cgroup, &view);
                 tracing::info!(cgroup, programs = programs.programs(), "redirect");
                 let looked_after = look_after(
                     Arc::clone(&programs),
@@ -280,22 +280,6 @@ impl Listening<'_> {
                 drop(accept_loop(listener, None, clients, events, stop, serve).await);
             })
         })
-    }
-}
-
-/// Other programs that rewrite calls of connect, for the log.
-pub(super) fn say_neighbours() {
-    match neighbours() {
-        Ok(others) if others.is_empty() => (),
-        Ok(others) => tracing::info!(
-            ?others,
-            "other programs rewrite calls of connect on this host: rules see what those before ours made of a destination"
-        ),
-        Err(error) => tracing::info!(
-            %error,
-            "whether other programs rewrite calls of connect on this host is not known, since to list programs takes \
-             CAP_SYS_ADMIN: `bpftool cgroup tree` shows them to root"
-        ),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::status::model::{RedirectFile, RedirectNamespaces, RedirectStatus};
+use super::status::model::{RedirectFile, RedirectNamespaces, RedirectOthers, RedirectStatus};
 use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST};
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{
@@ -50,6 +50,11 @@ impl RedirectView {
     /// Its cgroup is mounted as if it were all of the host, and is not.
     pub(super) fn part_of_host(&self) {
         self.change(|now| now.part_of_host = true);
+    }
+
+    /// Programs of others that run beside ours.
+    pub(super) fn others(&self, others: RedirectOthers) {
+        self.change(|now| now.others = Some(others));
     }
 
     /// Nothing is redirected, and why.
@@ -146,6 +151,9 @@ impl RedirectView {
                 now.cgroup
             );
         }
+        if let Some(others) = now.others.as_ref().and_then(RedirectOthers::text) {
+            text += &format!("[+]redirect: {others}\n");
+        }
         if let Some(RedirectFile { path, error }) = &now.file {
             text += &match error {
                 None => format!("[+]redirect-file {path}: set {} is in force\n", now.set),
@@ -188,6 +196,13 @@ mod tests {
         assert_eq!((view.detail().as_str(), view.status()), ("", None));
         view.active(Path::new("/cg"), 7);
         assert_eq!(view.detail(), "[+]redirect active: 7 rules on /cg\n");
+        view.others(RedirectOthers::default());
+        assert_eq!(view.detail(), "[+]redirect active: 7 rules on /cg\n");
+        view.others(RedirectOthers {
+            count: 2,
+            programs: Vec::new(),
+            unknown: Some("names unknown: no".to_owned()),
+        });
         view.file(Path::new("/rules"));
         view.reloaded(Ok((9, 2)));
         view.reloaded(Err("line 1: no"));
@@ -203,6 +218,7 @@ mod tests {
             lines.lines().collect::<Vec<_>>(),
             [
                 "[+]redirect active: 9 rules on /cg",
+                "[+]redirect: other programs at its hooks: 2 (names unknown: no)",
                 "[-]redirect-file /rules: line 1: no; set 2 stays in force",
                 "[+]redirect-netns: 1 other namespaces captured",
                 "[-]redirect-netns: 3 namespaces more than there may be",

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::redirect_view::RedirectView;
+use super::status::model::RedirectOthers;
 use crate::config::plan::OnFailure;
 use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use crate::ebpf::object::KernelError;
@@ -15,6 +16,8 @@ use crate::telemetry::AditMetrics;
 
 /// How often counts of the kernel are read, ended processes forgotten, and the cgroup looked after.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Other programs that are listed one by one.
+const OTHERS_NAMED: usize = 16;
 
 /// Says that programs are attached to a cgroup, with so many rules in force, and where it is less than it looks like.
 pub(super) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
@@ -24,6 +27,40 @@ pub(super) fn say_active(cgroup: &Path, rules: usize, view: &RedirectView) {
         let cgroup = cgroup.display();
         tracing::warn!(%cgroup, remedy = WHOLE_HOST, "the captured cgroup is {PART_OF_HOST}");
     }
+}
+
+/// Says which programs of others run beside ours when captured processes connect, as of now.
+pub(super) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &RedirectView) {
+    let others = match redirect.neighbours(cgroup) {
+        Ok(found) => {
+            let unknown = found.unknown();
+            let programs = found.programs.iter().take(OTHERS_NAMED);
+            RedirectOthers {
+                count: found.programs.len() as u64,
+                programs: programs.map(ToString::to_string).collect(),
+                unknown,
+            }
+        }
+        Err(error) => RedirectOthers {
+            unknown: Some(format!("the kernel does not list them: {error}")),
+            ..RedirectOthers::default()
+        },
+    };
+    let unknown = others.unknown.as_deref();
+    if others.count > 0 {
+        tracing::info!(
+            count = others.count,
+            programs = ?others.programs,
+            unknown,
+            "other programs run when captured processes connect: rules see what those before ours made of a destination"
+        );
+    } else if let Some(unknown) = unknown {
+        tracing::info!(
+            unknown,
+            "whether other programs run when captured processes connect is not known: `bpftool cgroup tree` shows them to root"
+        );
+    }
+    view.others(others);
 }
 
 /// Brings the kernel's counts to the metrics, forgets processes that ended, and says when the cgroup is gone: its programs went

@@ -10,6 +10,7 @@ pub mod exempt;
 mod generations;
 pub mod maps;
 pub mod mounts;
+pub mod neighbours;
 pub mod netns;
 pub mod object;
 pub mod pins;

@@ -12,23 +12,19 @@ use adit_ebpf_abi::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, AF_INET, ArrivalKey, CALL_OUTCOMES, Endpoint,
     FLAG_DENY, FLAG_HOME, Listener, ListenerKey, NODE_COOKIE, Rule, RuleKey,
 };
-use aya::programs::ProgramError;
 use ipnet::IpNet;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::attach::{Attached, open_cgroup};
 use super::generations::Generations;
 use super::maps::{self, ExemptSockets, RedirectMaps};
+use super::neighbours::{Neighbours, neighbours};
 use super::object::{KernelError, load};
 use super::processes::{self, Life, Processes};
 use super::{netns, pins};
 
-/// Names of other programs in one log line.
-const NEIGHBOURS_MAX: usize = 16;
 /// The listener that is noted in the network namespace of [`Redirect::at_home`] alone, and that no rule sends to.
 const HOME: u32 = u32::MAX;
-/// How the kernel numbers programs of these hooks.
-const SOCK_ADDR: u32 = 18;
 
 /// What becomes of calls to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +123,7 @@ pub struct Redirect {
     processes: Mutex<Processes>,
     attached: Mutex<Attached>,
     /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
-    _object: Mutex<aya::Ebpf>,
+    object: Mutex<aya::Ebpf>,
 }
 
 impl Redirect {
@@ -160,7 +156,7 @@ impl Redirect {
             rules: Mutex::default(),
             processes: Mutex::default(),
             attached: Mutex::new(attached),
-            _object: Mutex::new(ebpf),
+            object: Mutex::new(ebpf),
         })
     }
 
@@ -209,6 +205,20 @@ impl Redirect {
     #[must_use]
     pub fn programs(&self) -> usize {
         maps::locked(&self.attached).count()
+    }
+
+    /// Programs of others that run beside these, on the cgroup at that path. To be asked while there is CAP_NET_ADMIN.
+    ///
+    /// # Errors
+    /// The kernel does not tell: there may be some.
+    pub fn neighbours(&self, cgroup: &Path) -> io::Result<Neighbours> {
+        let object = maps::locked(&self.object);
+        let own: Vec<u32> = object
+            .programs()
+            // Those that are not loaded have none.
+            .filter_map(|(_name, program)| Some(program.info().ok()?.id()))
+            .collect();
+        neighbours(cgroup, &own)
     }
 
     /// Takes the programs off the cgroup: from now on calls go where they go.
@@ -427,37 +437,6 @@ pub fn unpin(cgroup: &Path) -> io::Result<()> {
         // No such file system, no pins.
         Err(_nowhere) => Ok(()),
     }
-}
-
-/// Names of other programs at the same kind of hook, such as those of a load balancer in place of kube-proxy. What they
-/// rewrite before us is what our rules see, and what they rewrite behind us is theirs.
-///
-/// # Errors
-/// The kernel does not list programs, which takes CAP_SYS_ADMIN: there may be some.
-pub fn neighbours() -> io::Result<Vec<String>> {
-    let mut names = Vec::new();
-    for program in aya::programs::loaded_programs() {
-        let program = match program {
-            Ok(program) => program,
-            Err(ProgramError::SyscallError(refused)) => match refused.io_error.kind() {
-                // It has gone meanwhile.
-                io::ErrorKind::NotFound => continue,
-                _ => return Err(refused.io_error),
-            },
-            Err(other) => return Err(io::Error::other(other)),
-        };
-        if program.program_type() as u32 != SOCK_ADDR {
-            continue;
-        }
-        names.extend(
-            program
-                .name_as_str()
-                .filter(|name| !name.starts_with("adit_"))
-                .map(str::to_owned),
-        );
-    }
-    names.truncate(NEIGHBOURS_MAX);
-    Ok(names)
 }
 
 /// The clock programs read.

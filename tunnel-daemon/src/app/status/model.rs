@@ -73,6 +73,9 @@ pub struct RedirectStatus {
     /// It is mounted as if it were all of the host, and is not.
     #[serde(default)]
     pub part_of_host: bool,
+    /// Programs of others at its hooks, as they were when it began.
+    #[serde(default)]
+    pub others: Option<RedirectOthers>,
     /// Rules in force, exclusions and what is always left alone included.
     pub rules: u64,
     /// The how many-th set of rules that is.
@@ -81,6 +84,30 @@ pub struct RedirectStatus {
     pub file: Option<RedirectFile>,
     /// Other network namespaces, if they are asked for.
     pub namespaces: Option<RedirectNamespaces>,
+}
+
+/// Programs of others that run when captured processes connect.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct RedirectOthers {
+    /// How many are known of.
+    pub count: u64,
+    /// The first of them: hook, number, name where that is known, and when it runs.
+    pub programs: Vec<String>,
+    /// What of them is not known, and why.
+    pub unknown: Option<String>,
+}
+
+impl RedirectOthers {
+    /// In a few words; `None` where there are none.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        match (self.count, &self.unknown) {
+            (0, None) => None,
+            (0, Some(why)) => Some(format!("other programs at its hooks: unknown, {why}")),
+            (count, None) => Some(format!("other programs at its hooks: {count}")),
+            (count, Some(why)) => Some(format!("other programs at its hooks: {count} ({why})")),
+        }
+    }
 }
 
 /// The file of a redirect's rules.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::client::Socket;
-use super::model::{Capability, LinkStatus, RedirectStatus, Role, Status, Verdict};
+use super::model::{Capability, LinkStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict};
 use super::text::{age, bytes, clean, clean_middle, show, wrapped};
 use crate::config::StatusOptions;
 
@@ -166,6 +166,9 @@ fn redirect_text(redirect: &RedirectStatus) -> String {
     if redirect.part_of_host {
         text += ", a part of the host only";
     }
+    if let Some(others) = redirect.others.as_ref().and_then(RedirectOthers::text) {
+        text += &format!("; {}", clean(&others, 200));
+    }
     if let Some(file) = &redirect.file {
         text += &match &file.error {
             None => format!("; set {} of their file", redirect.set),
@@ -310,6 +313,11 @@ pub(in crate::app) mod tests {
                 state: "active".to_owned(),
                 cgroup: "/sys/fs/cgroup/\x1b[2J".repeat(9),
                 part_of_host: true,
+                others: Some(RedirectOthers {
+                    count: 2,
+                    programs: Vec::new(),
+                    unknown: Some("names \x1b[2Junknown".repeat(9)),
+                }),
                 file: Some(RedirectFile {
                     path: "/rules".to_owned(),
                     error: Some("line 1:\n".repeat(99)),
@@ -358,6 +366,7 @@ pub(in crate::app) mod tests {
             "missing      kernel-tls: ",
             "17 on raw lanes (9 encrypted",
             "account      unavailable: it needs",
+            "hooks:",
             "9999+9999",
             "and 1960 more",
         ] {

@@ -4,16 +4,17 @@ use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
+use adit::ebpf::neighbours::{Neighbour, Place};
 use adit::ebpf::object::{OBJECT, load};
 use adit::ebpf::pins;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule, neighbours};
-use aya::programs::CgroupSockAddr;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, skip};
+use crate::support::stranger::{STRANGER, Stranger};
 use crate::support::target::target;
 
 fn rule(to: SocketAddr, action: Action) -> RedirectRule {
@@ -351,51 +352,69 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     drop(client);
 }
 
-/// One of ours, by a name that another project might have given it.
 #[test]
-fn programs_of_others_at_the_same_hook_are_known_by_name() {
+fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() {
     if !ready("neighbours") {
         return;
     }
-    let (ours, theirs) = ("adit_connect4", "lbxx_connect4");
-    let mut object = OBJECT.to_vec();
-    let places: Vec<usize> = (0..object.len() - ours.len())
-        .filter(|at| object[*at..].starts_with(ours.as_bytes()))
-        .collect();
-    assert!(!places.is_empty(), "the object names its programs");
-    for at in places {
-        object[at..at + theirs.len()].copy_from_slice(theirs.as_bytes());
-    }
-    let is_known = || neighbours().unwrap().iter().any(|name| name == theirs);
-    assert!(!is_known());
-    let mut loaded = load(&object).unwrap();
-    let program = loaded.program_mut(theirs).unwrap();
-    let program: &mut CgroupSockAddr = program.try_into().unwrap();
-    program.load().unwrap();
-    assert!(is_known());
-    // Those of ours are nobody's neighbours.
-    let names = neighbours().unwrap();
-    assert!(names.iter().all(|name| !name.starts_with("adit_")));
-    drop(loaded);
+    let outer = Cgroup::new();
+    let captured = outer.below();
+    let inner = captured.below();
+    let above = Stranger::on(outer.path());
+    let before = Stranger::on(captured.path());
+    let ours = Redirect::attach(OBJECT, captured.path()).unwrap();
+    let behind = Stranger::on(captured.path());
+    let below = Stranger::on(inner.path());
+    let found = ours.neighbours(captured.path()).unwrap();
+    assert_eq!(found.unknown(), None);
+    // The host may have others, and ours is none.
+    let named = |program: &&Neighbour| program.name.as_deref() == Some(STRANGER);
+    let strangers = found.programs.iter().filter(named);
+    let seen: Vec<_> = strangers.map(|it| (it.id, it.place)).collect();
+    let expected = [
+        (before.id(), Place::Before),
+        (behind.id(), Place::Behind),
+        (above.id(), Place::Behind),
+        (below.id(), Place::Below),
+    ];
+    assert_eq!(seen, expected);
+    let names = found.programs.iter().filter_map(|it| it.name.as_deref());
+    let of_ours: Vec<_> = names.filter(|name| name.starts_with("adit_")).collect();
+    assert_eq!(of_ours, [""; 0]);
 }
 
-/// What the redirect itself takes is not enough to look for others.
+/// What the redirect itself takes is enough to learn which there are, and not what they are called.
 #[test]
-fn who_may_not_list_programs_is_told_so_and_not_that_there_are_none() {
-    if !ready("neighbours that cannot be listed") {
+fn who_may_not_open_programs_of_others_knows_which_there_are_and_that_names_are_unknown() {
+    if !ready("neighbours without names") {
         return;
     }
-    // Capabilities are a thread's own, and this one ends with them.
-    let listed = std::thread::spawn(|| {
-        let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+    let cgroup = Cgroup::new();
+    let before = Stranger::on(cgroup.path());
+    let ours = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    // Capabilities are a thread's own, and each of these ends with them.
+    let seen_with = |rights| {
         let sets = CapabilitySets {
-            effective: least,
-            permitted: least,
+            effective: rights,
+            permitted: rights,
             inheritable: CapabilitySet::empty(),
         };
-        set_capabilities(None, sets).unwrap();
-        neighbours()
-    });
-    let error = listed.join().unwrap().unwrap_err();
+        let look = || {
+            set_capabilities(None, sets).unwrap();
+            ours.neighbours(cgroup.path())
+        };
+        std::thread::scope(|threads| threads.spawn(look).join().unwrap())
+    };
+    let least = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
+    for rights in [least, CapabilitySet::NET_ADMIN] {
+        let found = seen_with(rights).unwrap();
+        let is_it = |program: &&Neighbour| program.id == before.id();
+        let seen = found.programs.iter().find(is_it).unwrap();
+        assert_eq!((&seen.name, seen.place), (&None, Place::Before));
+        let unknown = found.unknown().unwrap();
+        assert!(unknown.contains("CAP_SYS_ADMIN"), "{unknown}");
+    }
+    // Without any it is not said that there are none.
+    let error = seen_with(CapabilitySet::empty()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
 }

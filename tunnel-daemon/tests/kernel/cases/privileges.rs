@@ -12,6 +12,7 @@ use crate::support::confined::{NOBODY, give};
 use crate::support::daemon::{Daemon, User, field};
 use crate::support::namespace::Namespace;
 use crate::support::privilege::{ready, say, skip};
+use crate::support::stranger::{STRANGER, Stranger};
 use crate::support::target::target;
 use crate::support::world::World;
 
@@ -111,6 +112,7 @@ fn account(class: SocketAddr) -> String {
 pub(super) fn redirecting_server(user: User) {
     let target = target("127.20.0.1");
     let clients = Cgroup::new();
+    let stranger = Stranger::on(clients.path());
     let world = prepared(user);
     let flags = [
         format!("--redirect={target}"),
@@ -119,10 +121,9 @@ pub(super) fn redirecting_server(user: User) {
     ];
     let server = server(&world, user, "server", &flags);
     assert_nothing_left(&server, user, &THREADS);
-    // That it has seen none of others does not mean that there are none.
-    let unknown = "whether other programs rewrite calls of connect on this host is not known";
-    let log = server.log();
-    assert!(!user.is_ambient() || log.contains(unknown), "{log}");
+    // Whoever may attach knows of others; of names not everybody.
+    let (log, other) = (server.log(), format!("connect4 {}", stranger.id()));
+    assert!(log.contains(&other), "{log}");
     let agent = agent(&world, user, &server, &[]);
     assert_nothing_left(&agent, user, &THREADS);
     // Tables are read and written from now on, without any right.
@@ -152,6 +153,15 @@ pub(super) fn redirecting_server(user: User) {
     );
     assert!(
         status.contains("\"account\":{\"state\":\"on\",\"reason\":\"eBPF program "),
+        "{status}"
+    );
+    let name_or_why = if user.is_ambient() {
+        "names unknown: they take CAP_SYS_ADMIN"
+    } else {
+        STRANGER
+    };
+    assert!(
+        status.contains(&other) && status.contains(name_or_why),
         "{status}"
     );
     // What the host allowed is what it allowed then.

@@ -18,6 +18,7 @@ pub(crate) mod process {
 }
 pub(crate) mod role;
 pub(crate) mod sockmap;
+pub(crate) mod stranger;
 pub(crate) mod target;
 pub(crate) mod wait;
 pub(crate) mod world;
