@@ -75,6 +75,8 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 pub struct DestinationList {
     scope: Scope,
     entries: Vec<Entry>,
+    /// Each entry in its shortest spelling: told of every dial, written once.
+    classes: Vec<String>,
     guarded: Vec<IpNet>,
 }
 
@@ -93,6 +95,7 @@ impl DestinationList {
         Self {
             scope: Scope::Open,
             entries: Vec::new(),
+            classes: Vec::new(),
             guarded: METADATA.to_vec(),
         }
     }
@@ -109,11 +112,7 @@ impl DestinationList {
             .iter()
             .map(|e| e.as_ref().parse())
             .collect::<Result<_, _>>()?;
-        Ok(Self {
-            scope: Scope::Listed,
-            entries,
-            guarded: METADATA.to_vec(),
-        })
+        Ok(Self::listed(entries, METADATA.to_vec()))
     }
 
     /// A server's `--allowed-destination` list: every entry has a port, no entry at all allows nothing,
@@ -132,11 +131,16 @@ impl DestinationList {
         };
         let entries = entries.iter().map(strict).collect::<Result<_, _>>()?;
         let guarded = METADATA.iter().chain(&LOOPBACK).copied().collect();
-        Ok(Self {
+        Ok(Self::listed(entries, guarded))
+    }
+
+    fn listed(entries: Vec<Entry>, guarded: Vec<IpNet>) -> Self {
+        Self {
             scope: Scope::Listed,
+            classes: entries.iter().map(ToString::to_string).collect(),
             entries,
             guarded,
-        })
+        }
     }
 
     /// Is there an entry that some address of `name` could fall under? Whoever dials for others need not look up names for
@@ -185,13 +189,11 @@ impl DestinationList {
 
     /// The first entry that covers `addr`, in its shortest spelling; `None` when none does, as with an open list.
     #[must_use]
-    pub fn class(&self, addr: SocketAddr, name: Option<&str>) -> Option<String> {
+    pub fn class(&self, addr: SocketAddr, name: Option<&str>) -> Option<&str> {
         let ip = canonical_ip(addr.ip());
-        let covering = self
-            .entries
-            .iter()
-            .find(|e| e.covers(ip, addr.port(), name));
-        covering.map(ToString::to_string)
+        let mut each = self.entries.iter().zip(&self.classes);
+        let covering = each.find(|(entry, _class)| entry.covers(ip, addr.port(), name));
+        covering.map(|(_entry, class)| class.as_str())
     }
 }
 

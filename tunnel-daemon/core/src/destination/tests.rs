@@ -264,11 +264,7 @@ fn the_class_of_a_destination_is_the_entry_that_covers_it() {
             Some("kubernetes.default.svc:443"),
         ),
     ] {
-        assert_eq!(
-            list.class(addr.parse().unwrap(), name).as_deref(),
-            class,
-            "{addr}"
-        );
+        assert_eq!(list.class(addr.parse().unwrap(), name), class, "{addr}");
     }
     let open = DestinationList::open();
     assert_eq!(open.class("10.1.2.3:80".parse().unwrap(), None), None);

@@ -64,7 +64,7 @@ impl TcpConnect {
         let labels = Labels {
             role: AccountRole::Target,
             agent: &self.agent,
-            destination_class: &class,
+            destination_class: class,
         };
         self.accounts.connecting(socket, &labels)
     }
