@@ -28,13 +28,21 @@ impl Captured {
     /// # Errors
     /// It could not be built, or there is no cgroup2.
     pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
-        let mounts = fs::read_to_string("/proc/mounts")?;
         Ok(Self {
             binary: programs.adit()?,
             version: programs.adit_version().to_owned(),
-            cgroups: cgroup2(&mounts).context("no cgroup2 is mounted")?,
+            cgroups: cgroups()?,
         })
     }
+}
+
+/// Where cgroup2 is mounted.
+///
+/// # Errors
+/// It is not.
+pub(super) fn cgroups() -> anyhow::Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/mounts")?;
+    cgroup2(&mounts).context("no cgroup2 is mounted")
 }
 
 /// Where it is mounted, of the lines of `/proc/mounts`.
@@ -50,7 +58,9 @@ fn cgroup2(mounts: &str) -> Option<PathBuf> {
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    fn new(below: &Path) -> anyhow::Result<Self> {
+    /// # Errors
+    /// We may not.
+    pub(super) fn new(below: &Path) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Relaxed);
         let path = below.join(format!("adit-perf-{}-{number}", std::process::id()));

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Peer, Route};
-use crate::perf::process::{Site, free_port};
+use super::captured::{Cgroup, cgroups};
+use super::{Peer, Place, Route};
+use crate::perf::process::{Inside, Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Way};
 use crate::perf::turn::{AGENTS, METRICS};
@@ -24,6 +25,8 @@ pub(crate) struct Konnectivity {
     agent: Program,
     /// The only dialect worth measuring.
     only: Option<Way>,
+    /// Where cgroups are made, if server and agent have one each.
+    cgroups: Option<PathBuf>,
 }
 
 impl Program {
@@ -47,6 +50,7 @@ impl Konnectivity {
             server: Program::alone(programs.upstream("server")?),
             agent: Program::alone(programs.upstream("agent")?),
             only: None,
+            cgroups: None,
         })
     }
 
@@ -62,6 +66,7 @@ impl Konnectivity {
             server: role("server"),
             agent: role("agent"),
             only: None,
+            cgroups: None,
         }
     }
 
@@ -81,6 +86,7 @@ impl Konnectivity {
             server: server.server.clone(),
             agent: agent.agent.clone(),
             only: None,
+            cgroups: None,
         }
     }
 
@@ -121,6 +127,18 @@ impl Konnectivity {
         self
     }
 
+    /// The same with server and agent each in a cgroup of its own, as units and pods have it: what is attached to one's hears
+    /// nothing of the other, of targets and of the load.
+    ///
+    /// # Errors
+    /// There is no cgroup2.
+    pub(crate) fn in_cgroups(mut self) -> anyhow::Result<Self> {
+        self.cgroups = Some(cgroups()?);
+        self.name.push_str("-cgroups");
+        self.version.push_str(", in cgroups of their own");
+        Ok(self)
+    }
+
     /// What a user's scenario describes.
     pub(crate) fn of_user(binary: &Binary) -> Self {
         let program = |path: &Path, args: &[String]| Program {
@@ -133,6 +151,7 @@ impl Konnectivity {
             server: program(&binary.server, &binary.server_args),
             agent: program(&binary.agent, &binary.agent_args),
             only: None,
+            cgroups: None,
         }
     }
 }
@@ -152,7 +171,8 @@ impl Peer for Konnectivity {
     }
 
     fn spans(&self) -> bool {
-        true
+        // A process is put into a namespace or into a cgroup.
+        self.cgroups.is_none()
     }
 
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
@@ -163,13 +183,21 @@ impl Peer for Konnectivity {
             targets.insert(AGENTS.to_owned(), format!("127.0.0.1:{agent_port}"));
             targets.insert(METRICS.to_owned(), format!("127.0.0.1:{health_port}"));
         }
+        let own = match &self.cgroups {
+            Some(below) => Some([Cgroup::new(below)?, Cgroup::new(below)?]),
+            None => None,
+        };
+        let [near, far] = match &own {
+            Some(own) => own.each_ref().map(|cgroup| Inside::Cgroup(cgroup.path())),
+            None => [site.near(), site.far()],
+        };
         let start = |name: &str, inside, program: &Program, flags: &[String]| {
             let args = [program.args.as_slice(), flags].concat();
             site.spawn(name, inside, &program.path, &args)
         };
         let server = start(
             "server",
-            site.near(),
+            near,
             &self.server,
             &[
                 format!("--mode={}", way.dialect()),
@@ -186,7 +214,7 @@ impl Peer for Konnectivity {
         )?;
         let agent = start(
             "agent",
-            site.far(),
+            far,
             &self.agent,
             &[
                 format!("--proxy-server-host={}", site.near_host()),
@@ -210,7 +238,10 @@ impl Peer for Konnectivity {
                 ("server".to_owned(), server.id()),
                 ("agent".to_owned(), agent.id()),
             ],
-            place: site.load_namespace().into(),
+            place: match own {
+                Some(own) => Place::Outside { _cgroups: own },
+                None => site.load_namespace().into(),
+            },
             running: vec![agent, server, target],
         })
     }

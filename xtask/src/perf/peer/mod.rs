@@ -72,6 +72,8 @@ pub(crate) enum Place {
     Namespace(String),
     /// In a cgroup.
     Cgroup(Cgroup),
+    /// With us, but server and agent are in cgroups that end with the path.
+    Outside { _cgroups: [Cgroup; 2] },
 }
 
 impl From<Option<String>> for Place {
@@ -84,7 +86,7 @@ impl Route {
     /// For the load tool.
     pub(crate) fn inside(&self) -> Inside<'_> {
         match &self.place {
-            Place::Here => Inside::Host,
+            Place::Here | Place::Outside { .. } => Inside::Host,
             Place::Namespace(namespace) => Inside::Namespace(namespace),
             Place::Cgroup(cgroup) => Inside::Cgroup(cgroup.path()),
         }
@@ -123,6 +125,9 @@ pub(crate) fn find(
             Ok(Box::new(Konnectivity::fleet(name, &upstream, &ours)))
         }
         "adit-again" => Ok(Box::new(adit(programs)?.again())),
+        "adit-cgroups" => Ok(Box::new(adit(programs)?.in_cgroups()?)),
+        "adit-account-cgroups" => Ok(Box::new(adit(programs)?.accounted().in_cgroups()?)),
+        "adit-again-cgroups" => Ok(Box::new(adit(programs)?.again().in_cgroups()?)),
         "haproxy" => Ok(Box::new(haproxy::HaProxy::find(Middle::Tls)?)),
         "haproxy-plaintext" => Ok(Box::new(haproxy::HaProxy::find(Middle::Clear)?)),
         "rathole" => Ok(Box::new(rathole::Rathole::find(programs)?)),
@@ -133,7 +138,7 @@ pub(crate) fn find(
         }
         _ => anyhow::bail!(
             "no such peer: there are direct, relay, relay-ENGINE-MOVER, relay-tokio, relay-tokio-uring, relay-ring-splice, upstream, adit, adit-plaintext, \
-             adit-link, adit-account, adit-redirect, adit-server, adit-agent, adit-again, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+             adit-link, adit-account, adit-redirect, adit-server, adit-agent, adit-again, adit-cgroups, adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }
