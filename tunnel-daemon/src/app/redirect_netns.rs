@@ -18,12 +18,13 @@ use super::redirect_table::LISTENER;
 use super::redirect_view::RedirectView;
 use super::status::model::RedirectNamespaces;
 use crate::config::NetnsHelperOptions;
+use crate::config::limits;
 use crate::config::plan::NetnsPlan;
 use crate::ebpf::account::Accounts;
 use crate::ebpf::netns;
 use crate::ebpf::redirect::Redirect;
 use crate::net::listen::Listener;
-use crate::net::namespaces::{Helper, HelperError, Look, Opened};
+use crate::net::namespaces::{FOLDERS_MAX, Helper, HelperError, Look, Opened, PROCESSES_MAX};
 use crate::telemetry::labels::NetnsHelperState;
 
 /// Between two looks: how long a new namespace may go without a listener, and one that ended be kept by ours.
@@ -44,6 +45,7 @@ pub(super) struct Namespaces {
     serving: FuturesUnordered<BoxFuture<'static, ()>>,
     failed: HashMap<String, String>,
     unreadable: usize,
+    left_out: LeftOut,
     stop: CancellationToken,
 }
 
@@ -51,6 +53,68 @@ struct Held {
     name: String,
     cookie: u64,
     stop: CancellationToken,
+}
+
+/// What looks leave out. It changes nothing that is captured, so the log has it when it begins and when it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct LeftOut {
+    /// There are more namespaces than may be captured.
+    is_over: bool,
+    /// There is more to look at than is looked at.
+    is_cut: bool,
+}
+
+/// A change of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Notice {
+    Over,
+    NoneOver,
+    Cut,
+    Whole,
+}
+
+impl LeftOut {
+    /// What is new with this look.
+    fn changed_by(&mut self, look: &Look) -> Vec<Notice> {
+        let now = Self {
+            is_over: look.over > 0,
+            is_cut: look.is_cut,
+        };
+        let before = std::mem::replace(self, now);
+        let over = match (before.is_over, now.is_over) {
+            (false, true) => Some(Notice::Over),
+            (true, false) => Some(Notice::NoneOver),
+            (true, true) | (false, false) => None,
+        };
+        let cut = match (before.is_cut, now.is_cut) {
+            (false, true) => Some(Notice::Cut),
+            (true, false) => Some(Notice::Whole),
+            (true, true) | (false, false) => None,
+        };
+        over.into_iter().chain(cut).collect()
+    }
+}
+
+impl Notice {
+    fn log(self, over: usize) {
+        match self {
+            Self::Over => tracing::warn!(
+                over,
+                limit = limits::REDIRECT_NETNS_MAX,
+                "there are more network namespaces than are captured: some are not"
+            ),
+            Self::NoneOver => tracing::info!("there is room for all network namespaces again"),
+            Self::Cut => tracing::warn!(
+                processes_max = PROCESSES_MAX,
+                cgroups_max = FOLDERS_MAX,
+                "the captured cgroup has more processes, or more cgroups below it, than are looked at: network namespaces \
+                 of the others are not captured, and those that are held stay so though they may be gone"
+            ),
+            Self::Whole => {
+                tracing::info!("all processes of the captured cgroup are looked at again")
+            }
+        }
+    }
 }
 
 impl Namespaces {
@@ -80,6 +144,7 @@ impl Namespaces {
             serving: FuturesUnordered::new(),
             failed: HashMap::new(),
             unreadable: 0,
+            left_out: LeftOut::default(),
             stop: stop.child_token(),
         };
         let started = Helper::start(&options).and_then(|mut helper| {
@@ -158,6 +223,9 @@ impl Namespaces {
     }
 
     fn apply(&mut self, look: Look) {
+        for notice in self.left_out.changed_by(&look) {
+            notice.log(look.over);
+        }
         let still = look.still;
         let gone: Vec<u64> = self
             .held
@@ -202,6 +270,7 @@ impl Namespaces {
             failed,
             over_limit: over as u64,
             unreadable_processes: self.unreadable as u64,
+            look_cut: self.left_out.is_cut,
             ..RedirectNamespaces::default()
         });
     }
@@ -248,5 +317,33 @@ impl Namespaces {
         }
         held.stop.cancel();
         tracing::info!(namespace = held.name, "network namespace gone");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_looks_leave_out_is_said_when_it_begins_and_when_it_ends_and_not_in_between() {
+        let mut left_out = LeftOut::default();
+        for (over, is_cut, said) in [
+            (0, false, vec![]),
+            (3, false, vec![Notice::Over]),
+            (4, false, vec![]),
+            (4, true, vec![Notice::Cut]),
+            (4, true, vec![]),
+            (0, true, vec![Notice::NoneOver]),
+            (0, false, vec![Notice::Whole]),
+            (1, true, vec![Notice::Over, Notice::Cut]),
+            (0, false, vec![Notice::NoneOver, Notice::Whole]),
+        ] {
+            let look = Look {
+                over,
+                is_cut,
+                ..Look::default()
+            };
+            assert_eq!(left_out.changed_by(&look), said, "{look:?}");
+        }
     }
 }

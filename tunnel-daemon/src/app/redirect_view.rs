@@ -177,6 +177,9 @@ impl RedirectView {
                     namespaces.over_limit
                 );
             }
+            if namespaces.look_cut {
+                text += "[-]redirect-netns: not all captured processes are looked at, they are too many\n";
+            }
             for failed in namespaces.failed.iter().take(NAMED_MAX) {
                 text += &format!("[-]redirect-netns {failed}\n");
             }
@@ -211,6 +214,7 @@ mod tests {
             captured: vec!["/run/netns/a".to_owned()],
             failed: vec!["/run/netns/b: no".to_owned()],
             over_limit: 3,
+            look_cut: true,
             ..RedirectNamespaces::default()
         });
         let lines = view.detail();
@@ -222,6 +226,7 @@ mod tests {
                 "[-]redirect-file /rules: line 1: no; set 2 stays in force",
                 "[+]redirect-netns: 1 other namespaces captured",
                 "[-]redirect-netns: 3 namespaces more than there may be",
+                "[-]redirect-netns: not all captured processes are looked at, they are too many",
                 "[-]redirect-netns /run/netns/b: no",
             ]
         );

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use crate::session::Moment;
 
-/// Idle lanes kept when nobody asks for more.
-const WARM: usize = 4;
 /// Idle lanes are looked at over this long before some of them are given up.
 const WINDOW: Duration = Duration::from_secs(60);
 
@@ -38,12 +36,15 @@ pub struct Growth {
 }
 
 impl Growth {
+    /// Idle lanes kept when nobody asks for more.
+    pub const WARM: usize = 4;
+
     /// At most `limit` lanes of all kinds; 0: none at all.
     #[must_use]
     pub fn new(limit: usize, now: Moment) -> Self {
         Self {
             limit,
-            wanted: WARM.min(limit),
+            wanted: Self::WARM.min(limit),
             was_short: false,
             window_from: now,
             idle_min: usize::MAX,
@@ -81,7 +82,7 @@ impl Growth {
         let unused = std::mem::replace(&mut self.idle_min, lanes.idle);
         self.window_from = now;
         if unused > self.wanted / 2 {
-            self.wanted = (self.wanted / 2).max(WARM).min(self.limit);
+            self.wanted = (self.wanted / 2).max(Self::WARM).min(self.limit);
         }
         // Lanes that were needed within the window stay.
         unused.saturating_sub(self.wanted)
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn a_few_lanes_are_warm_and_want_doubles_up_to_the_limit() {
         let mut growth = Growth::new(20, at(0));
-        assert_eq!(growth.missing(Lanes::default()), WARM);
+        assert_eq!(growth.missing(Lanes::default()), Growth::WARM);
         let lanes = Lanes {
             idle: 1,
             busy: 5,
@@ -114,7 +115,11 @@ mod tests {
         };
         assert_eq!(growth.missing(lanes), 1);
         growth.short();
-        assert_eq!(growth.wanted(), WARM, "the first ones are on their way");
+        assert_eq!(
+            growth.wanted(),
+            Growth::WARM,
+            "the first ones are on their way"
+        );
         for wanted in [8, 16, 20] {
             growth.short();
             growth.short();
@@ -152,8 +157,8 @@ mod tests {
         for minute in 3..20 {
             growth.surplus(idle(growth.wanted()), at(60 * minute));
         }
-        assert_eq!(growth.wanted(), WARM);
-        assert_eq!(growth.surplus(idle(WARM), at(6000)), 0);
+        assert_eq!(growth.wanted(), Growth::WARM);
+        assert_eq!(growth.surplus(idle(Growth::WARM), at(6000)), 0);
     }
 
     #[test]

@@ -134,6 +134,9 @@ pub struct RedirectNamespaces {
     pub over_limit: u64,
     /// Captured processes whose namespace cannot be read.
     pub unreadable_processes: u64,
+    /// There are more captured processes than are looked at: namespaces of the others are not captured.
+    #[serde(default)]
+    pub look_cut: bool,
 }
 
 /// Server or agent.

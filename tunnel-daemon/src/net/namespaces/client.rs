@@ -59,6 +59,8 @@ pub struct Look {
     pub over: usize,
     /// Processes whose namespace cannot be read.
     pub unreadable: usize,
+    /// There was more to look at than is looked at: what is not found may be there.
+    pub is_cut: bool,
 }
 
 /// Sockets in a namespace: bound to loopback, not listening yet. At least one.
@@ -133,8 +135,12 @@ impl Helper {
                 }
                 Reply::New(id, name, sockets) => look.opened.push(Opened { id, name, sockets }),
                 Reply::Fail(name, why) => look.failed.push((name, why)),
-                Reply::Done { over, unreadable } => {
-                    (look.over, look.unreadable) = (over, unreadable);
+                Reply::Done {
+                    over,
+                    unreadable,
+                    is_cut,
+                } => {
+                    (look.over, look.unreadable, look.is_cut) = (over, unreadable, is_cut);
                     return Ok(look);
                 }
                 Reply::Ready | Reply::Refused(_) => {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use crate::config::NetnsHelperOptions;
 
 /// Folders of a cgroup that are looked at. A node has some thousand.
-const FOLDERS_MAX: usize = 16_384;
+pub const FOLDERS_MAX: usize = 16_384;
 /// Processes that are looked at.
-const PROCESSES_MAX: usize = 65_536;
+pub const PROCESSES_MAX: usize = 65_536;
 
 /// What a look found.
 #[derive(Debug, Default)]
@@ -76,6 +76,15 @@ impl Found {
     pub(super) fn still(&self, held: &[u64]) -> Vec<u64> {
         let is_there = |id: &u64| self.is_cut || self.known.contains(id);
         held.iter().copied().filter(is_there).collect()
+    }
+
+    /// Takes out those that are not held, as many as there is room for, and says for how many there is none.
+    pub(super) fn fresh(&mut self, held: &[u64], room: usize) -> (Vec<Namespace>, usize) {
+        let mut fresh = std::mem::take(&mut self.namespaces);
+        fresh.retain(|namespace| !held.contains(&namespace.id));
+        let over = fresh.len().saturating_sub(room);
+        fresh.truncate(room);
+        (fresh, over)
     }
 
     fn in_cgroup(&mut self, cgroup: &Path, own: u64, most: Most) {
@@ -172,6 +181,31 @@ mod tests {
             let mut still = vec![ours, elsewhere];
             still.truncate(if is_cut { 2 } else { 1 });
             assert_eq!(found.still(&[ours, elsewhere]), still, "{most:?}");
+        }
+    }
+
+    /// Those that a look did not get to stay, and take the room of others: that these are left out has to be known.
+    #[test]
+    fn namespaces_without_room_are_counted_whatever_takes_it() {
+        let found = |ids: std::ops::Range<u64>| Found {
+            namespaces: ids
+                .map(|id| Namespace {
+                    id,
+                    path: PathBuf::new(),
+                })
+                .collect(),
+            is_cut: true,
+            ..Found::default()
+        };
+        for (ids, held, room, fresh, over) in [
+            (1..4, &[][..], 3, vec![1, 2, 3], 0),
+            (1..4, &[2], 2, vec![1, 3], 0),
+            (1..4, &[2], 1, vec![1], 1),
+            (1..2, &[7, 8], 0, vec![], 1),
+        ] {
+            let (taken, left) = found(ids).fresh(held, room);
+            let taken: Vec<u64> = taken.into_iter().map(|namespace| namespace.id).collect();
+            assert_eq!((taken, left), (fresh, over), "{held:?} {room}");
         }
     }
 

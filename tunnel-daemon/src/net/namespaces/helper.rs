@@ -97,19 +97,15 @@ fn answer(
     let fail = |name: &std::path::Path, why: String| {
         say(format!("fail {}\t{}", short(name), clip(&why)), &[])
     };
-    let found = Found::look(options, home.id);
-    let over = found
-        .namespaces
-        .len()
-        .saturating_sub(limits::REDIRECT_NETNS_MAX);
+    let mut found = Found::look(options, home.id);
     // Those that are held stay, whoever else came.
     let still = found.still(held);
     for id in &still {
         say(format!("have {id}"), &[])?;
     }
     let room = limits::REDIRECT_NETNS_MAX.saturating_sub(still.len());
-    let is_fresh = |namespace: &Namespace| !held.contains(&namespace.id);
-    for namespace in found.namespaces.into_iter().filter(is_fresh).take(room) {
+    let (fresh, over) = found.fresh(held, room);
+    for namespace in fresh {
         match enter(&namespace, home, options.mark)? {
             Ok(sockets) => {
                 let borrowed: Vec<BorrowedFd<'_>> =
@@ -125,7 +121,8 @@ fn answer(
     for (path, error) in found.failed.into_iter().take(limits::REDIRECT_NETNS_MAX) {
         fail(&path, error.to_string())?;
     }
-    say(format!("done {over} {}", found.unreadable), &[])
+    let look = if found.is_cut { "cut" } else { "whole" };
+    say(format!("done {over} {} {look}", found.unreadable), &[])
 }
 
 fn in_words(error: &io::Error) -> String {

@@ -13,3 +13,4 @@ pub mod helper;
 mod wire;
 
 pub use client::{Helper, HelperError, Look, Opened, start_by};
+pub use find::{FOLDERS_MAX, PROCESSES_MAX};

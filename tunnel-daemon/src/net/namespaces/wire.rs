@@ -2,7 +2,7 @@
 //!
 //! The helper begins with `ready` or `refused WHY`. Then the daemon asks `look ID...`, naming the namespaces it has a listener
 //! in, and hears of each that is there now: `have ID`; `new ID NAME` with its sockets; `fail ID NAME`, a tab, and why; at last
-//! `done OVER UNREADABLE`. So the helper remembers nothing between two requests.
+//! `done OVER UNREADABLE whole`, or `cut` in place of `whole`. So the helper remembers nothing between two requests.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -31,7 +31,11 @@ pub(super) enum Reply {
     Have(u64),
     New(u64, String, Vec<OwnedFd>),
     Fail(String, String),
-    Done { over: usize, unreadable: usize },
+    Done {
+        over: usize,
+        unreadable: usize,
+        is_cut: bool,
+    },
 }
 
 /// Sends one packet.
@@ -109,10 +113,16 @@ impl Reply {
                 Self::Fail(name.to_owned(), why.to_owned())
             }
             "done" => {
-                let (over, unreadable) = rest.split_once(' ')?;
+                let (over, rest) = rest.split_once(' ')?;
+                let (unreadable, look) = rest.split_once(' ')?;
                 Self::Done {
                     over: over.parse().ok()?,
                     unreadable: unreadable.parse().ok()?,
+                    is_cut: match look {
+                        "cut" => true,
+                        "whole" => false,
+                        _ => return None,
+                    },
                 }
             }
             _ => return None,
@@ -138,7 +148,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         send(&one, "new 7 /run/netns/a b", &[listener.as_fd()]).unwrap();
-        send(&one, "done 0 3", &[]).unwrap();
+        send(&one, "done 0 3 cut", &[]).unwrap();
         drop((one, listener));
         let (text, sockets) = receive(&other).unwrap().unwrap();
         let Some(Reply::New(7, name, sockets)) = Reply::parse(&text, sockets) else {
@@ -154,7 +164,8 @@ mod tests {
                 done,
                 Some(Reply::Done {
                     over: 0,
-                    unreadable: 3
+                    unreadable: 3,
+                    is_cut: true
                 })
             ),
             "{text}"
@@ -175,7 +186,16 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_is_none() {
-        for text in ["", "new 1", "new x y", "fail a b", "done 1", "have"] {
+        for text in [
+            "",
+            "new 1",
+            "new x y",
+            "fail a b",
+            "done 1",
+            "done 1 2",
+            "done 1 2 3",
+            "have",
+        ] {
             assert!(Reply::parse(text, Vec::new()).is_none(), "{text}");
         }
     }

@@ -99,6 +99,7 @@ fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
             "{answers:?}"
         );
         assert!((1..=2).contains(&sockets), "{sockets}");
+        assert_eq!(answers[1], "done 0 0 whole");
     }
     // What is no request ends it, and gets nothing.
     for request in [

@@ -2,15 +2,14 @@
 
 use std::net::SocketAddr;
 
+use adit_core::lane::Growth;
+
 use super::exempt_processes::is_exempt;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::ready;
 use crate::support::target::target;
 use crate::support::world::World;
-
-/// Idle lanes that an agent keeps.
-const LANES_KEPT: f64 = 4.0;
 
 #[test]
 fn a_plain_program_reaches_the_control_plane_at_the_service_address() {
@@ -61,7 +60,7 @@ fn an_agent_that_captures_its_own_servers_address_reaches_it() {
     server.until("a lane beyond the first ones", || {
         let seen = client.call(server.agents).unwrap();
         assert!(!seen.is_direct(), "{seen:?}");
-        (server.metric("adit_lanes_opened_total") > LANES_KEPT).then_some(())
+        (server.metric("adit_lanes_opened_total") > Growth::WARM as f64).then_some(())
     });
     // By their sockets.
     assert!(!is_exempt(agent.id()));

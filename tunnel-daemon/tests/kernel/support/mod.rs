@@ -8,7 +8,9 @@ pub(crate) mod client;
 #[path = "../../loopback/support/confined.rs"]
 pub(crate) mod confined;
 pub(crate) mod daemon;
+pub(crate) mod forward_proxy;
 pub(crate) mod memory;
+pub(crate) mod name_server;
 pub(crate) mod named;
 pub(crate) mod namespace;
 pub(crate) mod privilege;

@@ -15,6 +15,8 @@ use super::namespace;
 use super::role::{Role, tell, told};
 
 const LIMIT: Duration = Duration::from_secs(20);
+/// What is `HTTPS_PROXY` to a role. Under a name of its own: the one of whoever runs the tests is no concern of theirs.
+pub(crate) const PROXY: &str = "ADIT_KERNEL_TEST_HTTPS_PROXY";
 
 /// Certificates and sockets, and where agents find the server.
 pub(crate) struct World {
@@ -214,7 +216,11 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 }
 
 pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
-    match parse(args.into_iter().map(OsString::from), &|_name: &str| None) {
+    let environment = |name: &str| match name {
+        "HTTPS_PROXY" => std::env::var(PROXY).ok(),
+        _ => None,
+    };
+    match parse(args.into_iter().map(OsString::from), &environment) {
         Ok(parsed) => parsed.command,
         Err(error) => panic!("{}", error.rendered()),
     }

@@ -1,0 +1,150 @@
+//! What a captured server or agent connects to for itself: name servers that are asked by TCP, and a forward proxy.
+//!
+//! Each in a network namespace of its own: there the port of name servers is free, and loopback has another address.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::time::Duration;
+
+use adit_core::lane::Growth;
+
+use super::exempt_processes::is_exempt;
+use super::namespaces::namespaces;
+use crate::support::cgroup::Cgroup;
+use crate::support::client::Client;
+use crate::support::forward_proxy::ForwardProxy;
+use crate::support::name_server::NameServer;
+use crate::support::target::target;
+use crate::support::world::{PROXY, World};
+
+/// Far beyond what anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where the name server is.
+const NAMES: &str = "127.30.0.53";
+/// What it knows.
+const KNOWN: Ipv4Addr = Ipv4Addr::new(127, 5, 0, 1);
+
+fn calls(outcome: &str) -> String {
+    format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
+}
+
+/// A name server that the server captures for others is asked for a destination's name.
+#[test]
+fn a_captured_server_asks_a_name_server_by_tcp_past_its_own_redirect() {
+    let Some([host]) = namespaces("a captured server that asks a name server by TCP") else {
+        return;
+    };
+    let program = std::env::current_exe().unwrap();
+    host.inside(|| {
+        let api = target(&KNOWN.to_string());
+        let names = NameServer::start(NAMES, KNOWN);
+        let beside = target(NAMES);
+        let world = World::new();
+        let (servers, nodes) = (Cgroup::new(), Cgroup::new());
+        let command = names.asked_by(&program, &world.dir().join("etc"));
+        let flags = [
+            format!("--allowed-destination={api}"),
+            format!("--redirect={NAMES}"),
+            format!("--redirect-cgroup={}", servers.path().display()),
+        ];
+        let server = world.server_by(command, Some(servers.path()), &flags);
+        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let service: SocketAddr = "198.51.100.1:443".parse().unwrap();
+        let flag = format!("--redirect-apiserver={service}=api.test:{}", api.port());
+        let _agent = world.agent_with(&server, Some(nodes.path()), &[&cgroup, &flag]);
+        let mut node = Client::start(Some(nodes.path()));
+        assert!(!node.call(service).unwrap().is_direct());
+        assert!(names.connections() > 0, "UDP was enough");
+        // Those to the name server, which has counted them, and the one to the destination.
+        server.until("the server's calls are exempt, all of them", || {
+            let own = names.connections() + 1;
+            (server.metric(&calls("exempt")) == own as f64).then_some(())
+        });
+        assert_eq!(server.metric(&calls("redirected")), 0.0);
+        assert!(!is_exempt(server.role.id()));
+        // Others of its cgroup are captured on their way there.
+        let mut neighbour = Client::start(Some(servers.path()));
+        assert!(!neighbour.call(beside).unwrap().is_direct());
+        server.metric_is(&calls("redirected"), 1.0);
+    });
+}
+
+/// As above, with an agent that looks up a target. Captured, its question would get to something that is no name server.
+#[test]
+fn a_captured_agent_asks_a_name_server_by_tcp_past_its_own_redirect() {
+    let Some([host]) = namespaces("a captured agent that asks a name server by TCP") else {
+        return;
+    };
+    let program = std::env::current_exe().unwrap();
+    host.inside(|| {
+        let (api, asked) = (target("127.0.0.1"), target(&KNOWN.to_string()));
+        let names = NameServer::start(NAMES, KNOWN);
+        let world = World::new();
+        let nodes = Cgroup::new();
+        let server = world.server(None, &[format!("--allowed-destination={api}")]);
+        let command = names.asked_by(&program, &world.dir().join("etc"));
+        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let flag = format!("--redirect-apiserver={}={api}", names.at);
+        let flags = [cgroup.as_str(), &flag];
+        let agent = world.agent_by(command, &server, Some(nodes.path()), &flags);
+        let mut neighbour = Client::start(Some(nodes.path()));
+        assert!(!neighbour.call(names.at).unwrap().is_direct());
+        assert_eq!(names.connections(), 0, "it was captured");
+        let head = connected(&world, &format!("target.test:{}", asked.port()));
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        assert!(names.connections() > 0, "UDP was enough");
+        assert!(!is_exempt(agent.id()));
+    });
+}
+
+/// What the server answers to a client that asks for a tunnel.
+fn connected(world: &World, target: &str) -> String {
+    let mut stream = UnixStream::connect(world.dir().join("c")).expect("the frontend listens");
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).expect("an answer");
+        head.extend_from_slice(&byte);
+    }
+    String::from_utf8(head).expect("text")
+}
+
+/// Links and lanes, which a captured connection would have travel on themselves.
+#[test]
+fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
+    let Some([host]) = namespaces("a captured agent behind a forward proxy") else {
+        return;
+    };
+    // No proxy is asked for what is on loopback.
+    let home = "10.80.0.1";
+    host.run(&format!("ip address add {home}/32 dev lo"));
+    let program = std::env::current_exe().unwrap();
+    host.inside(|| {
+        let api = target("127.0.0.1");
+        let world = World::at(home.parse().unwrap());
+        let nodes = Cgroup::new();
+        let server = world.server(None, &[format!("--allowed-destination={api}")]);
+        let proxy = ForwardProxy::start("127.31.0.1", server.agents);
+        let mut command = Command::new(&program);
+        command.env(PROXY, format!("http://{}", proxy.at));
+        let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
+        let flag = format!("--redirect-apiserver={}={api}", proxy.at);
+        let flags = [cgroup.as_str(), &flag];
+        let agent = world.agent_by(command, &server, Some(nodes.path()), &flags);
+        let mut client = Client::start(Some(nodes.path()));
+        let lanes = || server.metric("adit_lanes_opened_total");
+        // Those before may have been opened before its programs were there.
+        server.until("a lane beyond the first ones", || {
+            let seen = client.call(proxy.at).unwrap();
+            assert!(!seen.is_direct(), "{seen:?}");
+            (lanes() > Growth::WARM as f64).then_some(())
+        });
+        // The link beside them: none has another way.
+        let opened = lanes();
+        assert!(proxy.tunnels() as f64 > opened, "{opened}");
+        assert!(!is_exempt(agent.id()));
+    });
+}

@@ -1,0 +1,92 @@
+//! Two connections of one client address and port, which are one key to those who note where they wanted to go.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use adit::ebpf::object::OBJECT;
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::support::cgroup::Cgroup;
+use crate::support::client::{Client, Seen};
+use crate::support::privilege::ready;
+
+type Call = JoinHandle<Result<Seen, String>>;
+
+/// A client that waits for a greeting; it ends with its call.
+fn calling(cgroup: &Cgroup, port: u16, asked: SocketAddr) -> Call {
+    let mut client = Client::start(Some(cgroup.path()));
+    std::thread::spawn(move || client.call_from(port, asked))
+}
+
+/// The connection of that call.
+fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
+    listener.set_nonblocking(true).unwrap();
+    loop {
+        let has_failed = call.is_finished();
+        match listener.accept() {
+            Ok(accepted) => return accepted,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        assert!(!has_failed, "it never came");
+        std::thread::yield_now();
+    }
+}
+
+/// The first one is taken, and its end comes when the second one waits under the same key.
+#[test]
+fn the_end_of_a_connection_takes_back_no_note_of_another_one() {
+    if !ready("two connections of one client address") {
+        return;
+    }
+    let cgroup = Cgroup::new();
+    let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    // By two listeners: to one of them the second connection would be the first one again.
+    let asked = [1, 2].map(|last| SocketAddr::from(([198, 51, 100, last], 4713)));
+    let listeners = [0, 1].map(|number| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = Some(listener.local_addr().unwrap());
+        redirect.set_listener(number, &listener, at, None).unwrap();
+        listener
+    });
+    let rule = |number: u32, to: SocketAddr| RedirectRule {
+        network: to.ip().into(),
+        port: Some(to.port()),
+        action: Action::Redirect(number),
+    };
+    redirect
+        .set_rules(&[rule(0, asked[0]), rule(1, asked[1])])
+        .unwrap();
+    // Held, so that nobody else is given it; clients share it.
+    let held = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    held.set_reuse_address(true).unwrap();
+    held.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())
+        .unwrap();
+    let port = held.local_addr().unwrap().as_socket().unwrap().port();
+
+    let first = calling(&cgroup, port, asked[0]);
+    let (socket, client) = accepted(&listeners[0], &first);
+    assert_eq!(client.port(), port);
+    assert_eq!(redirect.origin(&socket, client).unwrap(), Some(asked[0]));
+    let second = calling(&cgroup, port, asked[1]);
+    let (waiting, same) = accepted(&listeners[1], &second);
+    assert_eq!(same, client);
+    assert_eq!(redirect.arrivals_waiting(), 1);
+
+    // A reset is the end of the client's socket, too.
+    SockRef::from(&socket)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(socket);
+    // It has told its call of the end, and the programs before.
+    let over = first.join().unwrap();
+    assert!(over.is_err(), "{over:?}");
+    assert_eq!(redirect.arrivals_waiting(), 1);
+    assert_eq!(redirect.origin(&waiting, client).unwrap(), Some(asked[1]));
+    drop(waiting);
+    let unserved = second.join().unwrap();
+    assert!(unserved.is_err(), "{unserved:?}");
+    drop(held);
+}
