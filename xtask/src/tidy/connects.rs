@@ -56,7 +56,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
 }
 
 /// Whether a source is tests as a whole.
-fn is_test(file: &str) -> bool {
+pub(super) fn is_test(file: &str) -> bool {
     file.split(['/', '.'])
         .any(|part| part == "tests" || part.ends_with("_tests"))
 }

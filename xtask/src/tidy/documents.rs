@@ -39,6 +39,19 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(findings)
 }
 
+/// What is between backticks in the first column of the first table whose head begins so.
+pub(super) fn first_column(text: &str, head: &str) -> Vec<String> {
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with(head))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    rows.filter_map(|row| row.split('|').nth(1))
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect()
+}
+
 /// The text with fenced blocks and inline code blanked; lines keep their numbers.
 fn prose(text: &str) -> String {
     let mut fence: Option<&str> = None;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::anyhow;
 use proc_macro2::{TokenStream, TokenTree};
 
+use crate::tidy::documents::first_column;
 use crate::workspace::Workspace;
 
 const DOCUMENT: &str = "docs/operations.md";
@@ -57,7 +58,7 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         let named = families.into_iter().map(|name| format!("{prefix}{name}"));
         declared.extend(named.map(|family| (family, file.clone())));
     }
-    let rows = documented_families(&workspace.text(DOCUMENT)?.unwrap_or_default());
+    let rows = first_column(&workspace.text(DOCUMENT)?.unwrap_or_default(), TABLE);
     let missing = declared
         .iter()
         .filter(|(family, _)| !rows.contains(family))
@@ -70,19 +71,6 @@ pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
         });
     findings.extend(missing.chain(stale));
     Ok(findings)
-}
-
-/// The families in the first column of the table.
-fn documented_families(text: &str) -> Vec<String> {
-    let rows = text
-        .lines()
-        .skip_while(|line| !line.starts_with(TABLE))
-        .skip(2)
-        .take_while(|line| line.starts_with('|'));
-    rows.filter_map(|row| row.split('|').nth(1))
-        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
-        .map(str::to_owned)
-        .collect()
 }
 
 /// Names in `families.counter("name", ...)`, whatever is declared.

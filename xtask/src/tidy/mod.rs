@@ -8,6 +8,7 @@ mod ebpf;
 mod flags;
 mod layers;
 mod leaks;
+mod log_fields;
 mod metrics;
 mod paths;
 mod sources;
@@ -45,6 +46,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(ebpf::check(workspace)?);
     all.extend(flags::check(workspace)?);
     all.extend(leaks::check(workspace)?);
+    all.extend(log_fields::check(workspace)?);
     all.extend(metrics::check(workspace)?);
     all.extend(claims::check(workspace)?);
     Ok(all)
