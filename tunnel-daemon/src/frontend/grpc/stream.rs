@@ -139,7 +139,14 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
+    /// What came in many messages leaves in one write, however the poll ends: a reset takes back what has not left.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
+        let done = self.poll_rounds(cx);
+        self.flush(cx);
+        done
+    }
+
+    fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
         for _round in 0..ROUNDS_PER_POLL {
             if let Poll::Ready(code) = self.out.poll_reset(cx) {
                 self.events.read_failed(code);
@@ -147,11 +154,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             }
             let mut progress = match self.poll_frames(cx) {
                 Ok(progress) => progress,
-                Err(done) => {
-                    // A reset takes back what has not left.
-                    self.flush(cx);
-                    return Poll::Ready(done);
-                }
+                Err(done) => return Poll::Ready(done),
             };
             progress |= match self.poll_tunnel(cx) {
                 Ok(progress) => progress,
@@ -161,16 +164,13 @@ impl<E: StreamEvents> ProxyStream<E> {
                 }
             };
             if !progress {
-                self.flush(cx);
                 return Poll::Pending;
             }
         }
-        self.flush(cx);
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 
-    /// Once a poll: what came in many messages leaves in one write.
     fn flush(&mut self, cx: &mut Context<'_>) {
         if let State::Open { leg, .. } = &mut self.state {
             leg.poll_flush(cx);
@@ -234,7 +234,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         loop {
             match self.decoder.next() {
                 Ok(Some(received)) => {
-                    if let Err(client_gone) = self.handle(received) {
+                    if let Err(client_gone) = self.handle(cx, received) {
                         self.events.write_failed(&client_gone);
                         return Err(Done::Gone);
                     }
@@ -248,7 +248,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
-    fn handle(&mut self, received: Received) -> Result<(), h2::Error> {
+    fn handle(&mut self, cx: &mut Context<'_>, received: Received) -> Result<(), h2::Error> {
         let packet = match received {
             Received::Packet(packet) => packet,
             Received::Unknown(number) => {
@@ -259,6 +259,8 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.events.offence(violation);
                 if let Violation::Oversize(_) = violation {
                     self.events.read_failed(tonic::Code::ResourceExhausted);
+                    // What was said before goes before the reset.
+                    self.flush(cx);
                     return self.give_up("message larger than 4 MiB", "oversize");
                 }
                 return Ok(());

@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use adit_core::lane::LaneEvent;
+use adit_core::wire::MESSAGE_BYTES_MAX;
 use adit_core::wire::packets::PacketType;
-use bytes::{Buf as _, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
-use crate::support::raw::{Connection, data, encoded, framed};
-use crate::support::stub_lane::{Stub, link, one_idle};
+use crate::support::raw::{Call, Connection, data, encoded, framed};
+use crate::support::stub_lane::{self, Stub, one_idle};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 
@@ -84,7 +85,7 @@ impl Held {
     }
 
     /// All of it in one write.
-    fn end(&self, mut socket: BlockingStream) {
+    fn end(&self, mut socket: &BlockingStream) {
         let mut held = self.0.lock().expect("nobody panicked");
         let bytes = held.take().expect("it is held");
         socket.write_all(&bytes).expect("the socket has room");
@@ -133,46 +134,89 @@ impl AsyncWrite for Gate {
     }
 }
 
+/// A tunnel from a client whose writes can be held to the only lane of an agent.
+struct Tunnel {
+    counting: Counting,
+    lane: Stub,
+    call: Call,
+    conn: i64,
+    held: Held,
+    around: BlockingStream,
+    _world: World,
+    _link: Call,
+    _connections: [Connection; 2],
+}
+
+impl Tunnel {
+    async fn open() -> Self {
+        let world = World::start(&[]).await;
+        let agent = Connection::agent(&world).await;
+        let (link, grant) = stub_lane::link(&world, &agent, "agent-1").await;
+        let counting = Counting::to(world.server().agents).await;
+        let tcp = TcpStream::connect(counting.address).await;
+        let mut lane = Stub::connect_over(tcp.expect("it listens"), &world, "agent").await;
+        assert!(lane.bind(&grant).await);
+        one_idle(&world).await;
+
+        let socket = BlockingStream::connect(world.grpc()).expect("the frontend listens");
+        socket.set_nonblocking(true).expect("a socket");
+        let around = socket.try_clone().expect("a descriptor");
+        let held = Held::default();
+        let client = Connection::over(Gate {
+            socket: UnixStream::from_std(socket).expect("a socket"),
+            held: held.clone(),
+        })
+        .await;
+        let mut call = client.proxy().await;
+        let accepted = async {
+            while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+            lane.end.accept();
+            lane.flush().await;
+        };
+        let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
+        Self {
+            counting,
+            lane,
+            call,
+            conn,
+            held,
+            around,
+            _world: world,
+            _link: link,
+            _connections: [agent, client],
+        }
+    }
+
+    /// These bytes in a message of the client.
+    fn said(&self, bytes: &[u8]) -> Bytes {
+        let payload = data(self.conn, bytes.to_vec());
+        framed(&encoded(PacketType::Data.into(), Some(payload)))
+    }
+
+    /// Has the client say these, each in a frame, in one write.
+    async fn at_once(&mut self, messages: Vec<Bytes>) {
+        const FRAME_HEAD_BYTES: usize = 9;
+        self.held.begin();
+        let mut bytes = 0;
+        for message in messages {
+            bytes += FRAME_HEAD_BYTES + message.len();
+            self.call.bytes(message);
+        }
+        let held = &self.held;
+        until("all of them to be written", || held.bytes() >= bytes).await;
+        held.end(&self.around);
+    }
+}
+
 /// Each was a write of its own once, and woke the agent: three for 32 KiB of the Go library.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frames_that_come_together_leave_together() {
     const FRAMES: usize = 400;
-    const FRAME_HEAD_BYTES: usize = 9;
-    let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let (_link, grant) = link(&world, &agent, "agent-1").await;
-    let counting = Counting::to(world.server().agents).await;
-    let tcp = TcpStream::connect(counting.address).await;
-    let mut lane = Stub::connect_over(tcp.expect("it listens"), &world, "agent").await;
-    assert!(lane.bind(&grant).await);
-    one_idle(&world).await;
-
-    let socket = BlockingStream::connect(world.grpc()).expect("the frontend listens");
-    socket.set_nonblocking(true).expect("a socket");
-    let around = socket.try_clone().expect("a descriptor");
-    let held = Held::default();
-    let client = Connection::over(Gate {
-        socket: UnixStream::from_std(socket).expect("a socket"),
-        held: held.clone(),
-    })
-    .await;
-    let mut call = client.proxy().await;
-    let accepted = async {
-        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-        lane.end.accept();
-        lane.flush().await;
-    };
-    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), accepted);
-
-    let message = framed(&encoded(PacketType::Data.into(), Some(data(conn, vec![7]))));
-    held.begin();
-    for _frame in 0..FRAMES {
-        call.bytes(message.clone());
-    }
-    let bytes = FRAMES * (FRAME_HEAD_BYTES + message.len());
-    until("all of them to be written", || held.bytes() >= bytes).await;
-    let before = counting.records.load(SeqCst);
-    held.end(around);
+    let mut tunnel = Box::pin(Tunnel::open()).await;
+    let before = tunnel.counting.records.load(SeqCst);
+    let message = tunnel.said(&[7]);
+    tunnel.at_once(vec![message; FRAMES]).await;
+    let lane = &mut tunnel.lane;
     let arrived = async {
         let mut arrived = 0;
         while arrived < FRAMES {
@@ -185,6 +229,30 @@ async fn frames_that_come_together_leave_together() {
         arrived
     };
     assert_eq!(within("all of them", arrived).await, FRAMES);
-    let records = counting.records.load(SeqCst) - before;
+    let records = tunnel.counting.records.load(SeqCst) - before;
     assert!(records <= FRAMES / 8, "{records} records");
+}
+
+/// Whatever ends a tunnel by a reset, nothing is taken back of what was said before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_before_an_offence_leaves_before_the_reset() {
+    let too_long = u32::try_from(MESSAGE_BYTES_MAX + 1).expect("some megabytes");
+    // Of its bytes the first is enough: no `DATA` begins so.
+    let oversized = [&[0_u8][..], &too_long.to_be_bytes(), &[0xff]].concat();
+    let compressed = vec![1, 0, 0, 0, 0];
+    for offence in [oversized, compressed] {
+        let mut tunnel = Box::pin(Tunnel::open()).await;
+        let said = tunnel.said(b"said");
+        tunnel.at_once(vec![said, offence.clone().into()]).await;
+        let mut heard = Vec::new();
+        loop {
+            match tunnel.lane.event().await {
+                Some(LaneEvent::Data(bytes)) => heard.extend_from_slice(&bytes),
+                Some(LaneEvent::Want(_)) => (),
+                Some(LaneEvent::PeerReset { .. }) => break,
+                other => panic!("instead of a reset: {other:?}"),
+            }
+        }
+        assert_eq!(heard, b"said", "{offence:?}");
+    }
 }
