@@ -141,6 +141,7 @@ impl Leg {
     pub fn send(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.sent_bytes += bytes.len() as u64;
+            self.tell_bytes();
             match &mut self.way {
                 Way::Link(link) => link.send(bytes),
                 Way::Lane(lane) => lane.send(bytes),
@@ -156,19 +157,27 @@ impl Leg {
             Way::Link(_) => (),
             Way::Lane(lane) => lane.poll_flush(cx),
         }
-        if let Some(live) = &self.live {
-            live.moved(self.sent_bytes, self.received_bytes);
-            if live.is_asked()
-                && let Some(quality) = self.quality()
-            {
-                live.tell_quality(quality);
-            }
+        if let Some(live) = &self.live
+            && live.is_asked()
+            && let Some(quality) = self.quality()
+        {
+            live.tell_quality(quality);
         }
     }
 
-    /// Tells of its bytes, for those who look at open tunnels, whenever [`Self::poll_flush`] is called.
+    /// Tells those who look at open tunnels of its bytes as they move, and of the way they take whenever [`Self::poll_flush`] is
+    /// called and somebody has asked.
     pub fn tell(&mut self, live: Arc<LiveTunnel>) {
         self.live = Some(live);
+        self.tell_bytes();
+    }
+
+    /// Two plain stores: nobody else writes them.
+    #[inline]
+    fn tell_bytes(&self) {
+        if let Some(live) = &self.live {
+            live.moved(self.sent_bytes, self.received_bytes);
+        }
     }
 
     /// How the way to the other end does, if this tunnel has a connection of its own.
@@ -208,6 +217,7 @@ impl Leg {
         };
         if let Poll::Ready(Incoming::Data(bytes)) = &polled {
             self.received_bytes += bytes.len() as u64;
+            self.tell_bytes();
         }
         polled
     }
@@ -321,6 +331,29 @@ mod tests {
     use futures_util::poll;
 
     use super::*;
+    use crate::telemetry::tunnels::{OpenTunnels, TunnelFacts, TunnelSide};
+
+    /// A turn may move a mebibyte, and be followed by the next.
+    #[tokio::test]
+    async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        leg.send(Bytes::from_static(b"early"));
+        let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
+            side: TunnelSide::Target,
+            peer: "server",
+            link: 0,
+            destination: "a:1",
+            path: leg.path(),
+        });
+        let live = entry.live();
+        leg.tell(Arc::clone(&live));
+        assert_eq!(live.bytes(), (0, 5));
+        leg.send(Bytes::from_static(b"more"));
+        assert_eq!(live.bytes(), (0, 9));
+        conduit.deliver(Bytes::from_static(b"down"));
+        assert!(matches!(leg.recv().await, Incoming::Data(_)));
+        assert_eq!(live.bytes(), (4, 9));
+    }
 
     #[tokio::test]
     async fn a_leg_may_be_256_kibibytes_ahead_of_its_link() {

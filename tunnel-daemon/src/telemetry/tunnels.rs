@@ -1,5 +1,5 @@
 //! The open tunnels of a process, for whoever asks: entered when a tunnel opens, taken out when it ends, and not touched
-//! in between. A tunnel's bytes are numbers that its own task stores once a turn.
+//! in between. A tunnel's bytes are numbers that its own task stores as they move.
 
 use std::collections::HashMap;
 use std::fmt;

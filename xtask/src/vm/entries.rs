@@ -192,7 +192,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         name: "clock",
         row: "tunnels, links and dials while the clock jumps a day forward and back",
         run: tests(KERNEL, "clock:: --test-threads=1"),
-        limit_seconds: 240,
+        limit_seconds: 360,
         when: When::Always,
     },
     Entry {

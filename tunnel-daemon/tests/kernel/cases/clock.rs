@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use adit_relay::{Preference, probe};
 use rustix::time::{ClockId, clock_gettime, clock_settime};
 
 use super::privileges::linked_agent;
 use crate::support::daemon::{Daemon, User};
-use crate::support::privilege::say;
+use crate::support::privilege::{say, skip};
 use crate::support::target::target;
 use crate::support::world::World;
 
@@ -29,9 +30,13 @@ const WATCHED_BYTES: u64 = 64 * 1024;
 /// Tunnels through both jumps: more than there are lanes, so that some ride the link.
 const TUNNELS: usize = 6;
 const LANES: &str = "--lanes=4";
+const PLAINTEXT: &str = "--lane-security=plaintext";
 /// Dials after each jump.
 const DIALS: usize = 5;
 const BLOCK_BYTES: usize = 4096;
+/// At once there and back: a relay copies the first quarter of a MiB of a tunnel and splices what comes behind in large pieces.
+const BURST_BYTES: usize = 4 << 20;
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 /// For one answer, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -101,7 +106,7 @@ impl Tunnel {
     fn start(mut stream: UnixStream) -> Self {
         let (stop, moved) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&moved));
-        let thread = std::thread::spawn(move || {
+        let thread = thread::spawn(move || {
             // The target greets.
             until(&mut stream, b"\n");
             // A block that is missing or comes twice shows: nothing else repeats after 251 bytes.
@@ -133,12 +138,42 @@ impl Tunnel {
     }
 }
 
+/// A tunnel that is quiet between bursts.
+struct Bursts {
+    stream: UnixStream,
+    bytes: Vec<u8>,
+}
+
+impl Bursts {
+    fn start(mut stream: UnixStream) -> Self {
+        // The target greets.
+        until(&mut stream, b"\n");
+        let bytes = (0..=250_u8).cycle().take(BURST_BYTES).collect();
+        Self { stream, bytes }
+    }
+
+    /// There and back at the same time, so that no socket's buffer stays full.
+    fn burst(&self) {
+        let (mut there, mut back) = (&self.stream, &self.stream);
+        let mut came = vec![0; self.bytes.len()];
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                there
+                    .write_all(&self.bytes)
+                    .expect("the tunnel takes bytes")
+            });
+            back.read_exact(&mut came).expect("the tunnel lives");
+        });
+        assert!(came == self.bytes, "other bytes came back");
+    }
+}
+
 /// A target of one connection, which answers its caller's end when told to.
 fn late_target() -> (SocketAddr, mpsc::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is up");
     let address = listener.local_addr().expect("bound");
     let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         let (mut stream, _caller) = listener.accept().expect("a caller");
         let mut heard = Vec::new();
         stream.read_to_end(&mut heard).expect("a half-close");
@@ -179,19 +214,21 @@ fn another_agent(world: &World, server: &Daemon, flags: &[String], number: usize
     Daemon::start(User::Root, &format!("agent-{number}"), &args, world.dir())
 }
 
-/// `path` is what the first tunnels travel on.
-fn nothing_is_cut(security: &str, path: &str) {
+/// `flags` are those of server and agents, `path` is what the first tunnels travel on.
+fn nothing_is_cut(flags: &[&str], path: &str) {
     let begun = Instant::now();
-    let security = format!("--lane-security={security}");
+    let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
     let world = World::new();
-    let args = world.server_args(&[security.clone(), "--keepalive-time=1s".to_owned()]);
+    let args = world.server_args(&[&flags[..], &["--keepalive-time=1s".to_owned()]].concat());
     let server = Daemon::start(User::Root, "server", &args, world.dir());
-    let agent_flags = [security, LANES.to_owned()];
+    let agent_flags = [&flags[..], &[LANES.to_owned()]].concat();
     let mut agents = vec![linked_agent(&world, User::Root, &server, &agent_flags)];
     server.until("all lanes", |server| {
         server.metric("adit_lanes{state=\"idle\"}") == 4.0
     });
     let target = target("127.0.0.1");
+    // First, so that it has a lane.
+    let bursts = Bursts::start(open(&world, target));
     let (late, speak) = late_target();
     let mut half_closed = open(&world, late);
     half_closed.shutdown(Shutdown::Write).unwrap();
@@ -203,13 +240,18 @@ fn nothing_is_cut(security: &str, path: &str) {
         assert!(server.metric(&opened) > 0.0, "{path}");
     }
 
+    // The second one finds it as the first left it: spliced, where it is a pipe.
+    bursts.burst();
     let mut clock = Clock::default();
     for seconds in [JUMP_SECONDS, -JUMP_SECONDS] {
+        thread::scope(|scope| {
+            scope.spawn(|| bursts.burst());
+            clock.jump(seconds);
+        });
         let goals: Vec<u64> = tunnels
             .iter()
             .map(|tunnel| tunnel.moved() + WATCHED_BYTES)
             .collect();
-        clock.jump(seconds);
         let jumped = Instant::now();
         server.until("bytes go on", |_server| {
             let mut all = tunnels.iter().zip(&goals);
@@ -238,6 +280,7 @@ fn nothing_is_cut(security: &str, path: &str) {
     for tunnel in tunnels {
         tunnel.end();
     }
+    close(bursts.stream);
     // Half-closed for two days by the clock.
     speak.send(()).expect("the target waits");
     let mut rest = Vec::new();
@@ -258,8 +301,10 @@ fn nothing_is_cut(security: &str, path: &str) {
         assert!(in_order.iter().any(|reason| end.contains(reason)), "{end}");
     }
     assert_eq!(server.metric("adit_links{peer=\"adit\"}"), 3.0);
+    let spliced = server.metric(SPLICED);
+    assert_eq!(spliced > 0.0, path == "raw-lane", "{spliced} bytes");
 
-    let all = 1 + TUNNELS + 2 * DIALS;
+    let all = 2 + TUNNELS + 2 * DIALS;
     server.until("access events", |server| {
         events(&server.log(), "life_seconds").len() == all
     });
@@ -271,7 +316,7 @@ fn nothing_is_cut(security: &str, path: &str) {
     let through_both = lives
         .iter()
         .filter(|life| **life >= 2.0 * WATCHED.as_secs_f64());
-    assert!(through_both.count() > TUNNELS, "{lives:?}");
+    assert!(through_both.count() >= 2 + TUNNELS, "{lives:?}");
 }
 
 /// Whether this machine's clock is the test's own.
@@ -287,15 +332,27 @@ fn own_clock(test: &str) -> bool {
 }
 
 #[test]
-fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link() {
+fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link_with_epoll() {
     if own_clock("a clock that jumps, with pipes") {
-        nothing_is_cut("plaintext", "raw-lane");
+        nothing_is_cut(&[PLAINTEXT, "--relay-engine=epoll"], "raw-lane");
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_cuts_no_tunnel_on_pipes_or_the_link_with_io_uring() {
+    let test = "a clock that jumps, with pipes by io_uring";
+    if !own_clock(test) {
+        return;
+    }
+    match probe(Preference::IoUring) {
+        Ok(_) => nothing_is_cut(&[PLAINTEXT, "--relay-engine=io-uring"], "raw-lane"),
+        Err(error) => skip(test, &error.to_string()),
     }
 }
 
 #[test]
 fn a_clock_that_jumps_cuts_no_tunnel_on_lanes_or_the_link() {
     if own_clock("a clock that jumps, with lanes") {
-        nothing_is_cut("tls", "lane");
+        nothing_is_cut(&["--lane-security=tls"], "lane");
     }
 }

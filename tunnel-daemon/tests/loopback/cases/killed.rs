@@ -1,5 +1,5 @@
 //! kill -9 in the middle of the bytes: what had arrived at either end is right to the last byte, what was cut is counted with
-//! its cause by whoever is left, and the tunnels of everybody else go on.
+//! its cause by whoever is left, and the tunnels of everybody else go on. For pipes with each driver and each mover.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::processes::Processes;
-use crate::support::patterned::{self, Load};
+use crate::support::patterned::{self, Load, Sends};
 use crate::support::process::{Process, at_least, metric, value};
 use crate::support::wait::{until, within};
 
@@ -22,10 +22,13 @@ const WARM: f64 = 4.0;
 /// Tunnels that are cut, half of them in each dialect, and that go on.
 const CUT: u32 = 8;
 const KEPT: u32 = 4;
-/// So much has passed before anything is killed, so all of it is under load.
-const BEFORE: u64 = 4 << 20;
-/// So much has to pass afterwards.
-const AFTER: u64 = 4 << 20;
+/// So much has passed before anything is killed, so all of it is under load, and so much has to pass afterwards.
+const BULK: u64 = 4 << 20;
+/// The same where only a little is under way at a time.
+const CRUMBS: u64 = 128 << 10;
+/// What relay threads of a process have moved, of tunnels that have ended.
+const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 /// Tells this binary to be the client that is killed.
 const CLIENT: &str = "ADIT_TEST_CLIENT";
 
@@ -34,17 +37,23 @@ const CLIENT: &str = "ADIT_TEST_CLIENT";
 enum On {
     Lanes,
     Link,
-    /// Lanes in clear text: tunnels of the HTTP dialect have no frames, and this driver of the relay moves their bytes.
-    Pipes(&'static str),
+    /// Lanes in clear text: tunnels of the HTTP dialect have no frames, and this driver of the relay moves their bytes: copies
+    /// crumbs, and splices bulk.
+    Pipes(&'static str, Sends),
 }
 
 const FRAMES: [On; 2] = [On::Lanes, On::Link];
-const PIPES: [On; 2] = [
-    On::Pipes("--relay-engine=epoll"),
-    On::Pipes("--relay-engine=io-uring"),
-];
+const PIPES: [On; 2] = pipes(Sends::Bulk);
+const COPYING_PIPES: [On; 2] = pipes(Sends::Crumbs);
 /// Tunnels that were opened as pipes.
 const PIPED: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
+
+const fn pipes(sends: Sends) -> [On; 2] {
+    [
+        On::Pipes("--relay-engine=epoll", sends),
+        On::Pipes("--relay-engine=io-uring", sends),
+    ]
+}
 
 impl On {
     /// Server's flags, then agent's.
@@ -52,7 +61,7 @@ impl On {
         match self {
             Self::Lanes => [vec![], vec![]],
             Self::Link => [vec!["--lanes-per-link=0"], vec!["--lanes=0"]],
-            Self::Pipes(engine) => [(); 2].map(|()| vec!["--lane-security=plaintext", engine]),
+            Self::Pipes(engine, _) => [(); 2].map(|()| vec!["--lane-security=plaintext", engine]),
         }
     }
 
@@ -66,8 +75,41 @@ impl On {
     /// How many pipes a process has opened so far: some, if there are to be any.
     async fn pipes(self, health: SocketAddr) -> f64 {
         let pipes = value(health, PIPED).await;
-        assert_eq!(pipes > 0.0, matches!(self, Self::Pipes(_)), "{pipes} pipes");
+        let expected = matches!(self, Self::Pipes(..));
+        assert_eq!(pipes > 0.0, expected, "{pipes} pipes");
         pipes
+    }
+
+    /// How tunnels send.
+    fn sends(self) -> Sends {
+        match self {
+            Self::Lanes | Self::Link => Sends::Bulk,
+            Self::Pipes(_, sends) => sends,
+        }
+    }
+
+    /// Waits until a load has moved enough.
+    async fn moves(self, load: &Load) {
+        let bytes = match self.sends() {
+            Sends::Bulk => BULK,
+            Sends::Crumbs => CRUMBS,
+        };
+        load.moves(bytes).await;
+    }
+
+    /// The movers that were to be at work when the tunnels were cut were, by the count of a process that is left.
+    async fn assert_moved(self, health: SocketAddr) {
+        let (copied, spliced) = (value(health, COPIED).await, value(health, SPLICED).await);
+        let expected = match self {
+            Self::Lanes | Self::Link => (false, false),
+            // Bulk, too, is copied before it is known to be that.
+            Self::Pipes(_, sends) => (true, sends == Sends::Bulk),
+        };
+        assert_eq!(
+            (copied > 0.0, spliced > 0.0),
+            expected,
+            "{self:?}: {copied} bytes copied, {spliced} spliced"
+        );
     }
 }
 
@@ -92,9 +134,9 @@ async fn causes<const N: usize>(health: SocketAddr, reasons: [&str; N]) -> [f64;
     .await
 }
 
-async fn load(processes: &Processes, target: &str, tunnels: u32) -> Load {
-    let world = &processes.world;
-    Load::start(&world.connect(), &world.grpc(), target, tunnels.into()).await
+async fn load(on: On, processes: &Processes, target: &str, tunnels: u32) -> Load {
+    let (http, grpc) = (processes.world.connect(), processes.world.grpc());
+    Load::start(&http, &grpc, target, tunnels.into(), on.sends()).await
 }
 
 /// Rule 15.
@@ -112,21 +154,22 @@ async fn agent_is_killed(on: [On; 2]) {
         metric(health, LINKS, 2.0).await;
         on.ready(health, 2.0).await;
         let (port, _target, seen) = patterned::target().await;
-        let mut doomed = load(&processes, &format!("127.0.0.1:{port}"), CUT).await;
-        doomed.moves(BEFORE).await;
+        let mut doomed = load(on, &processes, &format!("127.0.0.1:{port}"), CUT).await;
+        on.moves(&doomed).await;
         let pipes = on.pipes(health).await;
         on.ready(health, 2.0).await;
-        let mut others = load(&processes, &format!("127.0.0.2:{port}"), KEPT).await;
-        others.moves(BEFORE).await;
+        let mut others = load(on, &processes, &format!("127.0.0.2:{port}"), KEPT).await;
+        on.moves(&others).await;
         assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
 
         killed.kill();
         doomed.ended().await;
-        others.moves(AFTER).await;
+        on.moves(&others).await;
         others.assert_open();
         // Without frames the kernel's reset is all there is to see.
         let reasons = ["lane_lost", "link_lost", "target_reset"];
         let [lanes, link, reset] = causes(health, reasons).await;
+        on.assert_moved(health).await;
         assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
         assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
         assert_eq!(reset, pipes, "{on:?}");
@@ -156,6 +199,11 @@ async fn bytes_of_a_killed_agents_pipes_are_right_up_to_the_cut_and_other_agents
     agent_is_killed(PIPES).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_agent() {
+    agent_is_killed(COPYING_PIPES).await;
+}
+
 /// Rule 15. The agent has two servers, and tunnels of both.
 async fn server_is_killed(on: [On; 2]) {
     for on in on {
@@ -179,23 +227,25 @@ async fn server_is_killed(on: [On; 2]) {
         }
         let (port, _target, seen) = patterned::target().await;
         let target = format!("127.0.0.1:{port}");
-        let mut doomed = load(&processes, &target, CUT).await;
-        doomed.moves(BEFORE).await;
+        let mut doomed = load(on, &processes, &target, CUT).await;
+        on.moves(&doomed).await;
         let pipes = on.pipes(agent_health).await;
         let sockets = ["connect.other", "grpc.other"].map(|name| dir.join(name));
-        let mut others = Load::start(&sockets[0], &sockets[1], &target, KEPT.into()).await;
-        others.moves(BEFORE).await;
+        let [http, grpc] = &sockets;
+        let mut others = Load::start(http, grpc, &target, KEPT.into(), on.sends()).await;
+        on.moves(&others).await;
         on.pipes(other_health).await;
         metric(agent_health, TARGETS, f64::from(CUT + KEPT)).await;
 
         processes.server.kill();
         doomed.ended().await;
-        others.moves(AFTER).await;
+        on.moves(&others).await;
         others.assert_open();
         metric(agent_health, TARGETS, f64::from(KEPT)).await;
         // A pipe that is cut off at the server's end is the client's doing for all that the agent can see.
         let reasons = ["lane_lost", "link_lost", "client_gone"];
         let [lanes, link, reset] = causes(agent_health, reasons).await;
+        on.assert_moved(agent_health).await;
         assert_eq!(lanes + link + reset, f64::from(CUT), "{on:?}");
         assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
         assert_eq!(reset, pipes, "{on:?}");
@@ -218,6 +268,11 @@ async fn bytes_of_a_killed_servers_pipes_are_right_up_to_the_cut_and_other_serve
     server_is_killed(PIPES).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_server() {
+    server_is_killed(COPYING_PIPES).await;
+}
+
 /// The part of a client that is to be killed: does nothing unless asked to.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_to_be_killed_drives_its_tunnels() {
@@ -227,8 +282,14 @@ async fn client_to_be_killed_drives_its_tunnels() {
     let task: Value = serde_json::from_str(&task).expect("a task");
     let word = |name: &str| task[name].as_str().expect("a word").to_owned();
     let (http, grpc) = (PathBuf::from(word("http")), PathBuf::from(word("grpc")));
-    let mut load = Load::start(&http, &grpc, &word("target"), CUT.into()).await;
-    load.moves(BEFORE).await;
+    let crumbs = task["crumbs"].as_bool().expect("yes or no");
+    let (sends, enough) = if crumbs {
+        (Sends::Crumbs, CRUMBS)
+    } else {
+        (Sends::Bulk, BULK)
+    };
+    let mut load = Load::start(&http, &grpc, &word("target"), CUT.into(), sends).await;
+    load.moves(enough).await;
     load.ledger.assert_intact("the client");
     eprintln!("{CLIENT} is at it");
     load.ended().await;
@@ -247,11 +308,16 @@ async fn client_is_killed(on: [On; 2]) {
         let (port, _target, seen) = patterned::target().await;
         let target = format!("127.0.0.1:{port}");
         let world = &processes.world;
-        let mut others = load(&processes, &target, KEPT).await;
-        others.moves(BEFORE).await;
+        let mut others = load(on, &processes, &target, KEPT).await;
+        on.moves(&others).await;
         let pipes = on.pipes(health).await;
         on.ready(health, 1.0).await;
-        let task = json!({"http": world.connect(), "grpc": world.grpc(), "target": target});
+        let task = json!({
+            "http": world.connect(),
+            "grpc": world.grpc(),
+            "target": target,
+            "crumbs": on.sends() == Sends::Crumbs,
+        });
         let this = std::env::current_exe().expect("it");
         let mut command = Command::new(this);
         command
@@ -263,14 +329,15 @@ async fn client_is_killed(on: [On; 2]) {
             .env(CLIENT, task.to_string());
         let mut client = Process::start_command("client", command, world.dir.path());
         until("the client is at it", || client.log().contains("is at it")).await;
-        others.moves(BEFORE).await;
+        on.moves(&others).await;
         assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
 
         client.kill();
-        others.moves(AFTER).await;
+        on.moves(&others).await;
         others.assert_open();
         assert!(!client.log().contains("panicked"), "{}", client.log());
         let [gone] = causes(health, ["client_gone"]).await;
+        on.assert_moved(health).await;
         assert_eq!(gone, f64::from(CUT), "{on:?}");
         metric(health, TUNNELS, f64::from(KEPT)).await;
         metric(agent_health, TARGETS, f64::from(KEPT)).await;
@@ -296,4 +363,9 @@ async fn bytes_of_a_killed_clients_tunnels_are_right_up_to_the_cut_and_other_cli
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_of_a_killed_clients_pipes_are_right_up_to_the_cut_and_other_clients_pipes_go_on() {
     client_is_killed(PIPES).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_relays_copy_are_right_up_to_the_cut_of_a_killed_client() {
+    client_is_killed(COPYING_PIPES).await;
 }

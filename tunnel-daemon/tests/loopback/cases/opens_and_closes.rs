@@ -220,11 +220,11 @@ fn text(number: usize) -> Vec<u8> {
 }
 
 /// Tunnels of a test. At full size, for which the program that cargo builds with the tests is too slow, it is a hundred thousand
-/// over all ways.
+/// on what most run.
 fn opens(way: Way) -> usize {
     let long = match (named_program(), way) {
         (None, _) => 10_000,
-        (Some(_), Way::Tls) => 40_000,
+        (Some(_), Way::Tls) => 100_000,
         (Some(_), Way::Epoll | Way::IoUring) => 30_000,
     };
     nightly(long, 1_000)

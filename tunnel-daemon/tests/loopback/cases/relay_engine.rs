@@ -12,16 +12,24 @@ use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
 const ENGINES: [&str; 2] = ["epoll", "io-uring"];
+/// How the warning about lanes in clear text begins.
+const CLEAR_TEXT: &str = "lanes go on in clear text";
 
-/// Events of a log with this message.
+/// Events of a log whose message begins so.
 fn events(process: &Process, message: &str) -> Vec<Value> {
     let log = process.log();
     let lines = log.lines();
     let events = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    events.filter(|event| event["message"] == message).collect()
+    events
+        .filter(|event| {
+            let said = event["message"].as_str();
+            said.is_some_and(|said| said.starts_with(message))
+        })
+        .collect()
 }
 
-/// Server and agent with these flags say everywhere that this is their engine; `used`: by some of their tunnels.
+/// Server and agent with these flags say everywhere that this is their engine; `used`: by some of their tunnels, on lanes in
+/// clear text, about which both warn.
 async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Process) {
     let processes = Processes::start(flags).await;
     let agent = processes.agent("a", flags);
@@ -37,6 +45,9 @@ async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Proces
         assert_eq!(line["engine"], name);
         assert_eq!(line["reason"], choice.reason.as_str());
         assert_eq!(line["used"], used);
+        let warnings = events(process, CLEAR_TEXT);
+        assert_eq!(warnings.len(), usize::from(used), "{}", process.log());
+        assert!(warnings.iter().all(|event| event["level"] == "WARN"));
         let ready = ask(health, "/readyz?verbose").await;
         let told = format!("[+]relay-engine {name}: {}\n", choice.reason);
         assert!(ready.contains(" 200 ") && ready.contains(&told), "{ready}");

@@ -17,6 +17,8 @@ use super::wait::{until, within};
 use super::world::{channel, open};
 
 const BLOCK_BYTES: usize = 32 * 1024;
+/// Far below what a relay takes for bulk, which it splices.
+const CRUMB_BYTES: usize = 512;
 /// After so many bytes a stream repeats: a prime, so that no block size hides a shift.
 const PERIOD: u64 = 251;
 
@@ -79,7 +81,16 @@ async fn echo(mut stream: TcpStream, ledger: Arc<Ledger>) -> io::Result<()> {
     }
 }
 
-/// Tunnels that send for ever, whatever has come back, until they are cut.
+/// How tunnels of a [`Load`] send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sends {
+    /// Whatever has come back.
+    Bulk,
+    /// A little at a time. Never nothing, or a client that is gone might look like one that has said all.
+    Crumbs,
+}
+
+/// Tunnels that send for ever, until they are cut.
 pub(crate) struct Load {
     tunnels: JoinSet<()>,
     /// What came back to the clients.
@@ -89,7 +100,13 @@ pub(crate) struct Load {
 impl Load {
     /// So many tunnels, every other one in the gRPC dialect, each on a connection of its own. `http` and `grpc` are the
     /// sockets of a server.
-    pub(crate) async fn start(http: &Path, grpc: &Path, target: &str, tunnels: u64) -> Self {
+    pub(crate) async fn start(
+        http: &Path,
+        grpc: &Path,
+        target: &str,
+        tunnels: u64,
+        sends: Sends,
+    ) -> Self {
         let mut load = Self {
             tunnels: JoinSet::new(),
             ledger: Arc::new(Ledger::default()),
@@ -98,10 +115,11 @@ impl Load {
             let ledger = Arc::clone(&load.ledger);
             if number % 2 == 0 {
                 let stream = connect::open(http, target).await;
-                load.tunnels.spawn(drive(stream, number, ledger));
+                load.tunnels.spawn(drive(stream, number, sends, ledger));
             } else {
                 let tunnel = open(channel(grpc).await, target).await;
-                load.tunnels.spawn(drive(tunnel.into_io(), number, ledger));
+                let io = tunnel.into_io();
+                load.tunnels.spawn(drive(io, number, sends, ledger));
             }
         }
         load
@@ -134,11 +152,27 @@ impl Load {
 }
 
 /// One tunnel of a [`Load`], to the end of what comes back.
-async fn drive<S>(io: S, start: u64, ledger: Arc<Ledger>)
+async fn drive<S>(io: S, start: u64, sends: Sends, ledger: Arc<Ledger>)
 where
     S: AsyncRead + AsyncWrite,
 {
     let (mut read, mut write) = tokio::io::split(io);
+    if sends == Sends::Crumbs {
+        let (mut block, mut there, mut back) = ([0; CRUMB_BYTES], start, start);
+        loop {
+            while there < back + 2 * CRUMB_BYTES as u64 {
+                if write.write_all(expected(there, CRUMB_BYTES)).await.is_err() {
+                    return;
+                }
+                there += CRUMB_BYTES as u64;
+            }
+            let Ok(count @ 1..) = read.read(&mut block).await else {
+                return;
+            };
+            ledger.check(back, &block[..count]);
+            back += count as u64;
+        }
+    }
     let sending = async {
         let mut at = start;
         while write.write_all(expected(at, BLOCK_BYTES)).await.is_ok() {
