@@ -124,8 +124,7 @@ fn taken(workspace: &Workspace, built: &Path, to: &str) -> anyhow::Result<String
 
 /// Fails when anything changed since the committed object was built.
 fn check(workspace: &Workspace) -> anyhow::Result<()> {
-    let text = workspace.text(MANIFEST)?.unwrap_or_default();
-    let manifest: Manifest = toml::from_str(&text).with_context(|| format!("read {MANIFEST}"))?;
+    let manifest = manifest(workspace)?;
     let mut changed = Vec::new();
     for (what, now, then) in [
         ("the object", hash_of(workspace, OBJECT)?, &manifest.object),
@@ -150,6 +149,24 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
         changed.join(" and ")
     );
     Ok(())
+}
+
+/// SHA-256 of the object that the daemon embeds, as the manifest has it.
+///
+/// # Errors
+/// There is no manifest, or it is of another object.
+pub(crate) fn object_hash(workspace: &Workspace) -> anyhow::Result<String> {
+    let Manifest { object, .. } = manifest(workspace)?;
+    ensure!(
+        hash_of(workspace, OBJECT)? == object,
+        "{MANIFEST} is of another object than {OBJECT}: run `cargo xtask ebpf`"
+    );
+    Ok(object)
+}
+
+fn manifest(workspace: &Workspace) -> anyhow::Result<Manifest> {
+    let text = workspace.text(MANIFEST)?.unwrap_or_default();
+    toml::from_str(&text).with_context(|| format!("read {MANIFEST}"))
 }
 
 /// The toolchain that would build an object here, or what is missing and how to get it.
@@ -333,6 +350,15 @@ mod tests {
             let error = check(&workspace).unwrap_err().to_string();
             assert!(error.contains(what), "{file}: {error}");
         }
+    }
+
+    #[test]
+    fn the_hash_is_that_of_the_object_or_an_error() {
+        let (_folder, workspace) = tree();
+        assert_eq!(object_hash(&workspace).unwrap(), hex(b"object"));
+        std::fs::write(workspace.path(OBJECT), "another").unwrap();
+        let error = object_hash(&workspace).unwrap_err().to_string();
+        assert!(error.contains("another object"), "{error}");
     }
 
     #[test]

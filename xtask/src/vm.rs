@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 
+use crate::ebpf;
 use crate::steps::in_ci;
 use crate::workspace::Workspace;
 use console::Console;
@@ -27,10 +28,12 @@ use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
 use machine::{Accel, Failure};
 use programs::Built;
-use table::Answers;
+use table::{Answers, Made};
+
+pub(crate) use table::titles;
 
 /// Where the table goes.
-const PAGE: &str = "docs/kernels.md";
+pub(crate) const PAGE: &str = "docs/kernels.md";
 /// Time for a machine beside its entries: boot, modules, end.
 const AROUND: Duration = Duration::from_secs(120);
 /// Longest time for a machine in CI.
@@ -54,8 +57,8 @@ pub(crate) struct Args {
     /// Also measure paths of 100 ms, with and without loss.
     #[arg(long)]
     wan: bool,
-    /// Write the table to docs/kernels.md.
-    #[arg(long, requires = "all")]
+    /// Write the table to docs/kernels.md, which has all rows.
+    #[arg(long, requires = "all", conflicts_with_all = ["only", "wan", "short"])]
     write: bool,
     /// What executes the machine; KVM where it works if not given.
     #[arg(long)]
@@ -101,6 +104,12 @@ pub(crate) fn availability() -> Result<(), String> {
     missing.map_or(Ok(()), Err)
 }
 
+/// The rows of the page, in order: all but measurements.
+pub(crate) fn rows() -> Vec<&'static str> {
+    let asked = ENTRIES.iter().filter(|entry| entry.when != When::Wan);
+    asked.map(|entry| entry.row).collect()
+}
+
 /// Fetches the kernel of CI, unless it was fetched before.
 ///
 /// # Errors
@@ -137,6 +146,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .into_iter()
         .map(|series| packages.kernel(series))
         .collect::<Result<_, _>>()?;
+    // Before anything is built of it: a run takes long enough for further changes.
+    let made = args.write.then(|| made(workspace)).transpose()?;
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
     let common = image::common(args, &built, &entries)?;
@@ -161,12 +172,21 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     for line in &left_out {
         println!("vm: SKIPPED {line}");
     }
-    if args.write {
-        fs::write(workspace.path(PAGE), table::page(&table, &left_out, &all))?;
+    if let Some(made) = made {
+        let page = table::page(&table, &left_out, &all, &made);
+        fs::write(workspace.path(PAGE), page)?;
         println!("vm: wrote {PAGE}");
     }
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
+}
+
+/// What a page names as its source.
+fn made(workspace: &Workspace) -> anyhow::Result<Made> {
+    Ok(Made {
+        commit: workspace.commit(),
+        object: ebpf::object_hash(workspace)?,
+    })
 }
 
 fn list(packages: &Packages) -> anyhow::Result<()> {

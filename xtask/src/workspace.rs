@@ -81,6 +81,17 @@ impl Workspace {
         command
     }
 
+    /// The commit that this tree is of, in short, and whether it was changed since.
+    pub(crate) fn commit(&self) -> String {
+        let said = |args: &[&str]| {
+            let output = self.command("git").args(args).output();
+            let text = output.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+            text.unwrap_or_default()
+        };
+        let changes = said(&["status", "--porcelain", "--untracked-files=no"]);
+        commit_named(&said(&["rev-parse", "--short", "HEAD"]), &changes)
+    }
+
     /// Every file below `folder` that is a source, as paths relative to the root, sorted. Links are not followed.
     ///
     /// # Errors
@@ -116,5 +127,28 @@ impl Workspace {
         let bytes =
             std::fs::read(self.root.join(below)).with_context(|| format!("read {below}"))?;
         Ok(String::from_utf8(bytes).ok())
+    }
+}
+
+fn commit_named(commit: &str, changes: &str) -> String {
+    let commit = if commit.is_empty() { "unknown" } else { commit };
+    if changes.is_empty() {
+        return commit.to_owned();
+    }
+    format!("{commit} with changes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commit_of_a_changed_tree_says_so() {
+        assert_eq!(commit_named("abc1234", ""), "abc1234");
+        assert_eq!(
+            commit_named("abc1234", "M README.md"),
+            "abc1234 with changes"
+        );
+        assert_eq!(commit_named("", ""), "unknown");
     }
 }

@@ -16,27 +16,18 @@ pub(crate) struct Machine {
 impl Machine {
     /// This one.
     pub(crate) fn here(workspace: &Workspace) -> Self {
-        let line = |program: &str, args: &[&str]| {
-            let output = workspace.command(program).args(args).output();
-            let text = output.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
-            text.unwrap_or_default()
-        };
-        let dirty = !line("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
-        let commit = line("git", &["rev-parse", "--short", "HEAD"]);
+        let uname = workspace.command("uname").arg("-sr").output();
+        let kernel = uname.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
         let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let processor = processors
             .lines()
             .find_map(|line| line.strip_prefix("model name"))
             .map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned());
         Self {
-            commit: if dirty {
-                format!("{commit} with changes")
-            } else {
-                commit
-            },
+            commit: workspace.commit(),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             processor: processor.unwrap_or_else(|| "unnamed processor".to_owned()),
-            kernel: line("uname", &["-sr"]),
+            kernel: kernel.unwrap_or_default(),
         }
     }
 }

@@ -6,6 +6,7 @@ mod dependencies;
 mod documents;
 mod ebpf;
 mod flags;
+mod kernels;
 mod layers;
 mod leaks;
 mod log_fields;
@@ -45,6 +46,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(documents::check(workspace)?);
     all.extend(ebpf::check(workspace)?);
     all.extend(flags::check(workspace)?);
+    all.extend(kernels::check(workspace)?);
     all.extend(leaks::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
     all.extend(metrics::check(workspace)?);

@@ -8,8 +8,15 @@ use super::kernels::Kernel;
 use super::programs::{self, Built};
 use super::{Args, modules};
 
-/// Programs of the host that scripts and tests in the machine use, with the package that brings them.
-const OF_HOST: &[(&str, &str)] = &[("ip", "iproute2"), ("tc", "iproute2")];
+/// Programs of the host that scripts and tests in the machine use, with the package that brings them. Those of busybox can
+/// less, and what they start is busybox's again: its `nsenter` finds its own `ip`, whatever comes first in the path.
+const OF_HOST: &[(&str, &str)] = &[
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("nsenter", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("unshare", "util-linux"),
+];
 /// The first process and the commands of scripts. Static: it runs before everything else.
 const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 

@@ -12,6 +12,10 @@ mount -t devpts pts /dev/pts
 mount -t tmpfs shm /dev/shm
 mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
+# Version 1 alone limits the memory of TCP, which tests want. Kernels that were built without it refuse, or have no such file.
+mkdir -p /run/memory
+mount -t cgroup -o memory memory /run/memory 2>/dev/null
+[ -e /run/memory/memory.kmem.tcp.limit_in_bytes ] || umount /run/memory 2>/dev/null
 mkdir -p /run/netns /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t bpf bpf /sys/fs/bpf

@@ -73,19 +73,51 @@ fn cell(entry: &Entry, ran: Option<&Ran>) -> Cell {
     }
 }
 
-/// A test run that passed says how many tests it had; none at all proves nothing.
+/// A test run that passed says how many of its tests did something; none at all proves nothing.
 fn tests(lines: &[String]) -> Cell {
     let passed = lines.iter().find_map(|line| {
         let counts = line.strip_prefix("test result: ok. ")?;
-        counts.split_whitespace().next()?.parse::<u32>().ok()
+        counts.split_whitespace().next()?.parse::<usize>().ok()
     });
-    let skipped = lines.iter().find_map(|line| line.split_once("SKIPPED "));
-    match (passed, skipped) {
-        (None | Some(0), _) => Cell::failed("no test ran"),
-        (Some(_), Some((_, why))) => Cell::passed(format!("skipped: {}", shortened(why))),
-        (Some(1), None) => Cell::passed("1 test".to_owned()),
-        (Some(count), None) => Cell::passed(format!("{count} tests")),
+    // To the test runner they have passed. Each says so once; it may stand behind the runner's own words.
+    let skipped: Vec<&str> = lines
+        .iter()
+        .flat_map(|line| line.split("SKIPPED ").skip(1))
+        .collect();
+    let passed = passed.unwrap_or(0);
+    match passed.saturating_sub(skipped.len()) {
+        _ if passed == 0 => Cell::failed("no test ran"),
+        0 => Cell::passed(format!("skipped: {}", reasons(&skipped))),
+        ran if skipped.is_empty() => Cell::passed(counted(ran)),
+        ran => Cell::passed(format!(
+            "{}; {} skipped: {}",
+            counted(ran),
+            skipped.len(),
+            reasons(&skipped)
+        )),
     }
+}
+
+fn counted(tests: usize) -> String {
+    match tests {
+        1 => "1 test".to_owned(),
+        _ => format!("{tests} tests"),
+    }
+}
+
+/// Why, from `test: reason`. One test is named; of several each reason stands once.
+fn reasons(skipped: &[&str]) -> String {
+    if let [only] = skipped {
+        return shortened(only);
+    }
+    let mut whys = Vec::new();
+    for text in skipped {
+        let why = text.split_once(": ").map_or(*text, |(_, why)| why).trim();
+        if !whys.contains(&why) {
+            whys.push(why);
+        }
+    }
+    shortened(&whys.join("; "))
 }
 
 impl Cell {
@@ -110,13 +142,27 @@ fn shortened(text: &str) -> String {
     plain.trim().chars().take(CELL_CHARS).collect()
 }
 
+/// What a page was made from.
+pub(super) struct Made {
+    /// And whether it was changed since.
+    pub(super) commit: String,
+    /// SHA-256 of the eBPF object in the programs.
+    pub(super) object: String,
+}
+
 /// The page `docs/kernels.md`.
-pub(super) fn page(table: &str, left_out: &[String], all: &[Answers]) -> String {
+pub(super) fn page(table: &str, left_out: &[String], all: &[Answers], made: &Made) -> String {
     let mut text = String::from(
         "# Kernels\n\nWhat distribution kernels of Debian do with Adit, each booted in a virtual machine of its own. Written by\n\
-         `cargo xtask vm --all --write` for the rows it ran, never by hand; [CONTRIBUTING](../CONTRIBUTING.md) says how to run it.\n\
+         `cargo xtask vm --all --write`, never by hand; [CONTRIBUTING](../CONTRIBUTING.md) says how to run it.\n\
          A row of tests gives their number, and a cell says so where something is missing. The floor is 6.1.\n\n",
     );
+    let Made { commit, object } = made;
+    writeln!(
+        text,
+        "Made from commit {commit}, with the eBPF object of SHA-256 `{object}`.\n"
+    )
+    .ok();
     text.push_str(table);
     if !left_out.is_empty() {
         text.push_str("\nSkipped:\n\n");
@@ -130,6 +176,17 @@ pub(super) fn page(table: &str, left_out: &[String], all: &[Answers]) -> String 
         writeln!(text, "- `{hello}`, {}", answers.accel.name()).ok();
     }
     text
+}
+
+/// The first column of a page's table: the rows' texts.
+pub(crate) fn titles(page: &str) -> Vec<&str> {
+    page.lines()
+        .skip_while(|line| !line.starts_with('|'))
+        .take_while(|line| line.starts_with('|'))
+        // The head, and the line below it.
+        .skip(2)
+        .filter_map(|line| line.strip_prefix("| ")?.split(" |").next())
+        .collect()
 }
 
 #[cfg(test)]
@@ -180,12 +237,63 @@ mod tests {
         );
     }
 
+    fn of_tests(lines: &[&str]) -> Cell {
+        let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+        tests(&lines)
+    }
+
     #[test]
-    fn tests_that_none_matched_or_that_skip_are_no_success() {
-        let lines = |text: &str| vec![text.to_owned()];
-        assert!(tests(&lines("test result: ok. 0 passed; 0 failed")).failed);
-        let mut skipped = lines("SKIPPED ring: forbidden");
-        skipped.extend(lines("test result: ok. 3 passed"));
-        assert_eq!(tests(&skipped).text, "skipped: ring: forbidden");
+    fn tests_that_none_matched_are_no_success() {
+        assert!(of_tests(&["test result: ok. 0 passed; 0 failed"]).failed);
+        assert!(of_tests(&["test a ... ok"]).failed);
+    }
+
+    #[test]
+    fn some_skipped_tests_leave_the_others_in_the_cell() {
+        let one = of_tests(&[
+            "test a::b ... SKIPPED ring: forbidden",
+            "ok",
+            "test result: ok. 3 passed; 0 failed",
+        ]);
+        assert_eq!(one.text, "2 tests; 1 skipped: ring: forbidden");
+        let two = of_tests(&[
+            "test a::b ... SKIPPED one: no memory here",
+            "test a::c ... SKIPPED other: no memory here",
+            "test result: ok. 21 passed; 0 failed",
+        ]);
+        assert_eq!(two.text, "19 tests; 2 skipped: no memory here");
+        let apart = of_tests(&[
+            "SKIPPED one: no | here",
+            "SKIPPED other: no IPv6 here",
+            "test result: ok. 3 passed; 0 failed",
+        ]);
+        assert_eq!(apart.text, "1 test; 2 skipped: no / here; no IPv6 here");
+        assert!(!one.failed && !two.failed && !apart.failed);
+    }
+
+    #[test]
+    fn only_where_all_are_skipped_the_cell_says_nothing_else() {
+        let cell = of_tests(&[
+            "SKIPPED one: no memory here",
+            "SKIPPED other: no memory here",
+            "test result: ok. 2 passed; 0 failed",
+        ]);
+        assert_eq!(cell.text, "skipped: no memory here");
+    }
+
+    #[test]
+    fn page_names_what_it_was_made_from_and_shows_each_row() {
+        let all = [answers(&["@@hello 6.1.0 #1"])];
+        let entries: Vec<&Entry> = ENTRIES.iter().collect();
+        let (table, _failed) = render(&entries, &all);
+        let made = Made {
+            commit: "abc1234 with changes".to_owned(),
+            object: "0badc0de".to_owned(),
+        };
+        let page = page(&table, &[], &all, &made);
+        assert!(page.contains("commit abc1234 with changes, "), "{page}");
+        assert!(page.contains("SHA-256 `0badc0de`"), "{page}");
+        let rows: Vec<&str> = entries.iter().map(|entry| entry.row).collect();
+        assert_eq!(titles(&page), rows);
     }
 }
