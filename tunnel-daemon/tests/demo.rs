@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use adit_relay::{Engine, Preference, probe};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn demo(dir: &Path) -> Command {
@@ -23,6 +24,91 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (outer, dir)
 }
 
+const FRONTENDS: [&str; 3] = [
+    "gRPC on a unix socket",
+    "HTTP CONNECT on a unix socket",
+    "HTTP CONNECT over mTLS",
+];
+/// Tunnels that each check of a frontend opens.
+const TUNNELS: [(&str, u64); 6] = [
+    ("web page", 1),
+    ("download", 1),
+    ("upload", 1),
+    ("answers", 1),
+    ("new tunnels", 50),
+    ("path", 2),
+];
+const ON_LINK: &str = "on the link, copied by tokio";
+
+/// What the demo says of a frontend's tunnels.
+struct Told<'a> {
+    /// Check, tunnels, and how they went.
+    ways: Vec<(&'a str, u64, &'a str)>,
+    /// The sums by the server's counters.
+    moved_by: &'a str,
+}
+
+impl<'a> Told<'a> {
+    fn of(text: &'a str, frontend: &str) -> Self {
+        let lines = text.lines().skip_while(|line| !line.starts_with(frontend));
+        let lines = lines.skip(1).take_while(|line| line.starts_with("  "));
+        let checks = lines.map(|line| {
+            let line = line.trim_start().strip_prefix("ok").expect("all is well");
+            line.trim_start().split_once(": ").expect("a check")
+        });
+        let (mut ways, mut moved_by) = (Vec::new(), "");
+        for (check, detail) in checks {
+            if check == "moved by" {
+                moved_by = detail;
+                continue;
+            }
+            ways.extend(detail.split("; ").skip(1).map(|way| {
+                let counted = way
+                    .split_once(' ')
+                    .and_then(|(count, way)| Some((count.parse::<u64>().ok()?, way)));
+                let (count, way) = counted.unwrap_or((1, way));
+                (check, count, way)
+            }));
+        }
+        let told = Self { ways, moved_by };
+        for (check, tunnels) in TUNNELS {
+            let found = told.sum(|(of, _)| of == check);
+            assert_eq!(found, tunnels, "{frontend}: {check} in\n{text}");
+        }
+        let all = TUNNELS.iter().map(|(_, tunnels)| tunnels).sum::<u64>();
+        assert_eq!(told.sum(|_| true), all, "no other tunnels in\n{text}");
+        told
+    }
+
+    /// Tunnels of which this is true: check, and how they went.
+    fn sum(&self, is: impl Fn((&str, &str)) -> bool) -> u64 {
+        let some = self
+            .ways
+            .iter()
+            .filter(|(check, _, way)| is((*check, *way)));
+        some.map(|(_, tunnels, _)| tunnels).sum()
+    }
+
+    fn went(&self, way: &str) -> u64 {
+        self.sum(|(_, went)| went == way)
+    }
+
+    /// How the only tunnel of a check went.
+    fn only(&self, check: &str) -> &'a str {
+        let mut of_check = self.ways.iter().filter(|(of, ..)| *of == check);
+        let &(_, _, way) = of_check.next().expect("a tunnel");
+        way
+    }
+
+    /// Each tunnel was told of as the counters count it: in frames on a lane like this, or on the link.
+    fn are_framed(&self, on_lane: &str) {
+        let (lane, link) = (self.went(on_lane), self.went(ON_LINK));
+        assert_eq!(lane + link, self.sum(|_| true), "{:?}", self.ways);
+        let counted = format!("{lane} tunnels on lanes, {link} on the link, copied by their tasks");
+        assert_eq!(self.moved_by, counted);
+    }
+}
+
 #[test]
 fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
     let (_outer, dir) = place();
@@ -34,12 +120,9 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
     let text = String::from_utf8(output.stdout).unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{text}\n{errors}");
-    for frontend in [
-        "gRPC on a unix socket",
-        "HTTP CONNECT on a unix socket",
-        "HTTP CONNECT over mTLS",
-    ] {
+    for frontend in FRONTENDS {
         assert!(text.contains(frontend), "{text}");
+        Told::of(&text, frontend).are_framed("on a TLS lane, TLS copy by tokio");
     }
     for (step, frontends) in [
         ("web page", 3),
@@ -96,7 +179,12 @@ fn demo_captures_a_plain_curl() {
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("  ok    plain curl: "), "{text}");
+    let mut lines = text.lines();
+    let curl = lines.find(|line| line.starts_with("  ok    plain curl: "));
+    let curl = curl.unwrap_or_else(|| panic!("no curl in\n{text}"));
+    let [on_lane, on_link] = ["1 tunnel on lanes, 0", "0 tunnels on lanes, 1"]
+        .map(|sums| curl.ends_with(&format!("; {sums} on the link, copied by their tasks")));
+    assert!(on_lane || on_link, "{curl}");
     assert!(text.contains("result    all 27 checks right in "), "{text}");
     let cgroup = text
         .lines()
@@ -121,6 +209,27 @@ fn demo_on_lanes_in_clear_text_relays_without_frames() {
         panic!("one frontend: {relayed:?}")
     };
     assert!(line.contains("MiB spliced"), "{line}");
+
+    let [grpc, plain, tls] = FRONTENDS.map(|frontend| Told::of(&text, frontend));
+    for framed in [grpc, tls] {
+        framed.are_framed("on a lane in clear text, copied by tokio");
+    }
+    let engine = match probe(Preference::Auto).expect("it always finds one").engine {
+        Engine::Epoll => "epoll",
+        Engine::IoUring => "io_uring",
+    };
+    let [copied, spliced] = ["copied", "spliced"]
+        .map(|mover| format!("on a raw lane in clear text, {mover} by {engine}"));
+    assert_eq!(plain.only("answers"), copied, "too little for a pipe");
+    let bulk = ["download", "upload"].map(|check| plain.only(check));
+    assert!(
+        bulk.iter().all(|way| *way == copied || *way == spliced),
+        "{bulk:?}"
+    );
+    assert!(bulk.contains(&spliced.as_str()), "{bulk:?}");
+    let raw = plain.went(&copied) + plain.went(&spliced);
+    let counted = format!("; {raw} on raw lanes, relayed with {engine}: ");
+    assert!(plain.moved_by.contains(&counted), "{}", plain.moved_by);
 }
 
 /// Ends the demo, whatever becomes of the test.

@@ -33,7 +33,7 @@ pub use kernel_tls::{
 };
 pub use outcome::{Flow, Mover, Movers, Op, Outcome, PairEnd, Side};
 pub use pair::{Done, Pair, Progress, Submitted};
-pub use probe::{Choice, Engine, Preference, ProbeError, probe};
+pub use probe::{Basis, Choice, Engine, Preference, ProbeError, probe};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
 pub use stats::Stats;
 pub use syscall::{TcpState, tcp_state, unacknowledged_bytes};

@@ -55,11 +55,30 @@ impl Engine {
     }
 }
 
+/// What a choice rests on, where words are too many: in labels of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Basis {
+    /// It was asked for by name.
+    Asked,
+    /// Both are possible, and measurements favour this one.
+    Measured,
+    /// A seccomp profile or a sysctl forbids the other one.
+    Forbidden,
+    /// The kernel lacks the other one, or hides it.
+    Kernel,
+    /// Memory or descriptors are too short for the other one.
+    Resources,
+    /// The other one failed in a way that is not known here.
+    Unknown,
+}
+
 /// The driver to use, and why in words for a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The driver.
     pub engine: Engine,
+    /// Why this one, for labels.
+    pub basis: Basis,
     /// Why this one.
     pub reason: String,
 }
@@ -68,7 +87,9 @@ pub struct Choice {
 #[derive(Debug, thiserror::Error)]
 #[error("io_uring is not possible here: {reason}; {remedy}, or choose `epoll` or `auto`")]
 pub struct ProbeError {
-    /// What stands in the way.
+    /// What stands in the way, for labels.
+    pub basis: Basis,
+    /// The same in words.
     pub reason: String,
     /// What would remove it.
     pub remedy: &'static str,
@@ -90,19 +111,26 @@ fn choose(
     preference: Preference,
     ring: Option<Result<(), ProbeError>>,
 ) -> Result<Choice, ProbeError> {
-    let choice = |engine, reason: String| Ok(Choice { engine, reason });
+    let choice = |engine, basis, reason: String| {
+        Ok(Choice {
+            engine,
+            basis,
+            reason,
+        })
+    };
+    let asked = |engine| choice(engine, Basis::Asked, "asked for by name".to_owned());
     match (preference, ring) {
-        (Preference::Epoll, _) | (_, None) => choice(Engine::Epoll, "asked for by name".to_owned()),
-        (Preference::IoUring, Some(Ok(()))) => {
-            choice(Engine::IoUring, "asked for by name".to_owned())
-        }
+        (Preference::Epoll, _) | (_, None) => asked(Engine::Epoll),
+        (Preference::IoUring, Some(Ok(()))) => asked(Engine::IoUring),
         (Preference::IoUring, Some(Err(error))) => Err(error),
         (Preference::Auto, Some(Ok(()))) => choice(
             AUTO,
+            Basis::Measured,
             "as fast as io_uring in our measurements, with less of the kernel in reach".to_owned(),
         ),
         (Preference::Auto, Some(Err(error))) => choice(
             Engine::Epoll,
+            error.basis,
             format!("io_uring is not possible here: {}", error.reason),
         ),
     }
@@ -114,21 +142,27 @@ const AUTO: Engine = Engine::Epoll;
 fn explain(error: io::Error) -> ProbeError {
     let known = match Errno::from_io_error(&error) {
         Some(Errno::PERM | Errno::ACCESS) => Some((
+            Basis::Forbidden,
             "io_uring_setup is forbidden by a seccomp profile or by the sysctl kernel.io_uring_disabled",
             "allow it in the profile and set the sysctl to 0",
         )),
         Some(Errno::NOSYS) => Some((
+            Basis::Kernel,
             "the kernel has no io_uring, or a seccomp profile hides it",
             "use a kernel from 6.1 on with io_uring built in",
         )),
-        Some(Errno::INVAL | Errno::OPNOTSUPP) => {
-            Some(("the kernel is older than 6.1", "use a kernel from 6.1 on"))
-        }
+        Some(Errno::INVAL | Errno::OPNOTSUPP) => Some((
+            Basis::Kernel,
+            "the kernel is older than 6.1",
+            "use a kernel from 6.1 on",
+        )),
         Some(Errno::NOMEM) => Some((
+            Basis::Resources,
             "there is no memory for a ring",
             "raise the locked-memory or cgroup limit",
         )),
         Some(Errno::MFILE | Errno::NFILE) => Some((
+            Basis::Resources,
             "there is no descriptor left for a ring",
             "raise the limit of open files",
         )),
@@ -136,10 +170,12 @@ fn explain(error: io::Error) -> ProbeError {
     };
     known.map_or_else(
         || ProbeError {
+            basis: Basis::Unknown,
             reason: error.to_string(),
             remedy: "remove what the message names",
         },
-        |(reason, remedy)| ProbeError {
+        |(basis, reason, remedy)| ProbeError {
+            basis,
             reason: format!("{reason} ({error})"),
             remedy,
         },
@@ -156,14 +192,16 @@ mod tests {
 
     #[test]
     fn auto_falls_back_to_epoll_with_a_reason_in_words() {
-        for (errno, words) in [
-            (Errno::PERM, "seccomp"),
-            (Errno::NOSYS, "no io_uring"),
-            (Errno::INVAL, "older than 6.1"),
-            (Errno::IO, "error"),
+        for (errno, basis, words) in [
+            (Errno::PERM, Basis::Forbidden, "seccomp"),
+            (Errno::NOSYS, Basis::Kernel, "no io_uring"),
+            (Errno::INVAL, Basis::Kernel, "older than 6.1"),
+            (Errno::NOMEM, Basis::Resources, "no memory"),
+            (Errno::MFILE, Basis::Resources, "no descriptor"),
+            (Errno::IO, Basis::Unknown, "error"),
         ] {
             let choice = choose(Preference::Auto, impossible(errno)).unwrap();
-            assert_eq!(choice.engine, Engine::Epoll);
+            assert_eq!((choice.engine, choice.basis), (Engine::Epoll, basis));
             assert!(choice.reason.contains(words), "{}", choice.reason);
         }
     }
@@ -190,6 +228,18 @@ mod tests {
 
     #[test]
     fn epoll_by_name_needs_no_ring() {
-        assert_eq!(probe(Preference::Epoll).unwrap().engine, Engine::Epoll);
+        let choice = probe(Preference::Epoll).unwrap();
+        assert_eq!((choice.engine, choice.basis), (Engine::Epoll, Basis::Asked));
+    }
+
+    #[test]
+    fn a_choice_between_two_rests_on_a_name_or_on_measurements() {
+        for (preference, engine, basis) in [
+            (Preference::Auto, AUTO, Basis::Measured),
+            (Preference::IoUring, Engine::IoUring, Basis::Asked),
+        ] {
+            let choice = choose(preference, Some(Ok(()))).unwrap();
+            assert_eq!((choice.engine, choice.basis), (engine, basis));
+        }
     }
 }

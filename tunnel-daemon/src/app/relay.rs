@@ -36,7 +36,7 @@ pub(super) fn start(
     services: &Tasks,
 ) -> anyhow::Result<Started> {
     let engine = probe(plan.relay_engine)?;
-    metrics.relay_engine(engine.engine.into());
+    metrics.relay_engine(engine.engine.into(), engine.basis.into());
     let (data_path, tls_detail) = possible(*plan);
     let used = data_path.lane_security != LaneSecurity::Tls && plan.lanes_max > 0;
     tracing::info!(

@@ -26,7 +26,7 @@ use crate::net::own::OwnListeners;
 use crate::net::resolve::ResolveError;
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
-    ClientDialect, Driver, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
+    ClientDialect, Driver, DriverReason, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, AditMetrics, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord, TunnelSide,
@@ -322,6 +322,7 @@ impl Record<'_> {
             detail: Some(detail),
             engine: Engine::Copy,
             driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
             path: Path::Lane,
             opened_by: OpenedBy::Agent,
             principal: Some(&self.asked.principal),

@@ -62,7 +62,7 @@ impl<S: Connection> Client<S> {
         };
         let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
         tracing::debug!(end = ?outcome.end, "relayed tunnel over");
-        tunnel.moved_by(outcome.engine, outcome.driver);
+        tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
         let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
         tunnel.ended(from_client, to_client, outcome.end.reason());
     }

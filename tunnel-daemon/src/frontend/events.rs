@@ -16,8 +16,8 @@ use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::{
-    AccountRole, ClientDialect, DialCap, DialFailureReason, Direction, Driver, Engine, OpenedBy,
-    Path, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, DialFailureReason, Direction, Driver, DriverReason,
+    Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics,
@@ -132,6 +132,7 @@ pub struct ClientTunnel {
     path: Path,
     engine: Engine,
     driver: Driver,
+    driver_reason: DriverReason,
     over: bool,
 }
 
@@ -152,6 +153,7 @@ impl ClientTunnel {
             path: Path::Link,
             engine: Engine::Copy,
             driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
             over: true,
         }
     }
@@ -230,9 +232,9 @@ impl ClientTunnel {
         self.write(0, 0, TunnelEnd::ClientGone, Some("frontend_close"));
     }
 
-    /// The tunnel was moved by this.
-    pub fn moved_by(&mut self, engine: Engine, driver: Driver) {
-        (self.engine, self.driver) = (engine, driver);
+    /// The tunnel was moved by this, and why.
+    pub fn moved_by(&mut self, engine: Engine, driver: Driver, reason: DriverReason) {
+        (self.engine, self.driver, self.driver_reason) = (engine, driver, reason);
     }
 
     /// The tunnel is over.
@@ -269,6 +271,7 @@ impl ClientTunnel {
             detail,
             engine: self.engine,
             driver: self.driver,
+            driver_reason: self.driver_reason,
             path: self.path,
             opened_by: OpenedBy::Client,
             principal: None,

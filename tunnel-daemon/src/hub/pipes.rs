@@ -23,7 +23,7 @@ pub use outcome::{PipeEnd, PipeOutcome};
 use self::outcome::{Cut, conclude};
 use crate::lane::Pipe;
 use crate::net::socket;
-use crate::telemetry::labels::{Driver, Engine};
+use crate::telemetry::labels::{Driver, DriverReason, Engine};
 use crate::telemetry::tunnels::{PathQuality, Relayed};
 use crate::telemetry::{AditMetrics, LiveTunnel};
 
@@ -130,6 +130,7 @@ impl PipeRelay {
             end: PipeEnd::RelayFailed,
             engine: Engine::Copy,
             driver: self.handle.choice().engine.into(),
+            driver_reason: self.handle.choice().basis.into(),
         })
     }
 
@@ -161,11 +162,12 @@ impl PipeRelay {
         } = pipe;
         let cause = Arc::new(Cause::new());
         let metrics = self.metrics.clone();
+        let reason = DriverReason::from(self.handle.choice().basis);
         // Not the tunnel's own bytes.
         let overhead = unsent.len() as u64;
         let watch = Arc::downgrade(&cause);
         let over: Done = Box::new(move |outcome| {
-            let outcome = conclude(outcome, overhead, cause.get().copied(), &metrics);
+            let outcome = conclude(outcome, reason, overhead, cause.get().copied(), &metrics);
             drop(cause);
             if matches!(outcome.end, PipeEnd::LaneLost | PipeEnd::RelayFailed) {
                 kept.lost();

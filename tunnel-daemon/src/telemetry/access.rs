@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use adit_core::text::beginning;
 use prometheus::IntCounter;
 
-use super::labels::{ClientDialect, Driver, Engine, Label as _, OpenedBy, Path, TunnelEnd};
+use super::labels::{
+    ClientDialect, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
+};
 use super::rate::TokenBucket;
 
 /// Target of access events, for filters.
@@ -43,6 +45,8 @@ pub struct TunnelRecord<'a> {
     pub engine: Engine,
     /// What waited for the client's socket.
     pub driver: Driver,
+    /// Why that did.
+    pub driver_reason: DriverReason,
     /// What they travelled on.
     pub path: Path,
     /// Which end asked for it.
@@ -122,6 +126,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         detail = record.detail,
         engine = record.engine.as_str(),
         driver = record.driver.as_str(),
+        driver_reason = record.driver_reason.as_str(),
         path = record.path.as_str(),
         opened_by = record.opened_by.as_str(),
         principal = record.principal.map(cut),
@@ -159,6 +164,7 @@ mod tests {
             detail: None,
             engine: Engine::Copy,
             driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
             path: Path::Lane,
             opened_by: OpenedBy::Client,
             principal: None,
@@ -187,6 +193,7 @@ mod tests {
         assert_eq!(event["end"], "link_lost");
         assert_eq!(event["engine"], "copy");
         assert_eq!(event["driver"], "task");
+        assert_eq!(event["driver_reason"], "framed");
         assert_eq!(event["opened_by"], "client");
         assert!(
             ["suppressed", "detail", "principal"]

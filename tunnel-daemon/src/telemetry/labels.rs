@@ -380,6 +380,26 @@ label! {
     }
 }
 
+label! {
+    /// Why a tunnel has its driver, and why relay threads have theirs.
+    DriverReason {
+        /// The tunnel is in frames, or became none: no relay thread understands those, its task does.
+        Framed = "framed",
+        /// Asked for by name.
+        Asked = "asked",
+        /// Both engines are possible, and measurements favour this one.
+        Measured = "measured",
+        /// A seccomp profile or a sysctl forbids io_uring.
+        Forbidden = "forbidden",
+        /// The kernel lacks io_uring, or hides it.
+        Kernel = "kernel",
+        /// Memory or descriptors are too short for io_uring.
+        Resources = "resources",
+        /// io_uring failed in another way.
+        Other = "other",
+    }
+}
+
 /// Spelling of a gRPC code as Go prints it: one `l` in `Canceled`, `OK` in capitals.
 #[must_use]
 pub fn go_code(code: tonic::Code) -> &'static str {

@@ -11,8 +11,9 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Re
 use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, Direction, Driver, Engine, HandshakeFailure, LaneDial, LaneEnd,
-    LaneRefusal, LaneState, Listener, NodeRefusal, Path, PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, Direction, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
+    LaneDial, LaneEnd, LaneRefusal, LaneState, Listener, NodeRefusal, Path, PeerKind, ReloadResult,
+    TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
@@ -44,7 +45,7 @@ struct Inner {
     lane_dials: Counters<LaneDial>,
     lane_answer: Histogram,
     lanes_refused: Counters<LaneRefusal>,
-    relay_engine: Gauges<Driver>,
+    relay_engine: IntGaugeVec,
     relay_tunnels: IntGauge,
     relay_bytes: Counters<Engine>,
     relay_panics: IntCounter,
@@ -141,10 +142,10 @@ impl AditMetrics {
                 "Connections that wanted to be lanes and were closed, by reason",
                 "reason",
             ),
-            relay_engine: families.gauges_from_zero(
+            relay_engine: families.gauge_vec(
                 "relay_engine",
-                "1 for what waits for the sockets of tunnels without frames",
-                "engine",
+                "Always 1; the labels say what waits for the sockets of tunnels without frames, and why",
+                &["engine", "reason"],
             ),
             relay_tunnels: families.gauge("relay_tunnels", "Tunnels that relay threads move"),
             relay_bytes: families.counters_from_zero(
@@ -336,9 +337,10 @@ impl AditMetrics {
         self.0.lanes_refused.of(why).inc();
     }
 
-    /// What waits for the sockets of tunnels without frames.
-    pub fn relay_engine(&self, driver: Driver) {
-        self.0.relay_engine.of(driver).set(1);
+    /// What waits for the sockets of tunnels without frames, and why.
+    pub fn relay_engine(&self, driver: Driver, reason: DriverReason) {
+        let labels = [driver.as_str(), reason.as_str()];
+        self.0.relay_engine.with_label_values(&labels).set(1);
     }
 
     /// Counter of payload bytes moved by relay threads.

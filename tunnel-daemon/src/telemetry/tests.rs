@@ -7,8 +7,8 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packets::PacketType;
 
 use super::labels::{
-    AccountRole, DialCap, Direction, EndpointDialFailure, LinkDirection, PeerKind, ReloadResult,
-    Segment, ServiceMethod, TunnelEnd,
+    AccountRole, DialCap, Direction, Driver, DriverReason, EndpointDialFailure, LinkDirection,
+    PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
 use super::{AgentMetrics, Scrape, ServerMetrics};
 
@@ -321,6 +321,21 @@ fn own_families_start_at_zero_and_count() {
     }
     drop(link);
     assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
+}
+
+#[test]
+fn the_relay_engine_is_one_series_with_its_reason() {
+    let metrics = AgentMetrics::new();
+    let adit = metrics.adit();
+    adit.relay_engine(Driver::Epoll, DriverReason::Forbidden);
+    let (samples, _) = parse(&metrics.scrape());
+    let mut told = samples
+        .iter()
+        .filter(|(series, _)| series.starts_with("adit_relay_engine"));
+    let (series, value) = told.next().unwrap();
+    let expected = "adit_relay_engine{engine=\"epoll\",reason=\"forbidden\"}";
+    assert_eq!((series.as_str(), *value), (expected, 1.0));
+    assert_eq!(told.next(), None);
 }
 
 /// Numbers since its start, told again and again, and the tunnels there are.

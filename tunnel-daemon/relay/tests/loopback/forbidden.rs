@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write};
 
-use adit_relay::{Engine, Preference, Relay, RelayConfig, probe};
+use adit_relay::{Basis, Engine, Preference, Relay, RelayConfig, probe};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use crate::support::{Moves, Setup, Transport, alone, is_allowed, receive_exactly};
@@ -30,7 +30,10 @@ fn forbidden_ring_means_epoll_by_itself_and_an_error_by_name() {
     alone(path, || {
         forbid_rings(libc::EPERM);
         let choice = probe(Preference::Auto).unwrap();
-        assert_eq!(choice.engine, Engine::Epoll);
+        assert_eq!(
+            (choice.engine, choice.basis),
+            (Engine::Epoll, Basis::Forbidden)
+        );
         assert!(choice.reason.contains("seccomp"), "{}", choice.reason);
         let error = probe(Preference::IoUring).unwrap_err().to_string();
         assert!(error.contains("allow it in the profile"), "{error}");

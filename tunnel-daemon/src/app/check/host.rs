@@ -391,6 +391,7 @@ mod tests {
         let epoll = relay_engine(Preference::Epoll).unwrap();
         assert_eq!(epoll.verdict, Verdict::Ok, "{epoll:?}");
         let forbidden = relay_engine_of(Err(ProbeError {
+            basis: adit_relay::Basis::Forbidden,
             reason: "forbidden here".to_owned(),
             remedy: "allow it",
         }));

@@ -3,15 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::process::Command;
 
+use super::checks::OPEN_TUNNELS;
 use super::targets::GREETING;
+use super::ways::Ways;
 use super::world::World;
 use crate::app::redirect::missing;
+use crate::app::run::wait_until;
 use crate::ebpf::caps::HostCaps;
 use crate::ebpf::cgroup;
+
+/// For the tunnel to end behind its client.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A cgroup below our own, gone with the value.
 pub(super) struct Captured(PathBuf);
@@ -55,7 +62,7 @@ pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<S
             missing(&HostCaps::probe())
         );
     }
-    let redirected = world.server.redirected();
+    let (redirected, before) = (world.server.redirected(), Ways::of(world));
     let output = Command::new("sh")
         .args([
             "-c",
@@ -84,8 +91,11 @@ pub(super) async fn page(world: &World, captured: &Captured) -> anyhow::Result<S
         world.server.redirected() == redirected + 1,
         "curl went past the tunnel: the kernel has redirected nothing"
     );
+    // By its counters: nobody knows when the tunnel of another process has moved something and is still open.
+    wait_until(END_PATIENCE, || world.series(OPEN_TUNNELS) == 0).await;
+    let ways = Ways::of(world).since(before);
     Ok(format!(
-        "curl http://{}/ without a proxy, {:?}",
+        "curl http://{}/ without a proxy, {:?}; {ways}",
         world.web,
         text.trim_end()
     ))

@@ -12,6 +12,7 @@ use super::http_client::HttpClient;
 use super::screen::{Screen, Tone};
 use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
+use super::told::{Told, Used};
 use super::ways::Ways;
 use super::world::World;
 use crate::app::run::wait_until;
@@ -26,6 +27,9 @@ const BULK_BYTES: u64 = 64 << 20;
 const ANSWERS: usize = 200;
 /// Tunnels opened one after the other.
 const DIALS: usize = 50;
+
+/// Payload of an answer, at least.
+const ANSWER_BYTES: u64 = GREETING.len() as u64;
 
 /// The series of tunnels open now.
 pub(super) const OPEN_TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
@@ -70,6 +74,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         screen,
         verdict: Verdict::default(),
     };
+    let told = Told::of(world);
     for frontend in &world.frontends {
         screen.line(format_args!(
             "{} {}",
@@ -80,6 +85,7 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
             world,
             stats,
             frontend,
+            told: Some(&told),
         };
         let before = Ways::of(world);
         steps.step("web page", driver.page()).await;
@@ -115,6 +121,8 @@ pub(super) struct Driver<'a> {
     pub(super) stats: &'a Stats,
     /// The way in.
     pub(super) frontend: &'a Frontend,
+    /// Asked about each tunnel while it is open, if somebody wants to know.
+    pub(super) told: Option<&'a Told<'a>>,
 }
 
 impl Driver<'_> {
@@ -127,10 +135,28 @@ impl Driver<'_> {
         HttpClient::over(io, &target.to_string(), tasks).await
     }
 
+    /// Adds to `used` how the tunnel to `target` goes that was opened last and has moved so much; it has to be open still.
+    async fn ask(
+        &self,
+        used: &mut Used,
+        target: SocketAddr,
+        down: u64,
+        up: u64,
+    ) -> anyhow::Result<()> {
+        if let Some(told) = self.told {
+            let dialect = self.frontend.dialect();
+            used.add(told.newest(dialect, target, down, up).await?);
+        }
+        Ok(())
+    }
+
     async fn page(&self) -> anyhow::Result<String> {
-        let text = self.open(self.world.web).await?.page("/").await?;
+        let (web, mut used) = (self.world.web, Used::default());
+        let mut client = self.open(web).await?;
+        let text = client.page("/").await?;
         ensure!(text == GREETING, "answer {text:?} instead of {GREETING:?}");
-        Ok(format!("{:?} from {}", text.trim_end(), self.world.web))
+        self.ask(&mut used, web, ANSWER_BYTES, 1).await?;
+        Ok(used.behind(format!("{:?} from {web}", text.trim_end())))
     }
 
     /// Downloads and compares.
@@ -138,13 +164,16 @@ impl Driver<'_> {
     /// # Errors
     /// The first wrong byte, or a broken tunnel.
     pub(super) async fn download(&self, length: u64) -> anyhow::Result<String> {
-        let mut client = self.open(self.world.bulk).await?;
+        let (bulk, mut used) = (self.world.bulk, Used::default());
+        let mut client = self.open(bulk).await?;
         let started = Instant::now();
         let seen = |count| {
             self.stats.down.fetch_add(count, Relaxed);
         };
         client.download(length, seen).await?;
-        Ok(speed(length, started))
+        let speed = speed(length, started);
+        self.ask(&mut used, bulk, length, 1).await?;
+        Ok(used.behind(speed))
     }
 
     /// Uploads; the target compares.
@@ -152,11 +181,14 @@ impl Driver<'_> {
     /// # Errors
     /// The first wrong byte, or a broken tunnel.
     pub(super) async fn upload(&self, length: u64) -> anyhow::Result<String> {
-        let mut client = self.open(self.world.bulk).await?;
+        let (bulk, mut used) = (self.world.bulk, Used::default());
+        let mut client = self.open(bulk).await?;
         let started = Instant::now();
         client.upload(length).await?;
         self.stats.up.fetch_add(length, Relaxed);
-        Ok(speed(length, started))
+        let speed = speed(length, started);
+        self.ask(&mut used, bulk, 1, length).await?;
+        Ok(used.behind(speed))
     }
 
     /// `count` requests, one after the other, on one tunnel.
@@ -164,7 +196,8 @@ impl Driver<'_> {
     /// # Errors
     /// A wrong answer, or a broken tunnel.
     pub(super) async fn answers(&self, count: usize) -> anyhow::Result<String> {
-        let mut client = self.open(self.world.web).await?;
+        let (web, mut used) = (self.world.web, Used::default());
+        let mut client = self.open(web).await?;
         let times = Samples::default();
         for number in 1..=count {
             let started = Instant::now();
@@ -174,8 +207,10 @@ impl Driver<'_> {
             self.stats.answers.add(started);
             times.add(started);
         }
-        let times = times.percentiles();
-        Ok(format!("{count} requests on one tunnel, {times}"))
+        let (times, moved) = (times.percentiles(), count as u64);
+        let down = moved * ANSWER_BYTES;
+        self.ask(&mut used, web, down, moved).await?;
+        Ok(used.behind(format!("{count} requests on one tunnel, {times}")))
     }
 
     /// `count` tunnels, one after the other, a request on each.
@@ -183,7 +218,7 @@ impl Driver<'_> {
     /// # Errors
     /// A wrong answer, or no tunnel.
     pub(super) async fn dials(&self, count: usize) -> anyhow::Result<String> {
-        let times = Samples::default();
+        let (times, mut used) = (Samples::default(), Used::default());
         for number in 1..=count {
             let started = Instant::now();
             let at = || format!("tunnel {number} of {count}");
@@ -191,9 +226,12 @@ impl Driver<'_> {
             let text = client.page("/").await.with_context(at)?;
             ensure!(text == GREETING, "answer {number} is {text:?}");
             times.add(started);
+            self.ask(&mut used, self.world.web, ANSWER_BYTES, 1)
+                .await
+                .with_context(at)?;
         }
         let times = times.percentiles();
-        Ok(format!("{count} times dial, request, close, {times}"))
+        Ok(used.behind(format!("{count} times dial, request, close, {times}")))
     }
 
     /// The agent's own words must arrive, and the status that fits them.
@@ -218,14 +256,16 @@ impl Driver<'_> {
 
     /// Each target is reached by the agent that claims its address, and by no other.
     async fn path(&self) -> anyhow::Result<String> {
-        let mut ways = Vec::new();
+        let (mut ways, mut used) = (Vec::new(), Used::default());
         for target in [self.world.web, self.world.bulk] {
             let agent = self
                 .world
                 .agent_of(target)
                 .with_context(|| format!("no agent claims {target}"))?;
             let before: Vec<u64> = self.world.agents.iter().map(|a| a.dials()).collect();
-            self.open(target).await?.page("/").await?;
+            let mut client = self.open(target).await?;
+            client.page("/").await?;
+            self.ask(&mut used, target, ANSWER_BYTES, 1).await?;
             for (other, before) in self.world.agents.iter().zip(before) {
                 let (dials, due) = (other.dials() - before, u64::from(other.name == agent.name));
                 ensure!(
@@ -236,10 +276,10 @@ impl Driver<'_> {
             }
             ways.push(format!("agent {} -> {target}", agent.name));
         }
-        Ok(format!(
+        Ok(used.behind(format!(
             "frontend -> hub -> lane or link -> {}",
             ways.join(" | ")
-        ))
+        )))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::net::reload::{Reloadable, ReloadableClientTls};
 use crate::net::stream::{PeerAddr, Socket};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls, TlsError, server_name};
+use crate::telemetry::labels::ClientDialect;
 
 /// For a handshake inside one machine.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
@@ -106,6 +107,15 @@ impl Frontend {
         match &self.way {
             Way::Grpc { path, .. } | Way::Connect(path) => path.display().to_string(),
             Way::ConnectTls { address, .. } => format!("https://{address}"),
+        }
+    }
+
+    /// What its clients speak.
+    #[must_use]
+    pub(super) fn dialect(&self) -> ClientDialect {
+        match &self.way {
+            Way::Grpc { .. } => ClientDialect::Grpc,
+            Way::Connect(_) | Way::ConnectTls { .. } => ClientDialect::HttpConnect,
         }
     }
 

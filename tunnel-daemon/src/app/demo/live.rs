@@ -60,6 +60,7 @@ pub(super) async fn drive(
                 world,
                 stats,
                 frontend,
+                told: None,
             };
             let round = async {
                 driver.answers(ROUND_ANSWERS).await?;

@@ -12,6 +12,7 @@ mod live;
 mod screen;
 mod stats;
 pub mod targets;
+mod told;
 mod ways;
 mod world;
 

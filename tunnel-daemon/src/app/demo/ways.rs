@@ -33,7 +33,7 @@ impl Ways {
             raw_lane: opened("raw-lane") + opened("ktls-lane"),
             copied: moved("copy"),
             spliced: moved("splice"),
-            uring: world.series("adit_relay_engine{engine=\"io-uring\"}") == 1,
+            uring: world.is_set("adit_relay_engine{engine=\"io-uring\","),
         }
     }
 
@@ -56,8 +56,9 @@ impl Ways {
 
     /// What tunnels in frames travelled on, and what moves their bytes.
     pub(super) fn framed(self) -> String {
+        let tunnels = if self.lane == 1 { "tunnel" } else { "tunnels" };
         format!(
-            "{} tunnels on lanes, {} on the link, copied by their tasks",
+            "{} {tunnels} on lanes, {} on the link, copied by their tasks",
             self.lane, self.link
         )
     }

@@ -152,6 +152,25 @@ impl World {
         series(&self.server.metrics.scrape().text(), name)
     }
 
+    /// Whether a series with this beginning, as `/metrics` shows it, is 1.
+    #[must_use]
+    pub(super) fn is_set(&self, beginning: &str) -> bool {
+        let text = self.server.metrics.scrape().text();
+        let mut lines = text.lines();
+        lines.any(|line| line.starts_with(beginning) && line.ends_with(" 1"))
+    }
+
+    /// Whether both ends say that their lanes go on in clear text.
+    #[must_use]
+    pub(super) fn lanes_are_in_clear(&self) -> bool {
+        const FLAG: &str = "adit_insecure_flags{flag=\"lane-security=plaintext\"}";
+        let agents_too = self
+            .agents
+            .iter()
+            .all(|agent| series(&agent.running.metrics.scrape().text(), FLAG) == 1);
+        agents_too && self.series(FLAG) == 1
+    }
+
     /// Ends everything; files and sockets go away.
     pub(super) async fn stop(self) {
         drop(self.frontends);

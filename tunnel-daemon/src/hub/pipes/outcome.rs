@@ -2,10 +2,10 @@
 
 use std::io;
 
-use adit_relay::{KeysUsedUp, Outcome, PairEnd, Side};
+use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Driver, Engine};
+use crate::telemetry::labels::{Driver, DriverReason, Engine};
 
 /// Why a tunnel on a pipe is over.
 #[derive(Debug)]
@@ -69,6 +69,8 @@ pub struct PipeOutcome {
     pub engine: Engine,
     /// What drove that.
     pub driver: Driver,
+    /// Why that did.
+    pub driver_reason: DriverReason,
 }
 
 /// What this process cuts a tunnel for.
@@ -92,6 +94,7 @@ impl From<Cut> for PipeEnd {
 /// What the outcome of a relay thread is for the tunnel; counts what was moved. `overhead` bytes that the lane took were not its own.
 pub(super) fn conclude(
     outcome: Outcome,
+    driver_reason: DriverReason,
     overhead: u64,
     cause: Option<Cut>,
     metrics: &AditMetrics,
@@ -132,6 +135,20 @@ pub(super) fn conclude(
             Engine::Copy
         },
         driver: engine.into(),
+        driver_reason,
+    }
+}
+
+impl From<Basis> for DriverReason {
+    fn from(basis: Basis) -> Self {
+        match basis {
+            Basis::Asked => Self::Asked,
+            Basis::Measured => Self::Measured,
+            Basis::Forbidden => Self::Forbidden,
+            Basis::Kernel => Self::Kernel,
+            Basis::Resources => Self::Resources,
+            Basis::Unknown => Self::Other,
+        }
     }
 }
 

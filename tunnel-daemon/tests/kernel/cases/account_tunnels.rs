@@ -267,7 +267,7 @@ async fn the_kernel_counts_what_relays_move(engine: &str) {
         Instant::now(),
     );
     let (server, agent) = (world.server.metrics.scrape(), world.agent.metrics.scrape());
-    let driver = format!(r#"adit_relay_engine{{engine="{engine}"}}"#);
+    let driver = format!(r#"adit_relay_engine{{engine="{engine}",reason="asked"}}"#);
     for scrape in [&server, &agent] {
         assert_eq!(sample(scrape, &driver), Some(1));
     }

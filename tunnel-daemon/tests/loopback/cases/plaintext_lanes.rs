@@ -43,7 +43,7 @@ async fn over(world: &World, tunnels: f64) {
 async fn bytes_arrive_whole_with_either_engine() {
     for engine in ["epoll", "io-uring"] {
         let (world, agent) = plain(&[&format!("--relay-engine={engine}")]).await;
-        let series = format!("adit_relay_engine{{engine=\"{engine}\"}}");
+        let series = format!("adit_relay_engine{{engine=\"{engine}\",reason=\"asked\"}}");
         assert_eq!(value(&world, &series), 1.0);
         let (port, _target) = targets::echo().await;
         let target = format!("127.0.0.1:{port}");

@@ -1,19 +1,36 @@
 //! What drives the relay, and why: the same in the log, on the health port and in the metrics of server and agent, and in the
 //! access event of each tunnel.
 
-use adit_relay::{Choice, Preference, probe};
+use adit_relay::{Basis, Choice, Preference, probe};
 use serde_json::Value;
 
 use super::processes::Processes;
-use crate::support::process::{Process, ask, at_least, value};
+use crate::support::process::{Process, ask, at_least, scrape};
 use crate::support::skip::skip;
 use crate::support::wait::until;
 use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
+<<<<<<< ours
 const ENGINES: [&str; 2] = ["epoll", "io-uring"];
 /// How the warning about lanes in clear text begins.
 const CLEAR_TEXT: &str = "lanes go on in clear text";
+=======
+/// Fields of an access event.
+const MOVED: [&str; 5] = ["path", "engine", "driver", "driver_reason", "end"];
+
+/// As metrics and access events spell it.
+fn word(basis: Basis) -> &'static str {
+    match basis {
+        Basis::Asked => "asked",
+        Basis::Measured => "measured",
+        Basis::Forbidden => "forbidden",
+        Basis::Kernel => "kernel",
+        Basis::Resources => "resources",
+        Basis::Unknown => "other",
+    }
+}
+>>>>>>> theirs
 
 /// Events of a log whose message begins so.
 fn events(process: &Process, message: &str) -> Vec<Value> {
@@ -51,10 +68,13 @@ async fn told(flags: &[&str], choice: &Choice, used: bool) -> (Processes, Proces
         let ready = ask(health, "/readyz?verbose").await;
         let told = format!("[+]relay-engine {name}: {}\n", choice.reason);
         assert!(ready.contains(" 200 ") && ready.contains(&told), "{ready}");
-        for engine in ENGINES {
-            let gauge = value(health, &format!("adit_relay_engine{{engine=\"{engine}\"}}")).await;
-            assert_eq!(gauge, f64::from(u8::from(engine == name)), "{engine}");
-        }
+        let (text, why) = (scrape(health).await, word(choice.basis));
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("adit_relay_engine"));
+        let series: Vec<&str> = series.collect();
+        let expected = format!("adit_relay_engine{{engine=\"{name}\",reason=\"{why}\"}} 1");
+        assert_eq!(series, [expected]);
     }
     (processes, agent)
 }
@@ -93,10 +113,17 @@ async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
             }
         };
         let (processes, _agent) = told(flags, &choice, true).await;
+        if preference != Preference::Auto {
+            assert_eq!(choice.basis, Basis::Asked);
+        }
         let event = access_event(&processes).await;
-        let moved = ["path", "engine", "driver", "end"].map(|field| event[field].as_str());
-        let expected = ["raw-lane", "copy", choice.engine.name(), "clean"].map(Some);
-        assert_eq!(moved, expected, "{event}");
+        let (driver, why) = (choice.engine.name(), word(choice.basis));
+        let expected = ["raw-lane", "copy", driver, why, "clean"].map(Some);
+        assert_eq!(
+            MOVED.map(|field| event[field].as_str()),
+            expected,
+            "{event}"
+        );
     }
 }
 
@@ -106,10 +133,10 @@ async fn an_engine_without_a_use_is_told_as_such() {
     let choice = probe(Preference::Epoll).expect("always there");
     let (processes, _agent) = told(&["--relay-engine=epoll"], &choice, false).await;
     let event = access_event(&processes).await;
-    let moved = ["path", "engine", "driver", "end"].map(|field| event[field].as_str());
+    let expected = ["lane", "copy", "task", "framed", "clean"].map(Some);
     assert_eq!(
-        moved,
-        ["lane", "copy", "task", "clean"].map(Some),
+        MOVED.map(|field| event[field].as_str()),
+        expected,
         "{event}"
     );
 }
