@@ -1,4 +1,4 @@
-//! Accounting in server and agent: what the kernel counts is what the engines count, and without the rights all works, too.
+//! Accounting in server and agent: what the kernel counts is what the engines count.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -51,7 +51,17 @@ pub(super) struct World {
 impl World {
     /// With further flags of both.
     pub(super) async fn start(lanes: &str, further: &[&str]) -> Self {
-        let further = || further.iter().map(|flag| (*flag).to_owned());
+        let further = further.iter().map(|flag| (*flag).to_owned());
+        let further: Vec<String> = further.collect();
+        Self::start_with(lanes, further.clone(), further).await
+    }
+
+    /// With further flags of the server, and of the agent.
+    pub(super) async fn start_with(
+        lanes: &str,
+        of_server: Vec<String>,
+        of_agent: Vec<String>,
+    ) -> Self {
         let files = ThrowawayFiles::create(&["127.0.0.1".to_owned()]).unwrap();
         let file = |flag: &str, path: std::path::PathBuf| format!("--{flag}={}", path.display());
         let mut server = vec![
@@ -69,7 +79,7 @@ impl World {
             format!("--lanes-per-link={lanes}"),
             "--account=on".to_owned(),
         ];
-        server.extend(further());
+        server.extend(of_server);
         let Parsed::Server(plan) = command("server", &server) else {
             panic!("no server");
         };
@@ -86,7 +96,7 @@ impl World {
             "--admin-server-port=off".to_owned(),
             "--account=on".to_owned(),
         ];
-        agent.extend(further());
+        agent.extend(of_agent);
         let Parsed::Agent(plan) = command("agent", &agent) else {
             panic!("no agent");
         };
@@ -139,7 +149,7 @@ async fn half(socket: &mut TcpStream, bytes: usize, first: bool) -> usize {
 
 /// What tunnels were expected to move.
 #[derive(Default)]
-struct Moved {
+pub(super) struct Moved {
     tunnels: u64,
     to_target: u64,
     to_client: u64,
@@ -148,7 +158,7 @@ struct Moved {
 }
 
 /// Tunnels of these sizes, one behind the other. Every other one is closed by the target first.
-async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut Moved) {
+pub(super) async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut Moved) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
     for (up, down) in sizes.iter().copied() {
@@ -168,7 +178,7 @@ async fn drive(world: &World, sizes: &[(usize, usize)], moved: &mut Moved) {
 }
 
 /// Many odd ones.
-fn random_sizes<const N: usize>() -> [(usize, usize); N] {
+pub(super) fn random_sizes<const N: usize>() -> [(usize, usize); N] {
     std::array::from_fn(|_| {
         let size = || rand::random_range(0..600_000);
         (size(), size())
@@ -402,7 +412,7 @@ async fn on_lanes_in_clear_text_the_kernel_counts_what_relays_move_by_io_uring()
 }
 
 /// A test of this binary as a process of its own.
-fn child(test: &str, edit: impl FnOnce(&mut Command)) -> Child {
+pub(super) fn child(test: &str, edit: impl FnOnce(&mut Command)) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", test, "--ignored", "--nocapture"])
@@ -413,7 +423,7 @@ fn child(test: &str, edit: impl FnOnce(&mut Command)) -> Child {
 }
 
 /// What a child prints behind `key`.
-fn said(child: &mut Child, key: &str) -> String {
+pub(super) fn said(child: &mut Child, key: &str) -> String {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let mut values = lines.map_while(Result::ok);
     let found = values.find_map(|line| line.split_once(key).map(|(_, value)| value.to_owned()));
@@ -444,40 +454,4 @@ async fn child_that_accounts() {
     println!("program {}", accounting.accounts.program().unwrap());
     // Until the pipe breaks.
     let _line = std::io::stdin().lines().next();
-}
-
-#[tokio::test]
-async fn without_the_rights_all_starts_and_says_why() {
-    use std::os::unix::process::CommandExt as _;
-    if !rustix::process::geteuid().is_root() {
-        return skip("starting without rights", "only root can give them up");
-    }
-    const NOBODY: u32 = 65_534;
-    let mut child = child("cases::account_tunnels::child_without_rights", |command| {
-        command.uid(NOBODY).gid(NOBODY);
-    });
-    let why = said(&mut child, "readyz ");
-    assert!(child.wait().unwrap().success());
-    assert!(
-        why.contains("[-]account unavailable: ") && why.contains("CAP_BPF"),
-        "{why}"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run by without_the_rights_all_starts_and_says_why"]
-async fn child_without_rights() {
-    let (world, mut moved) = (World::start("4", &[]).await, Moved::default());
-    drive(&world, &random_sizes::<2>(), &mut moved).await;
-    assert!(moved.to_target + moved.to_client > 0);
-    for health in [world.server.health, world.agent.health] {
-        let mut probe = TcpStream::connect(health.unwrap()).await.unwrap();
-        let request = b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
-        probe.write_all(request).await.unwrap();
-        let mut answer = String::new();
-        probe.read_to_string(&mut answer).await.unwrap();
-        println!("readyz {}", answer.replace(['\r', '\n'], " "));
-    }
-    let attached = sample(&world.server.metrics.scrape(), "adit_ebpf_account_attached");
-    assert_eq!(attached, Some(0));
 }

@@ -13,14 +13,15 @@ use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
 use adit::net::namespaces::Helper;
 use ipnet::IpNet;
 
-use super::redirect::{Scene, scene};
+use super::redirect::{Scene, resets, scene};
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
+use crate::support::listening::listening_at;
 use crate::support::namespace::{Namespace, helped_by_ourselves};
 use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::world::{World, sample};
 
 const CAPTURED: &str = "adit_redirect_namespaces{state=\"captured\"}";
 const RULE: &str = "--redirect=198.51.100.0/24";
@@ -49,13 +50,13 @@ fn flag(namespace: &Namespace) -> String {
 }
 
 /// Calls until it gets through, and says what went wrong before.
-fn until_captured(client: &mut Client, scene: &Scene) -> Vec<String> {
+fn until_captured(client: &mut Client, scene: &Scene, asked: SocketAddr) -> Vec<String> {
     let mut errors = Vec::new();
     scene
         .server
-        .until("the namespace is captured", || match client.call(asked()) {
+        .until("the namespace is captured", || match client.call(asked) {
             Ok(seen) => {
-                assert_eq!(seen.peer, asked());
+                assert_eq!(seen.peer, asked);
                 Some(())
             }
             Err(error) => {
@@ -180,7 +181,7 @@ fn namespaces_are_found_by_the_processes_of_the_cgroup_and_forgotten_with_them()
     for _ in 0..2 {
         let mut client = Client::start_in(&namespace, scene.clients.path());
         // Until there is a listener calls are left alone, and there is no way.
-        for error in until_captured(&mut client, &scene) {
+        for error in until_captured(&mut client, &scene, asked()) {
             assert!(error.contains("unreachable"), "{error}");
         }
         scene.server.metric_is(CAPTURED, 1.0);
@@ -205,7 +206,7 @@ fn a_named_namespace_is_captured_whenever_it_is_there() {
     assert_eq!(scene.server.metric(CAPTURED), 0.0);
     let mut client = Client::start_in(&namespace, scene.clients.path());
     std::os::unix::fs::symlink(namespace.path(), &link).unwrap();
-    until_captured(&mut client, &scene);
+    until_captured(&mut client, &scene, asked());
     // Nobody but a listener of ours would hold it: the path leads nowhere now.
     drop((client, namespace));
     scene.server.metric_is(CAPTURED, 0.0);
@@ -231,30 +232,40 @@ fn without_the_flag_other_namespaces_are_left_alone() {
 
 #[test]
 fn closed_denies_in_a_namespace_until_it_has_a_listener() {
-    if !ready("closing in other namespaces") {
-        return;
+    let test = "closing in other namespaces";
+    if ready(test) {
+        closed_until_captured(test, RULE, asked(), None);
     }
+}
+
+/// `rule` is for what is asked for, which `v6` is behind, if it is IPv6.
+pub(super) fn closed_until_captured(
+    test: &str,
+    rule: &str,
+    asked: SocketAddr,
+    v6: Option<SocketAddr>,
+) {
     let (_mounted, namespace) = match (Bpffs::somewhere(), Namespace::bare()) {
         (Ok(mounted), Ok(namespace)) => (mounted, namespace),
-        (Err(why), _) | (_, Err(why)) => return skip("closing in other namespaces", &why),
+        (Err(why), _) | (_, Err(why)) => return skip(test, &why),
     };
-    let flags = [RULE, "--redirect-on-failure=closed", &flag(&namespace)];
-    let mut scene = scene(target("127.0.0.1"), None, &flags);
+    let flags = [rule, "--redirect-on-failure=closed", &flag(&namespace)];
+    let mut scene = scene(target("127.0.0.1"), v6, &flags);
     // Loopback is down there, so nobody can listen on it.
     let failed = "adit_redirect_namespaces{state=\"failed\"}";
     assert_eq!(scene.server.metric(failed), 1.0);
     let readyz = scene.server.readyz();
     assert!(readyz.contains("ip link set lo up"), "{readyz}");
     let mut client = Client::start_in(&namespace, scene.clients.path());
-    let error = client.call(asked()).unwrap_err();
+    let error = client.call(asked).unwrap_err();
     assert!(error.contains("not permitted"), "{error}");
     namespace.run("ip link set lo up");
-    for error in until_captured(&mut client, &scene) {
+    for error in until_captured(&mut client, &scene, asked) {
         assert!(error.contains("not permitted"), "{error}");
     }
     // Nor does anything go its way once the server is gone.
     scene.server.role.kill();
-    let error = client.call(asked()).unwrap_err();
+    let error = client.call(asked).unwrap_err();
     assert!(error.contains("not permitted"), "{error}");
     // Pins would outlive the test.
     drop(client);
@@ -445,7 +456,8 @@ fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service:
         let redirect = format!("--redirect-apiserver={service}={api}");
         let address = format!("--redirect-node-address={node_ip}");
         let flags = [cgroup.as_str(), &redirect, &address];
-        let _agent = world.agent_with(&server, None, &flags);
+        let this = Command::new(std::env::current_exe().unwrap());
+        let (agent, health) = world.probed_agent_by(this, &server, None, &flags);
         let mut client = Client::start_in(pod, nodes.path());
         for _ in 0..3 {
             let seen = client.call(service).unwrap();
@@ -464,5 +476,17 @@ fn sent_to_the_node(node: &Namespace, pod: &Namespace, ends: [&str; 2], service:
             "198.51.100.1:443"
         };
         assert!(client.call(other.parse().unwrap()).is_err());
+        // A network reaches that address, but whoever was not sent there has no Service: not even the only one.
+        let refused = [
+            "adit_redirect_refused_total{reason=\"unknown_origin\"}",
+            "adit_node_refusals_total{reason=\"no_destination\"}",
+        ];
+        let refusals = || refused.map(|series| sample(health, series).unwrap());
+        assert_eq!(refusals(), [0.0; 2]);
+        let listener = listening_at(agent.id(), node_ip);
+        pod.inside(|| resets(listener));
+        server.until("the refusal is counted", || {
+            (refusals() == [1.0; 2]).then_some(())
+        });
     });
 }

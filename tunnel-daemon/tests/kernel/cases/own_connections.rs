@@ -17,7 +17,7 @@ use crate::support::client::Client;
 use crate::support::forward_proxy::ForwardProxy;
 use crate::support::name_server::NameServer;
 use crate::support::target::target;
-use crate::support::world::{PROXY, World};
+use crate::support::world::{PROXY, World, sample};
 
 /// Far beyond what anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,6 +28,14 @@ const KNOWN: Ipv4Addr = Ipv4Addr::new(127, 5, 0, 1);
 
 fn calls(outcome: &str) -> String {
     format!("adit_redirect_calls_total{{outcome=\"{outcome}\"}}")
+}
+
+/// Of the agent's own connections to the server.
+fn bytes_of(role: &str, direction: &str) -> String {
+    let labels = r#"agent="kernel",destination_class="""#;
+    format!(
+        r#"adit_ebpf_bytes_total{{{labels},direction="{direction}",role="{role}",tenant="default"}}"#
+    )
 }
 
 /// A name server that the server captures for others is asked for a destination's name.
@@ -126,14 +134,16 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
         let api = target("127.0.0.1");
         let world = World::at(home.parse().unwrap());
         let nodes = Cgroup::new();
-        let server = world.server(None, &[format!("--allowed-destination={api}")]);
+        let account = "--account=on";
+        let flags = [format!("--allowed-destination={api}"), account.to_owned()];
+        let server = world.server(None, &flags);
         let proxy = ForwardProxy::start("127.31.0.1", server.agents);
         let mut command = Command::new(&program);
         command.env(PROXY, format!("http://{}", proxy.at));
         let cgroup = format!("--redirect-cgroup={}", nodes.path().display());
         let flag = format!("--redirect-apiserver={}={api}", proxy.at);
-        let flags = [cgroup.as_str(), &flag];
-        let agent = world.agent_by(command, &server, Some(nodes.path()), &flags);
+        let flags = [cgroup.as_str(), &flag, account];
+        let (agent, health) = world.probed_agent_by(command, &server, Some(nodes.path()), &flags);
         let mut client = Client::start(Some(nodes.path()));
         let lanes = || server.metric("adit_lanes_opened_total");
         // Those before may have been opened before its programs were there.
@@ -146,5 +156,15 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
         let opened = lanes();
         assert!(proxy.tunnels() as f64 > opened, "{opened}");
         assert!(!is_exempt(agent.id()));
+        // Both ends account for them, whoever is between.
+        server.until("bytes of links and lanes", || {
+            let carried = |at, role| {
+                ["sent", "received"]
+                    .iter()
+                    .all(|way| sample(at, &bytes_of(role, way)) > Some(0.0))
+            };
+            let both = |at| carried(at, "link") && carried(at, "lane");
+            (both(health) && both(server.health)).then_some(())
+        });
     });
 }

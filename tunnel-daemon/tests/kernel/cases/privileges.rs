@@ -66,10 +66,7 @@ fn agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon
 
 /// An agent with a health port, linked.
 pub(super) fn linked_agent(world: &World, user: User, server: &Daemon, flags: &[String]) -> Daemon {
-    let mut args = world.agent_args(server.address("agents"));
-    args.retain(|arg| !arg.starts_with("--health-server-port"));
-    args.push("--health-server-host=127.0.0.1".to_owned());
-    args.push("--health-server-port=0".to_owned());
+    let mut args = world.probed_agent_args(server.address("agents"));
     args.extend_from_slice(flags);
     let agent = Daemon::start(user, "agent", &args, world.dir());
     // Lanes are bound a moment after the link.

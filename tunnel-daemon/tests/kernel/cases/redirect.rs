@@ -4,8 +4,8 @@
 //! test attaches to the agent's cgroup, sends them to a target on loopback. So a client that gets there came through the tunnel.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -133,25 +133,36 @@ fn exclusions_other_ports_and_other_cgroups_are_left_alone() {
 
 #[test]
 fn a_direct_connection_to_the_listener_is_closed_and_counted() {
-    if !ready("direct connections") {
-        return;
+    if ready("direct connections") {
+        direct("--redirect=198.51.100.0/24", IpAddr::is_ipv4);
     }
-    let scene = scene(target("127.0.0.1"), None, &["--redirect=198.51.100.0/24"]);
+}
+
+/// Calls the listener of one family by its own address; the rule is one of that family.
+pub(super) fn direct(rule: &str, is_of_family: impl Fn(&IpAddr) -> bool) {
+    let scene = scene(target("127.0.0.1"), None, &[rule]);
     let refused = "adit_redirect_refused_total{reason=\"unknown_origin\"}";
     assert_eq!(scene.server.metric(refused), 0.0);
-    let mut stream = TcpStream::connect(scene.server.listeners[0]).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(10)))
-        .unwrap();
-    let outcome = stream.read(&mut [0; 1]);
-    assert!(
-        matches!(&outcome, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset),
-        "{outcome:?}"
-    );
+    let mut listeners = scene.server.listeners.iter();
+    let listener = *listeners.find(|at| is_of_family(&at.ip())).unwrap();
+    resets(listener);
     // A captured process that calls it finds out no more.
     let mut client = Client::start(Some(scene.clients.path()));
-    assert!(client.call(scene.server.listeners[0]).is_err());
+    assert!(client.call(listener).is_err());
     scene.server.metric_is(refused, 2.0);
+}
+
+/// Whoever listens there says nothing to this process, and breaks off.
+pub(super) fn resets(listener: SocketAddr) {
+    // By the time that the connection is there it may be over.
+    let outcome = TcpStream::connect(listener).and_then(|mut stream| {
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        stream.read(&mut [0; 1])
+    });
+    assert!(
+        matches!(&outcome, Err(error) if error.kind() == ErrorKind::ConnectionReset),
+        "{outcome:?}"
+    );
 }
 
 #[test]
@@ -174,19 +185,22 @@ pub(super) fn killed(target: SocketAddr) {
 
 #[test]
 fn an_agent_among_the_captured_processes_makes_no_loop() {
-    if !ready("loops") {
-        return;
+    if ready("loops") {
+        no_loop("127.0.0.1", "127.4.0.1", "127.0.0.0/8");
     }
-    let target = target("127.4.0.1");
+}
+
+/// Server, agent and client are captured themselves; `all` has in it a target at one address, and the server at its `home`.
+pub(super) fn no_loop(home: &str, at: &str, all: &str) {
+    let target = target(at);
     let clients = Cgroup::new();
-    let world = World::new();
+    let world = World::at(home.parse().unwrap());
     let flags = [
         // What the agent dials, and all of loopback: its own way to the server lies in it.
         format!("--redirect={target}"),
-        "--redirect=127.0.0.0/8".to_owned(),
+        format!("--redirect={all}"),
         format!("--redirect-cgroup={}", clients.path().display()),
     ];
-    // Server and agent are captured themselves.
     let server = world.server(Some(clients.path()), &flags);
     let agent = world.agent(&server, Some(clients.path()));
     let mut client = Client::start(Some(clients.path()));

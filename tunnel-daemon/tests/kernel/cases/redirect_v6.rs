@@ -1,10 +1,11 @@
-//! What `redirect` and `node_redirect` show, over IPv6.
+//! What `redirect`, `node_redirect` and `namespaces` show, over IPv6.
 //!
 //! As there, 2001:db8::/32 leads nowhere. The machine's own IPv6 address is the one of loopback.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use super::redirect::{closed, killed};
+use super::namespaces::closed_until_captured;
+use super::redirect::{closed, direct, killed, no_loop};
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, ready_v6};
@@ -78,5 +79,33 @@ fn closed_stays_closed_over_ipv6_until_a_server_with_open_starts() {
     let test = "closing on failure over IPv6";
     if ready_v6(test) {
         closed(test, "::1");
+    }
+}
+
+#[test]
+fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
+    let test = "closing in other namespaces over IPv6";
+    if ready_v6(test) {
+        let asked = "[2001:db8::7]:443".parse().unwrap();
+        closed_until_captured(
+            test,
+            "--redirect=[2001:db8::/32]:443",
+            asked,
+            Some(target("::1")),
+        );
+    }
+}
+
+#[test]
+fn a_direct_connection_to_the_ipv6_listener_is_closed_and_counted() {
+    if ready_v6("direct connections over IPv6") {
+        direct("--redirect=[2001:db8::/32]:443", IpAddr::is_ipv6);
+    }
+}
+
+#[test]
+fn an_agent_among_processes_captured_on_ipv6_loopback_makes_no_loop() {
+    if ready_v6("loops over IPv6") {
+        no_loop("::1", "::1", "::1/128");
     }
 }

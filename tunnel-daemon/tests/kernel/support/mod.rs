@@ -9,6 +9,7 @@ pub(crate) mod client;
 pub(crate) mod confined;
 pub(crate) mod daemon;
 pub(crate) mod forward_proxy;
+pub(crate) mod listening;
 pub(crate) mod memory;
 pub(crate) mod name_server;
 pub(crate) mod named;

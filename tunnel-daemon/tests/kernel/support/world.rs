@@ -94,6 +94,15 @@ impl World {
         ]
     }
 
+    /// As [`World::agent_args`], with a health port.
+    pub(crate) fn probed_agent_args(&self, agents: SocketAddr) -> Vec<String> {
+        let mut args = self.agent_args(agents);
+        args.retain(|arg| !arg.starts_with("--health-server-port"));
+        args.push("--health-server-host=127.0.0.1".to_owned());
+        args.push("--health-server-port=0".to_owned());
+        args
+    }
+
     /// A server with these flags, in a cgroup or not.
     pub(crate) fn server(&self, cgroup: Option<&Path>, flags: &[String]) -> ServerProcess {
         let program = std::env::current_exe().expect("this test");
@@ -146,28 +155,48 @@ impl World {
         cgroup: Option<&Path>,
         flags: &[&str],
     ) -> Role {
-        let mut args = self.agent_args(server.agents);
-        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-        let mut role = Role::start_by(command, "agent", cgroup, &args.join("\t"));
-        // All of it has started: the link may be there before the redirect is.
-        role.hear();
-        server.until("the agent is linked", || {
-            let ready = get(server.health, "/readyz");
-            ready.starts_with("HTTP/1.1 200").then_some(())
-        });
-        role
+        let args = self.agent_args(server.agents);
+        linked(command, server, cgroup, args, flags).0
     }
+
+    /// As [`World::agent_by`], and its health port.
+    pub(crate) fn probed_agent_by(
+        &self,
+        command: std::process::Command,
+        server: &ServerProcess,
+        cgroup: Option<&Path>,
+        flags: &[&str],
+    ) -> (Role, SocketAddr) {
+        let args = self.probed_agent_args(server.agents);
+        let (role, health) = linked(command, server, cgroup, args, flags);
+        (role, health.expect("told"))
+    }
+}
+
+/// An agent and its health port, if it has one.
+fn linked(
+    command: std::process::Command,
+    server: &ServerProcess,
+    cgroup: Option<&Path>,
+    mut args: Vec<String>,
+    flags: &[&str],
+) -> (Role, Option<SocketAddr>) {
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let mut role = Role::start_by(command, "agent", cgroup, &args.join("\t"));
+    // All of it has started: the link may be there before the redirect is.
+    let told = role.hear();
+    let health = told.strip_prefix("up ");
+    server.until("the agent is linked", || {
+        let ready = get(server.health, "/readyz");
+        ready.starts_with("HTTP/1.1 200").then_some(())
+    });
+    (role, health.map(|at| at.parse().expect("an address")))
 }
 
 impl ServerProcess {
     /// A sample of its metrics; `series` with its labels.
     pub(crate) fn metric(&self, series: &str) -> f64 {
-        let text = get(self.health, "/metrics");
-        text.lines()
-            .filter_map(|line| line.rsplit_once(' '))
-            .find(|(name, _)| *name == series)
-            .and_then(|(_, value)| value.parse().ok())
-            .unwrap_or_else(|| panic!("no series {series}"))
+        sample(self.health, series).unwrap_or_else(|| panic!("no series {series}"))
     }
 
     /// Waits for a value of a series.
@@ -191,6 +220,15 @@ impl ServerProcess {
     pub(crate) fn readyz(&self) -> String {
         get(self.health, "/readyz?verbose")
     }
+}
+
+/// A sample of the metrics at a health port, if the series is there.
+pub(crate) fn sample(health: SocketAddr, series: &str) -> Option<f64> {
+    let text = get(health, "/metrics");
+    text.lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .find(|(name, _)| *name == series)
+        .and_then(|(_, value)| value.parse().ok())
 }
 
 /// What a port answers, head included.
@@ -254,9 +292,12 @@ pub(super) fn play_agent(arguments: &str) {
         panic!("no agent");
     };
     let runtime = runtime();
-    let _running = runtime
+    let running = runtime
         .block_on(agent::start(&plan))
         .expect("the agent starts");
-    tell("up");
+    match running.health {
+        Some(health) => tell(&format!("up {health}")),
+        None => tell("up"),
+    }
     while told().is_some() {}
 }

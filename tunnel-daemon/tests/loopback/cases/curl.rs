@@ -10,7 +10,7 @@ use adit::net::tasks::Tasks;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::lane_processes::nightly;
-use super::tunnels::on_tcp;
+use super::tunnels::{V4, on_tcp};
 use crate::support::skip::skip;
 use crate::support::targets;
 use crate::support::wait::until_blocking;
@@ -102,7 +102,7 @@ async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
         return;
     }
     let (port, _page) = page().await;
-    let (world, _agent) = on_tcp("http-connect").await;
+    let (world, _agent) = on_tcp("http-connect", V4).await;
     let url = format!("http://127.0.0.1:{port}/");
     let fetched = curl(&through(&world, Some("client")), &url);
     let errors = String::from_utf8_lossy(&fetched.stderr);

@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use crate::support::raw::Connection;
+use crate::support::skip::has_v6;
 use crate::support::targets::{Sum, pattern};
 use crate::support::wait::within;
 use crate::support::world::{World, echo};
@@ -266,10 +267,14 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
     .await;
 }
 
+/// Where frontends on TCP listen.
+pub(super) const V4: &str = "127.0.0.1:0";
+const V6: &str = "[::1]:0";
+
 /// A frontend of that dialect on TCP, with certificates, and an agent.
-pub(super) async fn on_tcp(dialect: &str) -> (World, RunningAgent) {
+pub(super) async fn on_tcp(dialect: &str, at: &str) -> (World, RunningAgent) {
     let world = World::start(&[
-        &format!("--frontend={dialect}=tcp:127.0.0.1:0"),
+        &format!("--frontend={dialect}=tcp:{at}"),
         "--server-cert={certs}/server.crt",
         "--server-key={certs}/server.key",
         "--server-ca-cert={certs}/ca.crt",
@@ -283,9 +288,22 @@ pub(super) async fn on_tcp(dialect: &str) -> (World, RunningAgent) {
 /// A frontend on TCP proves itself and its clients by certificates, as one on a unix socket need not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+    grpc_over_tcp(V4).await;
+}
+
+/// Rule 34.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
+    if has_v6("gRPC over TCP of IPv6") {
+        grpc_over_tcp(V6).await;
+    }
+}
+
+async fn grpc_over_tcp(at: &str) {
     let (port, _target) = targets::echo().await;
-    let (world, _agent) = on_tcp("grpc").await;
+    let (world, _agent) = on_tcp("grpc", at).await;
     let address = world.server().frontends[0];
+    assert_eq!(address.is_ipv6(), at == V6);
     let ca = world.files.ca_file();
     let (cert, key) = (world.files.cert("client"), world.files.key("client"));
     let identity = Some((cert.as_path(), key.as_path()));
@@ -313,9 +331,22 @@ async fn grpc_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
 /// Rule 8: HTTP-CONNECT over TCP asks for a client certificate and speaks HTTP/1.1 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connect_over_tcp_wants_a_client_certificate_and_carries_an_echo() {
+    connect_over_tcp(V4).await;
+}
+
+/// Rule 34.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_over_tcp_of_ipv6_wants_a_client_certificate_and_carries_an_echo() {
+    if has_v6("HTTP-CONNECT over TCP of IPv6") {
+        connect_over_tcp(V6).await;
+    }
+}
+
+async fn connect_over_tcp(at: &str) {
     let (port, _target) = targets::echo().await;
-    let (world, _agent) = on_tcp("http-connect").await;
+    let (world, _agent) = on_tcp("http-connect", at).await;
     let address = world.server().frontends[0];
+    assert_eq!(address.is_ipv6(), at == V6);
     let ca = world.files.ca_file();
     let (cert, key) = (world.files.cert("client"), world.files.key("client"));
     let identity = Some((cert.as_path(), key.as_path()));

@@ -59,7 +59,7 @@ pub(crate) async fn over(
     };
     config.alpn_protocols = vec![alpn.to_vec()];
     stream.set_nodelay(true)?;
-    let name = ServerName::try_from("127.0.0.1").expect("an address");
+    let name = ServerName::from(stream.peer_addr()?.ip());
     TlsConnector::from(Arc::new(config))
         .connect(name, stream)
         .await

@@ -29,7 +29,7 @@ impl World {
     /// the directory of the certificates.
     pub(crate) async fn start(flags: &[&str]) -> Self {
         // The last one is in no DNS: only a test's own forward proxy knows it.
-        let names = ["127.0.0.1", "localhost", "server.test"].map(str::to_owned);
+        let names = ["127.0.0.1", "::1", "localhost", "server.test"].map(str::to_owned);
         let mut world = Self {
             files: ThrowawayFiles::create(&names).expect("certificates"),
             dir: TempDir::new().expect("a directory"),

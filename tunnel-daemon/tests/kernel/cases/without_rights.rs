@@ -1,0 +1,76 @@
+//! Server and agent of a user without any right, who ask for all of eBPF: tunnels work, and what is missing is said.
+
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
+
+use adit::ebpf::caps::cgroup2_mount;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::account_tunnels::{Moved, World, child, drive, random_sizes, said};
+use crate::support::accounting::sample;
+use crate::support::confined::NOBODY;
+use crate::support::privilege::skip;
+
+const TEST: &str = "starting without rights";
+/// Parts of `/readyz?verbose` that say what they lack.
+const LACKING: [&str; 2] = ["[-]redirect missing: ", "[-]account unavailable: "];
+
+#[test]
+fn without_the_rights_all_starts_and_says_why() {
+    if !rustix::process::geteuid().is_root() {
+        return skip(TEST, "only root can give them up");
+    }
+    // Without it that is what is missing.
+    let cgroup = match cgroup2_mount() {
+        Ok(cgroup) => cgroup,
+        Err(why) => return skip(TEST, &why),
+    };
+    let mut child = child("cases::without_rights::child_without_rights", |command| {
+        command.uid(NOBODY).gid(NOBODY);
+    });
+    // The test of that name is there, and has come to its end.
+    assert_eq!(
+        said(&mut child, "worked with "),
+        cgroup.display().to_string()
+    );
+    assert!(child.wait().unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run by without_the_rights_all_starts_and_says_why"]
+async fn child_without_rights() {
+    let mount = cgroup2_mount().unwrap();
+    let cgroup = format!("--redirect-cgroup={}", mount.display());
+    let of_server = vec!["--redirect=198.51.100.0/24".to_owned(), cgroup.clone()];
+    let service = "--redirect-apiserver=198.51.100.1:443=127.0.0.1:443".to_owned();
+    let world = World::start_with("4", of_server, vec![service, cgroup]).await;
+    drive(&world, &random_sizes::<2>(), &mut Moved::default()).await;
+    for (health, scrape) in [
+        (world.server.health, world.server.metrics.scrape()),
+        (world.agent.health, world.agent.metrics.scrape()),
+    ] {
+        let answer = readyz(health.unwrap()).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        for lacking in LACKING {
+            let lines: Vec<&str> = answer
+                .lines()
+                .filter(|line| line.starts_with(lacking))
+                .collect();
+            assert!(lines.len() == 1 && lines[0].contains("CAP_BPF"), "{answer}");
+        }
+        let missing = "adit_redirect_state{state=\"missing\"}";
+        assert_eq!(sample(&scrape, missing), Some(1));
+        assert_eq!(sample(&scrape, "adit_ebpf_account_attached"), Some(0));
+    }
+    println!("worked with {}", mount.display());
+}
+
+async fn readyz(health: SocketAddr) -> String {
+    let mut probe = TcpStream::connect(health).await.unwrap();
+    let request = b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    probe.write_all(request).await.unwrap();
+    let mut answer = String::new();
+    probe.read_to_string(&mut answer).await.unwrap();
+    answer
+}
