@@ -11,11 +11,8 @@ use crate::support::wait::until;
 use crate::support::{connect, targets};
 
 const IDLE: &str = "adit_lanes{state=\"idle\"}";
-<<<<<<< ours
-const ENGINES: [&str; 2] = ["epoll", "io-uring"];
 /// How the warning about lanes in clear text begins.
 const CLEAR_TEXT: &str = "lanes go on in clear text";
-=======
 /// Fields of an access event.
 const MOVED: [&str; 5] = ["path", "engine", "driver", "driver_reason", "end"];
 
@@ -30,7 +27,6 @@ fn word(basis: Basis) -> &'static str {
         Basis::Unknown => "other",
     }
 }
->>>>>>> theirs
 
 /// Events of a log whose message begins so.
 fn events(process: &Process, message: &str) -> Vec<Value> {
