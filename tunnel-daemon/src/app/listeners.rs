@@ -206,12 +206,9 @@ impl Listening<'_> {
                 (listen_addr(bind)?, Some(self.tls("frontend", files, alpn)?))
             }
         };
-        let listener = match plan.dialect {
-            // Many tunnels on one connection: the kernel could book it nowhere.
-            Dialect::Grpc => Listener::bind(&address),
-            Dialect::HttpConnect => self.bind(&address),
-        };
-        let listener = listener.with_context(|| format!("{} frontend", plan.dialect.name()))?;
+        let listener = self
+            .bind(&address)
+            .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
         let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
         let leaving = self.stop.clone();
@@ -219,6 +216,8 @@ impl Listening<'_> {
         match plan.dialect {
             Dialect::Grpc => {
                 let serve = move |stream: ByteStream| {
+                    // Here and not with the first tunnel: a connection that has none ends, too.
+                    context.account_grpc(&stream);
                     stream.widen(grpc::SOCKET_BYTES);
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (hub, context) = (Arc::clone(&hub), context.clone());

@@ -67,10 +67,10 @@ pub(super) fn door(
         DIAL_TIMEOUT,
         parts.accounts,
         parts.own_sockets,
+        // Each agent has one of its own, with its id.
         "",
     );
     Ok(Some(NodeDoor::new(NodeSettings {
-        // One for all agents.
         dialer,
         proxy_header: plan.proxy_header,
         access: parts.access,

@@ -39,7 +39,7 @@ pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a server needs to dial for agents.
 pub struct NodeSettings {
-    /// Dials what may be dialled: see [`Destinations`].
+    /// Dials what may be dialled: see [`Destinations`]. Each agent's is a copy with its id.
     pub dialer: Dialer,
     /// Whether connections begin with a header that names their agent.
     pub proxy_header: bool,
@@ -92,6 +92,7 @@ pub struct NodeDoor {
 /// The door as one link's agent finds it.
 struct AgentDoor {
     door: Arc<NodeDoor>,
+    dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
     quota: Arc<Quota>,
@@ -116,6 +117,7 @@ impl NodeDoor {
     ) -> Arc<dyn AgentOpens> {
         Arc::new(AgentDoor {
             door: Arc::clone(self),
+            dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
             quota: self.agents.of(agent, principal),
@@ -137,6 +139,7 @@ impl AgentOpens for AgentDoor {
         }
         let asked = Asked {
             door: Arc::clone(&self.door),
+            dialer: Arc::clone(&self.dialer),
             agent: self.agent.clone(),
             principal: Arc::clone(&self.principal),
             quota: Arc::clone(&self.quota),
@@ -183,6 +186,7 @@ impl AgentDoor {
 /// One tunnel that was asked for.
 struct Asked {
     door: Arc<NodeDoor>,
+    dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
     quota: Arc<Quota>,
@@ -243,10 +247,7 @@ impl Asked {
     async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
         let settings = &self.door.settings;
         settings.descriptors.opened();
-        let dialed = settings
-            .dialer
-            .dial(&request.protocol, &request.address)
-            .await;
+        let dialed = self.dialer.dial(&request.protocol, &request.address).await;
         let mut socket = dialed.map_err(|error| {
             // Here and not in the answer: how this network looks is nothing for an agent to know.
             let (agent, principal) = (&self.agent, &*self.principal);

@@ -78,6 +78,18 @@ impl FrontendContext {
             self.accounts.accepted(tcp, &labels);
         }
     }
+
+    /// A gRPC client's connection: its tunnels may lead through any agent to any class, so it is of none.
+    pub fn account_grpc<S: Connection>(&self, io: &S) {
+        if let Some(tcp) = io.tcp() {
+            let labels = Labels {
+                role: AccountRole::GrpcClient,
+                agent: "",
+                destination_class: "",
+            };
+            self.accounts.accepted(tcp, &labels);
+        }
+    }
 }
 
 /// Completes when this process leaves and a client has had the time to ask, and to be refused.

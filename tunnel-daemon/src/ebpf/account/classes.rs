@@ -13,7 +13,7 @@ const OTHER: &str = "other";
 pub struct Labels<'a> {
     /// What it is.
     pub role: AccountRole,
-    /// Id of the agent at one of its ends; empty if that is not known.
+    /// Id of the agent at one of its ends; empty if that is not known, or may be any of them.
     pub agent: &'a str,
     /// The rule or identifier that its destination matches; empty where there is none.
     pub destination_class: &'a str,

@@ -98,6 +98,14 @@ impl Dialer {
         };
         Self::with_connect(resolver, allowed, timeout, connect)
     }
+
+    /// The same with sockets that are accounted for as those of `agent`.
+    #[must_use]
+    pub fn of(&self, agent: &str) -> Self {
+        let mut dialer = self.clone();
+        dialer.connect.agent = agent.into();
+        dialer
+    }
 }
 
 impl<C: Connect> Dialer<C> {

@@ -43,10 +43,12 @@ label! {
 label! {
     /// What a connection is to its tunnels, as accounted for in the kernel.
     AccountRole {
-        /// From an agent to a target.
+        /// From an agent to a target, or from a server to a destination of the control plane.
         Target = "target",
-        /// From a client to a frontend.
+        /// From a client to a frontend, with one tunnel.
         Client = "client",
+        /// From a client to a frontend, with any number of tunnels.
+        GrpcClient = "grpc-client",
         /// A lane.
         Lane = "lane",
         /// A link.

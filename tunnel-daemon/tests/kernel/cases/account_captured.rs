@@ -150,7 +150,7 @@ fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
         "adit_node_tunnel_bytes_total",
         moved,
     );
-    // The other end of it: the server's connections to the destination, by the entry that allows it.
+    // The other end of it: the server's connections to the destination, by the agent that asked and the entry that allows it.
     let entry = match api {
         SocketAddr::V4(at) => format!("{}/32:{}", at.ip(), at.port()),
         SocketAddr::V6(at) => format!("[{}/128]:{}", at.ip(), at.port()),
@@ -158,7 +158,7 @@ fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
     server.until("they are counted at the server", |server| {
         let bytes = |direction: &str| {
             server.metric(&format!(
-                "adit_ebpf_bytes_total{{agent=\"\",destination_class=\"{entry}\",direction=\"{direction}\",role=\"target\",tenant=\"default\"}}"
+                "adit_ebpf_bytes_total{{agent=\"kernel\",destination_class=\"{entry}\",direction=\"{direction}\",role=\"target\",tenant=\"default\"}}"
             ))
         };
         (bytes("sent"), bytes("received")) == moved
