@@ -88,7 +88,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     steps.run("build --release", || {
         cargo(&["build", "--quiet", "--release", "--bin", "adit"], BUILD)
     });
-    steps.run("tunnels by the thousand", || test::at_scale(workspace));
+    steps.run("tunnels by the thousand, bytes by the GiB", || {
+        test::at_scale(workspace)
+    });
     steps.run("demo --once", || {
         cargo(&[&DEMO_COMMAND[..], &["--once"]].concat(), DEMO)
     });

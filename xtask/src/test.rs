@@ -21,8 +21,8 @@ const NIGHTLY: &str = "ADIT_NIGHTLY";
 
 /// Tests find the program to start in it, where they want another one than cargo builds for them.
 const PROGRAM: &str = "ADIT_PROGRAM";
-/// Loopback tests that count tunnels, by their modules.
-const SCALE: [&str; 2] = ["idle_tunnels", "opens_and_closes"];
+/// Loopback tests that count tunnels, or bytes of one, by their modules.
+const SCALE: [&str; 3] = ["idle_tunnels", "large_transfers", "opens_and_closes"];
 /// How many of these run at once: each has four busy processes.
 const SCALE_AT_ONCE: &str = "--test-threads=2";
 
@@ -137,7 +137,7 @@ pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<(
     run_tests(command, &["--test", "interop"], &args)
 }
 
-/// Tests that count tunnels, at full size, with a program that is fast enough for it: the release build that is there.
+/// Tests that count tunnels or bytes, at full size, with a program that is fast enough for it: the release build that is there.
 ///
 /// # Errors
 /// When one of them fails, or the program is not there.
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_count_tunnels_are_there() {
+    fn tests_that_count_tunnels_and_bytes_are_there() {
         let workspace = Workspace::here().unwrap();
         for module in SCALE {
             let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");

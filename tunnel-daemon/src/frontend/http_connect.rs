@@ -208,6 +208,23 @@ async fn refuse<S: Connection>(io: &mut S, failure: &DialFailure) {
     let _closed = io.shutdown().await;
 }
 
+/// When a client went whose dial had become a tunnel.
+enum Gone {
+    /// It could not be told.
+    BeforeAnswer,
+    /// It has said nothing.
+    BehindAnswer,
+}
+
+impl Gone {
+    fn tell(self, tunnel: &mut ClientTunnel) {
+        if matches!(self, Self::BeforeAnswer) {
+            tunnel.answer_lost();
+        }
+        tunnel.ended(0, 0, "client_gone");
+    }
+}
+
 /// Tells the client that its tunnel is open. Whole and alone: clients refuse tunnel bytes that arrive together with the
 /// answer, so a target that speaks first waits a moment.
 ///
@@ -217,14 +234,20 @@ async fn answer<S: Connection>(
     io: &mut S,
     early: &mut BytesMut,
     target_speaks: impl Future<Output = ()>,
-) -> std::io::Result<()> {
-    io.write_all(connect::ESTABLISHED).await?;
-    io.flush().await?;
+) -> Result<(), Gone> {
+    let answered = async {
+        io.write_all(connect::ESTABLISHED).await?;
+        io.flush().await
+    };
+    answered.await.map_err(|_error| Gone::BeforeAnswer)?;
     if early.is_empty() {
         tokio::select! {
             biased;
-            // The client speaks, so it has read the answer; an end or error is found again by whoever moves the bytes.
-            _read = blocks::append(io, early) => (),
+            // The client speaks, so it has read the answer; an end is found again by whoever moves the bytes. A reset is not:
+            // the kernel tells of it once, and to them it would look like an end.
+            read = blocks::append(io, early) => {
+                read.map_err(|_error| Gone::BehindAnswer)?;
+            }
             () = target_speaks => tokio::time::sleep(ANSWER_ALONE).await,
         }
     }
@@ -255,9 +278,8 @@ async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
         () = stopped => return tunnel.ended(0, 0, "shutdown"),
         answered = answer(io, early, target_speaks) => answered,
     };
-    if answered.is_err() {
-        tunnel.answer_lost();
-        return tunnel.ended(0, 0, "client_gone");
+    if let Err(gone) = answered {
+        return gone.tell(tunnel);
     }
     client.splice(pipe).await;
 }
@@ -272,9 +294,8 @@ async fn relay<S: Connection>(
     } = client;
     let leg = carrier.as_mut()?;
     tunnel.watch(leg);
-    if Box::pin(answer(io, early, leg.readable())).await.is_err() {
-        tunnel.answer_lost();
-        tunnel.ended(0, 0, "client_gone");
+    if let Err(gone) = Box::pin(answer(io, early, leg.readable())).await {
+        gone.tell(tunnel);
         return None;
     }
     client.pump(carrier).await

@@ -49,6 +49,7 @@ macro_rules! over_kernel_tls {
 
 over_kernel_tls!(
     transfer::both_directions_are_byte_exact_for_random_sizes_and_chunks,
+    transfer::a_gibibyte_is_byte_exact_in_chunks_of_random_size,
     transfer::counters_equal_the_bytes_both_peers_saw,
     transfer::bytes_handed_over_come_first_in_both_directions,
     closing::end_without_a_byte_is_passed_on,

@@ -2,7 +2,7 @@
 
 mod pattern;
 
-pub(crate) use pattern::{Pattern, receive_all, receive_exactly, send_all};
+pub(crate) use pattern::{Endless, Pattern, receive_all, receive_exactly, send_all};
 
 use std::{
     fs,

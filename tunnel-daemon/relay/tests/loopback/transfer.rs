@@ -5,12 +5,13 @@ use std::{io::Write, net::Shutdown, thread};
 use adit_relay::{Engine, PairEnd, Progress, Thresholds};
 
 use crate::support::{
-    Moves, Pattern, Setup, Transport, Tunnel, World, is_allowed, is_nightly, matrix, receive_all,
+    Endless, Moves, Pattern, Setup, Transport, Tunnel, World, is_allowed, matrix, receive_all,
     receive_exactly, reset, send_all,
 };
 
 matrix!(
     both_directions_are_byte_exact_for_random_sizes_and_chunks,
+    a_gibibyte_is_byte_exact_in_chunks_of_random_size,
     counters_equal_the_bytes_both_peers_saw,
     bytes_handed_over_come_first_in_both_directions,
     echo_of_single_bytes_goes_on_for_long,
@@ -89,29 +90,23 @@ pub(crate) fn both_directions_are_byte_exact_for_random_sizes_and_chunks(setup: 
         );
         exchange(&world, &up, &down, chunk_max, seed);
     }
-    if is_nightly() {
-        stream(&world, 1 << 30);
-    }
     world.until_empty();
 }
 
-/// More than memory should hold: made at one end while it is checked at the other.
-fn stream(world: &World, bytes: usize) {
-    const CHUNK: usize = 1 << 20;
+/// More than memory should hold: checked as it comes.
+pub(crate) fn a_gibibyte_is_byte_exact_in_chunks_of_random_size(setup: &Setup) {
+    const BYTES: usize = 1 << 30;
+    let (world, endless) = (setup.start(), Endless::new(77));
     let tunnel = world.open();
     thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut pattern = Pattern::new(77);
-            for _ in 0..bytes / CHUNK {
-                (&tunnel.client).write_all(&pattern.bytes(CHUNK)).unwrap();
-            }
-        });
-        let mut pattern = Pattern::new(77);
-        for chunk in 0..bytes / CHUNK {
-            let same = receive_exactly(&tunnel.target, CHUNK) == pattern.bytes(CHUNK);
-            assert!(same, "chunk {chunk}");
-        }
+        scope.spawn(|| endless.send(&tunnel.client, BYTES, 1));
+        assert_eq!(endless.receive(&tunnel.target, 2), BYTES);
     });
+    tunnel.target.shutdown(Shutdown::Write).unwrap();
+    let outcome = tunnel.outcome();
+    assert!(matches!(outcome.end, PairEnd::Finished), "{outcome:?}");
+    assert_eq!(outcome.to_b.bytes, BYTES as u64);
+    world.until_empty();
 }
 
 pub(crate) fn counters_equal_the_bytes_both_peers_saw(setup: &Setup) {

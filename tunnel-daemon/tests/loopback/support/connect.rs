@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::wait::within;
+
+/// The head that says that a tunnel is open.
+pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\n";
 
 /// The answer and the socket behind it.
 pub(crate) struct Answer {
@@ -27,7 +30,7 @@ pub(crate) async fn request(socket: &Path, request: &[u8]) -> Answer {
 }
 
 /// Reads to the empty line; what there is, if the connection ends first.
-pub(crate) async fn read_head(stream: &mut UnixStream) -> String {
+pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     within("an answer to CONNECT", async {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -49,10 +52,7 @@ pub(crate) fn head(target: &str) -> Vec<u8> {
 /// An open tunnel; fails the test on anything but a 200.
 pub(crate) async fn open(socket: &Path, target: &str) -> UnixStream {
     let answer = request(socket, &head(target)).await;
-    assert_eq!(
-        answer.head, "HTTP/1.1 200 Connection Established\r\n\r\n",
-        "answer for {target}"
-    );
+    assert_eq!(answer.head, ESTABLISHED, "answer for {target}");
     answer.stream
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod node;
 pub(crate) mod patterned;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod seeded;
 pub(crate) mod server_lane;
 pub(crate) mod skip;
 pub(crate) mod stub_lane;

@@ -37,6 +37,61 @@ impl Pattern {
     }
 }
 
+/// A stream without an end, of which each byte follows from its place. Made once, so that a GiB of it costs the two ends less
+/// than the relay.
+pub(crate) struct Endless(Vec<u8>);
+
+impl Endless {
+    /// After so many bytes it begins again: a prime, so that no size of a block hides a shift.
+    const PERIOD: usize = 1_048_583;
+    /// Chunks are of up to `2^CHUNK_BITS` bytes, small ones as often as large ones.
+    const CHUNK_BITS: usize = 18;
+    const CHUNK_MAX: usize = 1 << Self::CHUNK_BITS;
+
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut bytes = Pattern::new(seed).bytes(Self::PERIOD);
+        bytes.extend_from_within(..Self::CHUNK_MAX);
+        Self(bytes)
+    }
+
+    fn piece(&self, at: usize, count: usize) -> &[u8] {
+        let from = at % Self::PERIOD;
+        &self.0[from..from + count]
+    }
+
+    fn chunk(sizes: &mut Pattern) -> usize {
+        let bits = sizes.up_to(Self::CHUNK_BITS + 1) - 1;
+        sizes.up_to(1 << bits)
+    }
+
+    /// Sends so many bytes in chunks of random size and ends the writing half.
+    pub(crate) fn send(&self, mut socket: &Socket, bytes: usize, seed: u64) {
+        let (mut sizes, mut at) = (Pattern::new(seed), 0);
+        while at < bytes {
+            let count = Self::chunk(&mut sizes).min(bytes - at);
+            socket.write_all(self.piece(at, count)).unwrap();
+            at += count;
+        }
+        socket.shutdown(Shutdown::Write).unwrap();
+    }
+
+    /// Reads to the end in chunks of random size, and checks each. Returns how many bytes they were.
+    pub(crate) fn receive(&self, mut socket: &Socket, seed: u64) -> usize {
+        let (mut sizes, mut at) = (Pattern::new(seed), 0);
+        let mut chunk = vec![0; Self::CHUNK_MAX];
+        loop {
+            let size = Self::chunk(&mut sizes);
+            let count = socket.read(&mut chunk[..size]).unwrap();
+            if count == 0 {
+                return at;
+            }
+            let same = chunk[..count] == *self.piece(at, count);
+            assert!(same, "{count} bytes from {at} on");
+            at += count;
+        }
+    }
+}
+
 /// Sends `bytes` in chunks of random size and ends the writing half.
 pub(crate) fn send_all(mut socket: &Socket, bytes: &[u8], chunk_max: usize, seed: u64) {
     let mut sizes = Pattern::new(seed);

@@ -1,0 +1,272 @@
+//! Tunnels beside a plain connection: the same script played by a client and a target that are connected to each other, and
+//! by two that have server and agent between them, on each way. What they hear is the same, byte for byte, and so is how it
+//! ends. Of a reset only what is promised is compared: it arrives as one, and what arrives before it is the beginning.
+
+mod script;
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use self::script::Script;
+use crate::support::clients::{Io, Kind};
+use crate::support::connect;
+use crate::support::lanes::{BUSY, value, warm};
+use crate::support::wait::{until, within, within_for};
+use crate::support::ways::Way;
+use crate::support::world::{World, sample};
+
+/// Each way to end with small and large sizes.
+const SCRIPTS: u64 = 60;
+/// Most in bulk. Each takes longer than the fiftieth of a second for which a link gets one more pipe.
+const BULK_SCRIPTS: u64 = 300;
+/// For bulk until all movers have moved some.
+const BULK_WITHIN: Duration = Duration::from_secs(60);
+
+const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
+const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
+
+/// What a tunnel travels on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route {
+    Link,
+    Lanes(Way),
+}
+
+impl Route {
+    const ALL: [Self; 4] = [
+        Self::Link,
+        Self::Lanes(Way::Tls),
+        Self::Lanes(Way::Epoll),
+        Self::Lanes(Way::IoUring),
+    ];
+
+    fn path(self) -> &'static str {
+        match self {
+            Self::Link => "link",
+            Self::Lanes(Way::Tls) => "lane",
+            Self::Lanes(Way::Epoll | Way::IoUring) => "raw-lane",
+        }
+    }
+
+    fn has_pipes(self) -> bool {
+        self != Self::Link && self != Self::Lanes(Way::Tls)
+    }
+
+    fn is_possible(self, test: &str) -> bool {
+        match self {
+            Self::Link => true,
+            Self::Lanes(way) => way.is_possible(test),
+        }
+    }
+}
+
+/// A server and an agent, and a target that the test plays itself.
+struct Stage {
+    route: Route,
+    world: World,
+    agent: RunningAgent,
+    target: TcpListener,
+    tunnels: u32,
+}
+
+impl Stage {
+    async fn of(route: Route) -> Self {
+        let (of_server, of_both): (&[&str], &[&str]) = match route {
+            Route::Link => (&["--lanes-per-link=0"], &[]),
+            Route::Lanes(way) => (&[], way.flags()),
+        };
+        let world = World::start(&[Kind::Tcp.flags(), of_server, of_both].concat()).await;
+        let agent = world.agent("agent-1", of_both).await;
+        world.links(1).await;
+        let target = TcpListener::bind("127.0.0.1:0").await;
+        Self {
+            route,
+            world,
+            agent,
+            target: target.expect("a free port"),
+            tunnels: 0,
+        }
+    }
+
+    fn target(&self) -> SocketAddr {
+        self.target.local_addr().expect("bound")
+    }
+
+    /// Both ends of a connection without a tunnel.
+    async fn plain(&self) -> (TcpStream, TcpStream) {
+        let (client, target) = tokio::join!(tcp(self.target()), self.target.accept());
+        (client, accepted(target))
+    }
+
+    /// Both ends of a tunnel whose client is on TCP.
+    async fn tunnel(&mut self) -> (TcpStream, TcpStream) {
+        self.prepare().await;
+        let [frontend, ..] = self.world.server().frontends[..] else {
+            panic!("a frontend on TCP");
+        };
+        let open = async {
+            let mut client = tcp(frontend).await;
+            let head = connect::head(&self.target().to_string());
+            client.write_all(&head).await.expect("the request is taken");
+            let answer = connect::read_head(&mut client).await;
+            assert_eq!(answer, connect::ESTABLISHED);
+            client
+        };
+        let (client, target) = tokio::join!(open, self.target.accept());
+        (client, accepted(target))
+    }
+
+    /// Both ends of a tunnel, of the kind that a script wants.
+    async fn tunnel_for(&mut self, script: &Script) -> (Box<dyn Io>, TcpStream) {
+        if script.by_tcp {
+            let (client, target) = self.tunnel().await;
+            arm(script, &client, &target);
+            return (Box::new(client), target);
+        }
+        self.prepare().await;
+        let (socket, target) = (self.world.connect(), self.target().to_string());
+        let open = connect::open(&socket, &target);
+        let (client, target) = tokio::join!(open, self.target.accept());
+        (Box::new(client), accepted(target))
+    }
+
+    /// Whatever is wanted for the next tunnel is there, so that it goes by this route.
+    async fn prepare(&mut self) {
+        if self.route != Route::Link {
+            warm(&self.world).await;
+        }
+        self.tunnels += 1;
+    }
+
+    /// Plays a script on a plain connection and in a tunnel.
+    async fn compare(&mut self, script: &Script) {
+        let what = format!("{} on {:?}", script.name, self.route);
+        let (plain, tunnel) = within(&what, async {
+            let (client, target) = self.plain().await;
+            arm(script, &client, &target);
+            let plain = script.play(client, target).await;
+            let (client, target) = self.tunnel_for(script).await;
+            (plain, script.play(client, target).await)
+        })
+        .await;
+        script.assert_promised(&plain, &format!("{what}, without a tunnel"));
+        script.assert_promised(&tunnel, &what);
+        if !script.is_reset() {
+            assert_eq!(tunnel, plain, "{what}, and without a tunnel: {script:?}");
+        }
+    }
+
+    /// Each tunnel went by this route.
+    async fn assert_route(&self) {
+        let series = format!(
+            "adit_tunnels_opened_total{{path=\"{}\"}}",
+            self.route.path()
+        );
+        assert_eq!(value(&self.world, &series), f64::from(self.tunnels));
+        until("no lane is busy", || value(&self.world, BUSY) == 0.0).await;
+    }
+
+    /// Whether relays at both ends have moved something by each mover, as far as tunnels have ended.
+    fn has_used_both_movers(&self) -> bool {
+        let (server, agent) = (&self.world.server().metrics, &self.agent.metrics);
+        let texts = [server.scrape().text(), agent.scrape().text()];
+        let moved = |series: &'static str| move |text: &String| sample(text, series) > Some(0.0);
+        texts.iter().all(moved(COPIED)) && texts.iter().all(moved(SPLICED))
+    }
+}
+
+/// Closing the side that breaks off resets it.
+fn arm(script: &Script, client: &TcpStream, target: &TcpStream) {
+    let sides = [client, target].into_iter().zip(script.breaks_off());
+    for (socket, breaks_off) in sides {
+        if breaks_off {
+            reset_on_close(socket);
+        }
+    }
+}
+
+fn reset_on_close(socket: &TcpStream) {
+    let armed = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+    armed.expect("an open socket");
+}
+
+/// A connection whose chunks go out as they are written.
+async fn tcp(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).await.expect("it listens");
+    stream.set_nodelay(true).expect("a flag");
+    stream
+}
+
+fn accepted(target: io::Result<(TcpStream, SocketAddr)>) -> TcpStream {
+    let (stream, _peer) = target.expect("a connection");
+    stream.set_nodelay(true).expect("a flag");
+    stream
+}
+
+/// All scripts by a route; then in bulk until each mover has moved some of it, where there is one to choose.
+async fn differs_in_nothing(route: Route) {
+    if !route.is_possible("differential") {
+        return;
+    }
+    let mut stage = Stage::of(route).await;
+    for seed in 0..SCRIPTS {
+        stage.compare(&Script::new(seed)).await;
+    }
+    if route.has_pipes() {
+        within_for(BULK_WITHIN, "both movers at both ends", async {
+            for seed in 0..BULK_SCRIPTS {
+                stage.compare(&Script::bulk(seed)).await;
+                if stage.has_used_both_movers() {
+                    return;
+                }
+            }
+            panic!("{BULK_SCRIPTS} scripts in bulk, and not both movers at both ends");
+        })
+        .await;
+    }
+    stage.assert_route().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_on_the_link_differs_in_nothing_from_a_connection() {
+    differs_in_nothing(Route::Link).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_on_a_lane_differs_in_nothing_from_a_connection() {
+    differs_in_nothing(Route::Lanes(Way::Tls)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_epoll() {
+    differs_in_nothing(Route::Lanes(Way::Epoll)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_in_clear_text_differs_in_nothing_from_a_connection_with_io_uring() {
+    differs_in_nothing(Route::Lanes(Way::IoUring)).await;
+}
+
+/// An upload of nothing is one, too: a client that is gone before it has said or heard a word is no end of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_breaks_off_before_the_first_word_resets_its_target() {
+    for route in Route::ALL {
+        if !route.is_possible("differential") {
+            continue;
+        }
+        let mut stage = Stage::of(route).await;
+        for (client, mut target) in [stage.plain().await, stage.tunnel().await] {
+            reset_on_close(&client);
+            drop(client);
+            let read = within("the end", target.read(&mut [0])).await;
+            let end = read.map_err(|error| error.kind());
+            assert_eq!(end, Err(ErrorKind::ConnectionReset), "{route:?}");
+        }
+    }
+}

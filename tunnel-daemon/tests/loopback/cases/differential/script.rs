@@ -1,0 +1,281 @@
+//! What a client and a target do on a connection of theirs, whatever that is made of, and what they hear of it.
+
+use std::cell::Cell;
+use std::io::{self, ErrorKind};
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::Notify;
+
+use crate::support::clients::Io;
+use crate::support::seeded::{Chunks, End, Heard, Random, Words};
+
+/// Of the largest size that is not bulk.
+const SIZE_BITS: usize = 20;
+/// Least size of bulk: splicing begins behind a quarter of a MiB.
+const BULK_BYTES: usize = 2 << 20;
+/// The largest chunk is no smaller than a 32nd of all bytes, and so many bits larger at most.
+const COUNT_BITS: usize = 5;
+const MORE_BITS: usize = 10;
+
+/// In what order the two halves of a connection end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Each as soon as it is through.
+    BothAtOnce,
+    /// The client's, with bytes of the target's under way that it has not read, and more behind its end.
+    ClientFirst,
+    /// The reverse.
+    TargetFirst,
+    /// The client breaks off in the middle.
+    ClientResets,
+    TargetResets,
+}
+
+impl Ending {
+    const ALL: [Self; 5] = [
+        Self::BothAtOnce,
+        Self::ClientFirst,
+        Self::TargetFirst,
+        Self::ClientResets,
+        Self::TargetResets,
+    ];
+
+    fn is_reset(self) -> bool {
+        matches!(self, Self::ClientResets | Self::TargetResets)
+    }
+}
+
+/// What one side does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Speaks and hears at the same time.
+    AtOnce,
+    /// Hears nothing before it has said all and ended.
+    EndsFirst,
+    /// Says so many bytes at once, and the others behind the end of the other side.
+    EndsLast(usize),
+    /// Says so many bytes, hears so many, and breaks off.
+    BreaksOff { says: usize, hears: usize },
+    /// Says all and does not end.
+    IsCut,
+}
+
+/// All that happens on a connection.
+#[derive(Debug)]
+pub(super) struct Script {
+    /// Whoever knows it has the script again.
+    pub(super) name: String,
+    seed: u64,
+    is_bulk: bool,
+    ending: Ending,
+    /// The client is on TCP, where a reset can be seen; else on a unix socket.
+    pub(super) by_tcp: bool,
+    up: Words,
+    down: Words,
+    client: Part,
+    target: Part,
+}
+
+impl Script {
+    /// Of up to a MiB each way, small sizes as often as large ones.
+    pub(super) fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let (up, down) = (random.size(SIZE_BITS), random.size(SIZE_BITS));
+        Self {
+            name: format!("script {seed}"),
+            ..Self::of(random, seed, up, down)
+        }
+    }
+
+    /// Of so many bytes in chunks so large that they are spliced where that is possible.
+    pub(super) fn bulk(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let [up, down] = [(); 2].map(|()| BULK_BYTES + random.below(BULK_BYTES));
+        Self {
+            name: format!("bulk script {seed}"),
+            is_bulk: true,
+            ..Self::of(random, seed, up, down)
+        }
+    }
+
+    fn of(mut random: Random, seed: u64, up: usize, down: usize) -> Self {
+        let number = usize::try_from(seed).expect("small");
+        let ending = Ending::ALL[number % Ending::ALL.len()];
+        let (up, down) = (Words::new(2 * seed, up), Words::new(2 * seed + 1, down));
+        let mut some = |words: Words| 1 + random.below(words.bytes);
+        let (client, target) = match ending {
+            Ending::BothAtOnce => (Part::AtOnce, Part::AtOnce),
+            Ending::ClientFirst => (Part::EndsFirst, Part::EndsLast(some(down) - 1)),
+            Ending::TargetFirst => (Part::EndsLast(some(up) - 1), Part::EndsFirst),
+            Ending::ClientResets => (
+                Part::BreaksOff {
+                    says: some(up),
+                    hears: some(down),
+                },
+                Part::IsCut,
+            ),
+            Ending::TargetResets => (
+                Part::IsCut,
+                Part::BreaksOff {
+                    says: some(down),
+                    hears: some(up),
+                },
+            ),
+        };
+        Self {
+            name: String::new(),
+            seed,
+            is_bulk: false,
+            ending,
+            by_tcp: ending.is_reset() || random.below(2) == 0,
+            up,
+            down,
+            client,
+            target,
+        }
+    }
+
+    pub(super) fn is_reset(&self) -> bool {
+        self.ending.is_reset()
+    }
+
+    /// Whether client and target are ones that break off.
+    pub(super) fn breaks_off(&self) -> [bool; 2] {
+        [Ending::ClientResets, Ending::TargetResets].map(|ending| ending == self.ending)
+    }
+
+    /// Plays both sides to the end.
+    pub(super) async fn play(&self, client: impl Io, target: impl Io) -> Played {
+        let speaker = |part, says, hears, seed| Speaker {
+            part,
+            says,
+            hears,
+            seed,
+            is_bulk: self.is_bulk,
+        };
+        let at_client = speaker(self.client, self.up, self.down, 2 * self.seed);
+        let at_target = speaker(self.target, self.down, self.up, 2 * self.seed + 1);
+        let (client, target) = tokio::join!(at_client.play(client), at_target.play(target));
+        Played { client, target }
+    }
+
+    /// What holds for either connection.
+    pub(super) fn assert_promised(&self, played: &Played, what: &str) {
+        let what = format!("{what}: {played:?} of {self:?}");
+        for (part, heard, words) in [
+            (self.client, played.client.heard, self.down),
+            (self.target, played.target.heard, self.up),
+        ] {
+            assert!(heard.intact, "{what}");
+            match part {
+                Part::BreaksOff { hears, .. } => assert_eq!(heard.bytes, hears, "{what}"),
+                Part::IsCut => {
+                    let reset = End::Failed(ErrorKind::ConnectionReset);
+                    assert_eq!(heard.end, reset, "{what}");
+                }
+                Part::AtOnce | Part::EndsFirst | Part::EndsLast(_) => {
+                    assert_eq!(
+                        (heard.bytes, heard.end),
+                        (words.bytes, End::InOrder),
+                        "{what}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What both sides of a script have seen.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Played {
+    client: Side,
+    target: Side,
+}
+
+#[derive(PartialEq, Eq, Debug)]
+struct Side {
+    heard: Heard,
+    /// Why it could not say all.
+    failed: Option<ErrorKind>,
+}
+
+/// A side of a script.
+struct Speaker {
+    part: Part,
+    says: Words,
+    hears: Words,
+    seed: u64,
+    is_bulk: bool,
+}
+
+impl Speaker {
+    /// In bulk of any size; else of such sizes that so many bytes are some hundred chunks at most.
+    fn chunks(&self, seed: u64, bytes: usize) -> Chunks {
+        let seed = 2 * self.seed + seed;
+        if self.is_bulk {
+            return Chunks::large(seed);
+        }
+        let bits = usize::try_from(usize::BITS - bytes.leading_zeros()).expect("small");
+        let more = Random::new(seed).below(MORE_BITS);
+        Chunks::new(seed, bits.saturating_sub(COUNT_BITS) + more)
+    }
+
+    /// To the end; the connection is closed behind it.
+    async fn play(self, io: impl Io) -> Side {
+        let (mut read, mut write) = tokio::io::split(io);
+        let (has_said, has_heard) = (Notify::new(), Notify::new());
+        let failed = Cell::new(None);
+        let speaking = async {
+            let said = self.speak(&mut write, &has_heard).await;
+            failed.set(said.err().map(|error| error.kind()));
+            has_said.notify_one();
+        };
+        let hearing = async {
+            if self.part == Part::EndsFirst {
+                has_said.notified().await;
+            }
+            let mut heard = self.hear(&mut read).await;
+            // The kernel tells of a reset once: who has met it in writing reads an end.
+            let reset = ErrorKind::ConnectionReset;
+            if heard.end == End::InOrder && failed.get() == Some(reset) {
+                heard.end = End::Failed(reset);
+            }
+            has_heard.notify_one();
+            heard
+        };
+        let ((), heard) = tokio::join!(speaking, hearing);
+        let failed = failed.get();
+        Side { heard, failed }
+    }
+
+    async fn speak(
+        &self,
+        write: &mut (impl AsyncWrite + Unpin),
+        has_heard: &Notify,
+    ) -> io::Result<()> {
+        let (all, mut chunks) = (self.says.bytes, self.chunks(0, self.says.bytes));
+        match self.part {
+            Part::AtOnce | Part::EndsFirst => {
+                self.says.say(0..all, write, &mut chunks).await?;
+                write.shutdown().await
+            }
+            Part::EndsLast(at_once) => {
+                self.says.say(0..at_once, write, &mut chunks).await?;
+                has_heard.notified().await;
+                self.says.say(at_once..all, write, &mut chunks).await?;
+                write.shutdown().await
+            }
+            Part::BreaksOff { says, .. } => self.says.say(0..says, write, &mut chunks).await,
+            Part::IsCut => self.says.say(0..all, write, &mut chunks).await,
+        }
+    }
+
+    async fn hear(&self, read: &mut (impl AsyncRead + Unpin)) -> Heard {
+        let enough = match self.part {
+            Part::BreaksOff { hears, .. } => hears,
+            _ => usize::MAX,
+        };
+        let mut chunks = self.chunks(1, self.hears.bytes);
+        self.hears.hear(enough, read, &mut chunks).await
+    }
+}
