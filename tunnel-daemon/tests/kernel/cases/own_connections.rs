@@ -156,15 +156,20 @@ fn a_captured_agent_calls_its_forward_proxy_past_its_own_redirect() {
         let opened = lanes();
         assert!(proxy.tunnels() as f64 > opened, "{opened}");
         assert!(!is_exempt(agent.id()));
-        // Both ends account for them, whoever is between.
-        server.until("bytes of links and lanes", || {
-            let carried = |at, role| {
+        // Both ends account for them, whoever is between. Of those that are open the agent's have sent, at least; all of the
+        // server's is counted when they end.
+        server.until("bytes of links and lanes at the agent", || {
+            let sent = |role| sample(health, &bytes_of(role, "sent")) > Some(0.0);
+            (sent("link") && sent("lane")).then_some(())
+        });
+        drop(agent);
+        server.until("bytes of links and lanes at the server", || {
+            let carried = |role| {
                 ["sent", "received"]
                     .iter()
-                    .all(|way| sample(at, &bytes_of(role, way)) > Some(0.0))
+                    .all(|way| sample(server.health, &bytes_of(role, way)) > Some(0.0))
             };
-            let both = |at| carried(at, "link") && carried(at, "lane");
-            (both(health) && both(server.health)).then_some(())
+            (carried("link") && carried("lane")).then_some(())
         });
     });
 }
