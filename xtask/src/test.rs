@@ -38,14 +38,41 @@ const AS_NOBODY: [&str; 6] = [
     "--inh-caps=-all",
     "--bounding-set=-all",
 ];
-/// Tests that say what they skip without privileges.
-const FOR_NOBODY: [&str; 7] = [
-    "--lib", "--test", "kernel", "--test", "ops", "--test", "demo",
+/// Tests that say what they skip without privileges, and others that are soon over.
+const FOR_NOBODY: [&str; 13] = [
+    "--lib",
+    "--test",
+    "kernel",
+    "--test",
+    "ops",
+    "--test",
+    "demo",
+    "--test",
+    "allocations",
+    "--test",
+    "corpus",
+    "--test",
+    "roles",
 ];
+/// Takes a while and asks the system for nothing, so it runs at night.
+const SIMULATION: [&str; 2] = ["--test", "sim"];
 /// The loopback tiers of relay and daemon.
 const LOOPBACK_FOR_NOBODY: [&str; 2] = ["--test", "loopback"];
-/// Leaves out the daemon's, whose tests are all in that module: it takes minutes, so it runs at night.
+/// Leaves out the daemon's, whose tests are all in that module: it takes minutes, so the whole of it runs at night.
 const ONLY_THE_RELAYS: [&str; 3] = ["--", "--skip", "cases::"];
+/// What CI runs of the daemon's: modules whose tests ask who they are or skip what this host lacks.
+const ASKING: [&str; 10] = [
+    "admin",
+    "bad_input",
+    "curl",
+    "demo_colours",
+    "ktls_lanes",
+    "lane_faults",
+    "least_privilege",
+    "node_namespaces",
+    "relay_engine",
+    "srv",
+];
 
 /// What to run.
 #[derive(clap::Args)]
@@ -53,8 +80,8 @@ pub(crate) struct Args {
     /// Only unit tests: no integration tests, no doc tests.
     #[arg(long)]
     quick: bool,
-    /// Run at full size and length the tests that are cut to CI's time, and the loopback tier without privileges, too; sets
-    /// ADIT_NIGHTLY.
+    /// Run at full size and length the tests that are cut to CI's time, and the whole loopback tier and the simulation without
+    /// privileges, too; sets ADIT_NIGHTLY.
     #[arg(long, conflicts_with = "quick")]
     nightly: bool,
     /// Print a line for every test, not only for those that fail.
@@ -103,18 +130,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         // With doc tests, which would build much once more if they ran alone.
         steps.run("tests", || cargo_test(workspace, &[], args));
         match nobody(workspace) {
-            Ok(()) => {
-                steps.run("without privileges", || {
-                    unprivileged(workspace, &FOR_NOBODY, args)
-                });
-                let mut loopback = LOOPBACK_FOR_NOBODY.to_vec();
-                if !args.is_nightly() {
-                    loopback.extend(ONLY_THE_RELAYS);
-                }
-                steps.run("loopback without privileges", || {
-                    unprivileged(workspace, &loopback, args)
-                });
-            }
+            Ok(()) => all_unprivileged(workspace, &mut steps, args),
             Err(why) => steps.skip("without privileges", &why),
         }
         match ebpf::availability() {
@@ -179,6 +195,33 @@ fn nobody(workspace: &Workspace) -> Result<(), String> {
             String::from_utf8_lossy(&output.stderr).trim()
         )),
     }
+}
+
+/// What runs once more as nobody, step by step.
+fn all_unprivileged(workspace: &Workspace, steps: &mut Steps, args: &Args) {
+    let mut which = FOR_NOBODY.to_vec();
+    let mut loopback = LOOPBACK_FOR_NOBODY.to_vec();
+    if args.is_nightly() {
+        which.extend(SIMULATION);
+    } else {
+        loopback.extend(ONLY_THE_RELAYS);
+    }
+    steps.run("without privileges", || {
+        unprivileged(workspace, &which, args)
+    });
+    steps.run("loopback without privileges", || {
+        unprivileged(workspace, &loopback, args)
+    });
+    // The night has had them. And names add up: with a filter more would run than what it asks for.
+    if args.is_nightly() || args.filter.is_some() {
+        return;
+    }
+    let modules = ASKING.map(|module| format!("cases::{module}::"));
+    let mut asking = [&LOOPBACK_FOR_NOBODY[..], &["--"]].concat();
+    asking.extend(modules.iter().map(String::as_str));
+    steps.run("daemon's loopback without privileges", || {
+        unprivileged(workspace, &asking, args)
+    });
 }
 
 /// Tests once more, without privileges: what they lack is said, and nothing else fails.
@@ -287,7 +330,66 @@ fn is_noise(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// The daemon's loopback tests: a file or a folder for each module.
+    const CASES: &str = "tunnel-daemon/tests/loopback/cases";
+    /// Modules that ask, too, and run without privileges at night only.
+    const ASKING_AT_NIGHT: [(&str, &str); 7] = [
+        ("differential", "as relay_engine: a ring; many tunnels"),
+        ("idle_tunnels", "as relay_engine: a ring; many tunnels"),
+        ("killed", "as relay_engine: a ring; many loads"),
+        ("large_transfers", "as relay_engine: a ring; many bytes"),
+        ("opens_and_closes", "as relay_engine: a ring; many tunnels"),
+        ("plaintext_lanes", "as relay_engine: a ring; many limits"),
+        ("slow_readers", "as relay_engine: a ring; long minutes"),
+    ];
+
+    /// Whether tests with this source may skip something, or look at who they are.
+    fn asks(source: &str) -> bool {
+        // Iterators skip, too.
+        let source = source.replace(".skip(", "");
+        let words = [
+            " skip(",
+            "::skip(",
+            "skip_unprivileged(",
+            "is_possible(",
+            "geteuid",
+            "SKIPPED ",
+        ];
+        words.iter().any(|word| source.contains(word))
+    }
+
+    #[test]
+    fn what_asks_for_privileges_runs_without_them_or_says_why_at_night_only() {
+        assert!(asks("        skip(test, \"no curl\");") && !asks("line.split(' ').skip(2)"));
+        let workspace = Workspace::here().unwrap();
+        let mut found = BTreeMap::new();
+        for file in workspace.files(CASES).unwrap() {
+            let source = workspace.text(&file).unwrap().unwrap();
+            let below = file.strip_prefix(CASES).unwrap().trim_start_matches('/');
+            let module = below.split(['/', '.']).next().unwrap();
+            if asks(&source) {
+                found.insert(module.to_owned(), file);
+            }
+        }
+        let at_night = ASKING_AT_NIGHT.map(|(module, _reason)| module);
+        for (module, file) in &found {
+            let lists = [&ASKING[..], &at_night[..]];
+            let listed = lists.iter().filter(|list| list.contains(&module.as_str()));
+            assert_eq!(
+                listed.count(),
+                1,
+                "{file} asks for privileges: `{module}` belongs to either ASKING or, with a reason, ASKING_AT_NIGHT"
+            );
+        }
+        // A name that fits nothing runs nothing, without a word.
+        for module in ASKING.into_iter().chain(at_night) {
+            assert!(found.contains_key(module), "{module} asks for nothing");
+        }
+    }
 
     #[test]
     fn a_night_is_asked_for_by_name_and_is_never_quick() {

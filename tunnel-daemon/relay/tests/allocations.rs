@@ -108,7 +108,10 @@ fn thousands_of_wake_ups_and_many_mebibytes_take_next_to_no_allocation() {
         let choice = match probe(preference) {
             Ok(choice) => choice,
             Err(why) => {
-                assert!(std::env::var_os("CI").is_none(), "{preference:?}: {why}");
+                // Other users may have no ring.
+                let root = rustix::process::geteuid().is_root();
+                let must = root && std::env::var_os("CI").is_some();
+                assert!(!must, "{preference:?}: {why}");
                 writeln!(io::stderr(), "SKIPPED allocations by {preference:?}: {why}").ok();
                 continue;
             }

@@ -277,12 +277,12 @@ fn bare_relay_leads_to_the_targets_in_both_directions() {
     let targets = serde_json::to_string(&target.addresses).unwrap();
     // The ring's own engines need a ring, which not every place allows.
     let has_ring = adit_relay::probe(adit_relay::Preference::IoUring).is_ok();
-    assert!(
-        has_ring || std::env::var_os("CI").is_none(),
-        "no io_uring here"
-    );
     if !has_ring {
-        eprintln!("SKIPPED tokio-uring and ring-splice: no io_uring here");
+        let must = std::env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
+        assert!(!must, "no io_uring here");
+        // Past the harness, which keeps what tests print.
+        let skipped = "SKIPPED tokio-uring and ring-splice: no io_uring here";
+        writeln!(std::io::stderr(), "{skipped}").ok();
     }
     let engines: &[&str] = if has_ring {
         &["auto", "tokio", "tokio-uring", "ring-splice"]

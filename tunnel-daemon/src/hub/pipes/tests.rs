@@ -89,7 +89,9 @@ impl World {
             match probe(preference) {
                 Ok(choice) => worlds.push(Self::new(choice).await),
                 Err(why) => {
-                    assert!(std::env::var_os("CI").is_none(), "{why}");
+                    // Other users may have no ring.
+                    let root = rustix::process::geteuid().is_root();
+                    assert!(!root || std::env::var_os("CI").is_none(), "{why}");
                     // Past the harness, which keeps what tests print.
                     writeln!(io::stderr(), "SKIPPED pipes by {preference:?}: {why}").ok();
                 }

@@ -58,10 +58,9 @@ const LINES_SHOWN: usize = 300;
 fn every_upstream_test_passes(combo: Combo) {
     let dir = TempDir::new().expect("a temporary directory can be made");
     if let Some(why) = namespace::missing(dir.path()) {
-        assert!(
-            env::var_os("CI").is_none(),
-            "no network namespace can be made: {why}"
-        );
+        // Not every user may make one.
+        let must = env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
+        assert!(!must, "no network namespace can be made: {why}");
         go::skip_loudly("upstream_suite", &format!("no network namespace: {why}"));
         return;
     }

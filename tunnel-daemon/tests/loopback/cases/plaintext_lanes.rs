@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use crate::support::clients::Kind;
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::wait::{until, until_still, within};
+use crate::support::ways::engine_is_possible;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
@@ -42,6 +43,9 @@ async fn over(world: &World, tunnels: f64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_arrive_whole_with_either_engine() {
     for engine in ["epoll", "io-uring"] {
+        if !engine_is_possible(engine, "bytes_arrive_whole_with_either_engine") {
+            continue;
+        }
         let (world, agent) = plain(&[&format!("--relay-engine={engine}")]).await;
         let series = format!("adit_relay_engine{{engine=\"{engine}\",reason=\"asked\"}}");
         assert_eq!(value(&world, &series), 1.0);
@@ -237,6 +241,9 @@ async fn open_pipe(world: &World, target: &str) -> UnixStream {
 /// beside it one that is half-closed and moves, and one that is open both ways and does not.
 async fn a_stuck_half_close_is_cut(engine: &str) {
     const PACE: Duration = Duration::from_millis(50);
+    if !engine_is_possible(engine, "a_half_close_behind_bytes_that_nobody_takes_is_cut") {
+        return;
+    }
     let engine = format!("--relay-engine={engine}");
     let flags: [&str; 2] = [PLAINTEXT, &engine];
     let world = World::start(&[&flags[..], &["--half-closed-timeout=1s"]].concat()).await;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::processes::Processes;
 use crate::support::process::{Process, ask, at_least, scrape};
-use crate::support::skip::skip;
+use crate::support::skip::skip_unprivileged;
 use crate::support::wait::until;
 use crate::support::{connect, targets};
 
@@ -103,8 +103,7 @@ async fn the_engine_and_its_reason_are_told_wherever_they_are_looked_for() {
         let choice = match probe(preference) {
             Ok(choice) => choice,
             Err(why) => {
-                assert!(std::env::var_os("CI").is_none(), "{why}");
-                skip(&format!("a relay by {preference:?}"), why);
+                skip_unprivileged(&format!("a relay by {preference:?}"), why);
                 continue;
             }
         };

@@ -17,3 +17,14 @@ pub(crate) fn has_v6(test: &str) -> bool {
     }
     bound.is_ok()
 }
+
+/// As [`skip`], where what is missing may be a privilege. Root has them all in CI, and nothing else would tell that a test never
+/// runs there.
+///
+/// # Panics
+/// As root where `CI` is set.
+pub(crate) fn skip_unprivileged(what: &str, why: impl Display) {
+    let must = std::env::var_os("CI").is_some() && rustix::process::geteuid().is_root();
+    assert!(!must, "{what} must run as root in CI, but: {why}");
+    skip(what, why);
+}

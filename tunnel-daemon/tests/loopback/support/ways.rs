@@ -1,8 +1,8 @@
 //! What tunnels travel on between a server and an agent that are processes of their own.
 
-use std::io::{self, Write as _};
-
 use adit_relay::{Preference, probe};
+
+use crate::support::skip::skip_unprivileged;
 
 /// Lanes with TLS, or lanes in clear text, on which tunnels of CONNECT clients are pipes that a driver of the relay moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,8 @@ impl Way {
         self != Self::Tls
     }
 
-    /// Whether this host allows the driver. If not, `test` is skipped loudly, and fails where `CI` is set.
+    /// Whether this host allows the driver. If not, `test` is skipped loudly, and fails as root where
+    /// `CI` is set.
     pub(crate) fn is_possible(self, test: &str) -> bool {
         if self != Self::IoUring {
             return true;
@@ -37,8 +38,12 @@ impl Way {
         let Err(why) = probe(Preference::IoUring) else {
             return true;
         };
-        assert!(std::env::var_os("CI").is_none(), "{test}: {why}");
-        writeln!(io::stderr(), "SKIPPED {test}: {why}").ok();
+        skip_unprivileged(test, why);
         false
     }
+}
+
+/// As [`Way::is_possible`], by what `--relay-engine` is given.
+pub(crate) fn engine_is_possible(engine: &str, test: &str) -> bool {
+    engine != "io-uring" || Way::IoUring.is_possible(test)
 }
