@@ -12,7 +12,6 @@ use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use super::abandoned_dials::connecting;
 use crate::support::lanes::warm;
 use crate::support::raw::Connection;
 use crate::support::server_lane::{ServerLane, request};
@@ -104,9 +103,6 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_ser
             warm(&world).await;
         }
         let slow = targets::silent_host();
-        let port = slow.address.rsplit_once(':').map(|(_, port)| port.parse());
-        let port = port.expect("a port").expect("a number");
-        let before = connecting(port);
         let mut client = UnixStream::connect(world.connect())
             .await
             .expect("the frontend listens");
@@ -114,7 +110,7 @@ async fn a_dial_that_waits_for_its_target_when_the_agent_is_told_to_leave_is_ser
             .write_all(&connect::head(&slow.address))
             .await
             .expect("taken");
-        until("a dial", || connecting(port) == before + 1).await;
+        until("a dial", || slow.dials() == 1).await;
         agent.drain();
         let mut leaving = pin!(agent.idle(GRACE));
         stays(leaving.as_mut(), "a dial").await;

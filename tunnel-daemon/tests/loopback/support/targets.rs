@@ -167,10 +167,32 @@ pub(crate) async fn closed_port() -> SocketAddr {
 pub(crate) struct SilentHost {
     pub(crate) address: String,
     listener: Socket,
-    _held: Vec<Socket>,
+    fillers: Vec<Socket>,
 }
 
 impl SilentHost {
+    /// How many sockets of this host are being connected to it, but for those that fill its queue: how many of these it has
+    /// taken yet is the kernel's business.
+    pub(crate) fn dials(&self) -> usize {
+        const SYN_SENT: &str = "02";
+        let port = |address: &str| {
+            let (_host, port) = address.rsplit_once(':')?;
+            u16::from_str_radix(port, 16).ok()
+        };
+        let ports: Vec<u16> = self.fillers.iter().filter_map(local_port).collect();
+        let own = local_port(&self.listener);
+        let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux says so");
+        let sockets = table.lines().filter(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [_number, local, remote, state, ..] = fields[..] else {
+                return false;
+            };
+            let is_filler = port(local).is_some_and(|port| ports.contains(&port));
+            state == SYN_SENT && port(remote) == own && !is_filler
+        });
+        sockets.count()
+    }
+
     /// Its queue, which is taken from from now on.
     pub(crate) fn revive(self) -> TcpListener {
         self.listener.set_nonblocking(true).expect("a flag");
@@ -187,20 +209,25 @@ pub(crate) fn silent_host() -> SilentHost {
     listener.bind(&any.into()).expect("a free port");
     listener.listen(0).expect("it listens");
     let address = listener.local_addr().expect("bound");
-    let mut held = Vec::new();
+    let mut fillers = Vec::new();
     // The kernel takes one more than it is asked to; those behind wait for an answer.
     for _connection in 0..4 {
         let filler = socket();
         filler.set_nonblocking(true).expect("a flag");
         let _under_way = filler.connect(&address);
-        held.push(filler);
+        fillers.push(filler);
     }
     let address = address.as_socket().expect("IPv4").to_string();
     SilentHost {
         address,
         listener,
-        _held: held,
+        fillers,
     }
+}
+
+fn local_port(socket: &Socket) -> Option<u16> {
+    let address = socket.local_addr().ok()?;
+    Some(address.as_socket()?.port())
 }
 
 /// Breaks each connection off once it has read something.
