@@ -125,7 +125,6 @@ fn attach(
     let rules = rules(all);
     redirect.replace_rules(&rules)?;
     say_active(&plan.cgroup, rules.len(), &view);
-    say_neighbours(&redirect, &plan.cgroup, &view);
     let cgroup = plan.cgroup.display().to_string();
     tracing::info!(
         cgroup,
@@ -162,6 +161,8 @@ fn attach(
             services.spawn_always("redirect-netns", namespaces.keep(helper));
         }
     }
+    // Only now: it looks at many cgroups, and whoever is captured meanwhile would wait.
+    say_neighbours(&redirect, &plan.cgroup, &view);
     let looked_after = look_after(
         Arc::clone(&redirect),
         OnFailure::Open,

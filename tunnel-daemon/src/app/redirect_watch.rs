@@ -50,7 +50,7 @@ pub(super) fn say_neighbours(redirect: &Redirect, cgroup: &Path, view: &Redirect
     if others.count > 0 {
         tracing::info!(
             count = others.count,
-            programs = ?others.programs,
+            others = ?others.programs,
             unknown,
             "other programs run when captured processes connect: rules see what those before ours made of a destination"
         );

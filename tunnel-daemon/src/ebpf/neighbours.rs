@@ -126,11 +126,12 @@ impl Neighbours {
     }
 }
 
-/// Programs at the hooks of connect that run for processes of a cgroup, and of those below it, but for these of our `own`.
+/// Programs at the hooks of connect that run for processes of a cgroup, and of those below it, but for these of our `own`, and
+/// those that are as good as `gone`.
 ///
 /// # Errors
 /// The kernel does not tell, which takes CAP_NET_ADMIN: there may be some.
-pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
+pub fn neighbours(cgroup: &Path, own: &[u32], gone: &[u32]) -> io::Result<Neighbours> {
     let mut found = Neighbours::default();
     let here = File::open(cgroup)?;
     for (hook, number) in HOOKS {
@@ -138,7 +139,7 @@ pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
         for id in query(here.as_fd(), number, EFFECTIVE)? {
             if own.contains(&id) {
                 place = Place::Behind;
-            } else {
+            } else if !gone.contains(&id) {
                 found.note(hook, id, place);
             }
         }

@@ -78,6 +78,23 @@ pub fn cleared(folder: &Path) -> io::Result<()> {
     removed(folder)
 }
 
+/// Numbers of the programs that are pinned for a cgroup, as far as they can be told.
+#[must_use]
+pub fn programs(cgroup: &Path) -> Vec<u32> {
+    let Ok(folder) = folder(cgroup) else {
+        return Vec::new();
+    };
+    let folders = [beside(&folder), folder];
+    let pins = folders.into_iter().filter_map(|at| fs::read_dir(at).ok());
+    pins.flatten()
+        .flatten()
+        .filter_map(|pin| {
+            let link = FdLink::from(PinnedLink::from_pin(pin.path()).ok()?);
+            Some(link.info().ok()?.program_id())
+        })
+        .collect()
+}
+
 /// Lets go of all that is pinned for cgroups that were removed, whose folders nobody would ask for again: it would hold programs
 /// and maps until the host restarts. What cannot be looked at stays.
 pub fn sweep() {

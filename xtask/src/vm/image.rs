@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anyhow::ensure;
+
 use super::cpio::Archive;
 use super::entries::{Entry, MODULES, Run};
 use super::kernels::Kernel;
@@ -49,6 +51,13 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
     archive.file("/etc/group", b"root:x:0:\nnogroup:x:65534:\n")?;
     archive.file("/etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n")?;
     let busybox = programs::of_host(BUSYBOX.0, BUSYBOX.1)?;
+    // The first process, before there is a loader: the kernel would panic.
+    ensure!(
+        programs::is_static(&busybox)?,
+        "{} needs libraries: install {}, which does not",
+        busybox.display(),
+        BUSYBOX.1
+    );
     archive.file("/bin/busybox", &std::fs::read(busybox)?)?;
     for (program, package) in OF_HOST {
         let found = programs::of_host(program, package)?;

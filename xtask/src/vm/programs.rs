@@ -145,6 +145,11 @@ fn stripped(program: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(from).with_context(|| format!("read {}", program.display()))
 }
 
+/// Whether a program runs where there is no library.
+pub(super) fn is_static(program: &Path) -> anyhow::Result<bool> {
+    Ok(libraries(program)?.is_empty())
+}
+
 /// Absolute paths of the libraries, the loader among them. None for a static program.
 fn libraries(program: &Path) -> anyhow::Result<Vec<String>> {
     let out = Command::new("ldd")
@@ -179,6 +184,12 @@ fn parse_libraries(text: &str) -> anyhow::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_with_libraries_is_not_static() {
+        let own = std::env::current_exe().unwrap();
+        assert!(!is_static(&own).unwrap());
+    }
 
     #[test]
     fn libraries_are_read_off_with_the_loader() {

@@ -7,7 +7,7 @@ use std::process::Command;
 use adit::ebpf::neighbours::{Neighbour, Place};
 use adit::ebpf::object::{OBJECT, load};
 use adit::ebpf::pins;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit::ebpf::redirect::{Action, Redirect, RedirectRule, unpin};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::bpffs::Bpffs;
@@ -381,6 +381,33 @@ fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() 
     let names = found.programs.iter().filter_map(|it| it.name.as_deref());
     let of_ours: Vec<_> = names.filter(|name| name.starts_with("adit_")).collect();
     assert_eq!(of_ours, [""; 0]);
+}
+
+/// The kernel detaches what was pinned some time after its file is gone.
+#[test]
+fn what_a_predecessor_had_pinned_is_no_neighbour() {
+    let test = "neighbours after a restart";
+    if !ready(test) {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip(test, &why),
+    };
+    let cgroup = Cgroup::new();
+    let predecessor = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    predecessor.pin(cgroup.path()).unwrap();
+    drop(predecessor);
+    let ours = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+    ours.pin(cgroup.path()).unwrap();
+    let found = ours.neighbours(cgroup.path());
+    unpin(cgroup.path()).unwrap();
+    let mut seen = found.unwrap().programs;
+    seen.retain(|it| {
+        let name = it.name.as_deref();
+        name.is_some_and(|name| name.starts_with("adit_"))
+    });
+    assert!(seen.is_empty(), "{seen:?}");
 }
 
 /// What the redirect itself takes is enough to learn which there are, and not what they are called.

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
@@ -24,13 +24,14 @@ fn calling(cgroup: &Cgroup, port: u16, asked: SocketAddr) -> Call {
 /// The connection of that call.
 fn accepted(listener: &TcpListener, call: &Call) -> (TcpStream, SocketAddr) {
     listener.set_nonblocking(true).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let has_failed = call.is_finished();
         match listener.accept() {
             Ok(accepted) => return accepted,
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
-        assert!(!has_failed, "it never came");
+        assert!(!has_failed && Instant::now() < deadline, "it never came");
         std::thread::yield_now();
     }
 }

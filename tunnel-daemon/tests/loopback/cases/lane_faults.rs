@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
 use crate::support::raw::Connection;
-use crate::support::skip::skip;
+use crate::support::skip::skip_unprivileged;
 use crate::support::stub_lane::{Stub, link, one_idle};
 use crate::support::wait::{until, within, within_for};
 use crate::support::wire::Wire;
@@ -122,8 +122,7 @@ async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
     })
     .await;
     if let Err(error) = wire.deafen_lanes() {
-        assert!(std::env::var_os("CI").is_none(), "{error}");
-        skip("an OPEN that is not acknowledged", error);
+        skip_unprivileged("an OPEN that is not acknowledged", error);
         return;
     }
     let start = Instant::now();
@@ -202,8 +201,7 @@ async fn without_link_and_path(flags: &[&str]) {
     let mut kept = connect::open(&world.connect(), &format!("127.0.0.2:{echo}")).await;
     connect::echo(&mut kept, b"before").await;
     if let Err(error) = wire.deafen_lanes_to_both() {
-        assert!(std::env::var_os("CI").is_none(), "{error}");
-        skip("lanes whose path is gone", error);
+        skip_unprivileged("lanes whose path is gone", error);
         return;
     }
     wire.hold();
