@@ -30,7 +30,7 @@ use machine::{Accel, Failure};
 use programs::Built;
 use table::{Answers, Made};
 
-pub(crate) use table::titles;
+pub(crate) use table::{names_its_commit, titles};
 
 /// Where the table goes.
 pub(crate) const PAGE: &str = "docs/kernels.md";
