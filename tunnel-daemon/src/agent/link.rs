@@ -88,7 +88,8 @@ pub struct Opened {
     /// Who answered.
     pub server: ServerHello,
     streams: LinkStreams,
-    connection: Running,
+    /// None once it has ended: then the streams tell.
+    connection: Option<Running>,
     /// The connection lives as long as this.
     requests: SendRequest<MessageBuf>,
 }
@@ -133,11 +134,11 @@ where
         Ok::<_, ConnectError>((requests, response, send))
     };
     let mut call = pin!(call);
-    let (requests, response, send) = tokio::select! {
+    let ((requests, response, send), has_ended) = tokio::select! {
         biased;
-        called = &mut call => called?,
-        // What ended the connection has ended the call, too, and that says why.
-        () = &mut connection => call.await?,
+        called = &mut call => (called?, false),
+        // What ended the connection has ended the call, too, and that says why; or the answer came just before.
+        () = &mut connection => (call.await?, true),
     };
     refused(response.headers())?;
     let server = ServerHello::from_headers(header_values(response.headers()))?;
@@ -149,7 +150,7 @@ where
     Ok(Opened {
         server,
         streams,
-        connection,
+        connection: (!has_ended).then_some(connection),
         requests,
     })
 }
@@ -332,11 +333,10 @@ impl Opened {
 /// Runs a link and its connection in one task, until the link is over.
 async fn run(
     mut driver: LinkDriver<Hooks>,
-    connection: Running,
+    mut connection: Option<Running>,
     requests: SendRequest<MessageBuf>,
     tasks: Tasks,
 ) -> LinkOver {
-    let mut connection = Some(connection);
     let over = together(|cx| {
         if let Poll::Ready(over) = Pin::new(&mut driver).poll(cx) {
             return Poll::Ready(over);

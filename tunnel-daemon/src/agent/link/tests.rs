@@ -1,6 +1,7 @@
 //! A server that takes the call and says nothing, on paused time, and one that asks for more than this agent has room for.
 
 use std::collections::HashSet;
+use std::future::poll_fn;
 
 use adit_core::destination::DestinationList;
 use adit_core::ids::{AgentId, DialId};
@@ -9,6 +10,7 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::Extensions;
 use adit_core::wire::packet::{Packet, Received};
 use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::poll;
 use h2::RecvStream;
 use tokio::io::duplex;
 use tokio::time::{Instant, timeout};
@@ -96,6 +98,36 @@ async fn refusals(mut answers: RecvStream, count: usize) {
             }
         }
     }
+}
+
+/// The server answers and is gone before the agent looks.
+#[tokio::test]
+async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
+    let (ours, theirs) = duplex(1 << 16);
+    let server = async {
+        let mut connection = h2::server::handshake(theirs).await.unwrap();
+        let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
+        let hello = http::Response::builder()
+            .header("serverid", "s")
+            .header("servercount", "1")
+            .body(())
+            .unwrap();
+        let _send = respond.send_response(hello, false).unwrap();
+        let written = poll!(poll_fn(|cx| connection.poll_closed(cx)));
+        assert!(written.is_pending(), "{written:?}");
+    };
+    let (identity, context) = (identity(), context(0));
+    let agent = async {
+        let opening = open(ours, "server", &identity, Duration::from_secs(3600));
+        let opened = opening.await.expect("it has answered");
+        assert!(opened.connection.is_none(), "it would be polled again");
+        opened.start(&context, 0).1.await
+    };
+    let both = async { tokio::join!(agent, server) };
+    let (over, ()) = timeout(Duration::from_secs(30), both)
+        .await
+        .expect("it ends");
+    assert!(matches!(over, LinkOver::Transport(_)), "{over}");
 }
 
 /// One look at the stream brings more dials than a queue of commands would hold answers.
