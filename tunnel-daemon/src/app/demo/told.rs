@@ -12,7 +12,7 @@ use crate::telemetry::labels::{ClientDialect, Driver, Engine, Path};
 use crate::telemetry::tunnels::TunnelView;
 use crate::telemetry::{OpenTunnels, TunnelSide};
 
-/// The server counts what a client has got at the end of a turn, which may come after the client has read it.
+/// The server counts what a client has got behind the call that gave it, which may be after the client has read it.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks: rarely is there a second one.
 const LOOK_EVERY: Duration = Duration::from_millis(1);

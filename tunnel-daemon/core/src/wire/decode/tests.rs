@@ -14,17 +14,23 @@ fn frame(message: &[u8]) -> Vec<u8> {
     out
 }
 
+/// `stream` cut at `cuts`, wherever they lie.
+fn pieces<'a>(stream: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
+    ends.push(stream.len());
+    ends.sort_unstable();
+    let mut at = 0;
+    ends.into_iter()
+        .map(|end| &stream[std::mem::replace(&mut at, end)..end])
+        .collect()
+}
+
 /// Feeds `stream` cut at `cuts`, joining neighbouring DATA of one connection.
 fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
     let mut decoder = Decoder::default();
     let mut out: Vec<Received> = Vec::new();
-    let mut at = 0;
-    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
-    ends.push(stream.len());
-    ends.sort_unstable();
-    for end in ends {
-        decoder.push(Bytes::copy_from_slice(&stream[at..end]));
-        at = end;
+    for piece in pieces(stream, cuts) {
+        decoder.push(Bytes::copy_from_slice(piece));
         while let Some(received) = decoder.next()? {
             if let (
                 Some(Received::Packet(Packet::Data {
@@ -48,13 +54,9 @@ fn decode(stream: &[u8], cuts: &[usize]) -> Result<Vec<Received>, StreamError> {
 /// How many packets `stream` counts for, cut at `cuts`.
 fn counted(stream: &[u8], cuts: &[usize]) -> usize {
     let mut decoder = Decoder::default();
-    let (mut count, mut at) = (0, 0);
-    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();
-    ends.push(stream.len());
-    ends.sort_unstable();
-    for end in ends {
-        decoder.push(Bytes::copy_from_slice(&stream[at..end]));
-        at = end;
+    let mut count = 0;
+    for piece in pieces(stream, cuts) {
+        decoder.push(Bytes::copy_from_slice(piece));
         while let Some(received) = decoder.next().unwrap() {
             assert!(matches!(received, Received::Packet(_)), "{received:?}");
             count += usize::from(!decoder.is_inside_data());
