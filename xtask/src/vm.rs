@@ -12,10 +12,12 @@ mod kernels;
 mod machine;
 mod modules;
 mod programs;
+mod said;
 mod table;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
@@ -28,6 +30,7 @@ use entries::{ENTRIES, Entry, Run, When};
 use kernels::{Kernel, Packages};
 use machine::{Accel, Failure};
 use programs::Built;
+use said::Said;
 use table::{Answers, Made};
 
 pub(crate) use table::{names_its_commit, titles};
@@ -57,7 +60,8 @@ pub(crate) struct Args {
     /// Also measure paths of 100 ms, with and without loss.
     #[arg(long)]
     wan: bool,
-    /// Write the table to docs/kernels.md, which has all rows.
+    /// Write the table to docs/kernels.md, which has all rows. A run that was cut off goes on where it ended: kernels that
+    /// passed all of it at this commit are not booted again.
     #[arg(long, requires = "all", conflicts_with_all = ["only", "wan", "short"])]
     write: bool,
     /// What executes the machine; KVM where it works if not given.
@@ -148,24 +152,40 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     // Before anything is built of it: a run takes long enough for further changes.
     let made = args.write.then(|| made(workspace)).transpose()?;
+    let said = made.as_ref().map(|made| Said::new(&folder, made));
     let built = Built::build(workspace)?;
     let (entries, left_out) = chosen(args, &built);
     let common = image::common(args, &built, &entries)?;
     let mut accel = args.accel;
     let mut all = Vec::new();
     for kernel in &kernels {
-        let image = folder.join("initramfs");
-        fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
-        let (used, console) = boot(accel, kernel, &image, limit(args, &entries))?;
-        // What did not work for one kernel is not tried again.
-        accel = Some(used);
+        let earlier = said.as_ref().and_then(|said| said.earlier(&kernel.release));
+        let is_new = earlier.is_none();
+        let (used, console) = match earlier {
+            Some(earlier) => {
+                println!("vm: {} has passed before, at this commit", kernel.release);
+                earlier
+            }
+            None => {
+                let image = folder.join("initramfs");
+                fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
+                // What did not work for one kernel is not tried again.
+                let (used, console) = boot(accel, kernel, &image, limit(args, &entries))?;
+                accel = Some(used);
+                (used, console)
+            }
+        };
         report(&entries, &console);
-        let series = kernel.series.clone();
-        all.push(Answers {
-            series,
+        let answers = Answers {
+            series: kernel.series.clone(),
             accel: used,
             console,
-        });
+        };
+        let (_table, failed) = table::render(&entries, slice::from_ref(&answers));
+        if let Some(said) = said.as_ref().filter(|_| is_new && failed.is_empty()) {
+            said.keep(&kernel.release, used, &answers.console)?;
+        }
+        all.push(answers);
     }
     let (table, failed) = table::render(&entries, &all);
     println!("{table}");

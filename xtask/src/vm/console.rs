@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Lines kept for an error.
+/// Lines of an error.
 const LAST: usize = 30;
 
 /// What became of one entry.
@@ -25,16 +25,13 @@ pub(super) struct Console {
     ran: BTreeMap<String, Ran>,
     /// Modules that could not be loaded, with the reason.
     pub(super) modules: Vec<String>,
-    last: Vec<String>,
+    lines: Vec<String>,
 }
 
 impl Console {
-    /// Takes one line. What the kernel prints in between is kept for errors only.
+    /// Takes one line. What the kernel prints in between is no answer.
     pub(super) fn handle_line(&mut self, line: &str) {
-        if self.last.len() == LAST {
-            self.last.remove(0);
-        }
-        self.last.push(line.to_owned());
+        self.lines.push(line.to_owned());
         let words: Vec<&str> = line.split_whitespace().collect();
         match (words.as_slice(), &self.current) {
             (["@@hello", rest @ ..], _) => self.hello = Some(rest.join(" ")),
@@ -82,7 +79,14 @@ impl Console {
 
     /// The end of it, for an error.
     pub(super) fn last_words(&self) -> String {
-        format!("its last lines:\n{}", self.last.join("\n"))
+        let from = self.lines.len().saturating_sub(LAST);
+        let last = self.lines.get(from..).unwrap_or_default();
+        format!("its last lines:\n{}", last.join("\n"))
+    }
+
+    /// All of it, line by line.
+    pub(super) fn lines(&self) -> &[String] {
+        &self.lines
     }
 }
 
@@ -111,5 +115,17 @@ mod tests {
         assert_eq!(console.ran("b").unwrap().status, None);
         assert!(console.hello().contains("Debian") && !console.is_complete());
         assert_eq!(console.modules, ["tls.ko no such device"]);
+    }
+
+    #[test]
+    fn an_error_has_the_last_lines_and_the_file_all() {
+        let mut console = Console::default();
+        for at in 0..=LAST {
+            console.handle_line(&format!("line {at}"));
+        }
+        let words = console.last_words();
+        assert!(words.ends_with(&format!("line {LAST}")), "{words}");
+        assert!(words.starts_with("its last lines:\nline 1\n"), "{words}");
+        assert_eq!(console.lines().len(), LAST + 1);
     }
 }

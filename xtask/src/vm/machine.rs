@@ -35,6 +35,9 @@ impl Accel {
         }
     }
 
+    /// Both.
+    pub(super) const ALL: [Self; 2] = [Self::Kvm, Self::Tcg];
+
     /// Its name in reports.
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -143,6 +143,7 @@ fn shortened(text: &str) -> String {
 }
 
 /// What a page was made from.
+#[derive(Clone)]
 pub(super) struct Made {
     /// And whether it was changed since.
     pub(super) commit: String,
