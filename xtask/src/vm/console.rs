@@ -16,6 +16,31 @@ pub(super) struct Ran {
     pub(super) lines: Vec<String>,
 }
 
+/// The end of an entry, as one line tells it.
+pub(super) struct Ended<'a> {
+    /// Its name on the console.
+    pub(super) name: &'a str,
+    /// Exit status, as it is printed.
+    pub(super) status: &'a str,
+    /// Seconds in the machine.
+    pub(super) seconds: f64,
+}
+
+/// Reads the line if it is one of these.
+pub(super) fn ended(line: &str) -> Option<Ended<'_>> {
+    let mut words = line.split_whitespace();
+    if words.next() != Some("@@end") {
+        return None;
+    }
+    let (name, status, begin, end) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let number = |text: &str| text.parse::<f64>().unwrap_or_default();
+    Some(Ended {
+        name,
+        status,
+        seconds: number(end) - number(begin),
+    })
+}
+
 /// All that was said.
 #[derive(Default)]
 pub(super) struct Console {
@@ -32,6 +57,13 @@ impl Console {
     /// Takes one line. What the kernel prints in between is no answer.
     pub(super) fn handle_line(&mut self, line: &str) {
         self.lines.push(line.to_owned());
+        if let Some(ended) = ended(line) {
+            let ran = self.ran.entry(ended.name.to_owned()).or_default();
+            ran.status = ended.status.parse().ok();
+            ran.seconds = ended.seconds;
+            self.current = None;
+            return;
+        }
         let words: Vec<&str> = line.split_whitespace().collect();
         match (words.as_slice(), &self.current) {
             (["@@hello", rest @ ..], _) => self.hello = Some(rest.join(" ")),
@@ -39,13 +71,6 @@ impl Console {
             (["@@begin", name], _) => {
                 self.ran.insert((*name).to_owned(), Ran::default());
                 self.current = Some((*name).to_owned());
-            }
-            (["@@end", name, status, begin, end], _) => {
-                let ran = self.ran.entry((*name).to_owned()).or_default();
-                ran.status = status.parse().ok();
-                let number = |text: &str| text.parse::<f64>().unwrap_or_default();
-                ran.seconds = number(end) - number(begin);
-                self.current = None;
             }
             (["@@bye"], _) => self.complete = true,
             (_, Some(name)) => {

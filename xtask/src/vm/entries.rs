@@ -192,7 +192,7 @@ pub(super) const ENTRIES: &[Entry] = &[
              --skip redirect_spaces:: --skip proxy_header:: --skip least_privilege:: --skip clock:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
-        limit_seconds: 900,
+        limit_seconds: 1200,
         when: When::Always,
     },
     Entry {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use super::console::Console;
+use super::console::{self, Console};
 
 /// Memory of a machine: the first file system takes half of it.
 const MEMORY: &str = "1536";
@@ -134,7 +134,16 @@ impl Machine {
             let allowed = if console.has_spoken() { limit } else { first };
             let left = (begin + allowed).saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
-                Ok(line) => console.handle_line(&line),
+                Ok(line) => {
+                    console.handle_line(&line);
+                    // At once: a machine takes longer than anybody waits for a word.
+                    if let Some(ended) = console::ended(&line) {
+                        println!(
+                            "  {:18} status {}, {:.1} s",
+                            ended.name, ended.status, ended.seconds
+                        );
+                    }
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) if !console.has_spoken() => {
                     let silent = format!("nothing within {} s", first.as_secs());
                     return Err(Failure::Mute(silent));
