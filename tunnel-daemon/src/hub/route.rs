@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
-use adit_core::registry::{Registry, Standing};
+use adit_core::registry::{Condition, Registry, Standing};
 use adit_core::session::{CancelledDial, DialRequest};
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
@@ -24,6 +24,9 @@ use crate::net::stream::PeerAddr;
 const COMMANDS_MAX: usize = 1024;
 /// A link task answers at its deadline; this much later the waiting side gives up by itself.
 const BACKSTOP: Duration = Duration::from_secs(1);
+/// For so long a further link of an agent may be a trial: one that looks for further servers connects, learns who has answered,
+/// and closes what leads to a server it has. That takes a round trip, of 100 ms on long paths.
+const TRIAL_TIME: Duration = Duration::from_millis(200);
 
 /// What is known of a link's peer.
 #[derive(Clone, Debug)]
@@ -334,6 +337,9 @@ impl Hub {
         let mut failure = DialFailure::NoAgent;
         let mut dialed = false;
         while let Some(handle) = self.pick(address, &mut tried) {
+            if !self.outlasts_trial(&handle).await {
+                continue;
+            }
             if dialed {
                 self.retried.fetch_add(1, Relaxed);
             }
@@ -418,6 +424,27 @@ impl Hub {
                 written: true,
             }),
         }
+    }
+
+    /// Whether a link is still there once it can be no trial any more. Nothing is sent before: nobody would read it.
+    async fn outlasts_trial(&self, handle: &LinkHandle) -> bool {
+        let left = TRIAL_TIME.saturating_sub(handle.since.elapsed());
+        if left.is_zero() || !self.has_older(handle) {
+            return true;
+        }
+        tokio::select! {
+            biased;
+            () = handle.commands.closed() => false,
+            () = tokio::time::sleep(left) => true,
+        }
+    }
+
+    /// Whether the agent of a link had one before that takes dials.
+    fn has_older(&self, handle: &LinkHandle) -> bool {
+        let registry = locked(&self.registry);
+        let links = registry.links_of(&handle.info.agent).iter();
+        let mut older = links.take_while(|link| **link != handle.id);
+        older.any(|link| registry.condition(*link) == Some(Condition::Serving))
     }
 
     /// The next link to try, which is then among the tried. `None`: no other agent fits.

@@ -1,4 +1,4 @@
-//! The cap on dials in flight, at its default.
+//! Which link carries a dial, and the cap on dials in flight, at its default.
 
 use std::task::Poll;
 
@@ -103,4 +103,65 @@ async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
     let mut dial = Box::pin(hub.dial(DialId(2), "tcp", &fits));
     assert!(futures_util::poll!(&mut dial).is_pending());
     assert!(entered.commands.try_recv().is_ok());
+}
+
+/// An agent that looks for further servers closes a link to one it has as soon as it knows who has answered.
+#[tokio::test]
+async fn a_further_link_of_an_agent_that_is_closed_at_once_takes_no_dial_with_it() {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: None,
+    };
+    let strategies = "default".parse().expect("a known strategy");
+    let hub = Hub::new(Registry::new(strategies), limits);
+    let enter = || {
+        let info = LinkInfo {
+            agent: AgentId::new("agent"),
+            identifiers: Identifiers::default(),
+            principal: None,
+            credit: false,
+            address: PeerAddr::Unix,
+        };
+        hub.enter(info, 2, None).expect("there is room for two")
+    };
+    let mut kept = enter();
+    // The only one is no trial.
+    let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "a:1"));
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    assert!(matches!(kept.commands.try_recv(), Ok(Command::Dial { .. })));
+    let mut trial = enter();
+    let mut dial = Box::pin(hub.dial(DialId(2), "tcp", "a:1"));
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    assert!(trial.commands.try_recv().is_err(), "nobody would read it");
+    drop(trial);
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    assert!(matches!(kept.commands.try_recv(), Ok(Command::Dial { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_further_link_of_an_agent_that_stays_takes_dials() {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: None,
+    };
+    let strategies = "default".parse().expect("a known strategy");
+    let hub = Hub::new(Registry::new(strategies), limits);
+    let enter = || {
+        let info = LinkInfo {
+            agent: AgentId::new("agent"),
+            identifiers: Identifiers::default(),
+            principal: None,
+            credit: false,
+            address: PeerAddr::Unix,
+        };
+        hub.enter(info, 2, None).expect("there is room for two")
+    };
+    let (_half_open, mut newest) = (enter(), enter());
+    let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "a:1"));
+    let asked = tokio::select! {
+        biased;
+        _never = &mut dial => None,
+        asked = newest.commands.recv() => asked,
+    };
+    assert!(matches!(asked, Some(Command::Dial { .. })));
 }
