@@ -9,6 +9,7 @@ use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -189,7 +190,7 @@ impl Servers {
         let links = locked(&self.shared.links);
         locked(&self.shared.state).drain();
         for (_, link) in links.iter() {
-            announce_drain(link);
+            announce_drain(link, &self.shared.context.tasks);
         }
         drop(links);
         self.shared.changed.notify_one();
@@ -201,9 +202,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn announce_drain(link: &AgentLink) {
-    // A link whose queue is full is about to end anyway.
-    let _full = link.commands.try_send(Command::Drain);
+fn announce_drain(link: &AgentLink, tasks: &Tasks) {
+    // Dials that end together, as at a deadline, may fill the queue for a moment. A link that is over needs no word.
+    if let Err(TrySendError::Full(drain)) = link.commands.try_send(Command::Drain) {
+        let commands = link.commands.clone();
+        let telling = async move {
+            let _over = commands.send(drain).await;
+        };
+        let _full = tasks.spawn("drain", telling);
+    }
 }
 
 /// A server that is held. Dropping it lets go, however its link ended: what is held is not tried again.
@@ -323,7 +330,7 @@ impl Shared {
         }
         let mut links = locked(&self.links);
         if locked(&self.state).is_draining() {
-            announce_drain(&link);
+            announce_drain(&link, &self.context.tasks);
         }
         links.push((serial, link));
         drop(links);

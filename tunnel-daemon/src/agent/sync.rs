@@ -193,7 +193,8 @@ impl SyncState {
         address.not_before = Some(now + pause.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0)));
     }
 
-    /// A held server is gone; its addresses may be tried again after one interval.
+    /// A held server is gone; its addresses may be tried again after one interval. So may all that led somewhere: behind a
+    /// balancer the next connection may lead to it, whichever the last one led to.
     pub fn lost(&mut self, server: &ServerId, now: Instant, chance: f64) {
         self.held.retain(|held| held != server);
         let soon = now
@@ -202,8 +203,8 @@ impl SyncState {
                 .interval
                 .mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0));
         for address in &mut self.addresses {
-            if address.leads_to.as_ref() == Some(server) {
-                address.not_before = Some(address.not_before.map_or(soon, |at| at.min(soon)));
+            if address.failures == 0 || address.leads_to.as_ref() == Some(server) {
+                address.not_before = address.not_before.map(|at| at.min(soon));
             }
         }
     }
@@ -328,6 +329,28 @@ mod tests {
         sync.attempted(0, new("b", 3), now, 0.0);
         sync.attempted(0, new("c", 3), now, 0.0);
         assert_eq!(sync.next_attempt(now), None, "all are held");
+    }
+
+    /// As in a rolling restart: the connection before led to the server that is up again, and another one is restarted now.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_lost_behind_a_balancer_is_looked_for_soon() {
+        let now = Instant::now();
+        let mut sync = SyncState::new(POLICY, 2);
+        for _attempt in 0..3 {
+            sync.attempted(1, Attempt::Failed, now, 0.0);
+        }
+        sync.attempted(0, new("a", 2), now, 0.0);
+        sync.attempted(0, new("b", 2), now, 0.0);
+        sync.lost(&server("a"), now, 0.0);
+        let soon = now + Duration::from_secs(1);
+        assert_eq!(sync.next_attempt(now), Some((0, soon)));
+        sync.begin(0);
+        let paused = now + Duration::from_millis(2250);
+        assert_eq!(
+            sync.next_attempt(now),
+            Some((1, paused)),
+            "an address that led nowhere keeps its pause"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,6 +8,7 @@ use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::Extensions;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
 use super::*;
 use crate::agent::reach::Met;
@@ -143,6 +144,27 @@ async fn a_server_whose_link_panics_is_held_no_more() {
         tokio::task::yield_now().await;
     }
     assert_eq!(locked(&shared.state).held(), 0);
+}
+
+/// A server that does not hear of it goes on asking an agent that is about to leave.
+#[tokio::test]
+async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
+    let (commands, mut queue) = mpsc::channel(1);
+    commands.try_send(Command::Stop).expect("it is empty");
+    let link = AgentLink {
+        server: ServerId::new("server"),
+        commands,
+        lanes: None,
+        mailbox: Arc::default(),
+        credit: false,
+        address: Arc::from(""),
+        since: std::time::Instant::now(),
+    };
+    announce_drain(&link, &Tasks::new(1));
+    drop(link);
+    assert!(matches!(queue.recv().await, Some(Command::Stop)));
+    assert!(matches!(queue.recv().await, Some(Command::Drain)));
+    assert!(queue.recv().await.is_none(), "once");
 }
 
 /// The deadline, and what the test needs to notice it.
