@@ -54,7 +54,8 @@ macro_rules! attached {
     }};
 }
 
-/// Programs that are attached; dropping it detaches them. The kernel does the same when the process ends.
+/// Programs that are attached; dropping it detaches them, the last first: what others rest on was attached before them. The
+/// kernel detaches them, too, when the process ends, in any order.
 #[derive(Debug, Default)]
 pub struct Attached {
     links: Vec<(&'static str, FdLink)>,
@@ -123,6 +124,19 @@ impl Attached {
     }
 }
 
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let_go(&mut self.links);
+    }
+}
+
+/// The last first; a list that is dropped begins with its first.
+fn let_go<T>(held: &mut Vec<T>) {
+    while let Some(last) = held.pop() {
+        drop(last);
+    }
+}
+
 fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
     move |error| {
         let cause = match &error {
@@ -159,6 +173,8 @@ fn is_statistics(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use aya::sys::SyscallError;
 
     use super::*;
@@ -180,6 +196,24 @@ mod tests {
         for other in [of("load", libc::EPERM), of("attach", libc::ENOENT)] {
             assert!(!other.contains("bpftool"), "{other}");
         }
+    }
+
+    /// Notes its end.
+    struct Noted<'a>(u8, &'a RefCell<Vec<u8>>);
+
+    impl Drop for Noted<'_> {
+        fn drop(&mut self) {
+            self.1.borrow_mut().push(self.0);
+        }
+    }
+
+    /// A call that was redirected with nobody left to tell its destination would be refused.
+    #[test]
+    fn what_was_attached_last_goes_first() {
+        let order = RefCell::default();
+        let mut held = Vec::from([1, 2, 3].map(|number| Noted(number, &order)));
+        let_go(&mut held);
+        assert_eq!(*order.borrow(), [3, 2, 1]);
     }
 
     #[test]

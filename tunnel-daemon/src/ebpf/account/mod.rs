@@ -5,6 +5,7 @@
 
 mod attach;
 mod classes;
+mod counted;
 mod reader;
 mod sockets;
 

@@ -15,6 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::counted::Counted;
 use super::sockets::{Shared, SocketMap};
 use crate::telemetry::labels::AccountLoss;
 use crate::telemetry::{AccountCounts, AccountMetrics, OpenRtt};
@@ -25,6 +26,8 @@ const ENDS_PER_TURN: usize = 256;
 const ENDS_PER_RING: usize = CLOSED_RING_BYTES as usize / CLOSED_BYTES / ENDS_PER_TURN + 1;
 /// Connections that are looked at in one turn.
 const LIVE_PER_TURN: usize = 256;
+/// Most connections that one sweep meets.
+const LIVE_PER_SWEEP: usize = ACCOUNTS_MAX as usize;
 /// How often connections that go on are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 
@@ -39,11 +42,10 @@ pub struct Reader {
 struct Ledger {
     shared: Arc<Shared>,
     metrics: AccountMetrics,
-    /// Of connections that go on, by cookie, and the sweep that saw them last.
-    counted: HashMap<u64, (AccountCounts, u64)>,
+    /// Of connections that go on.
+    counted: Counted,
     /// Round trips of connections that go on, by class, as of the last sweep.
     open: HashMap<u32, OpenTrips>,
-    sweep: u64,
 }
 
 /// Round-trip times that a sweep met in one class.
@@ -69,9 +71,8 @@ impl Reader {
             ledger: Ledger {
                 shared,
                 metrics,
-                counted: HashMap::new(),
+                counted: Counted::new(LIVE_PER_SWEEP),
                 open: HashMap::new(),
-                sweep: 0,
             },
         })
     }
@@ -131,7 +132,7 @@ impl Ledger {
 
     fn ended(&mut self, closed: &Closed) {
         let account = &closed.account;
-        let (before, _sweep) = self.counted.remove(&closed.cookie).unwrap_or_default();
+        let before = self.counted.take(closed.cookie);
         let classes = self.shared.classes();
         let Some(series) = classes.series(account.class) else {
             return;
@@ -144,23 +145,24 @@ impl Ledger {
 
     /// Counts what connections that go on have moved since the last time, and exports their round-trip times.
     async fn look(&mut self, sockets: &SocketMap) {
-        self.sweep += 1;
+        self.counted.begin_sweep();
         for trips in self.open.values_mut() {
             (trips.seconds, trips.connections) = (0.0, 0);
         }
         // A connection that ends meanwhile sends the walk back to its beginning, so it is bounded; to meet one twice counts
         // nothing twice.
-        for (at, entry) in sockets.iter().take(ACCOUNTS_MAX as usize).enumerate() {
-            if let Ok((cookie, bytes)) = entry {
-                self.goes_on(cookie, &Account::from_bytes(&bytes));
+        let (mut entries, mut is_cut) = (0_usize, false);
+        for entry in sockets.iter().take(LIVE_PER_SWEEP) {
+            entries += 1;
+            match entry {
+                Ok((cookie, bytes)) => self.goes_on(cookie, &Account::from_bytes(&bytes)),
+                Err(_refused) => is_cut = true,
             }
-            if at % LIVE_PER_TURN == LIVE_PER_TURN - 1 {
+            if entries.is_multiple_of(LIVE_PER_TURN) {
                 tokio::task::yield_now().await;
             }
         }
-        // Whatever was not met has ended: its end is on its way, or was lost; one sweep of patience tells which.
-        let oldest = self.sweep.saturating_sub(1);
-        self.counted.retain(|_cookie, (_, seen)| *seen >= oldest);
+        self.counted.end_sweep(is_cut || entries == LIVE_PER_SWEEP);
         self.export_open();
     }
 
@@ -186,16 +188,15 @@ impl Ledger {
             return;
         }
         let now = counts(account);
-        let (before, seen) = self.counted.get(&cookie).copied().unwrap_or_default();
+        let (before, is_first) = self.counted.met(cookie, now);
         if let Some(series) = self.shared.classes().series(account.class) {
             series.grew(&now.since(&before));
         }
-        if account.rtt_us > 0 && seen < self.sweep {
+        if account.rtt_us > 0 && is_first {
             let trips = self.open.entry(account.class).or_default();
             trips.seconds += f64::from(account.rtt_us) / 1e6;
             trips.connections += 1;
         }
-        self.counted.insert(cookie, (now, self.sweep));
     }
 
     /// Brings the counters of losses up to date.
