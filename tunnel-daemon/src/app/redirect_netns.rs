@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,9 @@ use crate::ebpf::account::Accounts;
 use crate::ebpf::netns;
 use crate::ebpf::redirect::Redirect;
 use crate::net::listen::Listener;
-use crate::net::namespaces::{FOLDERS_MAX, Helper, HelperError, Look, Opened, PROCESSES_MAX};
+use crate::net::namespaces::{
+    Asked, FOLDERS_MAX, Helper, HelperError, Look, Opened, PROCESSES_MAX,
+};
 use crate::telemetry::labels::NetnsHelperState;
 
 /// Between two looks: how long a new namespace may go without a listener, and one that ended be kept by ours.
@@ -52,6 +54,10 @@ pub(super) struct Namespaces {
 struct Held {
     name: String,
     cookie: u64,
+    /// Its listener for IPv4.
+    v4: Option<SocketAddr>,
+    /// There is one for IPv6, too.
+    has_v6: bool,
     stop: CancellationToken,
 }
 
@@ -200,7 +206,11 @@ impl Namespaces {
         &self,
         mut helper: Helper,
     ) -> BoxFuture<'static, Option<(Helper, Result<Look, HelperError>)>> {
-        let held: Vec<u64> = self.held.keys().copied().collect();
+        let held = self.held.iter().map(|(id, held)| Asked {
+            id: *id,
+            wants_v6: !held.has_v6,
+        });
+        let held: Vec<Asked> = held.collect();
         Box::pin(async move {
             tokio::time::sleep(LOOK_EVERY).await;
             let asking = tokio::task::spawn_blocking(move || {
@@ -241,6 +251,12 @@ impl Namespaces {
             let name = opened.name.clone();
             if let Err(error) = self.open(opened) {
                 failed.insert(name, format!("{error:#}"));
+            }
+        }
+        for (id, socket) in look.more {
+            let added = self.add_v6(id, socket);
+            if let (Err(error), Some(held)) = (added, self.held.get(&id)) {
+                failed.insert(held.name.clone(), format!("IPv6: {error:#}"));
             }
         }
         for (name, why) in &failed {
@@ -290,8 +306,9 @@ impl Namespaces {
             anyhow::bail!("the helper sent no socket");
         };
         let cookie = netns::cookie(first)?;
+        let (v4, v6) = (at(false), at(true));
         self.redirect
-            .set_marked_listener(LISTENER, first, at(false), at(true), self.mark)?;
+            .set_marked_listener(LISTENER, first, v4, v6, self.mark)?;
         let stop = self.stop.child_token();
         for listener in listeners {
             let serving = (self.serve)(listener, stop.clone());
@@ -301,9 +318,34 @@ impl Namespaces {
         let held = Held {
             name: opened.name,
             cookie,
+            v4,
+            has_v6: v6.is_some(),
             stop,
         };
         self.held.insert(opened.id, held);
+        Ok(())
+    }
+
+    /// As [`Self::open`], of a namespace that got IPv6 after it was opened. What comes over IPv4 goes on as before.
+    fn add_v6(&mut self, id: u64, socket: OwnedFd) -> anyhow::Result<()> {
+        let Some(held) = self.held.get_mut(&id) else {
+            return Ok(()); // It is not held any more.
+        };
+        let accounted = |socket: BorrowedFd<'_>| self.accounts.listening(&socket);
+        let listener = Listener::adopt(socket, accounted)?;
+        let Listener::Tcp(socket) = &listener else {
+            anyhow::bail!("the helper sent a socket of another kind");
+        };
+        let v6 = listener.tcp_addr();
+        self.redirect
+            .set_marked_listener(LISTENER, socket, held.v4, v6, self.mark)?;
+        held.has_v6 = true;
+        let serving = (self.serve)(listener, held.stop.clone());
+        self.serving.push(serving);
+        tracing::info!(
+            namespace = held.name,
+            "network namespace captured over IPv6, too"
+        );
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
-use super::wire::{self, Reply, receive, send};
+use super::wire::{self, Asked, Reply, receive, send};
 use crate::config::NetnsHelperOptions;
 
 /// For the helper to start, and to answer a request. It enters a few hundred namespaces at most, but a node that boots is busy,
@@ -51,6 +51,8 @@ pub enum HelperError {
 pub struct Look {
     /// Namespaces that were asked about and are still there.
     pub still: Vec<u64>,
+    /// Sockets for IPv6 of those among them that wanted one and have it now, as [`Opened::sockets`].
+    pub more: Vec<(u64, OwnedFd)>,
     /// New ones, with sockets.
     pub opened: Vec<Opened>,
     /// Names of those that cannot be opened, and why.
@@ -121,13 +123,18 @@ impl Helper {
     ///
     /// # Errors
     /// It does not answer in time, or is gone: it is of no use any more.
-    pub fn look(&mut self, held: impl Iterator<Item = u64>) -> Result<Look, HelperError> {
+    pub fn look(&mut self, held: impl Iterator<Item = Asked>) -> Result<Look, HelperError> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         send(&self.channel, &wire::look(held), &[]).map_err(|error| self.gone(&error))?;
         let mut look = Look::default();
         loop {
             match self.reply(deadline)? {
                 Reply::Have(id) => look.still.push(id),
+                // One that did not arrive is asked for again, too.
+                Reply::More(id, sockets) => {
+                    let socket = sockets.into_iter().next();
+                    look.more.extend(socket.map(|socket| (id, socket)));
+                }
                 // Asked for again with the next look.
                 Reply::New(_, name, sockets) if sockets.is_empty() => {
                     let why = "its sockets did not arrive: file descriptors run low";

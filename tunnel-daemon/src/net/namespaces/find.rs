@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::wire::Asked;
 use crate::config::NetnsHelperOptions;
 
 /// Folders of a cgroup that are looked at. A node has some thousand.
@@ -76,6 +77,15 @@ impl Found {
     pub(super) fn still(&self, held: &[u64]) -> Vec<u64> {
         let is_there = |id: &u64| self.is_cut || self.known.contains(id);
         held.iter().copied().filter(is_there).collect()
+    }
+
+    /// Those of `held` that want IPv6, as far as there is a way to them.
+    pub(super) fn wanting_v6(&self, held: &[Asked]) -> Vec<&Namespace> {
+        let wants = |namespace: &&Namespace| {
+            let mut held = held.iter();
+            held.any(|held| held.wants_v6 && held.id == namespace.id)
+        };
+        self.namespaces.iter().filter(wants).collect()
     }
 
     /// Takes out those that are not held, as many as there is room for, and says for how many there is none.
@@ -207,6 +217,19 @@ mod tests {
             let taken: Vec<u64> = taken.into_iter().map(|namespace| namespace.id).collect();
             assert_eq!((taken, left), (fresh, over), "{held:?} {room}");
         }
+    }
+
+    #[test]
+    fn ipv6_is_looked_for_where_it_is_wanted_and_there_is_a_way() {
+        let held = [(1, false), (2, true), (3, true)];
+        let held = held.map(|(id, wants_v6)| Asked { id, wants_v6 });
+        let mut found = Found::default();
+        for id in [1, 2, 4] {
+            found.add(id, Path::new(""), 0);
+        }
+        let wanting = found.wanting_v6(&held);
+        let wanting: Vec<u64> = wanting.iter().map(|namespace| namespace.id).collect();
+        assert_eq!(wanting, [2]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rustix::thread::{
 use socket2::{Domain, Socket, Type};
 
 use super::find::{Found, Namespace};
-use super::wire::{self, TEXT_BYTES_MAX, held, receive};
+use super::wire::{self, Asked, TEXT_BYTES_MAX, held, receive};
 use crate::config::{NetnsHelperOptions, limits};
 
 /// Serves the daemon at standard input until that goes away.
@@ -89,29 +89,38 @@ fn answer(
     channel: BorrowedFd<'_>,
     options: &NetnsHelperOptions,
     home: &Home,
-    held: &[u64],
+    held: &[Asked],
 ) -> Result<(), String> {
-    let say = |text: String, sockets: &[BorrowedFd<'_>]| {
-        wire::send(channel, &text, sockets).map_err(|error| format!("answering: {error}"))
+    let say = |text: String, sockets: &[OwnedFd]| {
+        let borrowed: Vec<BorrowedFd<'_>> = sockets.iter().map(|socket| socket.as_fd()).collect();
+        wire::send(channel, &text, &borrowed).map_err(|error| format!("answering: {error}"))
     };
     let fail = |name: &std::path::Path, why: String| {
         say(format!("fail {}\t{}", short(name), clip(&why)), &[])
     };
     let mut found = Found::look(options, home.id);
     // Those that are held stay, whoever else came.
-    let still = found.still(held);
+    let ids: Vec<u64> = held.iter().map(|held| held.id).collect();
+    let still = found.still(&ids);
     for id in &still {
         say(format!("have {id}"), &[])?;
     }
+    if kernel_has_v6() {
+        for namespace in found.wanting_v6(held) {
+            let v6 = || socket(Ipv6Addr::LOCALHOST.into(), options.mark);
+            // Mostly there still is none, which is no failure.
+            if let Ok(sockets) = enter(namespace, home, || v6().map(|socket| vec![socket]))? {
+                say(format!("more {}", namespace.id), &sockets)?;
+            }
+        }
+    }
     let room = limits::REDIRECT_NETNS_MAX.saturating_sub(still.len());
-    let (fresh, over) = found.fresh(held, room);
+    let (fresh, over) = found.fresh(&ids, room);
     for namespace in fresh {
-        match enter(&namespace, home, options.mark)? {
+        match enter(&namespace, home, || sockets(options.mark))? {
             Ok(sockets) => {
-                let borrowed: Vec<BorrowedFd<'_>> =
-                    sockets.iter().map(|socket| socket.as_fd()).collect();
                 let name = short(&namespace.path);
-                say(format!("new {} {name}", namespace.id), &borrowed)?;
+                say(format!("new {} {name}", namespace.id), &sockets)?;
             }
             // A process that has just ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => (),
@@ -135,11 +144,16 @@ fn in_words(error: &io::Error) -> String {
     }
 }
 
-/// Sockets in a namespace; the outer error is one that leaves us in it.
+/// Whether there is IPv6 at all. Where there is not, each socket of it has the kernel start a program that looks for a module.
+fn kernel_has_v6() -> bool {
+    std::fs::metadata("/proc/self/net/if_inet6").is_ok()
+}
+
+/// Sockets in a namespace, as `make` makes them there; the outer error is one that leaves us in it.
 fn enter(
     namespace: &Namespace,
     home: &Home,
-    mark: u32,
+    make: impl FnOnce() -> io::Result<Vec<OwnedFd>>,
 ) -> Result<io::Result<Vec<OwnedFd>>, String> {
     let file = match namespace.open() {
         Ok(file) => file,
@@ -149,7 +163,7 @@ fn enter(
     if let Err(error) = move_into_link_name_space(file.as_fd(), network) {
         return Ok(Err(error.into()));
     }
-    let made = sockets(mark);
+    let made = make();
     move_into_link_name_space(home.file.as_fd(), network)
         .map_err(|error| format!("cannot return to our own network namespace: {error}"))?;
     Ok(made)
@@ -158,7 +172,7 @@ fn enter(
 /// Bound, not listening yet: whoever gets them may have something to say about them first.
 fn sockets(mark: u32) -> io::Result<Vec<OwnedFd>> {
     let v4 = socket(Ipv4Addr::LOCALHOST.into(), mark)?;
-    // Namespaces may be without IPv6; calls over it are left alone then.
+    // Namespaces may be without IPv6; calls over it are left alone then. It is asked for again with each look.
     let v6 = socket(Ipv6Addr::LOCALHOST.into(), mark).ok();
     Ok([Some(v4), v6].into_iter().flatten().collect())
 }

@@ -14,3 +14,4 @@ mod wire;
 
 pub use client::{Helper, HelperError, Look, Opened, start_by};
 pub use find::{FOLDERS_MAX, PROCESSES_MAX};
+pub use wire::Asked;

@@ -1,8 +1,9 @@
 //! What the daemon and its helper say to each other: packets of text on a unix socket, with sockets attached.
 //!
 //! The helper begins with `ready` or `refused WHY`. Then the daemon asks `look ID...`, naming the namespaces it has a listener
-//! in, and hears of each that is there now: `have ID`; `new ID NAME` with its sockets; `fail ID NAME`, a tab, and why; at last
-//! `done OVER UNREADABLE whole`, or `cut` in place of `whole`. So the helper remembers nothing between two requests.
+//! in, with `+6` behind those that have none for IPv6. It hears of each that is there now: `have ID`; `more ID` with a socket for
+//! IPv6; `new ID NAME` with its sockets; `fail NAME`, a tab, and why; at last `done OVER UNREADABLE whole`, or `cut` in place of
+//! `whole`. So the helper remembers nothing between two requests.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,6 +23,17 @@ const PACKET_BYTES_MAX: usize = 8 * 1024;
 pub(super) const TEXT_BYTES_MAX: usize = 1024;
 /// Sockets of one namespace: one for each family.
 pub(super) const SOCKETS_MAX: usize = 2;
+/// Behind a namespace whose listener is for IPv4 alone.
+const WANTS_V6: &str = "+6";
+
+/// A namespace that has a listener already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Its inode.
+    pub id: u64,
+    /// There was no IPv6 when it was opened.
+    pub wants_v6: bool,
+}
 
 /// One packet of the helper.
 #[derive(Debug)]
@@ -29,6 +41,7 @@ pub(super) enum Reply {
     Ready,
     Refused(String),
     Have(u64),
+    More(u64, Vec<OwnedFd>),
     New(u64, String, Vec<OwnedFd>),
     Fail(String, String),
     Done {
@@ -82,18 +95,25 @@ pub(super) fn receive(channel: impl AsFd) -> io::Result<Option<(String, Vec<Owne
 }
 
 /// The request.
-pub(super) fn look(held: impl Iterator<Item = u64>) -> String {
+pub(super) fn look(held: impl Iterator<Item = Asked>) -> String {
     let mut text = "look".to_owned();
-    for id in held.take(limits::REDIRECT_NETNS_MAX) {
-        text.push_str(&format!(" {id}"));
+    for Asked { id, wants_v6 } in held.take(limits::REDIRECT_NETNS_MAX) {
+        let wanted = if wants_v6 { WANTS_V6 } else { "" };
+        text.push_str(&format!(" {id}{wanted}"));
     }
     text
 }
 
 /// The namespaces a request names; `None`: it is no request.
-pub(super) fn held(request: &str) -> Option<Vec<u64>> {
+pub(super) fn held(request: &str) -> Option<Vec<Asked>> {
     let rest = request.strip_prefix("look")?;
-    rest.split_whitespace().map(|id| id.parse().ok()).collect()
+    let asked = |word: &str| {
+        let wanting = word.strip_suffix(WANTS_V6);
+        let id = wanting.unwrap_or(word).parse().ok()?;
+        let wants_v6 = wanting.is_some();
+        Some(Asked { id, wants_v6 })
+    };
+    rest.split_whitespace().map(asked).collect()
 }
 
 impl Reply {
@@ -104,6 +124,7 @@ impl Reply {
             "ready" => Self::Ready,
             "refused" => Self::Refused(rest.to_owned()),
             "have" => Self::Have(rest.parse().ok()?),
+            "more" => Self::More(rest.parse().ok()?, sockets),
             "new" => {
                 let (id, name) = rest.split_once(' ')?;
                 Self::New(id.parse().ok()?, name.to_owned(), sockets)
@@ -176,12 +197,33 @@ mod tests {
     #[test]
     fn the_longest_request_is_one_packet() {
         let max = limits::REDIRECT_NETNS_MAX;
-        let text = look(std::iter::repeat_n(u64::MAX, max + 1));
+        let asked = Asked {
+            id: u64::MAX,
+            wants_v6: true,
+        };
+        let text = look(std::iter::repeat_n(asked, max + 1));
         assert!(text.len() <= PACKET_BYTES_MAX, "{}", text.len());
-        assert_eq!(held(&text).unwrap().len(), max);
+        assert_eq!(held(&text).unwrap(), vec![asked; max]);
         assert_eq!(held("look"), Some(Vec::new()));
-        assert_eq!(held("look x"), None);
-        assert_eq!(held("open /etc/shadow"), None);
+        for request in [
+            "look x",
+            "look +6",
+            "look 7+4",
+            "look 7 +6",
+            "open /etc/shadow",
+        ] {
+            assert_eq!(held(request), None, "{request}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_says_whether_it_wants_ipv6() {
+        let both = [(7, false), (8, true)].map(|(id, wants_v6)| Asked { id, wants_v6 });
+        let text = look(both.into_iter());
+        assert_eq!(text, "look 7 8+6");
+        assert_eq!(held(&text).expect("a request"), both);
+        let more = Reply::parse("more 8", Vec::new());
+        assert!(matches!(more, Some(Reply::More(8, _))), "{more:?}");
     }
 
     #[test]
@@ -195,6 +237,7 @@ mod tests {
             "done 1 2",
             "done 1 2 3",
             "have",
+            "more",
         ] {
             assert!(Reply::parse(text, Vec::new()).is_none(), "{text}");
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use adit::config::NetnsHelperOptions;
 use adit::ebpf::object::OBJECT;
 use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
-use adit::net::namespaces::Helper;
+use adit::net::namespaces::{Asked, Helper};
 use ipnet::IpNet;
 
 use super::redirect::{Scene, resets, scene};
@@ -23,7 +23,7 @@ use crate::support::privilege::{ready, ready_v6, skip};
 use crate::support::target::target;
 use crate::support::world::{World, sample};
 
-const CAPTURED: &str = "adit_redirect_namespaces{state=\"captured\"}";
+pub(super) const CAPTURED: &str = "adit_redirect_namespaces{state=\"captured\"}";
 const RULE: &str = "--redirect=198.51.100.0/24";
 
 fn asked() -> SocketAddr {
@@ -45,12 +45,12 @@ pub(super) fn namespaces<const N: usize>(test: &str) -> Option<[Namespace; N]> {
     }
 }
 
-fn flag(namespace: &Namespace) -> String {
+pub(super) fn flag(namespace: &Namespace) -> String {
     format!("--redirect-netns={}", namespace.path().display())
 }
 
 /// Calls until it gets through, and says what went wrong before.
-fn until_captured(client: &mut Client, scene: &Scene, asked: SocketAddr) -> Vec<String> {
+pub(super) fn until_captured(client: &mut Client, scene: &Scene, asked: SocketAddr) -> Vec<String> {
     let mut errors = Vec::new();
     scene
         .server
@@ -124,7 +124,7 @@ fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
             action: Action::Redirect(0),
         }])
         .unwrap();
-    let ids: Vec<u64> = look.opened.iter().map(|opened| opened.id).collect();
+    let ids = [0, 1].map(|at: usize| look.opened[at].id);
     let listeners: Vec<TcpListener> = look
         .opened
         .into_iter()
@@ -160,9 +160,13 @@ fn of_two_namespaces_with_the_same_addresses_each_has_its_own_listener() {
     }
     // What is held is not opened again; what is gone is not named.
     drop(other);
+    let held = ids.map(|id| Asked {
+        id,
+        wants_v6: false,
+    });
     let limit = Instant::now() + Duration::from_secs(10);
     loop {
-        let look = helper.look(ids.iter().copied()).unwrap();
+        let look = helper.look(held.into_iter()).unwrap();
         assert!(look.opened.is_empty() && look.failed.is_empty());
         if look.still == ids[..1] {
             break;

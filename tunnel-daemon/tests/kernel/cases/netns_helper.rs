@@ -91,7 +91,12 @@ fn the_helper_opens_what_its_command_line_names_whatever_it_is_asked() {
     let id = |namespace: &Namespace| std::fs::metadata(namespace.path()).unwrap().ino();
     let path = other.path();
     // As it is asked usually, and with the other namespace as one that it is said to hold.
-    for held in [String::new(), format!(" {}", id(&other))] {
+    let of_other = id(&other);
+    for held in [
+        String::new(),
+        format!(" {of_other}"),
+        format!(" {of_other}+6"),
+    ] {
         let (answers, sockets) = asked_by_hand(&named, format!("look{held}").as_bytes());
         assert_eq!(answers.len(), 2, "{answers:?}");
         assert!(

@@ -4,8 +4,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::namespaces::closed_until_captured;
-use super::redirect::{closed, direct, killed, no_loop};
+use super::namespaces::{CAPTURED, closed_until_captured, flag, namespaces, until_captured};
+use super::redirect::{closed, direct, killed, no_loop, scene};
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::privilege::{ready, ready_v6};
@@ -94,6 +94,40 @@ fn closed_denies_ipv6_in_a_namespace_until_it_has_a_listener() {
             Some(target("::1")),
         );
     }
+}
+
+/// As where it is switched on after IPv4, or a look comes between the two.
+#[test]
+fn a_namespace_that_gets_ipv6_after_its_listener_is_captured_over_it_too() {
+    let test = "IPv6 that comes later than a listener";
+    if !ready_v6(test) {
+        return;
+    }
+    let Some([namespace]) = namespaces(test) else {
+        return;
+    };
+    namespace.run("ip address del ::1/128 dev lo");
+    let flags = [
+        "--redirect=198.51.100.0/24",
+        "--redirect=[2001:db8::/32]:443",
+        &flag(&namespace),
+    ];
+    let scene = scene(target("127.0.0.1"), Some(target("::1")), &flags);
+    assert_eq!(scene.server.metric(CAPTURED), 1.0);
+    let [v4, v6] = ["198.51.100.7:9090", "[2001:db8::7]:443"]
+        .map(|asked| asked.parse::<SocketAddr>().expect("an address"));
+    let mut client = Client::start_in(&namespace, scene.clients.path());
+    let seen = client.call(v4).expect("captured");
+    assert!(!seen.is_direct(), "{seen:?}");
+    assert!(client.call(v6).is_err());
+    namespace.run("ip address add ::1/128 dev lo");
+    for error in until_captured(&mut client, &scene, v6) {
+        assert!(error.contains("unreachable"), "{error}");
+    }
+    // What there was before is as it was.
+    let seen = client.call(v4).expect("captured");
+    assert!(!seen.is_direct(), "{seen:?}");
+    assert_eq!(scene.server.metric(CAPTURED), 1.0);
 }
 
 #[test]
