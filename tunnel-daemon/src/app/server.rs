@@ -310,9 +310,15 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
     const EVERY: Duration = Duration::from_secs(1);
     /// Turns between looks after idle lanes.
     const LANES_EVERY: u64 = 30;
+    /// Links whose lanes are glanced at in one go: some microseconds each, and a server may have ten thousand of them.
+    const LINKS_PER_GO: usize = 64;
     let mut retried = 0;
     for turn in 1_u64.. {
-        for lanes in hub.links().into_iter().filter_map(|link| link.lanes) {
+        let links = hub.links().into_iter();
+        for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
+            if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
+                tokio::task::yield_now().await;
+            }
             lanes.glance().await;
             if turn.is_multiple_of(LANES_EVERY) {
                 lanes.sweep().await;

@@ -14,12 +14,9 @@ use crate::hub::{LinkInfo, PoolSettings};
 use crate::lane::Lane;
 use crate::net::stream::PeerAddr;
 
-/// Rule 21. A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
-#[tokio::test(start_paused = true)]
-async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
-    let metrics = ServerMetrics::new(&[]);
-    let budget = Arc::new(ProcessBudget::new(1 << 30));
-    let pool = LanePool::new(PoolSettings {
+/// Lanes of one link, at most one.
+fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
+    LanePool::new(PoolSettings {
         principal: "agent".into(),
         lanes_max: 1,
         dials_max: 1,
@@ -28,22 +25,38 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
         tasks: Tasks::new(1),
         metrics: metrics.adit().clone(),
         watch: Arc::default(),
-        budget: Arc::clone(&budget),
+        budget: Arc::clone(budget),
         opens: None,
-    });
+    })
+}
+
+fn hub() -> Arc<Hub> {
     let dials = DialLimits {
         pending_max: 1,
         timeout: None,
     };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), dials);
-    let info = LinkInfo {
+    Hub::new(Registry::new("default".parse().unwrap()), dials)
+}
+
+/// One agent, for all of its links.
+fn agent() -> LinkInfo {
+    LinkInfo {
         agent: AgentId::new("agent"),
         identifiers: Identifiers::default(),
         principal: Some("agent".into()),
         credit: true,
         address: PeerAddr::Unix,
-    };
-    let _link = hub.enter(info, 1, Some(Arc::clone(&pool))).unwrap();
+    }
+}
+
+/// Rule 21. A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
+#[tokio::test(start_paused = true)]
+async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
+    let metrics = ServerMetrics::new(&[]);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    let pool = pool(&metrics, &budget);
+    let hub = hub();
+    let _link = hub.enter(agent(), 1, Some(Arc::clone(&pool))).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dialed = TcpStream::connect(listener.local_addr().unwrap());
     let (dialed, accepted) = tokio::join!(dialed, listener.accept());
@@ -61,4 +74,26 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     let late = timeout(Duration::from_secs(1), looks.as_mut()).await;
     assert!(late.is_err());
     assert_eq!(pool.idle_lanes(), 0);
+}
+
+/// Ten thousand links would keep all else of their thread waiting for tens of milliseconds.
+#[tokio::test(start_paused = true)]
+async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
+    const LINKS: usize = 65;
+    let metrics = ServerMetrics::new(&[]);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    budget.hold(7);
+    let hub = hub();
+    let mut links = Vec::new();
+    for _link in 0..LINKS {
+        let entered = hub.enter(agent(), LINKS, Some(pool(&metrics, &budget)));
+        links.push(entered.expect("it may have as many"));
+    }
+    // Said behind the last of them.
+    let held = || metrics.adit().held_bytes().get();
+    let mut looks = pin!(gauges(metrics.adit().clone(), budget, Arc::clone(&hub)));
+    assert!(futures_util::poll!(looks.as_mut()).is_pending());
+    assert_eq!(held(), 0, "it is in the middle of them");
+    assert!(futures_util::poll!(looks.as_mut()).is_pending());
+    assert_eq!(held(), 7);
 }
