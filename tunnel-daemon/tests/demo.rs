@@ -195,12 +195,20 @@ fn demo_captures_a_plain_curl() {
 
 #[test]
 fn demo_on_lanes_in_clear_text_relays_without_frames() {
+    /// Bulk is spliced once the kernel hands it over in large pieces, of which a busy machine may make none of a download.
+    const RUNS: u32 = 5;
+    let has_spliced = (0..RUNS).any(|_run| spliced_in_clear_text());
+    assert!(has_spliced, "nothing spliced in {RUNS} runs");
+}
+
+/// Runs the demo on lanes in clear text; whether a part of it was spliced.
+fn spliced_in_clear_text() -> bool {
     let (_outer, dir) = place();
     let output = demo(&dir)
         .args(["--once", "--lane-security=plaintext"])
         .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+        .expect("the demo runs");
+    let text = String::from_utf8(output.stdout).expect("text");
     assert_eq!(output.status.code(), Some(0), "{text}");
     let relayed = text.lines().filter(|line| line.contains(" on raw lanes, "));
     let relayed: Vec<&str> = relayed.collect();
@@ -208,7 +216,6 @@ fn demo_on_lanes_in_clear_text_relays_without_frames() {
     let [line] = relayed[..] else {
         panic!("one frontend: {relayed:?}")
     };
-    assert!(line.contains("MiB spliced"), "{line}");
 
     let [grpc, plain, tls] = FRONTENDS.map(|frontend| Told::of(&text, frontend));
     for framed in [grpc, tls] {
@@ -226,10 +233,12 @@ fn demo_on_lanes_in_clear_text_relays_without_frames() {
         bulk.iter().all(|way| *way == copied || *way == spliced),
         "{bulk:?}"
     );
-    assert!(bulk.contains(&spliced.as_str()), "{bulk:?}");
     let raw = plain.went(&copied) + plain.went(&spliced);
     let counted = format!("; {raw} on raw lanes, relayed with {engine}: ");
     assert!(plain.moved_by.contains(&counted), "{}", plain.moved_by);
+    let is_spliced = bulk.contains(&spliced.as_str());
+    assert!(!is_spliced || line.contains("MiB spliced"), "{line}");
+    is_spliced
 }
 
 /// Ends the demo, whatever becomes of the test.

@@ -202,6 +202,7 @@ pub(crate) fn slow_readers(setup: &Setup, reading: &Reading) {
 }
 
 fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
+    const TAKEN_BYTES: usize = 1 << 20;
     let mut config = setup.config();
     config.pipe_budget_bytes = 4 * config.pipe_bytes;
     let world = setup.start_with(&config);
@@ -209,10 +210,10 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
     // Nobody reads, so every pipe stays in use.
     for tunnel in &tunnels {
         tunnel.client.set_nonblocking(true).unwrap();
-        let mut full = 0;
-        while full < 200 {
+        let (mut full, mut sent) = (0, 0);
+        while full < 200 || sent < TAKEN_BYTES {
             match (&tunnel.client).write(&[1; 1 << 16]) {
-                Ok(_) => full = 0,
+                Ok(count) => (full, sent) = (0, sent + count),
                 Err(_) => full += 1,
             }
             thread::yield_now();
@@ -220,6 +221,10 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
     }
     let splices = setup.moves == Moves::Splice;
     world.until("pipes in use are capped", |stats| {
+        // A relay that had no turn meanwhile has made room since.
+        for tunnel in &tunnels {
+            while (&tunnel.client).write(&[1; 1 << 16]).is_ok() {}
+        }
         let exhausted = stats.pipes_exhausted > 0;
         stats.pipes_in_use == u64::from(splices) * 4 && exhausted == splices
     });
@@ -227,7 +232,7 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
         (&tunnel.target).write_all(b"other way").unwrap();
         tunnel.client.set_nonblocking(false).unwrap();
         receive_exactly(&tunnel.client, 9);
-        receive_exactly(&tunnel.target, 1 << 20);
+        receive_exactly(&tunnel.target, TAKEN_BYTES);
         tunnel.submitted.cancel();
     }
     world.until_empty();
@@ -243,16 +248,20 @@ fn bulk_pair_does_not_starve_an_echo(setup: &Setup) {
             let mut buffer = vec![0; 1 << 18];
             while (&*target).read(&mut buffer).is_ok_and(|count| count > 0) {}
         });
-        let start = Instant::now();
-        for _ in 0..300 {
+        let mut echoes = [(); 300].map(|()| {
+            let start = Instant::now();
             (&echo.client).write_all(b"ping").unwrap();
             receive_exactly(&echo.target, 4);
-        }
-        let each = start.elapsed() / 300;
-        assert!(
-            each < Duration::from_millis(20),
-            "{each:?} for an echo beside bulk"
-        );
+            start.elapsed()
+        });
+        // Before anything may fail, since the threads above are waited for.
         bulk.submitted.cancel();
+        // Of two thirds: this process, too, may be without a turn now and then.
+        echoes.sort();
+        let most = echoes[200];
+        assert!(
+            most < Duration::from_millis(20),
+            "{most:?} for an echo beside bulk"
+        );
     });
 }

@@ -308,6 +308,24 @@ fn contradictions_are_refused_with_the_flags_named() {
     }
 }
 
+/// Whoever proves itself by a token is on a network that is not trusted.
+#[test]
+fn lanes_in_clear_text_and_a_token_exclude_each_other() {
+    let token = "--service-account-token-path=PEM";
+    let clear = "--lane-security=plaintext";
+    let with = |more: &[&str]| agent(&[&["--proxy-server-host=a"][..], more].concat());
+    for alone in [clear, token] {
+        with(&[alone]).expect("one of them is right");
+    }
+    for encrypted in ["--lane-security=tls", "--lane-security=ktls"] {
+        with(&[encrypted, token]).expect("nobody reads such lanes");
+    }
+    let error = with(&[clear, token]).expect_err("both are wrong");
+    for part in [clear, "--service-account-token-path", "drop one"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}
+
 #[test]
 fn port_zero_never_collides() {
     let args = [

@@ -128,7 +128,7 @@ async fn clients_and_targets_of_a_server_that_is_told_twice_see_a_reset() {
         })
         .await;
         server.signal(Signal::TERM);
-        let status = server.end(Duration::from_secs(5));
+        let status = server.end(Duration::from_secs(20));
         assert_eq!(status.code(), Some(1), "{}", midway.what);
         let log = server.log();
         let lines = log

@@ -2,16 +2,18 @@
 //! its cause by whoever is left, and the tunnels of everybody else go on. For pipes with each driver and each mover.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use adit::app::status::Socket;
+use adit::app::status::model::{TunnelStatus, Tunnels};
 use serde_json::{Value, json};
 
 use super::processes::Processes;
 use crate::support::patterned::{self, Load, Sends};
 use crate::support::process::{Process, at_least, metric, value};
-use crate::support::wait::{until, within};
+use crate::support::wait::{until_for, within};
 use crate::support::ways::engine_is_possible;
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
@@ -30,6 +32,11 @@ const CRUMBS: u64 = 128 << 10;
 /// What relay threads of a process have moved, of tunnels that have ended.
 const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
 const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
+/// What it takes until bulk is known to be that depends on how large the pieces are that the kernel hands over; and a client that
+/// is a process of its own opens its tunnels first.
+const UNDER_WAY: Duration = Duration::from_secs(120);
+/// The server's admin socket.
+const ADMIN: &str = "--admin-socket={certs}/admin.sock";
 /// Tells this binary to be the client that is killed.
 const CLIENT: &str = "ADIT_TEST_CLIENT";
 
@@ -107,6 +114,33 @@ impl On {
         load.moves(bytes).await;
     }
 
+    /// Waits until bytes of a tunnel that is younger than number `older` are spliced, if they are to be: however many it takes until
+    /// they are known to be bulk.
+    async fn splices(self, admin: &Path, older: u64) {
+        if !matches!(self, Self::Pipes(_, Sends::Bulk)) {
+            return;
+        }
+        let spliced = || {
+            let mut all = open_tunnels(admin);
+            all.retain(|tunnel| tunnel.id > older && tunnel.engine == "splice");
+            all
+        };
+        until_for(UNDER_WAY, "a tunnel with a pipe", || !spliced().is_empty()).await;
+        let seen = spliced();
+        // Whichever of its directions has borrowed the pipe: what it delivers from then on is spliced.
+        let goes_on = |now: &TunnelStatus| {
+            seen.iter().any(|then| {
+                then.id == now.id
+                    && then.bytes_to_target < now.bytes_to_target
+                    && then.bytes_to_client < now.bytes_to_client
+            })
+        };
+        until_for(UNDER_WAY, "its bytes go on", || {
+            spliced().iter().any(goes_on)
+        })
+        .await;
+    }
+
     /// The movers that were to be at work when the tunnels were cut were, by the count of a process that is left.
     async fn assert_moved(self, health: SocketAddr) {
         let (copied, spliced) = (value(health, COPIED).await, value(health, SPLICED).await);
@@ -121,6 +155,12 @@ impl On {
             "{self:?}: {copied} bytes copied, {spliced} spliced"
         );
     }
+}
+
+/// The open tunnels of a process, the oldest first.
+fn open_tunnels(admin: &Path) -> Vec<TunnelStatus> {
+    let answer = Socket::new(admin).ask::<Tunnels>("/v1/tunnels?sort=age");
+    answer.expect("an answer").tunnels
 }
 
 fn closed(reason: &str) -> String {
@@ -153,9 +193,10 @@ async fn load(on: On, processes: &Processes, target: &str, tunnels: u32) -> Load
 async fn agent_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
-        let flags = [&["--proxy-strategies=destHost"], &server_flags[..]].concat();
+        let flags = [&["--proxy-strategies=destHost", ADMIN], &server_flags[..]].concat();
         let processes = Processes::start(&flags).await;
         let health = processes.health;
+        let admin = processes.world.files.dir().join("admin.sock");
         let agent = |id: &str, address: &str| {
             let identifiers = format!("--agent-identifiers=ipv4={address}");
             processes.agent(id, &[&[identifiers.as_str()], &agent_flags[..]].concat())
@@ -166,6 +207,7 @@ async fn agent_is_killed(on: [On; 2]) {
         let (port, _target, seen) = patterned::target().await;
         let mut doomed = load(on, &processes, &format!("127.0.0.1:{port}"), CUT).await;
         on.moves(&doomed).await;
+        on.splices(&admin, 0).await;
         let pipes = on.pipes(health).await;
         on.ready(health, 2.0).await;
         let mut others = load(on, &processes, &format!("127.0.0.2:{port}"), KEPT).await;
@@ -229,7 +271,10 @@ async fn server_is_killed(on: [On; 2]) {
         let other = Process::start("other", &args, dir);
         let other_health = other.address("health");
         let both = format!("--proxy-server-host={}", other.address("agents"));
-        let agent = processes.agent("a", &[&[both.as_str()], &agent_flags[..]].concat());
+        let admin = dir.join("agent-admin.sock");
+        let admin_flag = format!("--admin-socket={}", admin.display());
+        let own_flags = [both.as_str(), admin_flag.as_str()];
+        let agent = processes.agent("a", &[&own_flags[..], &agent_flags[..]].concat());
         let agent_health = agent.address("health");
         for health in [processes.health, other_health] {
             metric(health, LINKS, 1.0).await;
@@ -239,6 +284,7 @@ async fn server_is_killed(on: [On; 2]) {
         let target = format!("127.0.0.1:{port}");
         let mut doomed = load(on, &processes, &target, CUT).await;
         on.moves(&doomed).await;
+        on.splices(&admin, 0).await;
         let pipes = on.pipes(agent_health).await;
         let sockets = ["connect.other", "grpc.other"].map(|name| dir.join(name));
         let [http, grpc] = &sockets;
@@ -310,7 +356,9 @@ async fn client_to_be_killed_drives_its_tunnels() {
 async fn client_is_killed(on: [On; 2]) {
     for on in on.into_iter().filter(|on| on.is_possible()) {
         let [server_flags, agent_flags] = on.flags();
-        let processes = Processes::start(&server_flags).await;
+        let flags = [&[ADMIN], &server_flags[..]].concat();
+        let processes = Processes::start(&flags).await;
+        let admin = processes.world.files.dir().join("admin.sock");
         let agent = processes.agent("a", &agent_flags);
         let (health, agent_health) = (processes.health, agent.address("health"));
         metric(health, LINKS, 1.0).await;
@@ -322,6 +370,8 @@ async fn client_is_killed(on: [On; 2]) {
         on.moves(&others).await;
         let pipes = on.pipes(health).await;
         on.ready(health, 1.0).await;
+        let newest = open_tunnels(&admin).last().map(|tunnel| tunnel.id);
+        let newest = newest.expect("the other client's");
         let task = json!({
             "http": world.connect(),
             "grpc": world.grpc(),
@@ -338,8 +388,12 @@ async fn client_is_killed(on: [On; 2]) {
             .args(["--nocapture", "--test-threads=1"])
             .env(CLIENT, task.to_string());
         let mut client = Process::start_command("client", command, world.dir.path());
-        until("the client is at it", || client.log().contains("is at it")).await;
+        until_for(UNDER_WAY, "the client is at it", || {
+            client.log().contains("is at it")
+        })
+        .await;
         on.moves(&others).await;
+        on.splices(&admin, newest).await;
         assert_eq!(on.pipes(health).await > pipes, pipes > 0.0);
 
         client.kill();

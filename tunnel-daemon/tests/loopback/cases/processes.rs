@@ -221,7 +221,7 @@ async fn second_signal_ends_the_server_at_once() {
     })
     .await;
     processes.server.signal(Signal::TERM);
-    let status = processes.server.end(Duration::from_secs(5));
+    let status = processes.server.end(Duration::from_secs(20));
     assert_eq!(status.code(), Some(1), "compat 15.2");
 }
 
@@ -241,7 +241,7 @@ async fn symlinks_with_upstreams_names_take_upstreams_flags() {
     metric(health, drained, 1.0).await;
     connect::echo(&mut stream, b"draining").await;
     agent.signal(Signal::TERM);
-    assert!(agent.end(Duration::from_secs(5)).success());
+    assert!(agent.end(Duration::from_secs(20)).success());
 }
 
 /// A server and an agent in upstream's names and flags, with a link between them, and the server's health port.
@@ -353,7 +353,7 @@ async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
         call.echo(conn, b"open").await;
         let start = Instant::now();
         server.signal(Signal::TERM);
-        assert_eq!(server.end(grace + Duration::from_secs(5)).code(), Some(0));
+        assert_eq!(server.end(grace + Duration::from_secs(10)).code(), Some(0));
         assert!(start.elapsed() >= grace / 2, "it did not wait");
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use adit::net::tasks::Tasks;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -13,12 +14,14 @@ use tokio::task::JoinSet;
 
 use super::connect;
 use super::targets::{pattern, serve};
-use super::wait::{until, within};
+use super::wait::{until_for, within};
 use super::world::{channel, open};
 
 const BLOCK_BYTES: usize = 32 * 1024;
 /// Far below what a relay takes for bulk, which it splices.
 const CRUMB_BYTES: usize = 512;
+/// For megabytes through programs that are built for debugging, on a busy machine.
+const MOVES_WITHIN: Duration = Duration::from_secs(120);
 /// After so many bytes a stream repeats: a prime, so that no block size hides a shift.
 const PERIOD: u64 = 251;
 
@@ -128,7 +131,7 @@ impl Load {
     /// Waits until so many bytes more have come back.
     pub(crate) async fn moves(&self, bytes: u64) {
         let enough = self.ledger.right() + bytes;
-        until(&format!("{bytes} bytes more"), || {
+        until_for(MOVES_WITHIN, &format!("{bytes} bytes more"), || {
             self.ledger.right() >= enough
         })
         .await;

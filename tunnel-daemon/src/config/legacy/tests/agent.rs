@@ -375,3 +375,17 @@ fn targets_can_be_named_as_natively() {
     let named = ["0.0.0.0/0", "169.254.20.10:53"].map(str::to_owned);
     assert_eq!(plan.allow_targets, Some(named.to_vec()));
 }
+
+#[test]
+fn lanes_in_clear_text_and_a_token_exclude_each_other_in_compat_mode() {
+    let files = Files::new();
+    let token = files.flag("service-account-token-path", "token");
+    let clear = "--lane-security=plaintext";
+    for alone in [clear, token.as_str()] {
+        agent(&files, &[alone]).expect("one of them is right");
+    }
+    let error = agent(&files, &[clear, token.as_str()]).expect_err("both are wrong");
+    for part in [clear, "--service-account-token-path", "drop one"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}
