@@ -95,10 +95,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         cargo(&[&DEMO_COMMAND[..], &["--once"]].concat(), DEMO)
     });
     steps.run("static", || static_binary::run(workspace));
-    steps.run("isolation", || {
-        let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
-        perf::run(workspace, &perf::Args::parse(line)?)
-    });
+    isolation(workspace, &mut steps);
     steps.run("perf guard", || {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
@@ -152,6 +149,17 @@ fn kernel(workspace: &Workspace, steps: &mut Steps) {
             Err(error) => steps.skip("vm", &format!("no kernel could be fetched: {error:#}")),
         },
     }
+}
+
+/// Whether stalled readers leave others alone, in the dialects whose load can be made here.
+fn isolation(workspace: &Workspace, steps: &mut Steps) {
+    if let Err(why) = perf::go_toolchain() {
+        steps.skip("isolation of grpc-go", &why);
+    }
+    steps.run("isolation", || {
+        let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
+        perf::run(workspace, &perf::Args::parse(line)?)
+    });
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::fuzz::nightly;
+use crate::fuzz::{NIGHTLY, rustup_run};
 use crate::steps::run_command;
 use crate::workspace::Workspace;
 
@@ -85,13 +85,14 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.check {
         return check(workspace);
     }
-    let toolchain = availability().map_err(anyhow::Error::msg)?;
-    let built = build(workspace)?;
+    let pinned = pins(workspace)?;
+    let compiler = compiler(&pinned);
+    let toolchain = availability(&compiler).map_err(anyhow::Error::msg)?;
+    let built = build(workspace, &compiler)?;
     if args.fresh {
         println!("{}", built.display());
         return Ok(());
     }
-    let pinned = pins(workspace)?;
     ensure!(
         toolchain == pinned,
         "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions, or change the pins in a commit of their own"
@@ -169,32 +170,65 @@ fn manifest(workspace: &Workspace) -> anyhow::Result<Manifest> {
     toml::from_str(&text).with_context(|| format!("read {MANIFEST}"))
 }
 
-/// The toolchain that would build an object here, or what is missing and how to get it.
-pub(crate) fn availability() -> Result<Toolchain, String> {
-    let rustc = answer(nightly().args(["rustc", "--version"])).ok_or_else(|| {
-        "no nightly toolchain: `rustup toolchain install nightly --profile minimal`".to_owned()
+/// The name that rustup has for the pinned compiler, since another one writes another object: `nightly` is of today, and
+/// the pinned one may be there under its date.
+fn compiler(pinned: &Toolchain) -> String {
+    let listed = Command::new("rustup").args(["toolchain", "list"]).output();
+    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    chosen(&listed.unwrap_or_default(), &pinned.rustc, version_of).to_owned()
+}
+
+/// What a toolchain of rustup's says of its compiler.
+fn version_of(name: &str) -> Option<String> {
+    answer(rustup_run(name).args(["rustc", "--version"]))
+}
+
+/// `nightly` and then each dated one: the first whose compiler is of this version, or `nightly` if none is.
+fn chosen<'a>(
+    listed: &'a str,
+    rustc: &str,
+    version_of: impl Fn(&str) -> Option<String>,
+) -> &'a str {
+    let names = listed.lines().filter_map(|line| line.split(' ').next());
+    let dated = names.filter(|name| name.starts_with("nightly-2"));
+    std::iter::once(NIGHTLY)
+        .chain(dated)
+        .find(|&name| version_of(name).is_some_and(|said| stripped(&said, "rustc") == rustc))
+        .unwrap_or(NIGHTLY)
+}
+
+/// What a program says of its version, without its name.
+fn stripped(said: &str, name: &str) -> String {
+    said.strip_prefix(name).unwrap_or(said).trim().to_owned()
+}
+
+/// The versions that would build an object here with a toolchain of rustup's, or what is missing and how to get it.
+pub(crate) fn availability(name: &str) -> Result<Toolchain, String> {
+    let rustc = version_of(name).ok_or_else(|| {
+        format!("no nightly toolchain: `rustup toolchain install {name} --profile minimal`")
     })?;
-    let sysroot = answer(nightly().args(["rustc", "--print", "sysroot"])).unwrap_or_default();
+    let sysroot = answer(rustup_run(name).args(["rustc", "--print", "sysroot"]));
+    let sysroot = sysroot.unwrap_or_default();
     let own = Path::new(&sysroot).join("lib/rustlib/src/rust/library/Cargo.lock");
     if !own.is_file() && std::env::var_os(LIBRARY_VARIABLE).is_none() {
         return Err(format!(
-            "no sources of the standard library: `rustup component add rust-src --toolchain nightly`, or name those of \
+            "no sources of the standard library: `rustup component add rust-src --toolchain {name}`, or name those of \
              your distribution's package in {LIBRARY_VARIABLE}"
         ));
     }
     let linker = answer(Command::new("bpf-linker").arg("--version"))
         .ok_or_else(|| "no bpf-linker on PATH: `cargo install bpf-linker`".to_owned())?;
-    let strip = |text: &str, name: &str| text.strip_prefix(name).unwrap_or(text).trim().to_owned();
     Ok(Toolchain {
-        rustc: strip(&rustc, "rustc"),
-        bpf_linker: strip(&linker, "bpf-linker"),
+        rustc: stripped(&rustc, "rustc"),
+        bpf_linker: stripped(&linker, "bpf-linker"),
     })
 }
 
-/// Builds the programs and gives the path of the object that the daemon embeds; that of experiments is beside it.
-pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+/// Builds the programs with a toolchain of rustup's and gives the path of the object that the daemon embeds; that of
+/// experiments is beside it.
+pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<PathBuf> {
     let target = workspace.path("target/ebpf");
-    let mut command = nightly();
+    let mut command = rustup_run(name);
     command
         .args(["cargo", "build", "--quiet", "--locked", "--release"])
         .args(["-Z", "build-std=core", "--target", TARGET])
@@ -359,6 +393,32 @@ mod tests {
         std::fs::write(workspace.path(OBJECT), "another").unwrap();
         let error = object_hash(&workspace).unwrap_err().to_string();
         assert!(error.contains("another object"), "{error}");
+    }
+
+    #[test]
+    fn the_toolchain_of_the_pinned_version_is_taken_whatever_its_name() {
+        let listed = [
+            "stable-x86_64-unknown-linux-gnu (active, default)",
+            "nightly-x86_64-unknown-linux-gnu",
+            "nightly-2026-01-01-x86_64-unknown-linux-gnu",
+            "nightly-2026-05-20-x86_64-unknown-linux-gnu (override)",
+        ]
+        .join("\n");
+        let version_of = |name: &str| {
+            let date = name.strip_prefix("nightly-");
+            let date = date.and_then(|rest| rest.get(..10)).unwrap_or("2026-09-09");
+            Some(format!("rustc 1.0.0-nightly (abc {date})"))
+        };
+        for (date, name) in [
+            ("2026-05-20", "nightly-2026-05-20-x86_64-unknown-linux-gnu"),
+            ("2026-09-09", "nightly"),
+            ("2026-02-02", "nightly"),
+        ] {
+            let rustc = format!("1.0.0-nightly (abc {date})");
+            assert_eq!(chosen(&listed, &rustc, version_of), name, "{date}");
+            assert_eq!(chosen("", &rustc, version_of), "nightly", "{date}");
+        }
+        assert_eq!(chosen(&listed, "1.0.0", |_name| None), "nightly");
     }
 
     #[test]

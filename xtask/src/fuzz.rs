@@ -147,10 +147,18 @@ fn targets(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// `rustup run nightly`, free of what the pinned toolchain put into our environment.
+/// The toolchain for what stable cannot do.
+pub(crate) const NIGHTLY: &str = "nightly";
+
+/// That toolchain, by [`rustup_run`].
 pub(crate) fn nightly() -> Command {
+    rustup_run(NIGHTLY)
+}
+
+/// `rustup run` with a toolchain, free of what the pinned one put into our environment.
+pub(crate) fn rustup_run(toolchain: &str) -> Command {
     let mut command = Command::new("rustup");
-    command.args(["run", "nightly"]);
+    command.args(["run", toolchain]);
     for name in ["CARGO", "RUSTUP_TOOLCHAIN", "RUSTC", "RUSTDOC"] {
         command.env_remove(name);
     }

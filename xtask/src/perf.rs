@@ -29,6 +29,7 @@ use anyhow::{Context as _, ensure};
 pub(crate) use guard::commit_before;
 use machine::Machine;
 use programs::Programs;
+pub(crate) use programs::go_toolchain;
 use results::{Entry, Results};
 use scenario::{Scenario, Way};
 
@@ -81,6 +82,9 @@ pub(crate) struct Args {
     /// two hours.
     #[arg(long, conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "peers", "ways", "only", "check"])]
     nightly: bool,
+    /// Draw the pictures of a `perf.json` anew, beside it; nothing is measured.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    draw: Option<PathBuf>,
 }
 
 impl Args {
@@ -133,6 +137,9 @@ impl Args {
 /// # Errors
 /// Nothing could be measured, or a check that was asked for fails.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if let Some(file) = &args.draw {
+        return draw_again(file);
+    }
     if args.guard {
         return guard::run(workspace, args.quick, args.planted);
     }
@@ -147,6 +154,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
+    if args.check && scenario.ways.contains(&Way::GrpcGo) && go_toolchain().is_ok() {
+        // A dialect that is missing fails no check. So where there is Go, what it is needed for has to build.
+        programs.go_load()?;
+    }
     let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
     let disturbed = results.disturbed();
     if args.check && !disturbed.is_empty() {
@@ -175,7 +186,7 @@ fn measure(
     let heading = format!(
         "{}\n\n`cargo xtask perf`, rounds: {}, of {} s a measurement, medians; {machine}; {took} s in all. \
          Server, agent, target and load share this machine. Spread is half of the distance between the extremes of \
-         the rounds, of the peer with the widest: a difference within it is none.\n",
+         the rounds, of the peer with the widest, named from 100 % on: a difference within it is none.\n",
         scenario.title, scenario.rounds, scenario.load.seconds
     );
     let table = markdown::report(&results, &heading);
@@ -196,6 +207,18 @@ fn measure(
         pictures.len()
     );
     Ok((results, table))
+}
+
+/// Draws what a file of results has numbers for, beside it.
+fn draw_again(file: &Path) -> anyhow::Result<()> {
+    let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let results = Results::from_machines(&text)
+        .with_context(|| format!("{} is no perf.json of a run", file.display()))?;
+    let folder = file.parent().unwrap_or_else(|| Path::new(""));
+    for picture in plot::draw(&results, folder)? {
+        println!("{}", picture.display());
+    }
+    Ok(())
 }
 
 /// Removes the pictures of the run before, which may have had other peers and dialects.
@@ -226,18 +249,13 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
         results.peers.push(Entry { name, state });
         peers.extend(found.ok());
     }
-    ensure!(!peers.is_empty(), "no peer can be measured here");
     let mut turns: Vec<(&dyn peer::Peer, Way)> = Vec::new();
     for peer in &peers {
         let ways = peer.ways(&scenario.ways);
         turns.extend(ways.into_iter().map(|way| (peer.as_ref(), way)));
     }
-    let go_load = turns
-        .iter()
-        .any(|(_, way)| *way == Way::GrpcGo)
-        .then(|| programs.go_load())
-        .transpose()
-        .context("the Go load tool, which grpc-go needs")?;
+    let go_load = go_load(&mut turns, &mut results, || programs.go_load());
+    ensure!(!turns.is_empty(), "no peer can be measured here");
     let begin = Instant::now();
     let all = scenario.rounds * turns.len();
     let mut done = 0;
@@ -272,11 +290,31 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     Ok((results, begin.elapsed().as_secs()))
 }
 
+/// The Go load tool, if some turn needs it. Where it cannot be had, those turns are taken out, and the report says why.
+fn go_load<P>(
+    turns: &mut Vec<(P, Way)>,
+    results: &mut Results,
+    build: impl FnOnce() -> anyhow::Result<PathBuf>,
+) -> Option<PathBuf> {
+    if turns.iter().all(|(_, way)| *way != Way::GrpcGo) {
+        return None;
+    }
+    match build() {
+        Ok(program) => Some(program),
+        Err(error) => {
+            let (name, why) = (Way::GrpcGo.name(), format!("{error:#}"));
+            eprintln!("perf: {name} is missing: {why}");
+            turns.retain(|(_, way)| *way != Way::GrpcGo);
+            results.ways_missing.insert(Way::GrpcGo, why);
+            None
+        }
+    }
+}
+
 /// What `--check` asks for.
 fn check(results: &Results) -> anyhow::Result<()> {
-    let ours = results.peers.iter().find(|peer| peer.name == "adit");
     ensure!(
-        ours.is_some_and(|ours| ours.state.is_ok()),
+        results.has_measured("adit"),
         "--check judges ours, which was not measured"
     );
     let worse = results.worse();
@@ -341,7 +379,45 @@ mod tests {
     }
 
     #[test]
+    fn without_go_its_dialect_is_missing_and_all_others_have_their_turns() {
+        let all = [
+            ("direct", Way::Tcp),
+            ("adit", Way::GrpcGo),
+            ("adit", Way::HttpConnect),
+        ];
+        let mut results = Results::default();
+        let mut turns = all.to_vec();
+        let found = go_load(&mut turns, &mut results, || anyhow::bail!("no Go"));
+        assert_eq!(found, None);
+        assert_eq!(turns, [("direct", Way::Tcp), ("adit", Way::HttpConnect)]);
+        let why = results.ways_missing.get(&Way::GrpcGo);
+        assert_eq!(why.map(String::as_str), Some("no Go"));
+
+        let mut results = Results::default();
+        let mut turns = all.to_vec();
+        let found = go_load(&mut turns, &mut results, || Ok(PathBuf::from("go-load")));
+        assert_eq!(found, Some(PathBuf::from("go-load")));
+        assert_eq!(turns, all);
+        assert!(results.ways_missing.is_empty());
+    }
+
+    #[test]
+    fn nobody_asks_for_go_who_measures_nothing_with_it() {
+        let mut results = Results::default();
+        let mut turns = vec![("adit", Way::Grpc), ("adit", Way::HttpConnect)];
+        let found = go_load(&mut turns, &mut results, || panic!("it is not needed"));
+        assert_eq!((found, turns.len()), (None, 2));
+        assert!(results.ways_missing.is_empty());
+    }
+
+    #[test]
     fn check_without_ours_is_an_error() {
         assert!(check(&Results::default()).is_err());
+        // As where its only dialect is missing: ours is there, but nothing was measured.
+        let name = "adit".to_owned();
+        let state = Ok("1".to_owned());
+        let mut results = Results::default();
+        results.peers.push(Entry { name, state });
+        assert!(check(&results).is_err());
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use crate::ebpf;
+use crate::fuzz::NIGHTLY as NIGHTLY_TOOLCHAIN;
 use crate::steps::{self, Steps};
 use crate::workspace::Workspace;
 
@@ -142,7 +143,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             Ok(()) => all_unprivileged(workspace, &mut steps, args),
             Err(why) => steps.skip("without privileges", &why),
         }
-        match ebpf::availability() {
+        match ebpf::availability(NIGHTLY_TOOLCHAIN) {
             Ok(_toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace)),
             Err(why) => steps.skip("ebpf rebuild", &why),
         }
@@ -184,7 +185,7 @@ pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
 /// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
 /// objects.
 fn rebuilt(workspace: &Workspace) -> anyhow::Result<()> {
-    let object = ebpf::build(workspace)?;
+    let object = ebpf::build(workspace, NIGHTLY_TOOLCHAIN)?;
     let mut command = workspace.cargo(&["test", "--quiet", "--workspace", "--test", "kernel"]);
     command.args(["freshly_built", "--", "--nocapture"]);
     steps::run_command(command.env("ADIT_EBPF_OBJECT", object), LIMIT)

@@ -9,6 +9,12 @@ use super::scenario::Way;
 /// Peers that ours is set against, where they are in the run.
 const AGAINST: [&str; 2] = ["upstream", "haproxy"];
 
+/// A spread is told up to here: beyond it the number says nothing but that a round went wrong.
+const SPREAD_MAX: f64 = 9.995;
+
+/// A spread has the name of its peer from here on: that one was unsteady, and the others may not have been.
+const SPREAD_NAMED: f64 = 1.0;
+
 /// The whole report.
 pub(crate) fn report(results: &Results, heading: &str) -> String {
     let mut text = heading.to_owned();
@@ -20,6 +26,10 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
         };
         writeln!(text, "| {} | {state} |", peer.name).ok();
     }
+    for (way, why) in &results.ways_missing {
+        let why = one_line(why);
+        writeln!(text, "| all in {} | missing: {why} |", way.name()).ok();
+    }
     for way in results.ways() {
         table(results, way, &mut text);
     }
@@ -29,6 +39,22 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
         for (peer, way, measurement, why) in failures {
             let why = one_line(why);
             writeln!(text, "| {peer} | {} | {measurement} | {why} |", way.name()).ok();
+        }
+    }
+    let outliers = results.outliers();
+    if !outliers.is_empty() {
+        text.push_str(
+            "\n| round that stands out | dialect | measurement | it gave | median |\n| --- | --- | --- | ---: | ---: |\n",
+        );
+        for one in outliers {
+            let (peer, round, words) = (one.peer, one.round, &one.row.words);
+            let [gave, median] = [one.value, one.median].map(|value| show(Cell::Value(value)));
+            let way = one.way.name();
+            writeln!(
+                text,
+                "| {peer}, {round} | {way} | {words} | {gave} | {median} |"
+            )
+            .ok();
         }
     }
     text
@@ -81,14 +107,22 @@ fn ratio(results: &Results, way: Way, row: &Row, against: &str) -> Option<f64> {
     (theirs != 0.0).then(|| ours / theirs)
 }
 
-/// The widest of all peers: a difference below it is none.
+/// The widest of all peers that have a number in this row: a difference below it is none.
 fn spread(results: &Results, way: Way, row: &Row) -> Option<String> {
-    let spreads = results
-        .peers
-        .iter()
-        .filter_map(|peer| results.spread(&peer.name, way, &row.key));
-    let widest = spreads.max_by(f64::total_cmp)?;
-    Some(format!("±{:.0} %", widest * 100.0))
+    let spreads = results.peers.iter().filter_map(|peer| {
+        let name = peer.name.as_str();
+        results.value(name, way, &row.key)?;
+        Some((results.spread(name, way, &row.key)?, name))
+    });
+    let (widest, name) = spreads.max_by(|(one, _), (other, _)| one.total_cmp(other))?;
+    if widest >= SPREAD_MAX {
+        return Some(format!("> ±999 % ({name})"));
+    }
+    let percent = format!("±{:.0} %", widest * 100.0);
+    if widest >= SPREAD_NAMED {
+        return Some(format!("{percent} ({name})"));
+    }
+    Some(percent)
 }
 
 fn show(cell: Cell) -> String {
@@ -165,10 +199,28 @@ mod tests {
             }
         }
         let text = report(&results, "heading\n");
-        let row = "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % | higher |";
+        let row = "| download, 1 stream, Gbit/s | 2.00 | 7.50 | 15.00 | missing | 3.75 | 0.50 | ±200 % (upstream) | higher |";
         assert!(text.contains(row), "{text}");
         assert!(
             text.contains("| wireguard | missing: the kernel has none at all |"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn missing_dialect_is_a_row_with_its_reason_and_no_table() {
+        let mut results = results();
+        let connect = ("adit", Way::HttpConnect);
+        results.add(connect, 1, "bulk", Ok(sample("down_1_gbit_s", 3.0)));
+        let why = "no Go |\ntoolchain".to_owned();
+        results.ways_missing.insert(Way::GrpcGo, why);
+        let text = report(&results, "");
+        assert!(
+            text.contains("| all in grpc-go | missing: no Go   toolchain |\n"),
+            "{text}"
+        );
+        assert!(
+            text.contains("### http-connect") && !text.contains("### grpc-go"),
             "{text}"
         );
     }
@@ -180,13 +232,30 @@ mod tests {
         results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", 3.0)));
         results.add(way, 2, "bulk", Err("stream 1 | broke".to_owned()));
         let text = report(&results, "");
-        assert!(
-            text.contains("| download, 1 stream, Gbit/s | - | failed | - | missing | - | - |"),
-            "{text}"
-        );
+        let row = "| download, 1 stream, Gbit/s | - | failed | - | missing | - | - | - | higher |";
+        assert!(text.contains(row), "{text}");
         assert!(
             text.contains("| adit | grpc | bulk | stream 1   broke |"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn peer_that_hangs_in_one_round_is_named_and_the_round_told() {
+        let mut results = results();
+        for (peer, way, values) in [
+            ("upstream", Way::Grpc, [500.0, 510.0, 490.0]),
+            ("haproxy", Way::Tcp, [300.0, 310.0, 5_000_000.0]),
+        ] {
+            for (round, value) in (1..).zip(values) {
+                let one = Ok(sample("paced_1000_p50_us", value));
+                results.add((peer, way), round, "paced", one);
+            }
+        }
+        let text = report(&results, "");
+        assert!(text.contains("| > ±999 % (haproxy) | lower |"), "{text}");
+        let stands_out = "| haproxy, 3 | tcp | echo at 1000/s, p50, us | 5000000 | 310 |";
+        assert!(text.contains(stands_out), "{text}");
+        assert!(!text.contains("| upstream, "), "{text}");
     }
 }

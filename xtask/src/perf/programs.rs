@@ -1,5 +1,6 @@
 //! The programs of a run: found, or built once and kept under `target/perf`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+use crate::fuzz::answers;
 use crate::steps::run_command;
 use crate::workspace::Workspace;
 
@@ -157,7 +159,9 @@ impl Programs {
 
     fn go_build(&self, folder: &str, package: &str, name: &str) -> anyhow::Result<PathBuf> {
         let to = self.out.join("bin").join(name);
-        let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
+        let go = go_toolchain()
+            .map_err(anyhow::Error::msg)
+            .with_context(|| format!("{name} is built by Go"))?;
         let mut build = Command::new(go);
         build
             .args(["build", "-trimpath", "-o"])
@@ -167,7 +171,39 @@ impl Programs {
             .env("CGO_ENABLED", "0")
             .env("GOWORK", "off");
         run_command(&mut build, BUILD_LIMIT)
-            .with_context(|| format!("building {name}: install Go 1.26 or name it in ADIT_GO"))?;
+            .with_context(|| format!("building {name}, which takes Go 1.26 or newer"))?;
         Ok(to)
+    }
+}
+
+/// The Go toolchain: what `ADIT_GO` names, or what is on `PATH`.
+///
+/// # Errors
+/// It does not run, in words that say what to install.
+pub(crate) fn go_toolchain() -> Result<OsString, String> {
+    let go = std::env::var_os("ADIT_GO").unwrap_or_else(|| "go".into());
+    if_it_runs(go)
+}
+
+fn if_it_runs(go: OsString) -> Result<OsString, String> {
+    if answers(Command::new(&go).arg("version")) {
+        return Ok(go);
+    }
+    Err(format!(
+        "no Go toolchain, `{} version` fails: install Go 1.26 or newer, or name it in ADIT_GO",
+        go.to_string_lossy()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_toolchain_that_does_not_run_is_named_with_the_remedy() {
+        let why = if_it_runs("/nowhere/go".into()).expect_err("nothing is there");
+        for part in ["/nowhere/go", "install Go 1.26", "ADIT_GO"] {
+            assert!(why.contains(part), "{why}");
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Everything that was measured, and everything that was not and why.
 
+mod machines;
+mod outliers;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -34,7 +37,7 @@ pub(crate) struct Entry {
 }
 
 /// One peer in one dialect.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Measured {
     /// A sample for each round.
     rounds: Vec<Sample>,
@@ -47,6 +50,8 @@ struct Measured {
 pub(crate) struct Results {
     /// All peers, in the order of the columns.
     pub(crate) peers: Vec<Entry>,
+    /// Dialects whose load cannot be made here, and why.
+    pub(crate) ways_missing: BTreeMap<Way, String>,
     measured: BTreeMap<(String, Way), Measured>,
 }
 
@@ -92,6 +97,11 @@ impl Results {
         }
     }
 
+    /// Whether a peer was measured in some dialect, with success or without.
+    pub(crate) fn has_measured(&self, peer: &str) -> bool {
+        self.measured.keys().any(|(name, _)| name == peer)
+    }
+
     /// The dialects that were measured; where there is none, the plain way.
     pub(crate) fn ways(&self) -> Vec<Way> {
         let ways: BTreeSet<Way> = self.measured.keys().map(|(_, way)| *way).collect();
@@ -104,6 +114,12 @@ impl Results {
             return ways.into_iter().collect();
         }
         dialects
+    }
+
+    /// How often the peer that was measured most often was.
+    pub(crate) fn rounds(&self) -> usize {
+        let rounds = self.measured.values().map(|measured| measured.rounds.len());
+        rounds.max().unwrap_or(0)
     }
 
     /// A peer in a dialect; one without dialects is the same in all.
@@ -177,25 +193,6 @@ impl Results {
             one.map(|(name, why)| (peer.as_str(), *way, name.as_str(), why.as_str()))
         });
         all.collect()
-    }
-
-    /// Everything, for machines.
-    pub(crate) fn for_machines(&self) -> serde_json::Value {
-        let mut all = serde_json::Map::new();
-        for ((peer, way), measured) in &self.measured {
-            let ways = all
-                .entry(peer.clone())
-                .or_insert_with(|| serde_json::json!({}));
-            if let Some(ways) = ways.as_object_mut() {
-                ways.insert(way.name().to_owned(), serde_json::json!(measured));
-            }
-        }
-        let peer = |entry: &Entry| match &entry.state {
-            Ok(version) => serde_json::json!({ "name": entry.name, "version": version }),
-            Err(why) => serde_json::json!({ "name": entry.name, "missing": why }),
-        };
-        let peers: Vec<serde_json::Value> = self.peers.iter().map(peer).collect();
-        serde_json::json!({ "peers": peers, "measured": all })
     }
 
     /// Rows where our median is worse than upstream's by more than the rounds of either lie apart, and where ours failed.
@@ -287,7 +284,7 @@ mod tests {
         };
         Results {
             peers: peers.iter().map(entry).collect(),
-            measured: BTreeMap::new(),
+            ..Results::default()
         }
     }
 
@@ -327,6 +324,21 @@ mod tests {
         let rounds = &json["measured"]["adit"]["grpc-go"]["rounds"];
         assert_eq!(rounds[1]["values"]["down_1_gbit_s"], 10.0);
         assert_eq!(json["peers"][1]["missing"], "the kernel has none");
+    }
+
+    #[test]
+    fn a_missing_dialect_is_told_with_its_reason_and_is_nobodys_fault() {
+        let mut results = results(&["upstream", "adit"]);
+        let way = ("adit", Way::HttpConnect);
+        results.add(way, 1, "bulk", Ok(sample("down_1_gbit_s", 8.0)));
+        let why = "no Go toolchain".to_owned();
+        results.ways_missing.insert(Way::GrpcGo, why);
+        let json = results.for_machines();
+        assert_eq!(json["ways_missing"]["grpc-go"], "no Go toolchain");
+        assert_eq!(results.ways(), [Way::HttpConnect]);
+        assert!(results.worse().is_empty());
+        assert!(results.disturbed().is_empty());
+        assert!(results.failures().is_empty());
     }
 
     #[test]
