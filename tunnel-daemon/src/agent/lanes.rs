@@ -169,8 +169,10 @@ impl LaneKeeper {
                         // Behind a balancer it may be of use for another link of this agent.
                         let ours = Arc::ptr_eq(&keeper.0, &self.0);
                         let needed = ours || keeper.missing(0) > 0;
-                        if !(keeper.add(lane, needed) && needed) {
+                        if !keeper.add(lane, needed) {
                             pause.note(false);
+                        } else if !needed {
+                            pause.stray(self.wanted());
                         } else if ours {
                             pause.gain();
                         }

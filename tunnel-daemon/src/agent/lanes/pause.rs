@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Attempts in a row that may fail or lead to another server before there is a pause.
+/// Attempts in a row that may fail before there is a pause; and so many for each idle lane that is wanted may lead to another
+/// server that needs none: behind a balancer of ten servers nine of ten do.
 const MISSES_MAX: u32 = 3;
 /// First pause after too many of them; each further one is twice as long.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -15,6 +16,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct Pause {
     misses: u32,
+    /// Attempts that led to other servers since the last that led here, or the last pause for them.
+    strays: usize,
     length: Duration,
     until: Option<Instant>,
     /// A lane was bound since the last attempt that failed.
@@ -30,16 +33,30 @@ impl Pause {
         self.gained = false;
         self.misses += 1;
         if self.misses >= MISSES_MAX {
-            self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-            // A tenth at random, so that agents which lost the same server do not come back together.
-            let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
-            self.until = Some(Instant::now() + self.length + spread);
+            self.begin();
         }
+    }
+
+    /// An attempt led to another server, which needs no lane; so many idle ones are `wanted` here.
+    pub(super) fn stray(&mut self, wanted: usize) {
+        self.strays += 1;
+        if self.strays >= wanted.max(1).saturating_mul(MISSES_MAX as usize) {
+            self.strays = 0;
+            self.begin();
+        }
+    }
+
+    fn begin(&mut self) {
+        self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        // A tenth at random, so that agents which lost the same server do not come back together.
+        let spread = self.length.mul_f64(rand::random::<f64>() / 10.0);
+        self.until = Some(Instant::now() + self.length + spread);
     }
 
     /// A lane was bound. What comes of it is not known yet.
     pub(super) fn gain(&mut self) {
         self.gained = true;
+        self.strays = 0;
     }
 
     /// Whether one was since the last attempt that failed, or the last success.
@@ -83,5 +100,27 @@ mod tests {
         assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);
         assert_eq!(pause.at_once(4), 1);
         assert!(lengths[9..].iter().all(|length| (60..66).contains(length)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn three_strays_for_each_lane_that_is_wanted_make_a_pause() {
+        let mut pause = Pause::default();
+        for wanted in [4, 1, 0] {
+            for _stray in 1..3 * wanted.max(1) {
+                pause.stray(wanted);
+            }
+            assert!(!pause.lasts(), "{wanted} wanted");
+            // The balancer leads here now and then.
+            pause.gain();
+            for _stray in 1..3 * wanted.max(1) {
+                pause.stray(wanted);
+            }
+            assert!(!pause.lasts(), "{wanted} wanted");
+            pause.stray(wanted);
+            assert!(pause.lasts(), "{wanted} wanted");
+            // They say nothing of how many may be tried at once.
+            assert_eq!(pause.at_once(4), 4);
+            tokio::time::advance(PAUSE_MAX * 2).await;
+        }
     }
 }

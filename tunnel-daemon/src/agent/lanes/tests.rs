@@ -13,12 +13,16 @@ use super::*;
 use crate::agent::link::tests::context;
 
 fn keeper(name: &str, context: &LinkContext) -> LaneKeeper {
+    keeper_of(name, 8, context)
+}
+
+fn keeper_of(name: &str, lanes_max: u32, context: &LinkContext) -> LaneKeeper {
     let grant = LaneGrant {
         link: LinkId(1),
-        lanes_max: 8,
+        lanes_max,
         secret: [7; LANE_SECRET_BYTES],
     };
-    LaneKeeper::new(ServerId::new(name), &grant, 8, context)
+    LaneKeeper::new(ServerId::new(name), &grant, lanes_max as usize, context)
 }
 
 /// Both ends of a lane, the agent's first.
@@ -208,6 +212,46 @@ async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
 async fn tunnels_on_the_lanes_there_are_end_no_pause() {
     let attempts = attempts_beside_one_lane(Some(Duration::from_millis(100))).await;
     assert!((4..25).contains(&attempts), "{attempts}");
+}
+
+/// Rule 18: behind a balancer of many servers most attempts lead elsewhere. Time stands still here: a pause would not end.
+#[tokio::test(start_paused = true)]
+async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_without_a_pause() {
+    const SERVERS: usize = 5;
+    /// Far more than it takes, and over in a second or so.
+    const TURNS: usize = 1_000_000;
+    let context = context(100);
+    let (ours, other) = (keeper("ours", &context), keeper_of("other", 1000, &context));
+    other.0.idle.store(1000, Relaxed);
+    let (lanes, _servers) = pairs(&ours).await;
+    let (lanes, attempts) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || async {
+        let at = attempts.fetch_add(1, Relaxed);
+        if at % SERVERS == SERVERS - 1 {
+            let lane = lanes.lock().unwrap().pop();
+            return lane.map_or_else(
+                || Err(OpenError("none is left".to_owned())),
+                |lane| Ok((ours.clone(), lane)),
+            );
+        }
+        let (lane, _gone) = pair().await;
+        Ok((other.clone(), lane))
+    };
+    let all_there = async {
+        for _turn in 0..TURNS {
+            if ours.count().idle == Growth::WARM {
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    };
+    let are_there = tokio::select! {
+        are_there = all_there => are_there,
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    };
+    assert!(are_there, "{:?} after {attempts:?} attempts", ours.count());
+    assert!(attempts.load(Relaxed) >= SERVERS * Growth::WARM);
 }
 
 /// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.
