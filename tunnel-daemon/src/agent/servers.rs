@@ -209,7 +209,9 @@ fn announce_drain(link: &AgentLink, tasks: &Tasks) {
         let telling = async move {
             let _over = commands.send(drain).await;
         };
-        let _full = tasks.spawn("drain", telling);
+        if tasks.spawn("drain", telling).is_err() {
+            tracing::warn!(server = %link.server, "too much is open: this server is not told that this agent goes away");
+        }
     }
 }
 

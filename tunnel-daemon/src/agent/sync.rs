@@ -51,6 +51,8 @@ struct Address {
     failures: u32,
     not_before: Option<Instant>,
     under_way: bool,
+    /// The last attempt met nobody.
+    is_dead: bool,
 }
 
 /// The state of one agent's search for servers.
@@ -172,6 +174,7 @@ impl SyncState {
             return;
         };
         address.under_way = false;
+        address.is_dead = leads_to.is_none();
         if leads_to.is_some() {
             address.leads_to = leads_to;
         }
@@ -193,8 +196,9 @@ impl SyncState {
         address.not_before = Some(now + pause.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0)));
     }
 
-    /// A held server is gone; its addresses may be tried again after one interval. So may all that led somewhere: behind a
-    /// balancer the next connection may lead to it, whichever the last one led to.
+    /// A held server is gone; its addresses may be tried again after one interval at most, at once if their pause was over.
+    /// So may all whose last attempt led somewhere: behind a balancer the next connection may lead to it, whichever the last
+    /// one led to. That others were met again and again while it was held says nothing against them now.
     pub fn lost(&mut self, server: &ServerId, now: Instant, chance: f64) {
         self.held.retain(|held| held != server);
         let soon = now
@@ -202,8 +206,13 @@ impl SyncState {
                 .policy
                 .interval
                 .mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0));
+        self.duplicates = 0;
         for address in &mut self.addresses {
-            if address.failures == 0 || address.leads_to.as_ref() == Some(server) {
+            let led_there = address.leads_to.as_ref() == Some(server);
+            if !address.is_dead {
+                address.failures = 0;
+            }
+            if !address.is_dead || led_there {
                 address.not_before = address.not_before.map(|at| at.min(soon));
             }
         }
@@ -351,6 +360,30 @@ mod tests {
             Some((1, paused)),
             "an address that led nowhere keeps its pause"
         );
+    }
+
+    /// With `--sync-forever` an agent that has all goes on looking, and meets those it has.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_lost_after_many_met_again_is_looked_for_soon() {
+        let now = Instant::now();
+        let policy = SyncPolicy {
+            forever: true,
+            ..POLICY
+        };
+        let mut sync = SyncState::new(policy, 1);
+        sync.attempted(0, new("a", 2), now, 0.0);
+        sync.attempted(0, new("b", 2), now, 0.0);
+        for _again in 0..20 {
+            let server = server("b");
+            sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+        }
+        sync.lost(&server("a"), now, 0.0);
+        for _attempt in 0..3 {
+            let soon = now + Duration::from_secs(1);
+            assert_eq!(sync.next_attempt(now), Some((0, soon)));
+            let server = server("b");
+            sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+        }
     }
 
     #[tokio::test(start_paused = true)]
