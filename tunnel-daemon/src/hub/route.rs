@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
@@ -12,6 +12,7 @@ use adit_core::session::{CancelledDial, DialRequest};
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::conduit::Mailbox;
 use super::leg::{Carrier, Leg};
@@ -152,7 +153,7 @@ impl Hub {
         })
     }
 
-    /// Enters a link; new dials may come at once. `links_max`: links that its principal may hold under its agent id.
+    /// Enters a link; new dials may come at once, beside an older one of its agent after [`TRIAL_TIME`]. `links_max`: links that its principal may hold under its agent id.
     /// `lanes`: where lanes of this link go, if it may have some.
     ///
     /// # Errors

@@ -2,34 +2,41 @@
 
 use std::task::Poll;
 
+use tokio::time::timeout;
+
 use super::*;
 use crate::config::plan::DialPlan;
 
 /// Links enough that none of them is the limit.
 const LINKS: usize = 64;
 
+fn hub(pending_max: usize) -> Arc<Hub> {
+    let limits = DialLimits {
+        pending_max,
+        timeout: None,
+    };
+    let strategies = "default".parse().expect("a known strategy");
+    Hub::new(Registry::new(strategies), limits)
+}
+
+/// Enters a link of an agent that may have two.
+fn enter(hub: &Arc<Hub>, agent: &str) -> Entered {
+    let info = LinkInfo {
+        agent: AgentId::new(agent),
+        identifiers: Identifiers::default(),
+        principal: None,
+        credit: true,
+        address: PeerAddr::Unix,
+    };
+    hub.enter(info, 2, None).expect("there is room for two")
+}
+
 #[tokio::test]
 async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_more() {
-    let pending_max = usize::try_from(DialPlan::default().pending_max.get()).unwrap();
-    let hub = Hub::new(
-        Registry::new("default".parse().unwrap()),
-        DialLimits {
-            pending_max,
-            timeout: None,
-        },
-    );
+    let hub = hub(usize::try_from(DialPlan::default().pending_max.get()).unwrap());
     // Links whose tasks never answer.
     let _silent: Vec<Entered> = (0..LINKS)
-        .map(|number| {
-            let info = LinkInfo {
-                agent: AgentId::new(&format!("agent-{number}")),
-                identifiers: Identifiers::default(),
-                principal: None,
-                credit: true,
-                address: PeerAddr::Unix,
-            };
-            hub.enter(info, 1, None).expect("each agent has one link")
-        })
+        .map(|number| enter(&hub, &format!("agent-{number}")))
         .collect();
     let mut waiting = Vec::new();
     for number in 0..16_384 {
@@ -52,22 +59,8 @@ async fn sixteen_thousand_three_hundred_and_eighty_four_dials_may_wait_and_no_mo
 
 #[tokio::test]
 async fn a_link_that_is_just_leaving_is_passed_over() {
-    let limits = DialLimits {
-        pending_max: 1000,
-        timeout: None,
-    };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
-    let enter = |name: &str| {
-        let info = LinkInfo {
-            agent: AgentId::new(name),
-            identifiers: Identifiers::default(),
-            principal: None,
-            credit: true,
-            address: PeerAddr::Unix,
-        };
-        hub.enter(info, 1, None).expect("each agent has one link")
-    };
-    let (leaving, _staying) = (enter("leaving"), enter("staying"));
+    let hub = hub(1000);
+    let (leaving, _staying) = (enter(&hub, "leaving"), enter(&hub, "staying"));
     locked(&hub.links).remove(&leaving.handle.id);
     for number in 0..64 {
         let mut dial = Box::pin(hub.dial(DialId(number), "tcp", "a:1"));
@@ -78,19 +71,8 @@ async fn a_link_that_is_just_leaving_is_passed_over() {
 
 #[tokio::test]
 async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
-    let limits = DialLimits {
-        pending_max: 1000,
-        timeout: None,
-    };
-    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
-    let info = LinkInfo {
-        agent: AgentId::new("agent"),
-        identifiers: Identifiers::default(),
-        principal: None,
-        credit: false,
-        address: PeerAddr::Unix,
-    };
-    let mut entered = hub.enter(info, 1, None).expect("each agent has one link");
+    let hub = hub(1000);
+    let mut entered = enter(&hub, "agent");
     let (fits, long) = ("a".repeat(1021), "a".repeat(1022));
     for (protocol, address) in [("tcp", &long), (long.as_str(), &fits)] {
         let mut dial = Box::pin(hub.dial(DialId(1), protocol, address));
@@ -106,30 +88,15 @@ async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
 }
 
 /// An agent that looks for further servers closes a link to one it has as soon as it knows who has answered.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_further_link_of_an_agent_that_is_closed_at_once_takes_no_dial_with_it() {
-    let limits = DialLimits {
-        pending_max: 1000,
-        timeout: None,
-    };
-    let strategies = "default".parse().expect("a known strategy");
-    let hub = Hub::new(Registry::new(strategies), limits);
-    let enter = || {
-        let info = LinkInfo {
-            agent: AgentId::new("agent"),
-            identifiers: Identifiers::default(),
-            principal: None,
-            credit: false,
-            address: PeerAddr::Unix,
-        };
-        hub.enter(info, 2, None).expect("there is room for two")
-    };
-    let mut kept = enter();
+    let hub = hub(1000);
+    let mut kept = enter(&hub, "agent");
     // The only one is no trial.
     let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "a:1"));
     assert!(futures_util::poll!(&mut dial).is_pending());
     assert!(matches!(kept.commands.try_recv(), Ok(Command::Dial { .. })));
-    let mut trial = enter();
+    let mut trial = enter(&hub, "agent");
     let mut dial = Box::pin(hub.dial(DialId(2), "tcp", "a:1"));
     assert!(futures_util::poll!(&mut dial).is_pending());
     assert!(trial.commands.try_recv().is_err(), "nobody would read it");
@@ -139,29 +106,33 @@ async fn a_further_link_of_an_agent_that_is_closed_at_once_takes_no_dial_with_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_further_link_of_an_agent_that_stays_takes_dials() {
-    let limits = DialLimits {
-        pending_max: 1000,
-        timeout: None,
-    };
-    let strategies = "default".parse().expect("a known strategy");
-    let hub = Hub::new(Registry::new(strategies), limits);
-    let enter = || {
-        let info = LinkInfo {
-            agent: AgentId::new("agent"),
-            identifiers: Identifiers::default(),
-            principal: None,
-            credit: false,
-            address: PeerAddr::Unix,
-        };
-        hub.enter(info, 2, None).expect("there is room for two")
-    };
-    let (_half_open, mut newest) = (enter(), enter());
+async fn a_further_link_of_an_agent_that_stays_takes_dials_after_a_moment() {
+    let hub = hub(1000);
+    let (_half_open, mut newest) = (enter(&hub, "agent"), enter(&hub, "agent"));
+    let start = Instant::now();
     let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "a:1"));
-    let asked = tokio::select! {
-        biased;
-        _never = &mut dial => None,
-        asked = newest.commands.recv() => asked,
-    };
-    assert!(matches!(asked, Some(Command::Dial { .. })));
+    let asked = timeout(Duration::from_secs(1), async {
+        tokio::select! {
+            biased;
+            _never = &mut dial => None,
+            asked = newest.commands.recv() => asked,
+        }
+    });
+    let asked = asked.await;
+    assert!(matches!(asked, Ok(Some(Command::Dial { .. }))));
+    let took = start.elapsed();
+    let moment = TRIAL_TIME..TRIAL_TIME + Duration::from_millis(2);
+    assert!(moment.contains(&took), "{took:?}");
+}
+
+/// It is no further one to those who dial.
+#[tokio::test(start_paused = true)]
+async fn a_link_beside_one_that_drains_takes_dials_at_once() {
+    let hub = hub(1000);
+    let (old, mut newest) = (enter(&hub, "agent"), enter(&hub, "agent"));
+    hub.set_draining(old.handle.id);
+    let mut dial = Box::pin(hub.dial(DialId(1), "tcp", "a:1"));
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    let asked = newest.commands.try_recv();
+    assert!(matches!(asked, Ok(Command::Dial { .. })));
 }
