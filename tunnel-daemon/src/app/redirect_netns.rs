@@ -58,7 +58,24 @@ struct Held {
     v4: Option<SocketAddr>,
     /// There is one for IPv6, too.
     has_v6: bool,
+    /// Why that cannot be had, once it was said.
+    v6_refused: Option<String>,
     stop: CancellationToken,
+}
+
+impl Held {
+    /// It is captured all the same, over IPv4. It is tried again with each look, and said once.
+    fn say_refused(&mut self, why: String) {
+        if self.v6_refused.as_ref() != Some(&why) {
+            let namespace = &self.name;
+            tracing::warn!(
+                namespace,
+                why,
+                "a network namespace is captured over IPv4 only"
+            );
+            self.v6_refused = Some(why);
+        }
+    }
 }
 
 /// What looks leave out. It changes nothing that is captured, so the log has it when it begins and when it ends.
@@ -255,8 +272,8 @@ impl Namespaces {
         }
         for (id, socket) in look.more {
             let added = self.add_v6(id, socket);
-            if let (Err(error), Some(held)) = (added, self.held.get(&id)) {
-                failed.insert(held.name.clone(), format!("IPv6: {error:#}"));
+            if let (Err(error), Some(held)) = (added, self.held.get_mut(&id)) {
+                held.say_refused(format!("{error:#}"));
             }
         }
         for (name, why) in &failed {
@@ -320,6 +337,7 @@ impl Namespaces {
             cookie,
             v4,
             has_v6: v6.is_some(),
+            v6_refused: None,
             stop,
         };
         self.held.insert(opened.id, held);
