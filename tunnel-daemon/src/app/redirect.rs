@@ -16,6 +16,7 @@ use super::redirect_rules::{Apply, Followed};
 use super::redirect_table::{LISTENER, at_agents, own_rules, rules};
 use super::redirect_view::RedirectView;
 use super::redirect_watch::{look_after, say_active, say_neighbours};
+use crate::config::address::BindAddress;
 use crate::config::plan::{OnFailure, RedirectPlan, RuleFileOf};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::caps::HostCaps;
@@ -120,27 +121,9 @@ impl Listening<'_> {
         clients: &Tasks,
     ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
         let plan = &self.plan.transparent;
-        let mut bound = None;
-        if let Some(bind) = &plan.bind {
-            let listener = self
-                .bind(&listen_addr(bind)?)
-                .context("transparent frontend")?;
-            let at = listener
-                .tcp_addr()
-                .context("the transparent listener has no address")?;
-            if let Listener::Tcp(socket) = &listener
-                && let Err(error) = accept_any_address(socket, at.is_ipv6())
-            {
-                tracing::info!(%error, "TPROXY rules cannot lead to the transparent listener, which needs CAP_NET_ADMIN; REDIRECT rules can");
-            }
-            tracing::info!(address = %at, "transparent frontend");
-            bound = Some(at);
-            let origins = Arc::new(PacketFilterOrigin { listener: at });
-            let serve = self.door(origins, hub, context, clients);
-            self.services
-                .spawn_always("listener", serve(listener, self.stop.clone()));
-        }
         let view = Arc::new(RedirectView::new(self.metrics));
+        let open = |bind| self.packet_filter(bind, &view, hub, context, clients);
+        let bound = plan.bind.as_ref().map(open).transpose()?;
         let Some(redirect) = &plan.redirect else {
             return Ok((Captured::none(&view), bound));
         };
@@ -177,6 +160,40 @@ impl Listening<'_> {
                 Ok((Captured::none(&view), bound))
             }
         }
+    }
+
+    /// Listens for what a packet filter's rules lead here; where that is.
+    ///
+    /// # Errors
+    /// The address.
+    fn packet_filter(
+        &self,
+        bind: &BindAddress,
+        view: &RedirectView,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        let listener = self
+            .bind(&listen_addr(bind)?)
+            .context("transparent frontend")?;
+        let at = listener
+            .tcp_addr()
+            .context("the transparent listener has no address")?;
+        let mut no_tproxy = None;
+        if let Listener::Tcp(socket) = &listener
+            && let Err(error) = accept_any_address(socket, at.is_ipv6())
+        {
+            tracing::info!(%error, "TPROXY rules cannot lead to the transparent listener, which needs CAP_NET_ADMIN; REDIRECT rules can");
+            no_tproxy = Some(error);
+        }
+        tracing::info!(address = %at, "transparent frontend");
+        view.transparent(at, no_tproxy.as_ref());
+        let origins = Arc::new(PacketFilterOrigin { listener: at });
+        let serve = self.door(origins, hub, context, clients);
+        self.services
+            .spawn_always("listener", serve(listener, self.stop.clone()));
+        Ok(at)
     }
 
     /// Listens on loopback, then tells the kernel: a call is never sent to a port that nobody listens on.

@@ -1,7 +1,9 @@
 //! What the redirect is now, for `/readyz?verbose`, the admin socket and metrics.
 
+use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::status::model::{RedirectFile, RedirectNamespaces, RedirectOthers, RedirectStatus};
 use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST};
@@ -16,6 +18,8 @@ const NAMED_MAX: usize = 8;
 /// Written by those who keep it up, read by whoever asks.
 pub(super) struct RedirectView {
     now: Mutex<Option<RedirectStatus>>,
+    /// The line about the listener of a packet filter's rules, if there is one.
+    transparent: OnceLock<String>,
     metrics: AditMetrics,
 }
 
@@ -24,6 +28,7 @@ impl RedirectView {
     pub(super) fn new(metrics: &AditMetrics) -> Self {
         Self {
             now: Mutex::default(),
+            transparent: OnceLock::new(),
             metrics: metrics.clone(),
         }
     }
@@ -35,6 +40,16 @@ impl RedirectView {
 
     fn change(&self, change: impl FnOnce(&mut RedirectStatus)) {
         change(self.now().get_or_insert_default());
+    }
+
+    /// A packet filter's rules may lead here; those with TPROXY only where there is no reason why not.
+    pub(super) fn transparent(&self, at: SocketAddr, no_tproxy: Option<&io::Error>) {
+        self.transparent.get_or_init(|| match no_tproxy {
+            None => format!("[+]transparent {at}\n"),
+            Some(why) => format!(
+                "[-]transparent {at}: REDIRECT rules can lead to it, TPROXY rules cannot without CAP_NET_ADMIN: {why}\n"
+            ),
+        });
     }
 
     /// Programs are attached, and so many rules in force.
@@ -134,14 +149,16 @@ impl RedirectView {
 
     /// Lines for `/readyz?verbose`, if there is anything to say.
     pub(super) fn detail(&self) -> String {
+        let mut text = self.transparent.get().cloned().unwrap_or_default();
         let now = self.now();
         let Some(now) = &*now else {
-            return String::new();
+            return text;
         };
         if let Some(why) = &now.reason {
-            return format!("[-]redirect missing: {why}\n");
+            text += &format!("[-]redirect missing: {why}\n");
+            return text;
         }
-        let mut text = format!(
+        text += &format!(
             "[+]redirect active: {} rules on {}\n",
             now.rules, now.cgroup
         );
@@ -240,5 +257,27 @@ mod tests {
         assert!(view.detail().contains(&said), "{}", view.detail());
         view.missing("no\ncgroup");
         assert_eq!(view.detail(), "[-]redirect missing: no cgroup\n");
+    }
+
+    #[test]
+    fn a_packet_filters_listener_has_a_line_with_or_without_a_redirect() {
+        let metrics = crate::telemetry::AgentMetrics::new();
+        let at = "127.0.0.1:15001".parse().unwrap();
+        let view = RedirectView::new(metrics.adit());
+        view.transparent(at, None);
+        assert_eq!(view.detail(), "[+]transparent 127.0.0.1:15001\n");
+        view.active(Path::new("/cg"), 7);
+        assert_eq!(
+            view.detail(),
+            "[+]transparent 127.0.0.1:15001\n[+]redirect active: 7 rules on /cg\n"
+        );
+        let view = RedirectView::new(metrics.adit());
+        view.transparent(at, Some(&io::ErrorKind::PermissionDenied.into()));
+        view.missing("no cgroup");
+        assert_eq!(
+            view.detail(),
+            "[-]transparent 127.0.0.1:15001: REDIRECT rules can lead to it, TPROXY rules cannot without CAP_NET_ADMIN: permission denied\n\
+             [-]redirect missing: no cgroup\n"
+        );
     }
 }

@@ -85,7 +85,10 @@ fn programs(host: &HostCaps) -> Capability {
         ("cgroup2", &host.cgroup2),
     ];
     match first_missing(needed) {
-        None => ok(NAME, "its programs can be loaded and attached"),
+        None => ok(
+            NAME,
+            "the kernel takes programs of its kinds, and there are the rights to attach them",
+        ),
         Some(why) => missing(
             NAME,
             format!("nothing would be captured: {why}"),
