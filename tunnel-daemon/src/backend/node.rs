@@ -14,7 +14,6 @@ use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::proxy_header::header_v2;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::quota::{Quota, Quotas};
@@ -32,8 +31,6 @@ use crate::telemetry::{
     AccessLog, AditMetrics, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord, TunnelSide,
 };
 
-/// Dials for agents in all without an answer.
-const DIALS_MAX: usize = 4096;
 /// Time for a destination to accept, all addresses together, and to take the header.
 pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -85,7 +82,6 @@ impl Permit for Destinations {
 /// Opens tunnels for agents.
 pub struct NodeDoor {
     settings: NodeSettings,
-    dials: Semaphore,
     agents: Quotas,
 }
 
@@ -104,7 +100,6 @@ impl NodeDoor {
     pub fn new(settings: NodeSettings) -> Arc<Self> {
         Arc::new(Self {
             settings,
-            dials: Semaphore::new(DIALS_MAX),
             agents: Quotas::default(),
         })
     }
@@ -203,14 +198,10 @@ impl Asked {
             waiting: Some(self.door.settings.metrics.node_waiting()),
             open: None,
         };
-        let dialed = {
-            let dials = [&self.quota.dials, &self.door.dials].map(|dials| dials.try_acquire());
-            if dials.iter().any(Result::is_err) {
-                Some(Err(NodeRefusal::Limit))
-            } else {
-                // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-                open.until(Box::pin(self.dial_or_leave(&request))).await
-            }
+        let dialed = match self.quota.dial() {
+            None => Some(Err(NodeRefusal::Limit)),
+            // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+            Some(_room) => open.until(Box::pin(self.dial_or_leave(&request))).await,
         };
         match dialed {
             None => record.refused(NodeRefusal::GivenUp),

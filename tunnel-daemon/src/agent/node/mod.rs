@@ -64,10 +64,15 @@ impl NodeListener {
     /// For connections that want to go where `wants` says.
     #[must_use]
     pub fn new(door: &Arc<NodeDoor>, wants: Arc<dyn Wants>) -> Self {
+        Self::with_max(door, wants, CONNECTIONS_PER_LISTENER_MAX)
+    }
+
+    /// As that, with so many connections at once.
+    fn with_max(door: &Arc<NodeDoor>, wants: Arc<dyn Wants>, connections_max: usize) -> Self {
         Self {
             door: Arc::clone(door),
             wants,
-            connections: Arc::new(Semaphore::new(CONNECTIONS_PER_LISTENER_MAX)),
+            connections: Arc::new(Semaphore::new(connections_max)),
         }
     }
 
@@ -85,3 +90,6 @@ impl NodeListener {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use adit_core::ids::AgentId;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::telemetry::rate::TokenBucket;
 
@@ -16,10 +16,14 @@ const OPENS_PER_SECOND: u32 = 200;
 const OPENS_BURST: u32 = 1000;
 /// Dials of one agent without an answer.
 const DIALS_PER_AGENT_MAX: usize = 256;
+/// And of all.
+const DIALS_MAX: usize = 4096;
 
 /// Quotas of agents that have links, or had some lately: who comes back is given no new one.
-#[derive(Default)]
-pub(super) struct Quotas(Mutex<HashMap<Asker, Arc<Quota>>>);
+pub(super) struct Quotas {
+    agents: Mutex<HashMap<Asker, Arc<Quota>>>,
+    dials: Arc<Semaphore>,
+}
 
 /// An agent's id and its certificate's holder.
 type Asker = (AgentId, Arc<str>);
@@ -27,7 +31,9 @@ type Asker = (AgentId, Arc<str>);
 /// What one agent may ask for, over all its links.
 pub(super) struct Quota {
     opens: Mutex<TokenBucket>,
-    pub(super) dials: Semaphore,
+    dials: Semaphore,
+    /// Of all agents.
+    all_dials: Arc<Semaphore>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,17 +47,38 @@ impl Quota {
         locked(&self.opens).try_take(now)
     }
 
+    /// Room for one dial as long as it is held. `None`: this agent, or all together, have as many as there may be.
+    pub(super) fn dial(&self) -> Option<[SemaphorePermit<'_>; 2]> {
+        let own = self.dials.try_acquire().ok()?;
+        let of_all = self.all_dials.try_acquire().ok()?;
+        Some([own, of_all])
+    }
+
     /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
     fn is_unused(self: &Arc<Self>, now: Instant) -> bool {
         Arc::strong_count(self) == 1 && locked(&self.opens).is_full(now)
     }
 }
 
+impl Default for Quotas {
+    fn default() -> Self {
+        Self::with_dials_max(DIALS_MAX)
+    }
+}
+
 impl Quotas {
+    /// For agents that together may have so many dials without an answer.
+    fn with_dials_max(dials_max: usize) -> Self {
+        Self {
+            agents: Mutex::default(),
+            dials: Arc::new(Semaphore::new(dials_max)),
+        }
+    }
+
     /// The quota of an agent, which all its links share.
     pub(super) fn of(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
         let now = Instant::now();
-        let mut agents = locked(&self.0);
+        let mut agents = locked(&self.agents);
         if agents.len() == agents.capacity() {
             // As often as the table would grow, so that it holds at most twice as many as there are.
             agents.retain(|_, quota| !quota.is_unused(now));
@@ -62,6 +89,7 @@ impl Quotas {
                 Arc::new(Quota {
                     opens: Mutex::new(TokenBucket::new(OPENS_PER_SECOND, OPENS_BURST, now)),
                     dials: Semaphore::new(DIALS_PER_AGENT_MAX),
+                    all_dials: Arc::clone(&self.dials),
                 })
             });
         Arc::clone(quota)
@@ -79,18 +107,33 @@ mod tests {
         let agent = AgentId::new("agent");
         let links = [(); 2].map(|()| quotas.of(&agent, &name));
         let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
-            .map(|n| links[n % 2].dials.try_acquire().unwrap())
+            .map(|n| links[n % 2].dial().unwrap())
             .collect();
         assert_eq!(dials.len(), 256);
-        assert!(links.iter().all(|quota| quota.dials.try_acquire().is_err()));
+        assert!(links.iter().all(|quota| quota.dial().is_none()));
         // The same id of another certificate is another agent.
         let stranger = quotas.of(&agent, &other);
-        assert!(stranger.dials.try_acquire().is_ok());
+        assert!(stranger.dial().is_some());
         for opens in 0..OPENS_BURST {
             let quota = &links[opens as usize % 2];
             assert!(quota.may_open(Instant::now()), "{opens}");
         }
         assert!(stranger.may_open(Instant::now()));
+    }
+
+    #[test]
+    fn dials_of_all_agents_are_capped_together() {
+        let quotas = Quotas::with_dials_max(2);
+        let name: Arc<str> = "one".into();
+        let agents = ["a", "b", "c"].map(|agent| quotas.of(&AgentId::new(agent), &name));
+        let [first, second, third] = &agents;
+        let held = [first.dial().unwrap(), second.dial().unwrap()];
+        assert!(agents.iter().all(|quota| quota.dial().is_none()));
+        // Of its own it has as many left as before.
+        assert_eq!(third.dials.available_permits(), DIALS_PER_AGENT_MAX);
+        drop(held);
+        assert!(third.dial().is_some());
+        assert_eq!(Quotas::default().dials.available_permits(), 4096);
     }
 
     /// Or an agent that links anew would be allowed as much at once as it likes.
@@ -121,6 +164,6 @@ mod tests {
             let name: Arc<str> = "one".into();
             drop(quotas.of(&AgentId::new(&agent.to_string()), &name));
         }
-        assert!(locked(&quotas.0).len() < 10);
+        assert!(locked(&quotas.agents).len() < 10);
     }
 }

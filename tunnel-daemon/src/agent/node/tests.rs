@@ -1,0 +1,129 @@
+//! Connections of a listener, as many as there may be and more. There is no server, so those that have a place wait.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use adit_core::ids::AgentId;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::{AgentHello, Extensions};
+use futures_util::poll;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::agent::link::tests::context;
+use crate::agent::reach::{Met, Reach};
+use crate::agent::servers::{Servers, ServersSettings};
+use crate::agent::sync::SyncPolicy;
+use crate::config::plan::{ForwardProxy, LaneSecurity};
+use crate::config::tls_policy::TlsPolicy;
+use crate::ebpf::account::Accounts;
+use crate::ebpf::exempt::OwnSockets;
+use crate::net::descriptors::Descriptors;
+use crate::net::reload::Reloadable;
+use crate::net::resolve::SystemResolver;
+use crate::net::selfsigned::ThrowawayFiles;
+use crate::net::tls::{Alpn, ClientTls};
+use crate::telemetry::AgentMetrics;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Of an agent that knows of no server.
+fn door() -> (Arc<NodeDoor>, AgentMetrics) {
+    let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
+    let tls = Reloadable::load(ClientTls {
+        ca: files.ca_file(),
+        identity: None,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc::<&str>(&[]),
+    })
+    .expect("they were just made");
+    let (agent, context) = (AgentId::new("a"), context(1));
+    let (metrics, tasks) = (context.metrics.clone(), context.tasks.clone());
+    let settings = ServersSettings {
+        addresses: Vec::new(),
+        reach: Reach {
+            resolver: Arc::new(SystemResolver::new().unwrap()),
+            tls,
+            proxy: ForwardProxy::default(),
+            accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
+            agent: agent.clone(),
+            met: Met::default(),
+        },
+        hello: AgentHello {
+            agent: agent.clone(),
+            identifiers: Identifiers::default(),
+            extensions: Extensions::default(),
+        },
+        token_path: None,
+        policy: SyncPolicy {
+            interval: HOUR,
+            interval_cap: HOUR,
+            forever: false,
+        },
+        keepalive: HOUR,
+        lanes_max: 0,
+        lane_security: LaneSecurity::Tls,
+        serves_node: true,
+    };
+    let servers = Servers::start(settings, context, &tasks);
+    let door = NodeDoor::new(
+        servers.lanes(),
+        metrics.adit().clone(),
+        Arc::new(Descriptors::unlimited()),
+        Accounts::off(),
+        agent,
+    );
+    (door, metrics)
+}
+
+fn wants() -> Arc<dyn Wants> {
+    Arc::new(Fixed("10.96.0.1:443".into()))
+}
+
+/// Its client, and what was accepted.
+async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
+    let client = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, accepted) = tokio::join!(client, listener.accept());
+    let (socket, peer) = accepted.unwrap();
+    (client.unwrap(), ByteStream::Tcp(socket, peer))
+}
+
+#[tokio::test]
+async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
+    let (door, metrics) = door();
+    let node = NodeListener::with_max(&door, wants(), 2);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_client, stream) = connection(&listener).await;
+    let mut first = Box::pin(node.clone().serve(stream));
+    let (_client, stream) = connection(&listener).await;
+    let mut second = Box::pin(node.clone().serve(stream));
+    assert!(poll!(first.as_mut()).is_pending());
+    assert!(poll!(second.as_mut()).is_pending());
+
+    let (mut client, stream) = connection(&listener).await;
+    Box::pin(node.clone().serve(stream)).await;
+    let error = client.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let refused = "adit_node_refusals_total{reason=\"limit\"} 1\n";
+    assert!(metrics.scrape().text().contains(refused));
+
+    // Another listener has places of its own, and so has this one when one is over.
+    let (_client, stream) = connection(&listener).await;
+    let mut other = Box::pin(NodeListener::with_max(&door, wants(), 2).serve(stream));
+    assert!(poll!(other.as_mut()).is_pending());
+    drop(first);
+    let (_client, stream) = connection(&listener).await;
+    let mut third = Box::pin(node.serve(stream));
+    assert!(poll!(third.as_mut()).is_pending());
+    assert!(metrics.scrape().text().contains(refused));
+}
+
+#[tokio::test]
+async fn listeners_may_have_4096_connections_each_and_16384_together() {
+    let (door, _metrics) = door();
+    let node = NodeListener::new(&door, wants());
+    assert_eq!(node.connections.available_permits(), 4096);
+    assert_eq!(CONNECTIONS_MAX, 16_384);
+}
