@@ -10,8 +10,8 @@ use adit_relay::Pair;
 
 use crate::far_ends::FarEnds;
 use crate::support::{
-    Moves, PATIENCE, Setup, Transport, World, is_nightly, matrix_alone, open_descriptors, promise,
-    raise_limit, receive_exactly, reset, resident_bytes, until,
+    Moves, PATIENCE, Setup, Transport, Tunnel, World, is_nightly, matrix_alone, open_descriptors,
+    promise, raise_limit, receive_exactly, reset, resident_bytes, until,
 };
 
 matrix_alone!(
@@ -211,10 +211,13 @@ fn exhausted_pipe_pool_degrades_to_copy(setup: &Setup) {
     for tunnel in &tunnels {
         tunnel.client.set_nonblocking(true).unwrap();
         let (mut full, mut sent) = (0, 0);
+        let start = Instant::now();
         while full < 200 || sent < TAKEN_BYTES {
+            assert!(start.elapsed() < PATIENCE, "only {sent} bytes are taken");
             match (&tunnel.client).write(&[1; 1 << 16]) {
                 Ok(count) => (full, sent) = (0, sent + count),
-                Err(_) => full += 1,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => full += 1,
+                Err(error) => panic!("{error} after {sent} bytes"),
             }
             thread::yield_now();
         }
@@ -248,20 +251,30 @@ fn bulk_pair_does_not_starve_an_echo(setup: &Setup) {
             let mut buffer = vec![0; 1 << 18];
             while (&*target).read(&mut buffer).is_ok_and(|count| count > 0) {}
         });
+        // Also where an echo fails: the threads above are waited for.
+        let bulk = Cancelled(&bulk);
         let mut echoes = [(); 300].map(|()| {
             let start = Instant::now();
             (&echo.client).write_all(b"ping").unwrap();
             receive_exactly(&echo.target, 4);
             start.elapsed()
         });
-        // Before anything may fail, since the threads above are waited for.
-        bulk.submitted.cancel();
+        drop(bulk);
         // Of two thirds: this process, too, may be without a turn now and then.
         echoes.sort();
-        let most = echoes[200];
+        let (most, mean) = (echoes[200], echoes.iter().sum::<Duration>() / 300);
         assert!(
-            most < Duration::from_millis(20),
-            "{most:?} for an echo beside bulk"
+            most < Duration::from_millis(20) && mean < Duration::from_millis(100),
+            "{most:?}, {mean:?} on average for an echo beside bulk"
         );
     });
+}
+
+/// A tunnel that ends with it.
+struct Cancelled<'a>(&'a Tunnel);
+
+impl Drop for Cancelled<'_> {
+    fn drop(&mut self) {
+        self.0.submitted.cancel();
+    }
 }

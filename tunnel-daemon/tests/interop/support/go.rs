@@ -125,8 +125,11 @@ fn build(program: Program) -> PathBuf {
         .expect("tmp is inside target")
         .join("interop");
     fs::create_dir_all(&root).expect("target/ is writable");
-    // Two test processes may want the same program.
-    let lock = File::create(root.join(".lock")).expect("target/ is writable");
+    // Two test processes may want the same program. Whom the folder does not belong to locks, too, and finds what was built before.
+    let path = root.join(".lock");
+    let lock = File::create(&path)
+        .or_else(|_not_ours| File::open(&path))
+        .expect("target/ is writable, or was built in before");
     lock.lock().expect("files can be locked");
 
     let folder = program.folder();

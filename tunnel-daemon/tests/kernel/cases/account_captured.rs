@@ -124,26 +124,57 @@ fn what_an_agent_captures_over_ipv6_is_counted_alike() {
     }
 }
 
+#[test]
+fn what_comes_to_an_agents_own_listener_is_counted_alike() {
+    if ready("accounting for clients of an agent's own listener") {
+        at_the_agents_own_listener(target("127.24.0.1"), "127.0.0.1");
+    }
+}
+
+#[test]
+fn what_comes_to_an_agents_own_ipv6_listener_is_counted_alike() {
+    if ready_v6("accounting for clients of an agent's own listener of IPv6") {
+        at_the_agents_own_listener(target("::1"), "::1");
+    }
+}
+
 fn captured_by_the_agent(api: SocketAddr, service: SocketAddr) {
-    let (nodes, world) = (Cgroup::new(), World::new());
-    let flags = [
-        format!("--allowed-destination={api}"),
-        "--account=on".to_owned(),
-    ];
-    let server = Daemon::start(
-        User::Root,
-        "server",
-        &world.server_args(&flags),
-        world.dir(),
-    );
+    let nodes = Cgroup::new();
     let flags = [
         format!("--redirect-cgroup={}", nodes.path().display()),
         format!("--redirect-apiserver={service}={api}"),
-        "--account=on".to_owned(),
     ];
-    let agent = linked_agent(&world, User::Root, &server, &flags);
-    let mut client = Client::start(Some(nodes.path()));
-    let moved = drive(&mut client, service);
+    by_the_agent(api, &flags, |_agent| {
+        (Client::start(Some(nodes.path())), service)
+    });
+}
+
+/// `home` is where the agent listens.
+fn at_the_agents_own_listener(api: SocketAddr, home: &str) {
+    let flags = [
+        format!("--target=0:{api}"),
+        format!("--bind-address={home}"),
+    ];
+    by_the_agent(api, &flags, |agent| {
+        let listener = agent.address_of("listening for the control plane", "address");
+        (Client::start(None), listener)
+    });
+}
+
+/// An agent with these flags leads to `api`. `connecting` is who connects, and to where.
+fn by_the_agent(
+    api: SocketAddr,
+    flags: &[String],
+    connecting: impl FnOnce(&Daemon) -> (Client, SocketAddr),
+) {
+    let (world, account) = (World::new(), "--account=on".to_owned());
+    let of_server = [format!("--allowed-destination={api}"), account.clone()];
+    let args = world.server_args(&of_server);
+    let server = Daemon::start(User::Root, "server", &args, world.dir());
+    let of_agent = [flags, &[account]].concat();
+    let agent = linked_agent(&world, User::Root, &server, &of_agent);
+    let (mut client, at) = connecting(&agent);
+    let moved = drive(&mut client, at);
     equal(
         &agent,
         &api.to_string(),

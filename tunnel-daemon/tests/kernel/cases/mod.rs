@@ -6,6 +6,7 @@ mod account_ring;
 mod account_times;
 mod account_tunnels;
 mod alone;
+pub(crate) mod captured_sockets;
 mod clock;
 pub(crate) mod exempt;
 mod exempt_processes;

@@ -11,10 +11,14 @@ use socket2::{Domain, Socket, Type};
 use tokio::runtime::Runtime;
 
 use crate::support::client::{Seen, over};
-use crate::support::privilege::skip;
+use crate::support::privilege::{ready, skip};
 use crate::support::role::{Role, tell, told};
 use crate::support::target::target;
-use crate::support::world::{World, command, get, runtime};
+use crate::support::wait::until;
+use crate::support::world::{World, command, get, runtime, sample};
+
+/// Clients that the kernel has accounted for. No rule of ours led them here, and no identifier found their agent.
+const CLIENTS: &str = r#"adit_ebpf_connections_total{agent="kernel",destination_class="",role="client",tenant="default"}"#;
 
 /// Of clients and targets.
 const V6_ADDRESSES: &str = "ip -6 address add fd00:9::1/128 dev lo nodad
@@ -94,6 +98,13 @@ fn behind(setup: &str, what: &str, role: &str, arguments: &str) -> Option<Role> 
     Some(Role::start_by(unshare(&[&program]), role, None, arguments))
 }
 
+/// The kernel has accounted for so many clients, where it can.
+fn are_accounted_for(role: &mut Role, what: &str, clients: u32) {
+    if ready(&format!("accounting for clients that come by {what}")) {
+        assert_eq!(role.hear(), format!("accounted for: {clients}"));
+    }
+}
+
 #[test]
 fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
     let what = "packet filter rules";
@@ -103,6 +114,7 @@ fn a_redirect_rule_of_a_packet_filter_leads_through_the_tunnel() {
     };
     assert_eq!(role.hear(), "peer as asked, not direct");
     assert_eq!(role.hear(), "refused: 1");
+    are_accounted_for(&mut role, what, 1);
 }
 
 #[test]
@@ -114,6 +126,7 @@ fn a_redirect_rule_of_ipv6_leads_through_the_tunnel() {
     };
     assert_eq!(role.hear(), "peer as asked, not direct");
     assert_eq!(role.hear(), "refused: 1");
+    are_accounted_for(&mut role, what, 1);
 }
 
 #[test]
@@ -127,6 +140,7 @@ fn redirect_rules_of_both_families_lead_to_one_listener() {
         assert_eq!(role.hear(), "peer as asked, not direct");
     }
     assert_eq!(role.hear(), "refused: 2");
+    are_accounted_for(&mut role, what, 3);
 }
 
 #[test]
@@ -143,7 +157,7 @@ fn tproxy_rules_lead_through_the_tunnel_over_either_family() {
 /// Everything in one process: rules name the client's source address, so the agent's own dial is not theirs.
 struct Stand {
     _world: World,
-    _runtime: Runtime,
+    runtime: Runtime,
     _server: RunningServer,
     _agent: RunningAgent,
     health: SocketAddr,
@@ -154,9 +168,11 @@ impl Stand {
     fn start(bind: &str) -> Self {
         let world = World::new();
         let runtime = runtime();
-        let Program::Server(plan) =
-            command(world.server_args(&[format!("--transparent-bind-address={bind}")]))
-        else {
+        let flags = [
+            format!("--transparent-bind-address={bind}"),
+            "--account=on".to_owned(),
+        ];
+        let Program::Server(plan) = command(world.server_args(&flags)) else {
             panic!("no server");
         };
         let server = runtime.block_on(server::start(&plan)).unwrap();
@@ -172,12 +188,23 @@ impl Stand {
         }
         Self {
             _world: world,
-            _runtime: runtime,
+            runtime,
             _server: server,
             _agent: agent,
             health,
             listener,
         }
+    }
+
+    /// Waits until the kernel has accounted for so many clients, unless it does for none; how many those are.
+    fn accounted(&self, clients: u32) -> f64 {
+        let now = |series: &str| sample(self.health, series).unwrap_or(0.0);
+        if now("adit_ebpf_account_attached") == 1.0 {
+            let all = || now(CLIENTS) == f64::from(clients);
+            let state = || get(self.health, "/metrics");
+            self.runtime.block_on(until("ends of clients", all, state));
+        }
+        now(CLIENTS)
     }
 }
 
@@ -224,6 +251,7 @@ pub(crate) fn play(arguments: &str) {
     };
     let stand = Stand::start(bind);
     let port = stand.listener.port();
+    let mut clients = 0;
     for ends in families {
         let (family, client, target) = (ends.family, ends.client, target(ends.target));
         nft(&format!(
@@ -232,10 +260,12 @@ pub(crate) fn play(arguments: &str) {
             target.port()
         ));
         tell_seen(&call(client, target).unwrap(), target);
+        clients += 1;
         if table == "inet" && target.is_ipv4() {
             let client = mapped(client.parse().unwrap()).to_string();
             let asked = SocketAddr::new(mapped(target.ip()), target.port());
             tell_seen(&call(&client, asked).unwrap(), asked);
+            clients += 1;
         }
         // Nobody redirected this one: its destination is the listener itself.
         let listener = SocketAddr::new(ends.loopback.parse().unwrap(), port);
@@ -246,6 +276,7 @@ pub(crate) fn play(arguments: &str) {
         .lines()
         .find_map(|line| line.strip_prefix("adit_redirect_refused_total{reason=\"own_address\"} "));
     tell(&format!("refused: {}", line.unwrap()));
+    tell(&format!("accounted for: {}", stand.accounted(clients)));
     while told().is_some() {}
 }
 

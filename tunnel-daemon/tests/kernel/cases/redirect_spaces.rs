@@ -4,7 +4,7 @@
 //! control plane has no route further: whatever it reaches of the pod, it reaches by the node's agent.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::Command;
 
 use ipnet::IpNet;
@@ -13,43 +13,68 @@ use super::kep2025::{BULK, ip, unreachable};
 use super::namespaces::namespaces;
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
+use crate::support::namespace::Namespace;
 use crate::support::privilege::{ready, ready_v6};
-use crate::support::target::target;
-use crate::support::world::World;
+use crate::support::role::Role;
+use crate::support::target::{serve, target};
+use crate::support::world::{ServerProcess, World};
 
 const PART: &str = "a part of the host only";
+const V4: Addresses = Addresses {
+    outer: ["10.78.0.1/24", "10.78.0.2/24"],
+    inner: ["10.79.0.1/24", "10.79.0.2/24"],
+};
+const V6: Addresses = Addresses {
+    outer: ["fd78::1/64", "fd78::2/64"],
+    inner: ["fd79::1/64", "fd79::2/64"],
+};
+
+/// Addresses of one family, with the lengths of their networks.
+struct Addresses {
+    /// Of the node and of the control plane.
+    outer: [&'static str; 2],
+    /// Of the node and of the pod.
+    inner: [&'static str; 2],
+}
+
+impl Addresses {
+    /// The cables of a node.
+    fn cable(&self, node: &Namespace, plane: &Namespace, pod: &Namespace) {
+        node.connect_by("outer", plane, self.outer[0], self.outer[1]);
+        node.connect_by("inner", pod, self.inner[0], self.inner[1]);
+    }
+
+    /// Of a server that captures calls to pods.
+    fn flags(&self, captured: &Cgroup) -> [String; 2] {
+        let pods = self.inner[1].parse::<IpNet>().unwrap().trunc();
+        [
+            format!("--redirect={pods}"),
+            format!("--redirect-cgroup={}", captured.path().display()),
+        ]
+    }
+}
 
 #[test]
 fn a_program_of_the_control_plane_reaches_a_pod_by_its_nodes_agent_only() {
-    by_the_redirect_only(
-        "a program of the control plane that calls a pod",
-        ["10.78.0.1/24", "10.78.0.2/24"],
-        ["10.79.0.1/24", "10.79.0.2/24"],
-    );
+    by_the_redirect_only("a program of the control plane that calls a pod", &V4);
 }
 
 #[test]
 fn a_program_of_the_control_plane_reaches_a_pod_of_ipv6_by_its_nodes_agent_only() {
     let test = "a program of the control plane that calls a pod of IPv6";
     if ready_v6(test) {
-        by_the_redirect_only(
-            test,
-            ["fd78::1/64", "fd78::2/64"],
-            ["fd79::1/64", "fd79::2/64"],
-        );
+        by_the_redirect_only(test, &V6);
     }
 }
 
-/// `outer` are addresses of the node and of the control plane, `inner` of the node and of the pod.
-fn by_the_redirect_only(test: &str, outer: [&str; 2], inner: [&str; 2]) {
+fn by_the_redirect_only(test: &str, addresses: &Addresses) {
     let Some([plane, node, pod]) = namespaces(test) else {
         return;
     };
-    node.connect_by("outer", &plane, outer[0], outer[1]);
-    node.connect_by("inner", &pod, inner[0], inner[1]);
+    addresses.cable(&node, &plane, &pod);
+    let Addresses { outer, inner } = *addresses;
     let asked: SocketAddr = pod.inside(|| target(&ip(inner[1]).to_string()));
     let beside: SocketAddr = node.inside(|| target(&ip(outer[0]).to_string()));
-    let pods = inner[1].parse::<IpNet>().unwrap().trunc();
     let (captured, program) = (Cgroup::new(), std::env::current_exe().unwrap());
     // The server and its clients are in the control plane, and so is this thread.
     plane.inside(|| {
@@ -59,11 +84,7 @@ fn by_the_redirect_only(test: &str, outer: [&str; 2], inner: [&str; 2]) {
         let mut neighbour = Client::start_in(&node, captured.path());
         unreachable(client.call(asked));
 
-        let flags = [
-            format!("--redirect={pods}"),
-            format!("--redirect-cgroup={}", captured.path().display()),
-        ];
-        let mut server = world.server(None, &flags);
+        let mut server = world.server(None, &addresses.flags(&captured));
         let _agent = world.agent_by(node.command(&program), &server, None, &[]);
         let seen = client.call(asked).unwrap();
         assert_eq!(seen.peer, asked);
@@ -91,6 +112,80 @@ fn by_the_redirect_only(test: &str, outer: [&str; 2], inner: [&str; 2]) {
         assert!(client.call(beside).unwrap().is_direct());
         assert!(neighbour.call(asked).unwrap().is_direct());
     });
+}
+
+/// What runs of one control plane.
+struct Running {
+    client: Client,
+    agent: Role,
+    server: ServerProcess,
+    _world: World,
+    // Last: processes leave before cgroups go.
+    _captured: Cgroup,
+}
+
+impl Running {
+    /// A server and a client that it captures, and an agent at the node.
+    fn start(addresses: &Addresses, plane: &Namespace, node: &Namespace) -> Self {
+        let (captured, program) = (Cgroup::new(), std::env::current_exe().unwrap());
+        plane.inside(move || {
+            let world = World::at(ip(addresses.outer[1]));
+            let server = world.server(None, &addresses.flags(&captured));
+            let agent = world.agent_by(node.command(&program), &server, None, &[]);
+            Self {
+                client: Client::start(Some(captured.path())),
+                agent,
+                server,
+                _world: world,
+                _captured: captured,
+            }
+        })
+    }
+}
+
+#[test]
+fn of_two_control_planes_with_the_same_addresses_each_reaches_its_own_pod() {
+    each_reaches_its_own("two control planes with the same addresses", &V4);
+}
+
+#[test]
+fn of_two_control_planes_with_the_same_ipv6_addresses_each_reaches_its_own_pod() {
+    let test = "two control planes with the same IPv6 addresses";
+    if ready_v6(test) {
+        each_reaches_its_own(test, &V6);
+    }
+}
+
+fn each_reaches_its_own(test: &str, addresses: &Addresses) {
+    let Some([plane, node, pod, other_plane, other_node, other_pod]) = namespaces(test) else {
+        return;
+    };
+    addresses.cable(&node, &plane, &pod);
+    addresses.cable(&other_node, &other_plane, &other_pod);
+    let [node_ip, pod_ip] = addresses.inner.map(ip);
+    let mut one = Running::start(addresses, &plane, &node);
+    let mut other = Running::start(addresses, &other_plane, &other_node);
+    let asked = other_pod.inside(|| target(&pod_ip.to_string()));
+    let reaches = |client: &mut Client| {
+        let seen = client.call(asked).unwrap();
+        assert_eq!(seen.peer, asked);
+        assert_eq!(seen.caller.ip(), node_ip);
+    };
+    reaches(&mut other.client);
+    // At that address of its own pod nobody listens.
+    let error = one.client.call(asked).unwrap_err();
+    // Or it was over before the client asked for the peer's name.
+    let is_over = error.contains("reset") || error.contains("not connected");
+    assert!(is_over, "{error}");
+
+    pod.inside(|| serve(TcpListener::bind(asked).unwrap()));
+    reaches(&mut one.client);
+    reaches(&mut other.client);
+    // Nothing leads to the other pod any more, so this is its own.
+    other.server.role.kill();
+    other.agent.kill();
+    unreachable(other.client.call(asked));
+    reaches(&mut one.client);
 }
 
 /// As in a container: what is mounted as if it were all cgroups is the one it is in.

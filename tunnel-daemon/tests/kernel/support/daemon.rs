@@ -102,8 +102,13 @@ impl Daemon {
 
     /// An address of the line that says it is up.
     pub(crate) fn address(&self, field: &str) -> SocketAddr {
+        self.address_of(" is up", field)
+    }
+
+    /// An address of the first line that says this.
+    pub(crate) fn address_of(&self, said: &str, field: &str) -> SocketAddr {
         let log = self.log();
-        let line = log.lines().find(|line| line.contains(" is up"));
+        let line = log.lines().find(|line| line.contains(said));
         let (_, rest) = line
             .and_then(|line| line.split_once(&format!("{field}=")))
             .unwrap_or_else(|| panic!("no {field}: {log}"));

@@ -121,6 +121,7 @@ fn play() {
         "agent" => world::play_agent(&arguments),
         "packet-filter" => crate::cases::packet_filter::play(&arguments),
         "tproxy" => crate::cases::packet_filter::play_tproxy(),
+        "captured-sockets" => crate::cases::captured_sockets::play(&arguments),
         "exempt" => crate::cases::exempt::play(&arguments),
         "sockmap-memory" => crate::cases::sockmap::play_memory(&arguments),
         "sockmap-relay" => crate::cases::sockmap::play(&arguments),

@@ -7,6 +7,12 @@ use std::net::{SocketAddr, TcpListener};
 pub(crate) fn target(at: &str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).expect("loopback is up");
     let address = listener.local_addr().expect("bound");
+    serve(listener);
+    address
+}
+
+/// As [`target`], where something listens already.
+pub(crate) fn serve(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { continue };
@@ -22,5 +28,4 @@ pub(crate) fn target(at: &str) -> SocketAddr {
             });
         }
     });
-    address
 }

@@ -277,5 +277,22 @@ fn forbidden_calls() {
         Err(Errno::PERM),
         "another root"
     );
+    for (call, name) in [
+        (libc::SYS_ptrace, "ptrace"),
+        (libc::SYS_process_vm_readv, "process_vm_readv"),
+        (libc::SYS_bpf, "bpf"),
+        (libc::SYS_perf_event_open, "perf_event_open"),
+        (libc::SYS_mount, "mount"),
+    ] {
+        assert_eq!(answer_of(call), Some(libc::EPERM), "{name}");
+    }
     eprintln!("all refused");
+}
+
+/// What a system call without arguments fails with.
+fn answer_of(call: libc::c_long) -> Option<i32> {
+    // SAFETY: every argument is zero, so no pointer leads anywhere, and none of the calls asked for changes this process:
+    // without arguments they are refused or read nothing, and the first of ptrace's requests only lets the parent trace.
+    let answer = unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };
+    (answer < 0).then(|| std::io::Error::last_os_error().raw_os_error())?
 }

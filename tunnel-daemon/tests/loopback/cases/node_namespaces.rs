@@ -12,14 +12,40 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::process::Process;
-use crate::support::skip::skip_unprivileged;
+use crate::support::skip::{has_v6, skip_unprivileged};
 use crate::support::wait::until_blocking;
 use crate::support::world::World;
 
 /// What a peer is to do: `listen ADDRESS WORD` or `connect ADDRESS`.
 const ROLE: &str = "ADIT_TEST_NAMESPACE_PEER";
-/// What every control plane's API has as its address, and no node.
-const API: &str = "10.96.0.1:6443";
+
+const V4: Addresses = Addresses {
+    api: "10.96.0.1:6443",
+    api_host: "10.96.0.1/32",
+    cables: [
+        ["192.0.2.1/24", "192.0.2.2/24"],
+        ["198.51.100.1/24", "198.51.100.2/24"],
+    ],
+    loopback: "127.0.0.1",
+};
+const V6: Addresses = Addresses {
+    api: "[fd96::1]:6443",
+    api_host: "fd96::1/128",
+    cables: [["fd92::1/64", "fd92::2/64"], ["fd93::1/64", "fd93::2/64"]],
+    loopback: "[::1]",
+};
+
+/// Of one family.
+struct Addresses {
+    /// Where every control plane has its API, and no node.
+    api: &'static str,
+    /// The same without the port, as a network of its own.
+    api_host: &'static str,
+    /// Of the node and of a control plane, for each of these.
+    cables: [[&'static str; 2]; 2],
+    /// Where agents listen.
+    loopback: &'static str,
+}
 
 /// A network namespace; it goes with the process that holds it.
 struct Namespace(Child);
@@ -66,15 +92,22 @@ impl Namespace {
         assert!(output.status.success(), "{words}: {why}");
     }
 
+    /// Gives a device an address.
+    fn add(&self, address: &str, device: &str) {
+        // An IPv6 address is of use at once: nobody else can have it.
+        let at_once = if address.contains(':') { " nodad" } else { "" };
+        self.run(&format!("ip address add {address} dev {device}{at_once}"));
+    }
+
     /// A cable to another namespace, with these addresses at its ends.
     fn connect(&self, other: &Self, name: &str, here: &str, there: &str) {
         let pid = other.0.id();
         self.run(&format!(
             "ip link add {name} type veth peer name uplink netns {pid}"
         ));
-        self.run(&format!("ip address add {here} dev {name}"));
+        self.add(here, name);
         self.run(&format!("ip link set {name} up"));
-        other.run(&format!("ip address add {there} dev uplink"));
+        other.add(there, "uplink");
         other.run("ip link set uplink up");
     }
 
@@ -122,7 +155,7 @@ impl Drop for Peer {
     }
 }
 
-/// No test: what other processes of the test below do.
+/// No test: what other processes of the tests below do.
 #[test]
 #[ignore = "a role in another test"]
 fn a_peer() {
@@ -162,25 +195,40 @@ fn heard(namespace: &Namespace, address: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
+    by_their_own_agents_only("overlapping control planes", &V4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_control_planes_of_ipv6_are_reached_by_their_own_agents_only() {
+    let test = "overlapping control planes of IPv6";
+    if has_v6(test) {
+        by_their_own_agents_only(test, &V6).await;
+    }
+}
+
+async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
+    let Addresses {
+        api,
+        api_host,
+        cables,
+        loopback,
+    } = *addresses;
     let made = [Namespace::new(), Namespace::new(), Namespace::new()];
     let [Ok(node), Ok(first), Ok(second)] = made else {
         let why = made.into_iter().find_map(Result::err).unwrap_or_default();
-        skip_unprivileged(
-            "overlapping control planes",
-            format!("no network namespace: {why}"),
-        );
+        skip_unprivileged(test, format!("no network namespace: {why}"));
         return;
     };
     let world = World::start(&[]).await;
     let mut processes = Vec::new();
     let mut peers = Vec::new();
-    for (plane, name, here, there, local) in [
-        (&first, "one", "192.0.2.1", "192.0.2.2", "7001"),
-        (&second, "two", "198.51.100.1", "198.51.100.2", "7002"),
+    for (plane, name, [here, there], local) in [
+        (&first, "one", cables[0], "7001"),
+        (&second, "two", cables[1], "7002"),
     ] {
-        node.connect(plane, name, &format!("{here}/24"), &format!("{there}/24"));
-        plane.run("ip address add 10.96.0.1/32 dev lo");
-        peers.push(Peer(plane.peer(&format!("listen {API} {name}"))));
+        node.connect(plane, name, here, there);
+        plane.add(api_host, "lo");
+        peers.push(Peer(plane.peer(&format!("listen {api} {name}"))));
         let server: Vec<String> = world
             .server_args("8091")
             .into_iter()
@@ -190,14 +238,15 @@ async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
                     "--frontend=grpc=unix:{}",
                     world.dir.path().join(name).display()
                 ),
-                format!("--allowed-destination={API}"),
+                format!("--allowed-destination={api}"),
                 "--log-format=json".to_owned(),
             ])
             .collect();
         processes.push(plane.adit(&format!("server-{name}"), &server, world.dir.path()));
         // The certificate names 127.0.0.1 and server.test; the latter leads where the agent's own names say.
         let hosts = world.dir.path().join(format!("hosts-{name}"));
-        std::fs::write(&hosts, format!("{there} server.test\n")).expect("a file");
+        let (plane_ip, _length) = there.split_once('/').expect("with its length");
+        std::fs::write(&hosts, format!("{plane_ip} server.test\n")).expect("a file");
         let mut agent: Vec<String> = world
             .agent_args(&format!("agent-{name}"), 8091, &[])
             .into_iter()
@@ -205,7 +254,8 @@ async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
             .collect();
         agent.extend([
             "--proxy-server-host=server.test:8091".to_owned(),
-            format!("--target={local}:{API}"),
+            format!("--target={local}:{api}"),
+            format!("--bind-address={loopback}"),
             "--log-format=json".to_owned(),
         ]);
         processes.push(with_hosts(
@@ -216,13 +266,13 @@ async fn overlapping_control_planes_are_reached_by_their_own_agents_only() {
             world.dir.path(),
         ));
     }
-    let direct = heard(&node, API);
+    let direct = heard(&node, api);
     assert!(
         !direct.contains("<one>") && !direct.contains("<two>"),
         "{direct}"
     );
     for (port, name) in [("7001", "one"), ("7002", "two")] {
-        let address = format!("127.0.0.1:{port}");
+        let address = format!("{loopback}:{port}");
         until_blocking(
             &format!("the API of {name}"),
             Duration::from_secs(30),
