@@ -15,7 +15,8 @@ use adit_relay::{
 };
 use socket2::{Domain, Socket, Type};
 
-use crate::{ring_copy, tls_legs};
+use crate::ring_copy::{self, Named};
+use crate::tls_legs;
 
 const MESSAGE: usize = 64;
 
@@ -32,6 +33,8 @@ pub(crate) enum By {
     Splice,
     /// The attempt of `ring_copy`, which is no part of the product.
     RingCopy,
+    /// The same with direct descriptors.
+    RingCopyDirect,
     /// The attempts of `tls_legs`, neither.
     Tls,
 }
@@ -74,11 +77,13 @@ impl Row {
     /// Those, and the attempts.
     pub(crate) fn with_attempts() -> Vec<Self> {
         let mut rows = Self::all();
-        rows.extend([Transport::Tcp, Transport::Unix].map(|transport| Self {
-            engine: Engine::IoUring,
-            by: By::RingCopy,
-            transport,
-        }));
+        for transport in [Transport::Tcp, Transport::Unix] {
+            rows.extend([By::RingCopy, By::RingCopyDirect].map(|by| Self {
+                engine: Engine::IoUring,
+                by,
+                transport,
+            }));
+        }
         rows
     }
 
@@ -110,7 +115,7 @@ impl Rig {
         config.threads = 1;
         config.thresholds = match row.by {
             By::Splice => Thresholds::splice_at_once(),
-            By::Copy | By::RingCopy | By::Tls => Thresholds::copy_only(),
+            By::Copy | By::RingCopy | By::RingCopyDirect | By::Tls => Thresholds::copy_only(),
         };
         let relay = Relay::start(&config).expect("a relay starts");
         Self {
@@ -157,7 +162,7 @@ pub(crate) struct Opened {
 
 impl Rig {
     pub(crate) fn open_many(&self, row: Row, count: usize) -> Opened {
-        if !matches!(row.by, By::RingCopy | By::Tls) {
+        if matches!(row.by, By::Copy | By::Splice) {
             return Opened {
                 tunnels: (0..count).map(|_| self.open()).collect(),
                 attempt: None,
@@ -180,7 +185,11 @@ impl Rig {
             let between = (0..count).map(|_| self.sockets()).collect();
             tls_legs::start(row.engine, relayed, between, &calls)
         } else {
-            vec![ring_copy::start(relayed, Arc::clone(&calls))]
+            let named = match row.by {
+                By::RingCopyDirect => Named::Direct,
+                _ => Named::Plain,
+            };
+            vec![ring_copy::start(relayed, named, Arc::clone(&calls))]
         };
         Opened {
             tunnels,

@@ -1,5 +1,6 @@
 //! What a ring could do for chatty connections beyond readiness: multishot receives into provided buffers, and sends
-//! gathered into the one call that waits. A measured row, not part of the product: no half-close, no errors, no bounds.
+//! gathered into the one call that waits, with plain descriptors or such as the ring has registered (direct ones). Measured
+//! rows, not part of the product: no half-close, no errors, no bounds.
 #![expect(
     unsafe_code,
     reason = "a measurement: submission entries and a buffer ring name raw memory"
@@ -18,7 +19,7 @@ use std::{
 
 use io_uring::{
     IoUring, cqueue, opcode, squeue,
-    types::{BufRingEntry, Fd},
+    types::{BufRingEntry, Fd, Fixed},
 };
 use socket2::Socket;
 
@@ -85,11 +86,18 @@ impl Pool {
     }
 }
 
+/// How entries name their sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Named {
+    Plain,
+    Direct,
+}
+
 /// Relays until the first socket ends. `calls` counts entries into the kernel.
-pub(crate) fn start(sockets: Vec<Socket>, calls: Arc<AtomicU64>) -> JoinHandle<()> {
+pub(crate) fn start(sockets: Vec<Socket>, named: Named, calls: Arc<AtomicU64>) -> JoinHandle<()> {
     thread::Builder::new()
         .name("relay-ring".to_owned())
-        .spawn(move || run(&sockets, &calls))
+        .spawn(move || run(&sockets, named, &calls))
         .expect("a thread")
 }
 
@@ -104,15 +112,37 @@ pub(crate) fn ring() -> IoUring {
 }
 
 /// Sockets 2n and 2n+1 are a pair.
-fn run(sockets: &[Socket], calls: &AtomicU64) {
+fn run(sockets: &[Socket], named: Named, calls: &AtomicU64) {
     let mut ring = ring();
     let mut pool = Pool::new(&ring);
+    let plain = |at: usize| Fd(sockets[at].as_raw_fd());
+    let direct = |at: usize| Fixed(u32::try_from(at).expect("some hundred sockets"));
+    if named == Named::Direct {
+        let files: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
+        let registered = ring.submitter().register_files(&files);
+        registered.expect("a table of files");
+    }
     // By receiving socket: what waits to be sent on, oldest first; the first one is being sent.
     let mut waiting: Vec<VecDeque<(u16, u32)>> = vec![VecDeque::new(); sockets.len()];
     let receive = |from: usize| {
-        opcode::RecvMulti::new(Fd(sockets[from].as_raw_fd()), GROUP)
-            .build()
-            .user_data(from as u64)
+        let entry = match named {
+            Named::Plain => opcode::RecvMulti::new(plain(from), GROUP).build(),
+            Named::Direct => opcode::RecvMulti::new(direct(from), GROUP).build(),
+        };
+        entry.user_data(from as u64)
+    };
+    let send = |from: usize, bytes: *const u8, count: u32| {
+        const FLAGS: i32 = libc::MSG_WAITALL | libc::MSG_NOSIGNAL;
+        let to = from ^ 1;
+        let entry = match named {
+            Named::Plain => opcode::Send::new(plain(to), bytes, count)
+                .flags(FLAGS)
+                .build(),
+            Named::Direct => opcode::Send::new(direct(to), bytes, count)
+                .flags(FLAGS)
+                .build(),
+        };
+        entry.user_data(from as u64 | SEND)
     };
     for from in 0..sockets.len() {
         push(&mut ring, &receive(from));
@@ -150,11 +180,7 @@ fn run(sockets: &[Socket], calls: &AtomicU64) {
                 }
             }
             if let Some((id, count)) = waiting[from].front().copied() {
-                let send = opcode::Send::new(Fd(sockets[from ^ 1].as_raw_fd()), pool.at(id), count)
-                    .flags(libc::MSG_WAITALL | libc::MSG_NOSIGNAL)
-                    .build()
-                    .user_data(from as u64 | SEND);
-                push(&mut ring, &send);
+                push(&mut ring, &send(from, pool.at(id), count));
             }
         }
     }
