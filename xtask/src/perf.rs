@@ -334,6 +334,7 @@ fn check(results: &Results) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::results::Sample;
     use super::*;
 
     #[test]
@@ -408,6 +409,36 @@ mod tests {
         let found = go_load(&mut turns, &mut results, || panic!("it is not needed"));
         assert_eq!((found, turns.len()), (None, 2));
         assert!(results.ways_missing.is_empty());
+    }
+
+    #[test]
+    fn pictures_are_drawn_anew_beside_the_numbers_of_a_run_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let (name, state) = ("adit".to_owned(), Ok("1".to_owned()));
+        let mut results = Results::default();
+        results.peers.push(Entry { name, state });
+        let sample = Sample {
+            values: [("down_8_gbit_s".to_owned(), 9.0)].into(),
+            ..Sample::default()
+        };
+        results.add(("adit", Way::Grpc), 1, "bulk", Ok(sample));
+        let file = folder.path().join("perf.json");
+        fs::write(&file, results.for_machines().to_string()).unwrap();
+        let other = folder.path().join("memory-grpc.svg");
+        fs::write(&other, "of before").unwrap();
+        draw_again(&file).unwrap();
+        let drawn = fs::read_to_string(folder.path().join("throughput-grpc.svg")).unwrap();
+        assert!(drawn.contains("adit"), "{drawn}");
+        assert_eq!(fs::read_to_string(&other).unwrap(), "of before");
+    }
+
+    #[test]
+    fn who_draws_measures_nothing() {
+        assert!(Args::parse("--draw=perf.json").unwrap().draw.is_some());
+        for one in ["--quick", "--scenario=wan", "--check", "--guard"] {
+            let line = format!("--draw=perf.json {one}");
+            assert!(Args::parse(&line).is_err(), "{one}");
+        }
     }
 
     #[test]

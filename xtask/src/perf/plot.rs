@@ -332,11 +332,20 @@ mod tests {
     #[test]
     fn peer_has_the_same_colour_in_all_pictures() {
         let folder = tempfile::tempdir().unwrap();
-        let mut results = sampled(&[("down_8_gbit_s", 9.0), ("idle_100_resident_mib", 10.0)]);
-        // First in one picture, and not in the other.
-        let direct = Ok(sample(&[("down_8_gbit_s", 20.0)]));
-        results.add(("direct", Way::Tcp), 1, "bulk", direct);
-        let color = Looks::new(&["adit"]).of("adit").color;
+        // Colours of peers that are not known are given in turn. The first is in one picture and not in the other, which must not
+        // give the second another one there.
+        let peers = ["theirs", "mine"];
+        let mut results = Results::default();
+        results.peers.extend(peers.map(|name| Entry {
+            name: name.to_owned(),
+            state: Ok("1".to_owned()),
+        }));
+        let theirs = sample(&[("down_8_gbit_s", 20.0)]);
+        let mine = sample(&[("down_8_gbit_s", 9.0), ("idle_100_resident_mib", 10.0)]);
+        for (peer, sample) in peers.into_iter().zip([theirs, mine]) {
+            results.add((peer, Way::Grpc), 1, "bulk", Ok(sample));
+        }
+        let color = Looks::new(&peers).of("mine").color;
         let color = format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
         let written = draw(&results, folder.path()).unwrap();
         assert_eq!(written.len(), 2);

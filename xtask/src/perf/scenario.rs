@@ -326,6 +326,19 @@ mod tests {
     }
 
     #[test]
+    fn the_example_of_the_page_is_a_scenario() {
+        let page = include_str!("../../../perf/README.md");
+        let (_before, example) = page.split_once("```toml\n").expect("an example");
+        let (example, _after) = example.split_once("```").expect("its end");
+        let parsed = Scenario::parse(example).expect("it is right");
+        let binaries = parsed.binary.iter().map(|binary| binary.name.as_str());
+        let addresses = parsed.address.iter().map(|address| address.name.as_str());
+        let named: Vec<&str> = binaries.chain(addresses).collect();
+        assert_eq!(named, ["last-month", "ours"]);
+        assert!(parsed.path.is_some());
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (wrong, says) in [
             (SMALL.replace("rounds = 1", "rounds = 0"), "rounds"),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
@@ -15,6 +15,10 @@ use super::scenario::{LoadPlan, Way};
 
 /// Longest time for one measurement beyond what it is told to take: the load tool bounds itself, this bounds the tool.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// Once failed measurements of a turn have taken so long together, the rest of it is not tried: a peer that hangs would take minutes
+/// with each, in every round.
+const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Where agents connect, among the addresses of a route; also the measurement that needs it.
 pub(crate) const AGENTS: &str = "agents";
@@ -71,7 +75,36 @@ pub(crate) fn measure<'a>(
         let outcome = load(tools, &site, &route, plan).map_err(|error| format!("{error:#}"));
         (*name, outcome)
     };
-    plans.iter().map(one).collect()
+    with_patience(plans, |plan| {
+        let started = Instant::now();
+        let (name, outcome) = one(plan);
+        (name, outcome, started.elapsed())
+    })
+}
+
+/// Outcomes of all plans; of those behind [`PATIENCE`], that they were not tried. `one` says how long it took.
+fn with_patience<'a, P>(
+    plans: &[(&'a str, P)],
+    mut one: impl FnMut(&(&'a str, P)) -> (&'a str, Result<Sample, String>, Duration),
+) -> Vec<(&'a str, Result<Sample, String>)> {
+    let mut failed = Vec::new();
+    let mut lost = Duration::ZERO;
+    let mut outcomes = Vec::with_capacity(plans.len());
+    for plan in plans {
+        if lost >= PATIENCE {
+            let (why, seconds) = (failed.join(", "), lost.as_secs());
+            let why = format!("not tried: {why} failed before it, after {seconds} s");
+            outcomes.push((plan.0, Err(why)));
+            continue;
+        }
+        let (name, outcome, took) = one(plan);
+        if outcome.is_err() {
+            failed.push(name);
+            lost += took;
+        }
+        outcomes.push((name, outcome));
+    }
+    outcomes
 }
 
 /// Runs the load tool once against a started path.
@@ -125,4 +158,32 @@ pub(crate) fn load(
         sample.values.insert(key, percent);
     }
     Ok(sample)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_hangs_is_not_waited_for_with_each_measurement() {
+        let plans = ["idle", "echo", "paced", "dials", "bulk"].map(|name| (name, ()));
+        let mut tried = Vec::new();
+        let outcomes = with_patience(&plans, |(name, ())| {
+            tried.push(*name);
+            let (outcome, seconds) = match *name {
+                // Success may take as long as it likes, and quick failures do not add up to much.
+                "idle" => (Ok(Sample::default()), 600),
+                "echo" => (Err("refused".to_owned()), 1),
+                _ => (Err("it hangs".to_owned()), 44),
+            };
+            (*name, outcome, Duration::from_secs(seconds))
+        });
+        assert_eq!(tried, ["idle", "echo", "paced"]);
+        let names: Vec<&str> = outcomes.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, plans.map(|(name, _)| name));
+        for (_, outcome) in &outcomes[3..] {
+            let why = outcome.as_ref().expect_err("nobody tried");
+            assert_eq!(why, "not tried: echo, paced failed before it, after 45 s");
+        }
+    }
 }

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+use super::pair::{Linked, Pair};
 use super::{Peer, Place, Route, TARGETS, wait_for_echo};
-use crate::perf::process::{Site, free_port};
+use crate::perf::process::Site;
 use crate::perf::programs::Programs;
 use crate::perf::scenario::Way;
 
 /// See the module.
 pub(super) struct Captured {
-    version: String,
-    binary: PathBuf,
+    pair: Pair,
     /// Where cgroup2 is mounted.
     cgroups: PathBuf,
 }
@@ -29,8 +29,7 @@ impl Captured {
     /// It could not be built, or there is no cgroup2.
     pub(super) fn find(programs: &Programs) -> anyhow::Result<Self> {
         Ok(Self {
-            binary: programs.adit()?,
-            version: programs.adit_version().to_owned(),
+            pair: Pair::find(programs)?,
             cgroups: cgroups()?,
         })
     }
@@ -85,7 +84,8 @@ impl Peer for Captured {
     }
 
     fn version(&self) -> String {
-        format!("{}, clients captured by their cgroup", self.version)
+        let version = self.pair.version();
+        format!("{version}, clients captured by their cgroup")
     }
 
     fn ways(&self, _asked: &[Way]) -> Vec<Way> {
@@ -95,43 +95,18 @@ impl Peer for Captured {
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
         let (target, targets) = site.targets(site.far(), site.far_host())?;
         let cgroup = Cgroup::new(&self.cgroups)?;
-        let [agents, health] = [free_port()?, free_port()?];
-        let mut server = vec![
-            "server".to_owned(),
-            format!("--cluster-cert={}", site.at("server.pem")),
-            format!("--cluster-key={}", site.at("server.key")),
-            format!("--cluster-ca-cert={}", site.at("ca.pem")),
-            format!("--agent-port={agents}"),
-            format!("--health-port={health}"),
-            "--admin-port=off".to_owned(),
-            format!("--redirect-cgroup={}", cgroup.path().display()),
-        ];
+        let mut of_server = vec![format!("--redirect-cgroup={}", cgroup.path().display())];
         for name in TARGETS {
             let at = targets.get(name).context("the targets have this one")?;
-            server.push(format!("--redirect={at}"));
+            of_server.push(format!("--redirect={at}"));
         }
-        let server = site.spawn("server", site.near(), &self.binary, &server)?;
-        let agent = [
-            "agent".to_owned(),
-            format!("--proxy-server-host={}:{agents}", site.near_host()),
-            format!("--ca-cert={}", site.at("ca.pem")),
-            format!("--agent-cert={}", site.at("agent.pem")),
-            format!("--agent-key={}", site.at("agent.key")),
-            "--health-server-port=off".to_owned(),
-            "--admin-server-port=off".to_owned(),
-        ];
-        let agent = site.spawn("agent", site.far(), &self.binary, &agent)?;
-        site.wait_until_ready(health)?;
-        // Else the load would reach its targets directly, and be measured as if it had not.
-        let state = readyz(health)?;
-        ensure!(
-            state.contains("[+]redirect active"),
-            "nothing is captured here: {}",
-            state
-                .lines()
-                .find(|line| line.contains("redirect"))
-                .unwrap_or(&state)
-        );
+        let Linked {
+            server,
+            agent,
+            server_health,
+            ..
+        } = self.pair.start(site, &of_server, &[])?;
+        ensure_active(server_health)?;
         let route = Route {
             way,
             frontend: None,
@@ -146,6 +121,24 @@ impl Peer for Captured {
         wait_for_echo(site, &route)?;
         Ok(route)
     }
+}
+
+/// Asks the health port of a server or an agent for its redirect. Without one the load would reach its targets directly, and be
+/// measured as if it had not.
+///
+/// # Errors
+/// Why nothing is captured.
+pub(super) fn ensure_active(health: u16) -> anyhow::Result<()> {
+    let state = readyz(health)?;
+    ensure!(
+        state.contains("[+]redirect active"),
+        "nothing is captured here: {}",
+        state
+            .lines()
+            .find(|line| line.contains("redirect"))
+            .unwrap_or(&state)
+    );
+    Ok(())
 }
 
 fn readyz(port: u16) -> anyhow::Result<String> {

@@ -7,7 +7,9 @@ mod captured;
 mod haproxy;
 mod konnectivity;
 mod namespace;
+mod node;
 mod openvpn;
+mod pair;
 mod plain;
 mod rathole;
 mod wireguard;
@@ -23,6 +25,7 @@ use captured::{Captured, Cgroup};
 use haproxy::Middle;
 pub(crate) use konnectivity::Konnectivity;
 pub(crate) use namespace::{Namespaces, available};
+use node::Node;
 pub(crate) use plain::Plain;
 
 /// A path to targets that can be started.
@@ -116,6 +119,8 @@ pub(crate) fn find(
         "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),
         "adit-account" => Ok(Box::new(adit(programs)?.accounted())),
         "adit-redirect" => Ok(Box::new(Captured::find(programs)?)),
+        "adit-node" => Ok(Box::new(Node::listening(programs)?)),
+        "adit-node-redirect" => Ok(Box::new(Node::capturing(programs)?)),
         "adit-server" => {
             let (ours, upstream) = (adit(programs)?, Konnectivity::upstream(programs)?);
             Ok(Box::new(Konnectivity::fleet(name, &ours, &upstream)))
@@ -138,7 +143,7 @@ pub(crate) fn find(
         }
         _ => anyhow::bail!(
             "no such peer: there are direct, relay, relay-ENGINE-MOVER, relay-tokio, relay-tokio-uring, relay-ring-splice, upstream, adit, adit-plaintext, \
-             adit-link, adit-account, adit-redirect, adit-server, adit-agent, adit-again, adit-cgroups, adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
+             adit-link, adit-account, adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-again, adit-cgroups, adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, wireguard, and those the scenario describes"
         ),
     }
 }

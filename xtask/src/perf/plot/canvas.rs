@@ -388,11 +388,18 @@ mod tests {
         }
     }
 
-    /// Where a text of a picture begins, if it is in it.
-    fn x_of(svg: &str, text: &str) -> Option<i32> {
+    /// Where a text of a picture is, if it is in it.
+    fn place_of(svg: &str, text: &str) -> Option<Place> {
         let (before, _) = svg.split_once(&format!(">\n{text}\n</text>"))?;
         let (_, element) = before.rsplit_once("<text x=\"")?;
-        element.split('"').next()?.parse().ok()
+        let (x, rest) = element.split_once("\" y=\"")?;
+        let (y, _) = rest.split_once('"')?;
+        Some((x.parse().ok()?, y.parse().ok()?))
+    }
+
+    /// Where it begins.
+    fn x_of(svg: &str, text: &str) -> Option<i32> {
+        place_of(svg, text).map(|(x, _)| x)
     }
 
     #[test]
@@ -416,9 +423,11 @@ mod tests {
         let names: Vec<String> = (0..18).map(|number| format!("peer-{number}")).collect();
         let peers: Vec<&str> = names.iter().map(String::as_str).collect();
         let svg = of_lines(&peers).to_svg(&Looks::new(&peers)).unwrap();
-        assert!(x_of(&svg, "peer-17").is_some());
-        let rows = i32::try_from(peers.len() + 1).unwrap();
-        assert!(TOP + rows * ROW < i32::try_from(height).unwrap());
+        let (_, last_peer) = place_of(&svg, "peer-17").unwrap();
+        let (_, last) = place_of(&svg, "rathole: failed").unwrap();
+        assert!(last > last_peer, "{last} and {last_peer}");
+        // Lines of the legend are written around their middle.
+        assert!(last + ROW / 2 <= i32::try_from(height).unwrap(), "{last}");
     }
 
     #[test]
