@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Build nothing; fail when sources, lock file, toolchain pins, object and manifest do not belong together.
     #[arg(long, conflicts_with = "fresh")]
     check: bool,
-    /// Build, print where the object is, and leave the committed one alone.
+    /// Build with whatever versions are here, print where the object is, and leave the committed one alone.
     #[arg(long)]
     fresh: bool,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Toolchain {
 /// Rebuilds the object, or checks it.
 ///
 /// # Errors
-/// When the toolchain is not there, the build fails, or `--check` finds a difference.
+/// When the toolchain is not there or not the pinned one, the build fails, or `--check` finds a difference.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.check {
         return check(workspace);
@@ -88,15 +88,17 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     let pinned = pins(workspace)?;
     let compiler = compiler(&pinned);
     let toolchain = availability(&compiler).map_err(anyhow::Error::msg)?;
+    // Before the build, which takes minutes, and nobody would take what it makes.
+    ensure!(
+        args.fresh || toolchain == pinned,
+        "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions as ebpf-programs/README.md says, build beside \
+         the committed objects with `--fresh`, or change the pins in a commit of their own"
+    );
     let built = build(workspace, &compiler)?;
     if args.fresh {
         println!("{}", built.display());
         return Ok(());
     }
-    ensure!(
-        toolchain == pinned,
-        "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions, or change the pins in a commit of their own"
-    );
     let folder = workspace.path("ebpf-programs/prebuilt");
     std::fs::create_dir_all(folder).context("create the folder of the objects")?;
     let manifest = Manifest {
@@ -202,10 +204,25 @@ fn stripped(said: &str, name: &str) -> String {
     said.strip_prefix(name).unwrap_or(said).trim().to_owned()
 }
 
+/// The toolchain for objects that are only tried out: today's, which may be of any version, or the pinned one where that is lacking.
+///
+/// # Errors
+/// There is neither: what is missing and how to get it.
+pub(crate) fn for_tests(workspace: &Workspace) -> Result<String, String> {
+    if availability(NIGHTLY).is_ok() {
+        return Ok(NIGHTLY.to_owned());
+    }
+    let pinned = pins(workspace).map_err(|error| format!("{error:#}"))?;
+    let name = compiler(&pinned);
+    availability(&name).map(|_versions| name)
+}
+
 /// The versions that would build an object here with a toolchain of rustup's, or what is missing and how to get it.
-pub(crate) fn availability(name: &str) -> Result<Toolchain, String> {
+fn availability(name: &str) -> Result<Toolchain, String> {
     let rustc = version_of(name).ok_or_else(|| {
-        format!("no nightly toolchain: `rustup toolchain install {name} --profile minimal`")
+        format!(
+            "no nightly toolchain: `rustup toolchain install {name} --profile minimal --component rust-src`"
+        )
     })?;
     let sysroot = answer(rustup_run(name).args(["rustc", "--print", "sysroot"]));
     let sysroot = sysroot.unwrap_or_default();

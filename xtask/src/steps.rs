@@ -61,6 +61,11 @@ impl Steps {
         ));
     }
 
+    /// Since the first of them.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
     /// Prints one line per step.
     ///
     /// # Errors

@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use crate::ebpf;
-use crate::fuzz::NIGHTLY as NIGHTLY_TOOLCHAIN;
 use crate::steps::{self, Steps};
 use crate::workspace::Workspace;
 
@@ -55,8 +54,8 @@ const FOR_NOBODY: [&str; 13] = [
     "--test",
     "roles",
 ];
-/// Takes a while and asks the system for nothing, so it runs at night.
-const SIMULATION: [&str; 2] = ["--test", "sim"];
+/// Take a while and ask the system for next to nothing, so they run at night. Who runs the tests has built what interop starts.
+const AT_NIGHT: [&str; 4] = ["--test", "sim", "--test", "interop"];
 /// The loopback tiers of relay and daemon.
 const LOOPBACK_FOR_NOBODY: [&str; 2] = ["--test", "loopback"];
 /// Leaves out the daemon's, whose tests are all in that module: it takes minutes, so the whole of it runs at night. And what of the
@@ -90,8 +89,8 @@ pub(crate) struct Args {
     /// Only unit tests: no integration tests, no doc tests.
     #[arg(long)]
     quick: bool,
-    /// Run at full size and length the tests that are cut to CI's time, and the whole loopback tier and the simulation without
-    /// privileges, too; sets ADIT_NIGHTLY.
+    /// Run at full size and length the tests that are cut to CI's time, and the whole loopback tier, interop and the simulation
+    /// without privileges, too; sets ADIT_NIGHTLY.
     #[arg(long, conflicts_with = "quick")]
     nightly: bool,
     /// Print a line for every test, not only for those that fail.
@@ -143,8 +142,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
             Ok(()) => all_unprivileged(workspace, &mut steps, args),
             Err(why) => steps.skip("without privileges", &why),
         }
-        match ebpf::availability(NIGHTLY_TOOLCHAIN) {
-            Ok(_toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace)),
+        match ebpf::for_tests(workspace) {
+            Ok(toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace, &toolchain)),
             Err(why) => steps.skip("ebpf rebuild", &why),
         }
     }
@@ -184,8 +183,8 @@ pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
 
 /// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
 /// objects.
-fn rebuilt(workspace: &Workspace) -> anyhow::Result<()> {
-    let object = ebpf::build(workspace, NIGHTLY_TOOLCHAIN)?;
+fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
+    let object = ebpf::build(workspace, toolchain)?;
     let mut command = workspace.cargo(&["test", "--quiet", "--workspace", "--test", "kernel"]);
     command.args(["freshly_built", "--", "--nocapture"]);
     steps::run_command(command.env("ADIT_EBPF_OBJECT", object), LIMIT)
@@ -212,7 +211,7 @@ fn all_unprivileged(workspace: &Workspace, steps: &mut Steps, args: &Args) {
     let mut which = FOR_NOBODY.to_vec();
     let mut loopback = LOOPBACK_FOR_NOBODY.to_vec();
     if args.is_nightly() {
-        which.extend(SIMULATION);
+        which.extend(AT_NIGHT);
     } else {
         loopback.extend(ONLY_THE_RELAYS);
     }

@@ -1,41 +1,39 @@
-//! Pages that promise something name the test that shows it: each such test is there.
+//! Pages that promise something name the test that shows it, as `module::name_of_the_test`: each such test is there.
 
 use crate::workspace::Workspace;
 
-/// Pages whose claims name tests, as `module::name_of_the_test`.
-const PAGES: &[&str] = &[
-    "docs/threat-model.md",
-    "docs/specification.md",
-    "docs/compatibility.md",
-];
+/// Decisions are not edited, whatever the tests that they name are called later.
+const DECISIONS: &str = "docs/adr/";
 /// A page with tables of which each row must name a test in its last column.
 const PROVEN: &str = "docs/threat-model.md";
 /// The tables, by their heads. Of the first table of that page, who may attack, these are the answer.
 const PROVEN_TABLES: &[&str] = &["| from |", "| part |", "| threat |"];
 
-/// Checks the pages.
+/// Checks all pages but decisions.
 ///
 /// # Errors
 /// When a file cannot be read.
 pub(super) fn check(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let mut sources = Vec::new();
+    let (mut pages, mut sources) = (Vec::new(), Vec::new());
     for file in workspace.files(".")? {
-        if file.ends_with(".rs") {
-            let text = workspace.text(&file)?.unwrap_or_default();
-            sources.push((file, text));
-        }
+        let texts = match file.rsplit_once('.') {
+            Some((_, "md")) if !file.starts_with(DECISIONS) => &mut pages,
+            Some((_, "rs")) => &mut sources,
+            Some(_) | None => continue,
+        };
+        let text = workspace.text(&file)?.unwrap_or_default();
+        texts.push((file, text));
     }
     let mut findings = Vec::new();
-    for page in PAGES.iter().filter(|page| workspace.path(page).exists()) {
-        let text = workspace.text(page)?.unwrap_or_default();
+    for (page, text) in &pages {
         for (number, line) in text.lines().enumerate() {
             for name in names(line).filter(|name| !is_there(name, &sources)) {
                 findings.push(format!("{page}:{}: no test is named `{name}`", number + 1));
             }
         }
-        if *page == PROVEN {
+        if page == PROVEN {
             for table in PROVEN_TABLES {
-                findings.extend(unproven(page, &text, table));
+                findings.extend(unproven(page, text, table));
             }
         }
     }
@@ -141,6 +139,20 @@ mod tests {
         assert_eq!(
             found(&page([GOOD, bad, GOOD])),
             ["docs/threat-model.md:9: no test is named `one::a_test_that_is_not`"]
+        );
+    }
+
+    #[test]
+    fn a_test_is_looked_for_whatever_page_but_a_decision_names_it() {
+        let text = "# T\n\nAs `one::a_test_that_is_there` and `one::a_test_that_is_not` show.\n";
+        let (_folder, workspace) = sample(&[
+            ("README.md", text),
+            ("docs/adr/0001-t.md", text),
+            ("core/tests/one.rs", "//! T\nfn a_test_that_is_there() {}\n"),
+        ]);
+        assert_eq!(
+            check(&workspace).unwrap(),
+            ["README.md:3: no test is named `one::a_test_that_is_not`"]
         );
     }
 
