@@ -188,7 +188,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         // Nor what other rows run. There is no nft in the machine, no toolchain, and no profile of deploy/seccomp.
         run: tests(
             KERNEL,
-            "--test-threads=1 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
+            "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
              --skip redirect_spaces:: --skip proxy_header:: --skip least_privilege:: --skip clock:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
