@@ -159,17 +159,8 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::perf::results::{Entry, Sample};
-
-    fn sample(key: &str, value: f64) -> Sample {
-        Sample {
-            values: BTreeMap::from([(key.to_owned(), value)]),
-            distributions: BTreeMap::new(),
-        }
-    }
+    use crate::perf::results::{Entry, sample};
 
     fn results() -> Results {
         let mut results = Results::default();

@@ -266,16 +266,18 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
         .map(|lower| (lower + upper) / 2.0)
 }
 
+/// A sample of one number, for tests.
+#[cfg(test)]
+pub(crate) fn sample(key: &str, value: f64) -> Sample {
+    Sample {
+        values: BTreeMap::from([(key.to_owned(), value)]),
+        distributions: BTreeMap::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn sample(key: &str, value: f64) -> Sample {
-        Sample {
-            values: BTreeMap::from([(key.to_owned(), value)]),
-            distributions: BTreeMap::new(),
-        }
-    }
 
     fn results(peers: &[&str]) -> Results {
         let entry = |name: &&str| Entry {

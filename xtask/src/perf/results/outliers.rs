@@ -75,17 +75,8 @@ fn is_far(better: Better, value: f64, others: f64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::perf::results::Sample;
-
-    fn sample(key: &str, value: f64) -> Sample {
-        Sample {
-            values: BTreeMap::from([(key.to_owned(), value)]),
-            distributions: BTreeMap::new(),
-        }
-    }
+    use crate::perf::results::sample;
 
     #[test]
     fn round_far_worse_than_the_median_stands_out() {
