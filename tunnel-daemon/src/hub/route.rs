@@ -153,7 +153,7 @@ impl Hub {
         })
     }
 
-    /// Enters a link; new dials may come at once, beside an older one of its agent after [`TRIAL_TIME`]. `links_max`: links that its principal may hold under its agent id.
+    /// Enters a link; new dials may come at once, beside an older one of its agent after a moment. `links_max`: links that its principal may hold under its agent id.
     /// `lanes`: where lanes of this link go, if it may have some.
     ///
     /// # Errors
