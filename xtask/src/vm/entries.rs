@@ -40,6 +40,8 @@ pub(super) enum When {
     ByHand,
     /// Only with `--wan`.
     Wan,
+    /// Only where it is named; the page has no row of it yet.
+    Named,
 }
 
 /// A GiB on each pair takes an emulated machine minutes: its rows leave that out.
@@ -60,6 +62,12 @@ pub(super) const MODULES: &[&str] = &[
     "dummy",
     "inet_diag",
     "tcp_diag",
+    // Older kernels ask for the first by itself, too, to load the others. Rules of packet filters ask for the last three.
+    "crc32c_generic",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_redir",
+    "nft_tproxy",
 ];
 
 /// The rows, in the order of the table.
@@ -185,7 +193,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "ebpf",
         row: "eBPF: redirect and accounting; not the packet filter and seccomp",
-        // Nor what other rows run. There is no nft in the machine, no toolchain, and no profile of deploy/seccomp.
+        // Nor what other rows run. There is no toolchain in the machine.
         run: tests(
             KERNEL,
             "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
@@ -205,6 +213,20 @@ pub(super) const ENTRIES: &[Entry] = &[
         ),
         limit_seconds: 600,
         when: When::ByHand,
+    },
+    Entry {
+        name: "packet-filter",
+        row: "redirect by a packet filter's rules, without eBPF",
+        run: tests(KERNEL, "packet_filter:: --test-threads=1"),
+        limit_seconds: 300,
+        when: When::Named,
+    },
+    Entry {
+        name: "seccomp",
+        row: "server and agent under their seccomp profiles, with eBPF",
+        run: tests(KERNEL, "least_privilege:: --test-threads=1"),
+        limit_seconds: 600,
+        when: When::Named,
     },
     Entry {
         name: "clock",

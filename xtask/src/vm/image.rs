@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 
 use super::cpio::Archive;
 use super::entries::{Entry, MODULES, Run};
@@ -15,6 +15,7 @@ use super::{Args, modules};
 const OF_HOST: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("tc", "iproute2"),
+    ("nft", "nftables"),
     ("nsenter", "util-linux"),
     ("setpriv", "util-linux"),
     ("unshare", "util-linux"),
@@ -24,6 +25,10 @@ const BUSYBOX: (&str, &str) = ("busybox", "busybox-static");
 
 /// The shell of scripts.
 const SHELL: (&str, &str) = ("dash", "dash");
+
+/// The package whose tests start our programs under seccomp profiles, and where these are, both seen from the root.
+const PROFILES_OF: &str = "tunnel-daemon";
+const PROFILES: [&str; 2] = ["deploy/seccomp/server.json", "deploy/seccomp/agent.json"];
 
 /// Why the machine's own programs are missing; `None` when all are here.
 pub(super) fn missing() -> Option<String> {
@@ -77,6 +82,7 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
         None => archive.link(&at, "/bin/adit")?,
     }
     programs::add(&mut archive, "/bin/adit-load", built.bin("adit-load")?)?;
+    profiles(&mut archive, built.root())?;
     for (at, entry) in entries.iter().enumerate() {
         let (script, program) = script(entry, built);
         if let Some((path, program)) = program {
@@ -91,6 +97,21 @@ pub(super) fn common(args: &Args, built: &Built, entries: &[&Entry]) -> anyhow::
         )?;
     }
     archive.finish()
+}
+
+/// The seccomp profiles, where tests look for them, too.
+///
+/// # Errors
+/// One cannot be read.
+fn profiles(archive: &mut Archive, root: &Path) -> anyhow::Result<()> {
+    // Their way there leads through it, and back.
+    archive.folder(&root.join(PROFILES_OF).display().to_string())?;
+    for profile in PROFILES {
+        let at = root.join(profile).display().to_string();
+        let contents = std::fs::read(&at).with_context(|| format!("read {at}"))?;
+        archive.file(&at, &contents)?;
+    }
+    Ok(())
 }
 
 /// The kernel's modules, numbered in the order to load them in, and its configuration. The kernel unpacks archives that

@@ -19,6 +19,8 @@ const TEST_TARGETS: &[&str] = &["loopback", "kernel"];
 
 /// Test binaries, by where their source is.
 pub(super) struct Built {
+    /// Of the checkout it was built from.
+    root: PathBuf,
     tests: BTreeMap<String, PathBuf>,
     /// Our program and the load tool.
     bins: BTreeMap<String, PathBuf>,
@@ -49,6 +51,7 @@ impl Built {
             "adit-load",
         ];
         let mut built = Self {
+            root: workspace.root().to_owned(),
             tests: BTreeMap::new(),
             bins: BTreeMap::new(),
         };
@@ -87,6 +90,11 @@ impl Built {
             }
         }
         Ok(())
+    }
+
+    /// Where the sources are: tests know it, too.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
     }
 
     /// The test binary of a source.

@@ -34,7 +34,7 @@ fn launcher_becomes_the_program() {
     confined::launch_if_asked();
 }
 
-/// Whether the profiles are here. They are not in a virtual machine, whose kernel has the same calls.
+/// Whether the profiles are here. A virtual machine has them where its checkout is not below /tmp.
 fn profiles(test: &str) -> bool {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/seccomp");
     let there = folder.exists();
