@@ -93,7 +93,6 @@ impl Args {
             When::Always => true,
             When::ByHand => !self.short,
             When::Wan => self.wan,
-            When::Named => false,
         }
     }
 }
@@ -109,9 +108,9 @@ pub(crate) fn availability() -> Result<(), String> {
     missing.map_or(Ok(()), Err)
 }
 
-/// The rows of the page, in order: all but measurements, and those that have to be named.
+/// The rows of the page, in order: all but measurements.
 pub(crate) fn rows() -> Vec<&'static str> {
-    let is_on_page = |entry: &&Entry| matches!(entry.when, When::Always | When::ByHand);
+    let is_on_page = |entry: &&Entry| entry.when != When::Wan;
     let asked = ENTRIES.iter().filter(is_on_page);
     asked.map(|entry| entry.row).collect()
 }

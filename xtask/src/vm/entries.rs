@@ -40,8 +40,6 @@ pub(super) enum When {
     ByHand,
     /// Only with `--wan`.
     Wan,
-    /// Only where it is named; the page has no row of it yet.
-    Named,
 }
 
 /// A GiB on each pair takes an emulated machine minutes: its rows leave that out.
@@ -192,7 +190,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         name: "ebpf",
-        row: "eBPF: redirect and accounting; not the packet filter and seccomp",
+        row: "eBPF: redirect and accounting",
         // Nor what other rows run. There is no toolchain in the machine.
         run: tests(
             KERNEL,
@@ -219,14 +217,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "redirect by a packet filter's rules, without eBPF",
         run: tests(KERNEL, "packet_filter:: --test-threads=1"),
         limit_seconds: 300,
-        when: When::Named,
+        when: When::ByHand,
     },
     Entry {
         name: "seccomp",
         row: "server and agent under their seccomp profiles, with eBPF",
         run: tests(KERNEL, "least_privilege:: --test-threads=1"),
         limit_seconds: 600,
-        when: When::Named,
+        when: When::ByHand,
     },
     Entry {
         name: "clock",
