@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::Wanted;
+use super::{CONNECTIONS_MAX, Wanted};
 use crate::agent::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::agent::servers::ServerLanes;
 use crate::ebpf::account::{Accounts, Labels};
@@ -45,6 +45,8 @@ pub struct NodeDoor {
     /// Our own, for the labels of accounting.
     agent: AgentId,
     opening: Semaphore,
+    /// Connections of all listeners.
+    pub(super) connections: Semaphore,
     /// It was said that no server takes lanes.
     told: AtomicBool,
 }
@@ -66,6 +68,7 @@ impl NodeDoor {
             accounts,
             agent,
             opening: Semaphore::new(OPENING_MAX),
+            connections: Semaphore::new(CONNECTIONS_MAX),
             told: AtomicBool::new(false),
         })
     }

@@ -20,6 +20,8 @@ use crate::telemetry::labels::NodeRefusal;
 pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
 /// Of all listeners of an agent.
 pub const CONNECTIONS_MAX: usize = 16_384;
+/// Connections beyond these that are accepted to be reset, each at once.
+pub const RESETTING_MAX: usize = 1024;
 
 /// Where an accepted connection wants to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +83,11 @@ impl NodeListener {
         let ByteStream::Tcp(socket, peer) = stream else {
             return;
         };
-        let Ok(_place) = self.connections.try_acquire() else {
+        let places = (
+            self.connections.try_acquire(),
+            self.door.connections.try_acquire(),
+        );
+        let (Ok(_here), Ok(_at_all)) = places else {
             return self.door.refuse(&socket, peer, "", NodeRefusal::Limit);
         };
         match self.wants.destination(&socket, peer) {

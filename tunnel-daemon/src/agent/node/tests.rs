@@ -121,9 +121,39 @@ async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
 }
 
 #[tokio::test]
+async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
+    let (door, metrics) = door();
+    door.connections.forget_permits(CONNECTIONS_MAX - 2);
+    let node = NodeListener::new(&door, wants());
+    let other = NodeListener::new(&door, wants());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_client, stream) = connection(&listener).await;
+    let mut first = Box::pin(node.clone().serve(stream));
+    let (_client, stream) = connection(&listener).await;
+    let mut second = Box::pin(other.clone().serve(stream));
+    assert!(poll!(first.as_mut()).is_pending());
+    assert!(poll!(second.as_mut()).is_pending());
+
+    for node in [&node, &other] {
+        let (mut client, stream) = connection(&listener).await;
+        Box::pin(node.clone().serve(stream)).await;
+        let error = client.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    let refused = "adit_node_refusals_total{reason=\"limit\"} 2\n";
+    assert!(metrics.scrape().text().contains(refused));
+
+    drop(second);
+    let (_client, stream) = connection(&listener).await;
+    let mut third = Box::pin(node.serve(stream));
+    assert!(poll!(third.as_mut()).is_pending());
+    assert!(metrics.scrape().text().contains(refused));
+}
+
+#[tokio::test]
 async fn listeners_may_have_4096_connections_each_and_16384_together() {
     let (door, _metrics) = door();
+    assert_eq!(door.connections.available_permits(), 16_384);
     let node = NodeListener::new(&door, wants());
     assert_eq!(node.connections.available_permits(), 4096);
-    assert_eq!(CONNECTIONS_MAX, 16_384);
 }
