@@ -140,21 +140,12 @@ fn let_go<T>(held: &mut Vec<T>) {
 fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
     move |error| {
         let cause = match &error {
-            // The verifier's words; the last line before its statistics says what it minds.
-            ProgramError::LoadError {
-                io_error,
-                verifier_log,
-            } => {
-                let log = verifier_log.to_string();
-                let last = log.lines().rev().find(|line| !is_statistics(line));
-                format!("{io_error}: {}", last.unwrap_or_default())
-            }
             ProgramError::SyscallError(refused)
                 if action == "attach" && refused.io_error.kind() == ErrorKind::PermissionDenied =>
             {
                 format!("{} ({ALONE})", refused.io_error)
             }
-            other => deepest(other),
+            other => said(other),
         };
         KernelError::Program {
             action,
@@ -162,6 +153,21 @@ fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramErr
             cause,
         }
     }
+}
+
+/// What the kernel said of a program that it refused.
+pub(super) fn said(error: &ProgramError) -> String {
+    // The verifier's words; the last line before its statistics says what it minds.
+    if let ProgramError::LoadError {
+        io_error,
+        verifier_log,
+    } = error
+    {
+        let log = verifier_log.to_string();
+        let last = log.lines().rev().find(|line| !is_statistics(line));
+        return format!("{io_error}: {}", last.unwrap_or_default());
+    }
+    deepest(error)
 }
 
 fn is_statistics(line: &str) -> bool {

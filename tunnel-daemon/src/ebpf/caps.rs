@@ -13,6 +13,7 @@ use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
 use super::mounts;
+use super::object::{OBJECT, try_programs};
 use super::release::{Release, WITHOUT_PERFMON};
 
 /// One thing a host has or lacks.
@@ -75,6 +76,16 @@ impl HostCaps {
             },
             ring_buffer: ring_buffer(),
         }
+    }
+
+    /// The same with our own programs tried out, where the rights are there: a kernel that has their kinds may refuse one of them
+    /// all the same. Takes some tens of milliseconds; nothing is attached.
+    #[must_use]
+    pub fn with_programs(mut self) -> Self {
+        if self.capabilities.is_ready() && self.bpf.is_ready() {
+            self.bpf = tried(try_programs(OBJECT));
+        }
+        self
     }
 
     /// All of it, by the names reports use.
@@ -150,7 +161,16 @@ fn bpf() -> Capability {
             }
         }
     }
-    Capability::Ready("programs load".to_owned())
+    Capability::Ready("programs can be loaded".to_owned())
+}
+
+fn tried(programs: Result<usize, String>) -> Capability {
+    match programs {
+        Ok(number) => Capability::Ready(format!("the kernel takes all {number} programs")),
+        Err(refused) => Capability::Missing(format!(
+            "the kernel refused a program, {refused}: it lacks what that needs, or a seccomp profile forbids it"
+        )),
+    }
 }
 
 fn btf() -> Capability {
@@ -259,6 +279,27 @@ mod tests {
             assert!(said.reason().contains(&lacks.join(" and ")), "{said:?}");
         }
         assert!(!capabilities("", Some(NEW)).is_ready());
+    }
+
+    #[test]
+    fn a_program_that_the_kernel_refuses_is_named() {
+        let refused = tried(Err("adit_connect4: Invalid argument".to_owned()));
+        assert!(!refused.is_ready());
+        assert!(refused.reason().contains("adit_connect4: Invalid argument"));
+        let nonsense = try_programs(b"no object").unwrap_err();
+        assert!(
+            !nonsense.is_empty() && !nonsense.contains("adit check"),
+            "{nonsense}"
+        );
+    }
+
+    #[test]
+    fn without_the_rights_no_program_is_tried_out() {
+        let host = HostCaps {
+            capabilities: Capability::Missing("CAP_BPF missing".to_owned()),
+            ..HostCaps::probe()
+        };
+        assert_eq!(host.clone().with_programs().bpf, host.bpf);
     }
 
     #[test]

@@ -38,7 +38,7 @@ const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
 pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     super::descriptors::raise_limit();
     let now = SystemTime::now();
-    let host = HostCaps::probe();
+    let host = HostCaps::probe().with_programs();
     let mut lines = lines_of(&host);
     lines.push(clock(now));
     match &options.given {
@@ -109,7 +109,8 @@ fn ebpf(host: &HostCaps) -> Capability {
             );
         }
     }
-    ok(NAME, "programs can be loaded: --redirect and --account")
+    let how = host.bpf.reason();
+    ok(NAME, format!("{how}: --redirect and --account"))
 }
 
 fn configuration(warnings: &[String]) -> Vec<Capability> {

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use adit::ebpf::object::{OBJECT, load};
+use adit::ebpf::caps::HostCaps;
+use adit::ebpf::object::{OBJECT, load, try_programs};
 use adit::ebpf::redirect::Redirect;
 use adit_ebpf_abi::{ARRIVALS_MAX, ORIGINS_MAX, PROCESSES_MAX};
 use aya::Ebpf;
@@ -106,6 +107,21 @@ fn kernel() -> (u32, u32) {
         .split(['.', '-'])
         .map_while(|part| part.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+#[test]
+fn adit_check_tries_every_program_and_leaves_none_behind() {
+    if !ready("what adit check tries") {
+        return;
+    }
+    let all = loaded(&mut load(OBJECT).unwrap());
+    assert_eq!(try_programs(OBJECT), Ok(all));
+    let host = HostCaps::probe().with_programs();
+    assert!(
+        host.bpf.reason().contains(&format!("all {all} programs")),
+        "{:?}",
+        host.bpf
+    );
 }
 
 fn load_all(object: &[u8]) {
