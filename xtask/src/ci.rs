@@ -98,6 +98,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     });
     steps.run("static", || static_binary::run(workspace));
     isolation(workspace, &mut steps);
+    accounting(workspace, &mut steps);
     steps.run("perf guard", || {
         perf::run(workspace, &perf::Args::parse("--guard --quick --planted")?)
     });
@@ -166,6 +167,19 @@ fn isolation(workspace: &Workspace, steps: &mut Steps) {
         let line = "--quick --rounds=7 --seconds=0.8 --peers=adit --only=isolation --check";
         perf::run(workspace, &perf::Args::parse(line)?)
     });
+}
+
+/// Whether accounting costs an echo or a transfer more than it may, where the kernel lets it be measured.
+fn accounting(workspace: &Workspace, steps: &mut Steps) {
+    const STEP: &str = "overhead of accounting";
+    match perf::accounting_availability(workspace) {
+        Ok(()) => steps.run(STEP, || {
+            let line =
+                "--scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
+            perf::run(workspace, &perf::Args::parse(line)?)
+        }),
+        Err(why) => steps.skip(STEP, &format!("{why:#}")),
+    }
 }
 
 /// Checks advisories, licences and sources where `cargo-deny` is installed: it needs its database from the network.

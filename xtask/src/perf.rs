@@ -13,6 +13,7 @@ mod opened;
 mod peer;
 mod plot;
 mod process;
+mod processors;
 mod programs;
 mod results;
 mod rows;
@@ -22,12 +23,14 @@ mod turn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
 pub(crate) use guard::commit_before;
 use machine::Machine;
+use processors::Confined;
 use programs::Programs;
 pub(crate) use programs::go_toolchain;
 use results::{Entry, Results};
@@ -50,6 +53,9 @@ pub(crate) struct Args {
     /// Seconds of each timed measurement in place of the scenario's.
     #[arg(long)]
     seconds: Option<f64>,
+    /// Processors for everything that is measured, in place of the scenario's: the last so many of this machine.
+    #[arg(long)]
+    processors: Option<usize>,
     /// Peers in place of the scenario's, with commas between.
     #[arg(long, alias = "makers", value_delimiter = ',')]
     peers: Vec<String>,
@@ -73,10 +79,10 @@ pub(crate) struct Args {
     #[arg(long, requires = "guard")]
     planted: bool,
     /// Count the instructions of packets, frames, sessions and the choice of an agent under valgrind; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "adit"])]
+    #[arg(long, conflicts_with_all = ["guard", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "adit"])]
     instructions: bool,
     /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
-    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "peers", "ways", "only", "check"])]
+    #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "ways", "only", "check"])]
     syscalls: bool,
     /// Every scenario of the repository but `quick`, one after the other, each into its folder below target/perf/nightly: about
     /// two hours.
@@ -118,6 +124,7 @@ impl Args {
         let mut scenario = Scenario::read(&path)?;
         scenario.rounds = self.rounds.unwrap_or(scenario.rounds);
         scenario.load.seconds = self.seconds.unwrap_or(scenario.load.seconds);
+        scenario.processors = self.processors.or(scenario.processors);
         if !self.peers.is_empty() {
             scenario.peers.clone_from(&self.peers);
         }
@@ -159,12 +166,12 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         programs.go_load()?;
     }
     let (mut results, _table) = measure(&programs, &scenario, &programs.out)?;
-    let disturbed = results.disturbed();
-    if args.check && !disturbed.is_empty() {
+    let doubtful = [results.disturbed(), results.costly()].concat();
+    if args.check && !doubtful.is_empty() {
         // A host that others share: what counts then is the longer measurement, as a whole.
         eprintln!(
             "perf: once more, with twice the rounds: {}",
-            disturbed.join(", ")
+            doubtful.join(", ")
         );
         scenario.rounds *= 2;
         (results, _) = measure(&programs, &scenario, &programs.out)?;
@@ -183,9 +190,14 @@ fn measure(
 ) -> anyhow::Result<(Results, String)> {
     let (results, took) = compare(programs, scenario)?;
     let machine = Machine::here(programs.workspace());
+    let shared = match scenario.processors {
+        None => "this machine".to_owned(),
+        Some(1) => "one processor of this machine".to_owned(),
+        Some(some) => format!("{some} processors of this machine"),
+    };
     let heading = format!(
         "{}\n\n`cargo xtask perf`, rounds: {}, of {} s a measurement, medians; {machine}; {took} s in all. \
-         Server, agent, target and load share this machine. Spread is half of the distance between the extremes of \
+         Server, agent, target and load share {shared}. Spread is half of the distance between the extremes of \
          the rounds, of the peer with the widest, named from 100 % on: a difference within it is none.\n",
         scenario.title, scenario.rounds, scenario.load.seconds
     );
@@ -195,6 +207,7 @@ fn measure(
         fields.insert("title".to_owned(), scenario.title.clone().into());
         fields.insert("machine".to_owned(), serde_json::to_value(&machine)?);
         fields.insert("seconds".to_owned(), took.into());
+        fields.insert("processors".to_owned(), scenario.processors.into());
     }
     fs::write(out.join("perf.md"), &table)?;
     fs::write(out.join("perf.json"), serde_json::to_string_pretty(&json)?)?;
@@ -256,6 +269,8 @@ fn compare(programs: &Programs, scenario: &Scenario) -> anyhow::Result<(Results,
     }
     let go_load = go_load(&mut turns, &mut results, || programs.go_load());
     ensure!(!turns.is_empty(), "no peer can be measured here");
+    // Behind the builds, which take all there are.
+    let _confined = scenario.processors.map(Confined::to).transpose()?;
     let begin = Instant::now();
     let all = scenario.rounds * turns.len();
     let mut done = 0;
@@ -311,10 +326,44 @@ fn go_load<P>(
     }
 }
 
+/// Whether what accounting costs can be measured here.
+///
+/// # Errors
+/// What this host does not allow, as our release build says it.
+pub(crate) fn accounting_availability(workspace: &Workspace) -> anyhow::Result<()> {
+    let adit = Programs::new(workspace, None)?.adit()?;
+    let out = Command::new(adit).args(["check", "--json"]).output()?;
+    allows_accounting(&out.stdout).context("adit check")?;
+    peer::may_make_cgroups()
+}
+
+/// What `adit check --json` prints, as far as it matters here.
+#[derive(serde::Deserialize)]
+struct Checked {
+    lines: Vec<CheckedLine>,
+}
+
+#[derive(serde::Deserialize)]
+struct CheckedLine {
+    name: String,
+    verdict: String,
+    text: String,
+}
+
+fn allows_accounting(checked: &[u8]) -> anyhow::Result<()> {
+    let checked: Checked = serde_json::from_slice(checked)?;
+    for needed in ["cgroup2", "ebpf"] {
+        let line = checked.lines.iter().find(|line| line.name == needed);
+        let line = line.with_context(|| format!("it says nothing of {needed}"))?;
+        ensure!(line.verdict == "ok", "{needed}: {}", line.text);
+    }
+    Ok(())
+}
+
 /// What `--check` asks for.
 fn check(results: &Results) -> anyhow::Result<()> {
     ensure!(
-        results.has_measured("adit"),
+        results.has_measured("adit") || results.has_accounted(),
         "--check judges ours, which was not measured"
     );
     let worse = results.worse();
@@ -328,6 +377,12 @@ fn check(results: &Results) -> anyhow::Result<()> {
         disturbed.is_empty(),
         "beside stalled readers: {}",
         disturbed.join(", ")
+    );
+    let costly = results.costly();
+    ensure!(
+        costly.is_empty(),
+        "dearer by accounting: {}",
+        costly.join(", ")
     );
     Ok(())
 }
@@ -347,6 +402,37 @@ mod tests {
         assert_eq!(scenario.peers, ["adit"]);
         assert_eq!(scenario.load.measurements, ["isolation"]);
         assert!(args.check);
+    }
+
+    #[test]
+    fn everything_can_be_kept_to_few_processors() {
+        let workspace = Workspace::here().unwrap();
+        for (line, processors) in [
+            ("--scenario=account-cgroups", Some(1)),
+            ("--scenario=account-cgroups --processors=2", Some(2)),
+            ("--scenario=account", None),
+        ] {
+            let scenario = Args::parse(line).unwrap().scenario(&workspace).unwrap();
+            assert_eq!(scenario.processors, processors, "{line}");
+        }
+        let none = Args::parse("--quick --processors=0").unwrap();
+        assert!(none.scenario(&workspace).is_err());
+    }
+
+    #[test]
+    fn accounting_is_measured_where_our_program_says_that_it_works() {
+        let checked = |cgroup2: &str, ebpf: &str| {
+            format!(
+                r#"{{"api":1,"result":"ok","lines":[
+                {{"name":"cgroup2","verdict":"{cgroup2}","text":"a","remedy":null}},
+                {{"name":"ebpf","verdict":"{ebpf}","text":"no right","remedy":"b"}}]}}"#
+            )
+        };
+        assert!(allows_accounting(checked("ok", "ok").as_bytes()).is_ok());
+        let refused = allows_accounting(checked("ok", "missing").as_bytes()).unwrap_err();
+        assert_eq!(refused.to_string(), "ebpf: no right");
+        assert!(allows_accounting(checked("missing", "ok").as_bytes()).is_err());
+        assert!(allows_accounting(br#"{"lines":[]}"#).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Everything that was measured, and everything that was not and why.
 
+mod costs;
 mod machines;
 mod outliers;
 

@@ -59,6 +59,8 @@ pub(crate) struct Scenario {
     pub(crate) ways: Vec<Way>,
     /// What the load tool is told.
     pub(crate) load: LoadPlan,
+    /// How many processors everything that is measured shares; all, if it does not say.
+    pub(crate) processors: Option<usize>,
     /// The path between server and agent, if it is a long one.
     pub(crate) path: Option<Shape>,
     /// Programs of the user's own, which take the flags of upstream's.
@@ -185,6 +187,7 @@ impl Scenario {
     /// The first thing that makes no sense, and what would.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(self.rounds > 0, "rounds: at least 1");
+        ensure!(self.processors != Some(0), "processors: at least 1");
         ensure!(!self.ways.is_empty(), "ways: name at least one");
         ensure!(
             !self.ways.contains(&Way::Tcp),
@@ -342,6 +345,7 @@ mod tests {
     fn what_makes_no_sense_is_refused() {
         for (wrong, says) in [
             (SMALL.replace("rounds = 1", "rounds = 0"), "rounds"),
+            (format!("processors = 0\n{SMALL}"), "processors"),
             (SMALL.replace("'bulk'", "'bulks'"), "bulks"),
             (SMALL.replace("'grpc'", "'tcp'"), "tcp"),
             (SMALL.replace("seconds", "second"), "second"),

@@ -129,7 +129,7 @@ impl Peer for Captured {
 /// # Errors
 /// Why nothing is captured.
 pub(super) fn ensure_active(health: u16) -> anyhow::Result<()> {
-    let state = readyz(health)?;
+    let state = ask(health, "/readyz?verbose")?;
     ensure!(
         state.contains("[+]redirect active"),
         "nothing is captured here: {}",
@@ -141,10 +141,17 @@ pub(super) fn ensure_active(health: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn readyz(port: u16) -> anyhow::Result<String> {
+/// Asks a health port.
+///
+/// # Errors
+/// It does not answer.
+pub(super) fn ask(port: u16, path: &str) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.write_all(b"GET /readyz?verbose HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)

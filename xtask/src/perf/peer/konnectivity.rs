@@ -2,12 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::captured::{Cgroup, cgroups};
+use anyhow::ensure;
+
+use super::captured::{Cgroup, ask, cgroups};
 use super::{Peer, Place, Route};
 use crate::perf::process::{Inside, Site, free_port};
 use crate::perf::programs::Programs;
 use crate::perf::scenario::{Binary, Way};
 use crate::perf::turn::{AGENTS, METRICS};
+
+/// Among the metrics of whoever accounts.
+const ACCOUNTED: &str = "adit_ebpf_account_attached 1";
 
 /// A program and its leading arguments.
 #[derive(Clone, Debug)]
@@ -27,6 +32,8 @@ pub(crate) struct Konnectivity {
     only: Option<Way>,
     /// Where cgroups are made, if server and agent have one each.
     cgroups: Option<PathBuf>,
+    /// Whether it is nothing without accounting.
+    is_accounted: bool,
 }
 
 impl Program {
@@ -51,6 +58,7 @@ impl Konnectivity {
             agent: Program::alone(programs.upstream("agent")?),
             only: None,
             cgroups: None,
+            is_accounted: false,
         })
     }
 
@@ -67,6 +75,7 @@ impl Konnectivity {
             agent: role("agent"),
             only: None,
             cgroups: None,
+            is_accounted: false,
         }
     }
 
@@ -87,6 +96,7 @@ impl Konnectivity {
             agent: agent.agent.clone(),
             only: None,
             cgroups: None,
+            is_accounted: false,
         }
     }
 
@@ -116,6 +126,7 @@ impl Konnectivity {
         for program in [&mut self.server, &mut self.agent] {
             program.args.push("--account=on".to_owned());
         }
+        self.is_accounted = true;
         self.name.push_str("-account");
         self.version.push_str(", accounted for in the kernel");
         self
@@ -152,8 +163,23 @@ impl Konnectivity {
             agent: program(&binary.agent, &binary.agent_args),
             only: None,
             cgroups: None,
+            is_accounted: false,
         }
     }
+}
+
+/// Asks a server or an agent whether the kernel accounts for it. Where it does not, it works all the same, and would be measured
+/// as if accounting were free.
+///
+/// # Errors
+/// It does not.
+fn ensure_accounted(health: u16) -> anyhow::Result<()> {
+    let metrics = ask(health, "/metrics")?;
+    ensure!(
+        metrics.lines().any(|line| line == ACCOUNTED),
+        "the kernel accounts for nothing here: there is no line {ACCOUNTED}; `adit check` says why"
+    );
+    Ok(())
 }
 
 impl Peer for Konnectivity {
@@ -178,6 +204,7 @@ impl Peer for Konnectivity {
     fn start(&self, site: &Site, way: Way) -> anyhow::Result<Route> {
         let (target, mut targets) = site.targets(site.far(), site.far_host())?;
         let [agent_port, health_port, admin_port] = [free_port()?, free_port()?, free_port()?];
+        let agent_health = free_port()?;
         if site.long_path().is_none() {
             // Agents of the load dial targets from where the load is, and metrics are read from here.
             targets.insert(AGENTS.to_owned(), format!("127.0.0.1:{agent_port}"));
@@ -222,7 +249,7 @@ impl Peer for Konnectivity {
                 format!("--ca-cert={}", site.at("ca.pem")),
                 format!("--agent-cert={}", site.at("agent.pem")),
                 format!("--agent-key={}", site.at("agent.key")),
-                format!("--health-server-port={}", free_port()?),
+                format!("--health-server-port={agent_health}"),
                 format!("--admin-server-port={}", free_port()?),
                 "--sync-interval=200ms".to_owned(),
                 "--sync-interval-cap=1s".to_owned(),
@@ -230,6 +257,12 @@ impl Peer for Konnectivity {
             ],
         )?;
         site.wait_until_ready(health_port)?;
+        if self.is_accounted {
+            site.wait_until_ready(agent_health)?;
+            for port in [health_port, agent_health] {
+                ensure_accounted(port)?;
+            }
+        }
         Ok(Route {
             way,
             frontend: Some(site.path("s.sock")),

@@ -148,6 +148,14 @@ pub(crate) fn find(
     }
 }
 
+/// Whether processes can be put into cgroups of their own here.
+///
+/// # Errors
+/// There is no cgroup2, or we may not make any in it.
+pub(crate) fn may_make_cgroups() -> anyhow::Result<()> {
+    Cgroup::new(&captured::cgroups()?).map(drop)
+}
+
 fn adit(programs: &Programs) -> anyhow::Result<Konnectivity> {
     let binary = programs.adit()?;
     Ok(Konnectivity::adit(programs.adit_version(), binary))
