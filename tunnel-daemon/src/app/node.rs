@@ -10,9 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::listeners::{Counted, listen_addr};
 use super::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
 use super::redirect_view::RedirectView;
-use crate::agent::node::{
-    CONNECTIONS_MAX, Fixed, NodeDoor as AgentDoor, NodeListener, RESETTING_MAX, Wants,
-};
+use crate::agent::node::{Fixed, NodeDoor as AgentDoor, NodeListener, TASKS_MAX, Wants};
 use crate::agent::servers::Servers;
 use crate::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
 use crate::config::plan::{AgentPlan, DestinationsPlan};
@@ -130,7 +128,7 @@ impl NodeSide {
         let mut side = Self {
             door,
             addresses: Vec::new(),
-            connections: Tasks::new(CONNECTIONS_MAX + RESETTING_MAX),
+            connections: Tasks::new(TASKS_MAX),
             redirect: NodeRedirect::none(&view),
             stop: CancellationToken::new(),
         };

@@ -20,8 +20,8 @@ use crate::telemetry::labels::NodeRefusal;
 pub const CONNECTIONS_PER_LISTENER_MAX: usize = 4096;
 /// Of all listeners of an agent.
 pub const CONNECTIONS_MAX: usize = 16_384;
-/// Connections beyond these that are accepted to be reset, each at once.
-pub const RESETTING_MAX: usize = 1024;
+/// Tasks for connections: beyond those above there is room for some that are accepted to be reset, each at once.
+pub const TASKS_MAX: usize = CONNECTIONS_MAX + 1024;
 
 /// Where an accepted connection wants to go.
 #[derive(Clone, Debug, PartialEq, Eq)]
