@@ -13,7 +13,6 @@ use aya::sys::{is_map_supported, is_program_supported};
 use rustix::thread::{CapabilitySet, capabilities as own_capabilities, set_capabilities};
 
 use super::mounts;
-use super::object::{OBJECT, try_programs};
 use super::release::{Release, WITHOUT_PERFMON};
 
 /// One thing a host has or lacks.
@@ -49,8 +48,10 @@ pub struct HostCaps {
     pub capabilities: Capability,
     /// The same for accounting, whose program takes less.
     pub for_account: Capability,
-    /// Whether bpf(2) loads a program of the kinds that are needed.
+    /// Whether bpf(2) loads a program of the kinds that are needed; once tried, the redirect's own.
     pub bpf: Capability,
+    /// The same; once tried, accounting's own.
+    pub account_program: Capability,
     /// Type information of the running kernel. Not needed by the redirect.
     pub btf: Capability,
     /// Where cgroup2 is mounted.
@@ -64,11 +65,13 @@ impl HostCaps {
     #[must_use]
     pub fn probe() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let bpf = bpf();
         Self {
             capabilities: capabilities(&status, Release::running()),
             // It keeps no pointers of ours, which is what older kernels ask CAP_PERFMON for.
             for_account: capabilities(&status, None),
-            bpf: bpf(),
+            account_program: bpf.clone(),
+            bpf,
             btf: btf(),
             cgroup2: match cgroup2_mount() {
                 Ok(mount) => Capability::Ready(mount.display().to_string()),
@@ -76,16 +79,6 @@ impl HostCaps {
             },
             ring_buffer: ring_buffer(),
         }
-    }
-
-    /// The same with our own programs tried out, where the rights are there: a kernel that has their kinds may refuse one of them
-    /// all the same. Takes some tens of milliseconds; nothing is attached.
-    #[must_use]
-    pub fn with_programs(mut self) -> Self {
-        if self.capabilities.is_ready() && self.bpf.is_ready() {
-            self.bpf = tried(try_programs(OBJECT));
-        }
-        self
     }
 
     /// All of it, by the names reports use.
@@ -161,16 +154,7 @@ fn bpf() -> Capability {
             }
         }
     }
-    Capability::Ready("programs can be loaded".to_owned())
-}
-
-fn tried(programs: Result<usize, String>) -> Capability {
-    match programs {
-        Ok(number) => Capability::Ready(format!("the kernel takes all {number} programs")),
-        Err(refused) => Capability::Missing(format!(
-            "the kernel refused a program, {refused}: it lacks what that needs, or a seccomp profile forbids it"
-        )),
-    }
+    Capability::Ready("programs of these kinds load".to_owned())
 }
 
 fn btf() -> Capability {
@@ -279,27 +263,6 @@ mod tests {
             assert!(said.reason().contains(&lacks.join(" and ")), "{said:?}");
         }
         assert!(!capabilities("", Some(NEW)).is_ready());
-    }
-
-    #[test]
-    fn a_program_that_the_kernel_refuses_is_named() {
-        let refused = tried(Err("adit_connect4: Invalid argument".to_owned()));
-        assert!(!refused.is_ready());
-        assert!(refused.reason().contains("adit_connect4: Invalid argument"));
-        let nonsense = try_programs(b"no object").unwrap_err();
-        assert!(
-            !nonsense.is_empty() && !nonsense.contains("adit check"),
-            "{nonsense}"
-        );
-    }
-
-    #[test]
-    fn without_the_rights_no_program_is_tried_out() {
-        let host = HostCaps {
-            capabilities: Capability::Missing("CAP_BPF missing".to_owned()),
-            ..HostCaps::probe()
-        };
-        assert_eq!(host.clone().with_programs().bpf, host.bpf);
     }
 
     #[test]

@@ -17,3 +17,4 @@ pub mod pins;
 pub mod processes;
 pub mod redirect;
 pub(crate) mod release;
+pub mod tried;

@@ -1,11 +1,9 @@
 //! The eBPF object that is part of this program, and loading it.
 
 use adit_ebpf_abi::{ARRIVALS_MAX, ORIGINS_MAX, PROCESSES_MAX};
-use aya::programs::Program;
 use aya::util::online_cpus;
 use aya::{Ebpf, EbpfError, EbpfLoader};
 
-use super::attach::said;
 use super::caps::deepest;
 
 /// The committed object, as `cargo xtask ebpf` built it.
@@ -102,28 +100,6 @@ pub fn load(object: &[u8]) -> Result<Ebpf, KernelError> {
         loader.map_max_entries(map, with_set_aside(entries));
     }
     Ok(loader.load(object)?)
-}
-
-/// Has the kernel take every program of an object, and lets go of them: nothing is attached. How many these are.
-///
-/// # Errors
-/// What it refused and why, without a remedy.
-pub fn try_programs(object: &[u8]) -> Result<usize, String> {
-    let mut ebpf = load(object).map_err(|error| match &error {
-        KernelError::Load(cause) => deepest(cause),
-        other => other.to_string(),
-    })?;
-    let mut loaded = 0;
-    for (name, program) in ebpf.programs_mut() {
-        let outcome = match program {
-            Program::CgroupSockAddr(program) => program.load(),
-            Program::SockOps(program) => program.load(),
-            _ => return Err(format!("{name} is of a kind that nobody here loads")),
-        };
-        outcome.map_err(|error| format!("{name}: {}", said(&error)))?;
-        loaded += 1;
-    }
-    Ok(loaded)
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ fn programs(host: &HostCaps) -> Capability {
     match first_missing(needed) {
         None => ok(
             NAME,
-            "the kernel takes programs of its kinds, and there are the rights to attach them",
+            "the kernel takes its programs, and there are the rights to attach them",
         ),
         Some(why) => missing(
             NAME,
@@ -252,7 +252,7 @@ fn account(plan: AccountPlan, host: &HostCaps) -> Option<Capability> {
     const REMEDY: &str = "give the process what is named, or --account=off";
     let needed = [
         ("capabilities", &host.for_account),
-        ("bpf", &host.bpf),
+        ("bpf", &host.account_program),
         ("cgroup2", &host.cgroup2),
         ("ring-buffer", &host.ring_buffer),
     ];
@@ -284,6 +284,7 @@ mod tests {
             capabilities: ready(),
             for_account: ready(),
             bpf: ready(),
+            account_program: ready(),
             btf: ready(),
             cgroup2: ready(),
             ring_buffer: ready(),
@@ -314,13 +315,18 @@ mod tests {
     #[test]
     fn what_programs_take_and_the_host_lacks_is_named_in_the_line_of_who_wants_them() {
         type Change = fn(&mut HostCaps);
-        let changes: [(&str, Change, bool); 4] = [
+        let changes: [(&str, Change, bool); 5] = [
             (
                 "capabilities",
                 |host| (host.capabilities, host.for_account) = (no(), no()),
                 true,
             ),
-            ("bpf", |host| host.bpf = no(), true),
+            (
+                "bpf",
+                |host| (host.bpf, host.account_program) = (no(), no()),
+                true,
+            ),
+            ("bpf", |host| host.account_program = no(), false),
             ("cgroup2", |host| host.cgroup2 = no(), true),
             ("ring-buffer", |host| host.ring_buffer = no(), false),
         ];
@@ -341,6 +347,14 @@ mod tests {
             assert_eq!(account(plan_of(AccountMode::Off), &host), None);
         }
         assert_eq!(programs(&host()).verdict, Verdict::Ok);
+        // A kernel that refuses a program of the redirect.
+        let host_of_some = HostCaps {
+            bpf: no(),
+            ..host()
+        };
+        assert_eq!(programs(&host_of_some).verdict, Verdict::Missing);
+        let on = account(plan_of(AccountMode::On), &host_of_some).unwrap();
+        assert_eq!(on.verdict, Verdict::Ok);
         // As without CAP_PERFMON before Linux 6.8.
         let host_of_old = HostCaps {
             capabilities: no(),

@@ -100,6 +100,7 @@ fn ebpf(host: &HostCaps) -> Capability {
     const NAME: &str = "ebpf";
     // Programs of ours do without type information.
     let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
+    let needed = needed.chain([("bpf", &host.account_program)]);
     for (what, capability) in needed {
         if let caps::Capability::Missing(why) = capability {
             return degraded(
