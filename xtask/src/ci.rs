@@ -172,13 +172,14 @@ fn isolation(workspace: &Workspace, steps: &mut Steps) {
 /// Whether accounting costs an echo or a transfer more than it may, where the kernel lets it be measured.
 fn accounting(workspace: &Workspace, steps: &mut Steps) {
     const STEP: &str = "overhead of accounting";
-    match perf::accounting_availability(workspace) {
-        Ok(()) => steps.run(STEP, || {
+    match perf::why_not_accounted(workspace) {
+        Ok(None) => steps.run(STEP, || {
             let line =
                 "--scenario=account-cgroups --rounds=5 --seconds=0.4 --only=echo,bulk --check";
             perf::run(workspace, &perf::Args::parse(line)?)
         }),
-        Err(why) => steps.skip(STEP, &format!("{why:#}")),
+        Ok(Some(why)) => steps.skip(STEP, &why),
+        Err(error) => steps.run(STEP, || Err(error)),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Server, agent, target and load tool are processes of their own. The peers take turns round by round, so that
 //! whatever else the machine does hits all. Absolute numbers belong to this machine; the ratio is what counts.
 
+mod accounting;
 mod guard;
 mod instructions;
 mod long_path;
@@ -23,11 +24,11 @@ mod turn;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 
+pub(crate) use accounting::why_not_accounted;
 pub(crate) use guard::commit_before;
 use machine::Machine;
 use processors::Confined;
@@ -68,8 +69,8 @@ pub(crate) struct Args {
     /// A binary of ours to measure in place of this tree's release build.
     #[arg(long)]
     adit: Option<PathBuf>,
-    /// Fail where ours is worse than upstream, or where stalled readers slow the echo of others; with --instructions,
-    /// where counting again gives something else.
+    /// Fail where ours is worse than upstream, where stalled readers slow the echo of others, or where accounting makes an echo or a
+    /// transfer dearer; with --instructions, where counting again gives something else.
     #[arg(long)]
     check: bool,
     /// Compare this tree with the commit before and with a bare relay, and fail on a regression; nothing else is run.
@@ -326,45 +327,11 @@ fn go_load<P>(
     }
 }
 
-/// Whether what accounting costs can be measured here.
-///
-/// # Errors
-/// What this host does not allow, as our release build says it.
-pub(crate) fn accounting_availability(workspace: &Workspace) -> anyhow::Result<()> {
-    let adit = Programs::new(workspace, None)?.adit()?;
-    let out = Command::new(adit).args(["check", "--json"]).output()?;
-    allows_accounting(&out.stdout).context("adit check")?;
-    peer::may_make_cgroups()
-}
-
-/// What `adit check --json` prints, as far as it matters here.
-#[derive(serde::Deserialize)]
-struct Checked {
-    lines: Vec<CheckedLine>,
-}
-
-#[derive(serde::Deserialize)]
-struct CheckedLine {
-    name: String,
-    verdict: String,
-    text: String,
-}
-
-fn allows_accounting(checked: &[u8]) -> anyhow::Result<()> {
-    let checked: Checked = serde_json::from_slice(checked)?;
-    for needed in ["cgroup2", "ebpf"] {
-        let line = checked.lines.iter().find(|line| line.name == needed);
-        let line = line.with_context(|| format!("it says nothing of {needed}"))?;
-        ensure!(line.verdict == "ok", "{needed}: {}", line.text);
-    }
-    Ok(())
-}
-
 /// What `--check` asks for.
 fn check(results: &Results) -> anyhow::Result<()> {
     ensure!(
         results.has_measured("adit") || results.has_accounted(),
-        "--check judges ours, which was not measured"
+        "--check judges adit, or one peer that is accounted for beside two that are not; neither was measured"
     );
     let worse = results.worse();
     ensure!(
@@ -417,22 +384,6 @@ mod tests {
         }
         let none = Args::parse("--quick --processors=0").unwrap();
         assert!(none.scenario(&workspace).is_err());
-    }
-
-    #[test]
-    fn accounting_is_measured_where_our_program_says_that_it_works() {
-        let checked = |cgroup2: &str, ebpf: &str| {
-            format!(
-                r#"{{"api":1,"result":"ok","lines":[
-                {{"name":"cgroup2","verdict":"{cgroup2}","text":"a","remedy":null}},
-                {{"name":"ebpf","verdict":"{ebpf}","text":"no right","remedy":"b"}}]}}"#
-            )
-        };
-        assert!(allows_accounting(checked("ok", "ok").as_bytes()).is_ok());
-        let refused = allows_accounting(checked("ok", "missing").as_bytes()).unwrap_err();
-        assert_eq!(refused.to_string(), "ebpf: no right");
-        assert!(allows_accounting(checked("missing", "ok").as_bytes()).is_err());
-        assert!(allows_accounting(br#"{"lines":[]}"#).is_err());
     }
 
     #[test]

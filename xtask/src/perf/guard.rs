@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
+pub(super) use self::decision::{Round, judge};
 use self::previous::Previous;
 use self::report::{Report, list, unnoticed};
 use super::peer::{Konnectivity, Peer, Plain, Route};

@@ -12,34 +12,34 @@ const ERRORS: f64 = 3.0;
 
 /// One round of one row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Round {
+pub(in crate::perf) struct Round {
     /// The same binary, measured twice.
-    pub(super) noise: (f64, f64),
+    pub(in crate::perf) noise: (f64, f64),
     /// The binary under judgement.
-    pub(super) newer: f64,
+    pub(in crate::perf) newer: f64,
     /// What it is held against.
-    pub(super) older: f64,
+    pub(in crate::perf) older: f64,
 }
 
 /// What came out for one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Verdict {
+pub(in crate::perf) struct Verdict {
     /// Median change for the worse, as a share: 0.1 is a tenth worse, negative is better.
-    pub(super) change: f64,
+    pub(in crate::perf) change: f64,
     /// The largest change that is put down to noise.
-    pub(super) allowed: f64,
+    pub(in crate::perf) allowed: f64,
 }
 
 impl Verdict {
     /// Whether it is a regression.
-    pub(super) fn is_worse(self) -> bool {
+    pub(in crate::perf) fn is_worse(self) -> bool {
         self.change > self.allowed
     }
 }
 
 /// Judges a row. Each round is judged by itself first, so that a machine that changes its pace between rounds does not
 /// matter. `None` without rounds that can be compared.
-pub(super) fn judge(rounds: &[Round], better: Better, margin: f64) -> Option<Verdict> {
+pub(in crate::perf) fn judge(rounds: &[Round], better: Better, margin: f64) -> Option<Verdict> {
     let logs = |of: &dyn Fn(&Round) -> (f64, f64)| -> Vec<f64> {
         rounds
             .iter()
