@@ -93,6 +93,7 @@ impl Args {
             When::Always => true,
             When::ByHand => !self.short,
             When::Wan => self.wan,
+            When::Named => false,
         }
     }
 }
@@ -108,9 +109,9 @@ pub(crate) fn availability() -> Result<(), String> {
     missing.map_or(Ok(()), Err)
 }
 
-/// The rows of the page, in order: all but measurements.
+/// The rows of the page, in order: all but measurements, and those that have to be named.
 pub(crate) fn rows() -> Vec<&'static str> {
-    let is_on_page = |entry: &&Entry| entry.when != When::Wan;
+    let is_on_page = |entry: &&Entry| matches!(entry.when, When::Always | When::ByHand);
     let asked = ENTRIES.iter().filter(is_on_page);
     asked.map(|entry| entry.row).collect()
 }
