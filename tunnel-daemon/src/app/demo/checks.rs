@@ -17,8 +17,8 @@ use super::ways::Ways;
 use super::world::World;
 use crate::app::run::wait_until;
 
-/// One step may take this long; on an idle machine each is far below a second.
-const STEP_PATIENCE: Duration = Duration::from_secs(30);
+/// One step may take this long; on an idle machine each is far below a second, in an emulated one half a minute.
+const STEP_PATIENCE: Duration = Duration::from_secs(60);
 /// What may be left open after the last tunnel must be gone by then.
 const LEFTOVER_PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a bulk transfer, each way, per frontend.
@@ -358,6 +358,6 @@ mod tests {
             verdict,
         };
         steps.step("stuck", std::future::pending()).await;
-        assert_eq!(steps.verdict.wrong, ["stuck: not done after 30s"]);
+        assert_eq!(steps.verdict.wrong, ["stuck: not done after 60s"]);
     }
 }
