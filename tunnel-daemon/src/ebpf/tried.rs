@@ -2,12 +2,10 @@
 
 use aya::programs::Program;
 
+use super::account::PROGRAM as ACCOUNT;
 use super::attach::said;
 use super::caps::{Capability, HostCaps, deepest};
 use super::object::{KernelError, OBJECT, load};
-
-/// Accounting's program; all others are the redirect's.
-const ACCOUNT: &str = "adit_account_ops";
 
 impl HostCaps {
     /// The same with our own programs tried out, where the rights for them are there. Takes some tens of milliseconds; nothing is

@@ -90,33 +90,41 @@ async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
     (client.unwrap(), ByteStream::Tcp(socket, peer))
 }
 
+/// One that has its place, for as long as what is returned lives, and waits for a server.
+async fn waits(
+    node: &NodeListener,
+    listener: &TcpListener,
+) -> (TcpStream, impl Future<Output = ()> + use<>) {
+    let (client, stream) = connection(listener).await;
+    let mut served = Box::pin(node.clone().serve(stream));
+    assert!(poll!(served.as_mut()).is_pending());
+    (client, served)
+}
+
+/// One that has none.
+async fn is_reset(node: &NodeListener, listener: &TcpListener) {
+    let (mut client, stream) = connection(listener).await;
+    Box::pin(node.clone().serve(stream)).await;
+    let error = client.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
 #[tokio::test]
 async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
     let (door, metrics) = door();
     let node = NodeListener::with_max(&door, wants(), 2);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (_client, stream) = connection(&listener).await;
-    let mut first = Box::pin(node.clone().serve(stream));
-    let (_client, stream) = connection(&listener).await;
-    let mut second = Box::pin(node.clone().serve(stream));
-    assert!(poll!(first.as_mut()).is_pending());
-    assert!(poll!(second.as_mut()).is_pending());
+    let first = waits(&node, &listener).await;
+    let _second = waits(&node, &listener).await;
 
-    let (mut client, stream) = connection(&listener).await;
-    Box::pin(node.clone().serve(stream)).await;
-    let error = client.read_u8().await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    is_reset(&node, &listener).await;
     let refused = "adit_node_refusals_total{reason=\"limit\"} 1\n";
     assert!(metrics.scrape().text().contains(refused));
 
     // Another listener has places of its own, and so has this one when one is over.
-    let (_client, stream) = connection(&listener).await;
-    let mut other = Box::pin(NodeListener::with_max(&door, wants(), 2).serve(stream));
-    assert!(poll!(other.as_mut()).is_pending());
+    let _other = waits(&NodeListener::with_max(&door, wants(), 2), &listener).await;
     drop(first);
-    let (_client, stream) = connection(&listener).await;
-    let mut third = Box::pin(node.serve(stream));
-    assert!(poll!(third.as_mut()).is_pending());
+    let _third = waits(&node, &listener).await;
     assert!(metrics.scrape().text().contains(refused));
 }
 
@@ -127,26 +135,17 @@ async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
     let node = NodeListener::new(&door, wants());
     let other = NodeListener::new(&door, wants());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (_client, stream) = connection(&listener).await;
-    let mut first = Box::pin(node.clone().serve(stream));
-    let (_client, stream) = connection(&listener).await;
-    let mut second = Box::pin(other.clone().serve(stream));
-    assert!(poll!(first.as_mut()).is_pending());
-    assert!(poll!(second.as_mut()).is_pending());
+    let _first = waits(&node, &listener).await;
+    let second = waits(&other, &listener).await;
 
     for node in [&node, &other] {
-        let (mut client, stream) = connection(&listener).await;
-        Box::pin(node.clone().serve(stream)).await;
-        let error = client.read_u8().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        is_reset(node, &listener).await;
     }
     let refused = "adit_node_refusals_total{reason=\"limit\"} 2\n";
     assert!(metrics.scrape().text().contains(refused));
 
     drop(second);
-    let (_client, stream) = connection(&listener).await;
-    let mut third = Box::pin(node.serve(stream));
-    assert!(poll!(third.as_mut()).is_pending());
+    let _third = waits(&node, &listener).await;
     assert!(metrics.scrape().text().contains(refused));
 }
 

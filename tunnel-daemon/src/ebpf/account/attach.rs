@@ -16,7 +16,8 @@ use crate::ebpf::cgroup;
 use crate::ebpf::object::{KernelError, OBJECT};
 use crate::telemetry::AccountMetrics;
 
-const PROGRAM: &str = "adit_account_ops";
+/// As in the object, whose other programs are the redirect's.
+pub(in crate::ebpf) const PROGRAM: &str = "adit_account_ops";
 const SOCKETS: &str = "ACCOUNT_SOCKETS";
 const CLOSED: &str = "ACCOUNT_CLOSED";
 const OUTCOMES: &str = "ACCOUNT_OUTCOMES";

@@ -9,6 +9,7 @@ mod counted;
 mod reader;
 mod sockets;
 
+pub(super) use attach::PROGRAM;
 pub use attach::{Options, start};
 pub use classes::Labels;
 pub use reader::Reader;
