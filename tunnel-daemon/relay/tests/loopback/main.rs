@@ -5,12 +5,12 @@
     reason = "a test: a panic is its way to fail, helpers included"
 )]
 
-mod a_minute;
 mod closing;
 mod far_ends;
 mod forbidden;
 mod kernel_tls;
 mod lifecycle;
+mod paced_readers;
 mod scale;
 mod support;
 mod transfer;

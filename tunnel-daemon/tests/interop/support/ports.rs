@@ -1,6 +1,8 @@
 //! Free ports inside the range that upstream's flag check allows (1024 to 49151).
 
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process;
 use std::sync::Mutex;
 
@@ -8,26 +10,42 @@ use std::sync::Mutex;
 const FIRST: u16 = 20_000;
 const LAST: u16 = 32_000;
 
-static NEXT: Mutex<Option<u16>> = Mutex::new(None);
+/// The last port that was given, and the locks of all.
+static GIVEN: Mutex<(Option<u16>, Vec<File>)> = Mutex::new((None, Vec::new()));
 
-/// A port that nobody listens on now and that this process hands out only once per round.
-///
-/// Two test processes begin at different places, by process id.
+/// A port that nobody listens on now, and that no other test is given as long as this process lives: tests run in processes of
+/// their own, and a file that is locked stands for each port.
 pub(crate) fn free() -> u16 {
-    let mut next = NEXT.lock().expect("no holder of the port counter panics");
+    let mut given = GIVEN.lock().expect("no holder of the ports panics");
     let span = u32::from(LAST - FIRST);
-    let mut port = next.unwrap_or_else(|| {
+    let mut port = given.0.unwrap_or_else(|| {
         let offset = process::id().wrapping_mul(97) % span;
         FIRST + u16::try_from(offset).expect("the span fits a port")
     });
     for _ in FIRST..LAST {
         port = if port + 1 >= LAST { FIRST } else { port + 1 };
+        let Some(lock) = lock(port) else { continue };
         if TcpListener::bind(("0.0.0.0", port)).is_ok()
             && TcpListener::bind(("127.0.0.1", port)).is_ok()
         {
-            *next = Some(port);
+            given.0 = Some(port);
+            given.1.push(lock);
             return port;
         }
     }
     panic!("no free port between {FIRST} and {LAST}");
+}
+
+/// The lock of a port; `None` if another process has it. Files of another user can be locked, too.
+fn lock(port: u16) -> Option<File> {
+    let folder = std::env::temp_dir().join("adit-tests-ports");
+    if fs::create_dir(&folder).is_ok() {
+        // As the folder that it is in: tests of other users lock theirs there, too.
+        let open_to_all = Permissions::from_mode(0o1777);
+        fs::set_permissions(&folder, open_to_all).expect("it is ours");
+    }
+    let path = folder.join(port.to_string());
+    let made = OpenOptions::new().append(true).create(true).open(&path);
+    let file = made.or_else(|_not_ours| File::open(&path)).ok()?;
+    file.try_lock().is_ok().then_some(file)
 }

@@ -29,3 +29,8 @@ pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> O
 pub(crate) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
+
+/// Whether tests run at the lengths of the night.
+pub(crate) fn is_nightly() -> bool {
+    std::env::var_os("ADIT_NIGHTLY").is_some()
+}

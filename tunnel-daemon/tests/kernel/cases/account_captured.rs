@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use rand::{Rng as _, SeedableRng as _};
+
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
 use crate::support::daemon::{Daemon, User};
@@ -39,8 +41,9 @@ fn ends(daemon: &Daemon, class: &str) -> f64 {
 /// Connections of odd sizes; what they moved.
 fn drive(client: &mut Client, at: SocketAddr) -> (f64, f64) {
     let (mut there, mut back) = (0.0, 0.0);
+    let mut random = rand::rngs::StdRng::seed_from_u64(32);
     for _ in 0..CONNECTIONS {
-        let bytes: u32 = rand::random_range(0..400_000);
+        let bytes: u32 = random.random_range(0..400_000);
         let received = client.carry(at, bytes as usize).unwrap();
         there += f64::from(bytes);
         back += f64::from(u32::try_from(received).unwrap());

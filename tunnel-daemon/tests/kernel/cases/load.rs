@@ -18,7 +18,7 @@ use crate::support::cgroup::Cgroup;
 use crate::support::privilege::{ready, say};
 use crate::support::sockmap;
 
-/// Names a freshly built object; `cargo xtask test` sets it where the eBPF toolchain is.
+/// Names a freshly built object; `cargo xtask test --nightly` sets it where the eBPF toolchain is.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
 
 #[test]
@@ -33,7 +33,7 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     let Some(path) = std::env::var_os(FRESH).map(PathBuf::from) else {
         // Never a failure: the toolchain is not part of what a build needs.
         let why =
-            format!("{FRESH} names none; `cargo xtask test` does where the eBPF toolchain is");
+            format!("{FRESH} names none; `cargo xtask test --nightly` does where the eBPF toolchain is");
         say("loading a freshly built object", &why);
         return;
     };

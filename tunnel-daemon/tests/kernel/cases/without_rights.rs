@@ -7,7 +7,7 @@ use adit::ebpf::caps::cgroup2_mount;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::account_tunnels::{Moved, World, child, drive, random_sizes, said};
+use super::account_tunnels::{Moved, World, child, drive, odd_sizes, said};
 use crate::support::accounting::sample;
 use crate::support::confined::NOBODY;
 use crate::support::privilege::skip;
@@ -45,7 +45,7 @@ async fn child_without_rights() {
     let of_server = vec!["--redirect=198.51.100.0/24".to_owned(), cgroup.clone()];
     let service = "--redirect-apiserver=198.51.100.1:443=127.0.0.1:443".to_owned();
     let world = World::start_with("4", of_server, vec![service, cgroup]).await;
-    drive(&world, &random_sizes::<2>(), &mut Moved::default()).await;
+    drive(&world, &odd_sizes::<2>(), &mut Moved::default()).await;
     for (health, scrape) in [
         (world.server.health, world.server.metrics.scrape()),
         (world.agent.health, world.agent.metrics.scrape()),

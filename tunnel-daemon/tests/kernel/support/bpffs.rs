@@ -1,67 +1,77 @@
 //! A place for pins.
 
-use std::fs;
+use std::env;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adit::ebpf::pins::bpffs_mount;
-use tempfile::TempDir;
 
-/// The tests' own, for as long as one of them has use for it: whoever finds it mounted pins there, whose ever it is.
-static OURS: Mutex<Option<Ours>> = Mutex::new(None);
-
-struct Ours {
-    dir: TempDir,
-    users: usize,
+/// The host's bpffs, or one of the tests' own. Whoever finds that one mounted pins there, whose ever it is, and tests run in
+/// processes of their own: it goes with the last that uses it.
+pub(crate) struct Bpffs {
+    /// Locked by all users of the tests' own.
+    uses: Option<File>,
 }
 
-/// The host's bpffs, or one of the tests' own that goes with the last of these.
-pub(crate) struct Bpffs;
+/// Where the tests' own is.
+fn folder() -> PathBuf {
+    env::temp_dir().join("adit-tests-bpffs")
+}
+
+/// Locks of all test processes: the kernel lets go of those of a process that is killed.
+fn lock(name: &str) -> File {
+    let path = folder().with_extension(name);
+    let made = File::create(&path).or_else(|_not_ours| File::open(&path));
+    made.expect("a file for a lock")
+}
+
+/// One process at a time mounts or unmounts.
+fn turn() -> File {
+    let turn = lock("turn");
+    turn.lock().expect("files can be locked");
+    turn
+}
 
 impl Bpffs {
     pub(crate) fn somewhere() -> Result<Self, String> {
-        let mut ours = ours();
-        if let Some(ours) = ours.as_mut() {
-            ours.users += 1;
-            return Ok(Self);
+        let _turn = turn();
+        match bpffs_mount() {
+            Ok(path) if path == folder() => (),
+            Ok(_the_hosts) => return Ok(Self { uses: None }),
+            Err(_none) => mount()?,
         }
-        if bpffs_mount().is_ok() {
-            return Ok(Self);
-        }
-        let dir = TempDir::new().expect("a directory");
-        let mount = Command::new("mount")
-            .args(["-t", "bpf", "bpf"])
-            .arg(dir.path())
-            .output();
-        match mount {
-            Ok(output) if output.status.success() => {
-                *ours = Some(Ours { dir, users: 1 });
-                Ok(Self)
-            }
-            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-            Err(error) => Err(format!("mount: {error}")),
-        }
+        let uses = lock("uses");
+        uses.lock_shared().expect("files can be locked");
+        Ok(Self { uses: Some(uses) })
+    }
+}
+
+fn mount() -> Result<(), String> {
+    fs::create_dir_all(folder()).expect("a directory");
+    let mount = Command::new("mount")
+        .args(["-t", "bpf", "bpf"])
+        .arg(folder())
+        .output();
+    match mount {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(format!("mount: {error}")),
     }
 }
 
 impl Drop for Bpffs {
     fn drop(&mut self) {
-        let mut ours = ours();
-        // None: the host's, which was there before any of these.
-        if let Some(mounted) = ours.as_mut() {
-            mounted.users -= 1;
-            if mounted.users == 0 {
-                // What is pinned in it goes with it.
-                let _unmounted = Command::new("umount").arg(mounted.dir.path()).status();
-                *ours = None;
-            }
+        let Some(uses) = &self.uses else { return };
+        let _turn = turn();
+        let _ours = uses.unlock();
+        if uses.try_lock().is_ok() {
+            // What is pinned in it goes with it.
+            let _unmounted = Command::new("umount").arg(folder()).status();
+            let _removed = fs::remove_dir(folder());
         }
     }
-}
-
-fn ours() -> MutexGuard<'static, Option<Ours>> {
-    OURS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether users that own nothing may make folders there. The kernel's default is yes, and systemd's no.

@@ -80,9 +80,9 @@ fn clients(way: Way) -> &'static str {
 /// Tunnels, and descriptors that server and agent have.
 fn sizes(way: Way) -> (u32, u32) {
     let few = if way.has_pipes() {
-        (1_000, 2_048)
+        (400, 1_024)
     } else {
-        (2_000, 4_000)
+        (600, 1_200)
     };
     nightly((10_000, 20_000), few)
 }
@@ -124,7 +124,7 @@ async fn targets_of_idle_tunnels_answer() {
     if !is_asked_to_be(TARGETS_APART) {
         return;
     }
-    raise_limit(nightly(10_000, 2_000));
+    raise_limit(nightly(10_000, 600));
     let (port, _echo) = targets::echo().await;
     eprintln!("{}{port}{}", LISTENS.0, LISTENS.1);
     let _over = tokio::time::timeout(TARGETS_LAST, std::future::pending::<()>()).await;

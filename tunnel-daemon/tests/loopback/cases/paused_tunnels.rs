@@ -10,6 +10,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::hostile_clients::frame;
+use super::lane_processes::nightly;
 use super::metrics::full;
 use super::processes::Processes;
 use crate::support::process::{metric, scrape};
@@ -20,8 +21,10 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-/// Of each dialect and direction.
-const EACH: u32 = 250;
+/// Of each dialect and direction: a thousand in all at night.
+fn each() -> u32 {
+    nightly(250, 100)
+}
 /// More than is held anywhere on the way to a target that reads nothing: 256 KiB each by HTTP/2, the leg and the agent, and
 /// what the kernel buffers.
 const UPLOAD_BLOCKS: usize = 64;
@@ -47,7 +50,7 @@ async fn send(mut stream: UnixStream, sent: Arc<AtomicU64>) {
 }
 
 impl Paused {
-    /// [`EACH`] in each dialect and each direction; `source` never stops sending and `sink` never reads.
+    /// [`each`] in each dialect and each direction; `source` never stops sending and `sink` never reads.
     async fn start(processes: &Processes, source: &str, sink: &str) -> Self {
         let (world, health) = (&processes.world, processes.health);
         let (down, up) = (
@@ -56,7 +59,7 @@ impl Paused {
         );
         let (mut readers, mut calls, mut uploads) = (Vec::new(), Vec::new(), Vec::new());
         let (mut writers, sent) = (JoinSet::new(), Arc::new(AtomicU64::new(0)));
-        for random in 0..i64::from(EACH) {
+        for random in 0..i64::from(each()) {
             readers.push(connect::open(&world.connect(), source).await);
             let mut call = down.proxy().await;
             call.open(random, source).await;
@@ -68,10 +71,10 @@ impl Paused {
             call.upload(conn, UPLOAD_BLOCKS);
             uploads.push(call);
         }
-        metric(health, TUNNELS, f64::from(4 * EACH)).await;
+        metric(health, TUNNELS, f64::from(4 * each())).await;
         // Each client that takes nothing and each call that is not read is counted while it is so.
-        metric(health, &full("Connect"), f64::from(2 * EACH)).await;
-        metric(health, &full("Proxy"), f64::from(EACH)).await;
+        metric(health, &full("Connect"), f64::from(2 * each())).await;
+        metric(health, &full("Proxy"), f64::from(each())).await;
         until_still("no socket takes more", || sent.load(Relaxed)).await;
         Self {
             readers,
@@ -110,7 +113,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     // They are still there, held by no more than what is promised, and none was cut.
     let text = scrape(processes.health).await;
     assert!(
-        sample(&text, TUNNELS) >= Some(f64::from(4 * EACH)),
+        sample(&text, TUNNELS) >= Some(f64::from(4 * each())),
         "{text}"
     );
     for reason in ["budget", "stalled", "credit_violation", "link_lost"] {

@@ -1,9 +1,8 @@
 //! The binary: killed, told to stop, called by other names.
 
-use std::sync::atomic::AtomicU16;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use rand::{Rng as _, SeedableRng as _};
 use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
@@ -12,7 +11,7 @@ use crate::support::process::{Process, descriptors_without_lanes, metric, no_des
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::World;
-use crate::support::{connect, targets};
+use crate::support::{connect, ports, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 /// New dials work again within this after a kill -9 (rules 15).
@@ -82,7 +81,7 @@ fn load(processes: &Processes, target: &str, tunnels: usize) -> JoinSet<()> {
     jobs
 }
 
-/// Issue section 7; `rand` chooses the moments, the assertions hold at any.
+/// The moments are spread by a seed; the assertions hold at any.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     let (port, _target) = targets::echo().await;
@@ -102,7 +101,8 @@ async fn killed_agents_servers_and_clients_take_only_their_own_tunnels_along() {
     .await;
     let server_fds = descriptors_without_lanes(&processes.server, processes.health).await;
     let kept_fds = descriptors_without_lanes(&kept, kept_health).await;
-    let moment = || Duration::from_millis(50 + rand::random::<u64>() % 200);
+    let mut random = rand::rngs::StdRng::seed_from_u64(15);
+    let mut moment = || Duration::from_millis(random.random_range(50..250));
 
     for _round in 0..3 {
         let mut witness = connect::open(&processes.world.connect(), &kept_target).await;
@@ -452,16 +452,7 @@ pub(super) fn linked(world: &World) {
     }
 }
 
-/// Below the ephemeral range, which upstream's flags demand, and each given once.
+/// Below the ephemeral range, which upstream's flags demand.
 pub(super) fn free_ports<const N: usize>() -> [u16; N] {
-    static GIVEN: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + u16::try_from(std::process::id() % 10_000).expect("below 10,000");
-    std::array::from_fn(|_| {
-        loop {
-            let next = first + GIVEN.fetch_add(1, Relaxed);
-            if std::net::TcpListener::bind(("0.0.0.0", next)).is_ok() {
-                return next;
-            }
-        }
-    })
+    std::array::from_fn(|_| ports::free())
 }

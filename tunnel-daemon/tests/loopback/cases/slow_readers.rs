@@ -119,7 +119,7 @@ async fn read_slowly(way: Way) {
 
 /// At the same time, since they wait more than they compute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_minute_of_slow_reading_costs_no_memory_on_lanes_and_on_pipes_of_either_driver() {
+async fn slow_reading_costs_no_memory_on_lanes_and_on_pipes_of_either_driver() {
     let [tls, epoll, io_uring] = Way::ALL.map(|way| Box::pin(read_slowly(way)));
     tokio::join!(tls, epoll, io_uring);
 }

@@ -2,13 +2,11 @@
 
 use std::os::unix::net::UnixStream;
 
+use super::lane_processes::nightly;
 use crate::support::process::{Process, metric};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
-
-/// Connections of one run.
-const QUICK_CONNECTS: usize = 100_000;
 
 /// A process of its own, so that its descriptors are nobody else's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -33,7 +31,7 @@ async fn quick_connects_leave_no_descriptor_or_task_behind() {
 
     let (grpc, http) = (world.grpc(), world.connect());
     let connecting = tokio::task::spawn_blocking(move || {
-        for number in 0..QUICK_CONNECTS {
+        for number in 0..nightly(100_000, 20_000) {
             match number % 10 {
                 0 => {
                     let stream = std::net::TcpStream::connect(agents).expect("it listens");

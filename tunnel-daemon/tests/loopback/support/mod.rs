@@ -7,6 +7,9 @@ pub(crate) mod lanes;
 pub(crate) mod long_path;
 pub(crate) mod node;
 pub(crate) mod patterned;
+/// Those of all test binaries are told apart by the same files.
+#[path = "../../interop/support/ports.rs"]
+pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod raw;
 pub(crate) mod seeded;

@@ -1,5 +1,4 @@
-//! What is to be seen over a minute. Tests start in the order of their names: this one comes first, so that the others run
-//! while it waits.
+//! Readers with a pace of their own, beside each other: they wait, that is all.
 
 use std::time::Duration;
 
@@ -7,15 +6,15 @@ use adit_relay::Engine;
 
 use crate::{
     scale::{self, Reading},
-    support::{Moves, Setup, Transport, each_alone, is_allowed},
+    support::{Moves, Setup, Transport, each_alone, is_allowed, is_nightly},
 };
 
-/// Readers of 20 KB/s, at both drivers and both movers at the same time: they wait, that is all.
+/// At both drivers and both movers at the same time, at night for a minute.
 #[test]
-fn slow_readers_hold_bounded_memory_for_a_minute() {
+fn readers_of_20_kb_a_second_hold_bounded_memory() {
     let path = concat!(
         module_path!(),
-        "::slow_readers_hold_bounded_memory_for_a_minute"
+        "::readers_of_20_kb_a_second_hold_bounded_memory"
     );
     let mut setups = Vec::new();
     for engine in [Engine::Epoll, Engine::IoUring] {
@@ -31,7 +30,7 @@ fn slow_readers_hold_bounded_memory_for_a_minute() {
         }
     }
     let reading = Reading {
-        length: Duration::from_secs(60),
+        length: Duration::from_secs(if is_nightly() { 60 } else { 10 }),
         pace: Duration::from_millis(25),
     };
     each_alone(path, &setups, |setup| scale::slow_readers(setup, &reading));
