@@ -1,37 +1,12 @@
-//! Generates the protobuf messages (into `adit-core`) and the tonic client glue (into `adit`), without protoc.
+//! `cargo xtask codegen`: runs the generator of the protobuf code, a package of its own.
 
-use std::io::Write as _;
-use std::path::Path;
-use std::process::Stdio;
+use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-
+use crate::steps::run_command;
 use crate::workspace::Workspace;
 
-/// Messages of the protocol; prost has no wildcard for the empty package, so each is mapped by name.
-const MESSAGES: &[&str] = &[
-    "Packet",
-    "PacketType",
-    "DialRequest",
-    "DialResponse",
-    "CloseRequest",
-    "CloseResponse",
-    "CloseDial",
-    "Drain",
-    "Data",
-    "Window",
-    "Fin",
-    "Reset",
-    "Side",
-];
-
-/// First line of each generated file; `tidy` knows them by it.
-pub(crate) const MARK: &str =
-    "//! Made by `cargo xtask codegen` from konnectivity.proto; do not edit.";
-
-/// Lints that generated code need not follow.
-const LINTS: &str = "#![allow(clippy::all, clippy::pedantic, unreachable_pub, unused_qualifications, \
-     elided_lifetimes_in_paths, reason = \"generated code\")]";
+/// Longest time to build and run it.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Whether to write.
 #[derive(clap::Args)]
@@ -44,103 +19,11 @@ pub(crate) struct Args {
 /// Regenerates the files, or with `check` fails when a committed one differs.
 ///
 /// # Errors
-/// When the proto does not compile, rustfmt is missing, a file cannot be written, or `check` finds a difference.
+/// When the generator does not build or fails; it says why.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
-    let proto = workspace.path("tunnel-daemon/proto/konnectivity.proto");
-    let out = workspace.path("target/codegen");
-    let descriptors = protox::compile([&proto], [workspace.path("tunnel-daemon/proto")])?;
-
-    let messages = out.join("messages");
-    std::fs::create_dir_all(&messages)?;
-    prost_build::Config::new()
-        .bytes(["."])
-        .default_package_filename("packets")
-        .out_dir(&messages)
-        .compile_fds(descriptors.clone())?;
-
-    let service = out.join("service");
-    std::fs::create_dir_all(&service)?;
-    let mut builder = tonic_prost_build::configure()
-        .build_server(false)
-        .build_transport(false)
-        .out_dir(&service);
-    for name in MESSAGES {
-        builder = builder.extern_path(
-            format!(".{name}"),
-            format!("::adit_core::wire::packets::{name}"),
-        );
+    let mut command = workspace.cargo(&["run", "--quiet", "--package", "codegen", "--"]);
+    if args.check {
+        command.arg("--check");
     }
-    let mut config = prost_build::Config::new();
-    config.default_package_filename("services");
-    builder.compile_fds_with_config(descriptors, config)?;
-
-    let pairs = [
-        (
-            messages.join("packets.rs"),
-            "tunnel-daemon/core/src/wire/packets.rs",
-        ),
-        (
-            service.join("services.rs"),
-            "tunnel-daemon/src/net/services.rs",
-        ),
-    ];
-    for (fresh, committed) in pairs {
-        let text =
-            std::fs::read_to_string(&fresh).with_context(|| format!("read {}", fresh.display()))?;
-        let text = with_reasons(&text);
-        let text = formatted(workspace, &format!("{MARK}\n{LINTS}\n{text}"))?;
-        settle(&workspace.path(committed), &text, args.check)
-            .with_context(|| format!("generated file {committed}"))?;
-    }
-    Ok(())
-}
-
-/// The generator's own `allow` attributes give no reason, which our lints ask for.
-fn with_reasons(text: &str) -> String {
-    text.replace(
-        "clippy::let_unit_value,\n    )]",
-        "clippy::let_unit_value,\n        reason = \"generated code\",\n    )]",
-    )
-}
-
-/// Writes the text, or with `check` compares it.
-fn settle(committed: &Path, text: &str, check: bool) -> anyhow::Result<()> {
-    if check {
-        let now = std::fs::read_to_string(committed).context("cannot be read")?;
-        ensure!(
-            now == text,
-            "is not what the .proto file gives: run `cargo xtask codegen`"
-        );
-        return Ok(());
-    }
-    if let Some(folder) = committed.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    std::fs::write(committed, text).context("cannot be written")
-}
-
-/// Passes the text through rustfmt, so that `cargo fmt --check` needs no exception for generated files.
-fn formatted(workspace: &Workspace, text: &str) -> anyhow::Result<String> {
-    let mut rustfmt = workspace.command("rustfmt");
-    rustfmt.args(["--edition", "2024", "--emit", "stdout"]);
-    let mut child = rustfmt
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("start rustfmt (`rustup component add rustfmt`)")?;
-    let mut input = child.stdin.take().context("rustfmt's input is piped")?;
-    // Written from a thread: rustfmt may fill its output pipe before it has read all of its input.
-    let source = text.to_owned();
-    let writer = std::thread::spawn(move || input.write_all(source.as_bytes()));
-    let output = child.wait_with_output().context("read from rustfmt")?;
-    writer
-        .join()
-        .ok()
-        .context("the writer to rustfmt ended early")??;
-    ensure!(
-        output.status.success(),
-        "rustfmt ended with {}",
-        output.status
-    );
-    String::from_utf8(output.stdout).context("rustfmt gave text that is not UTF-8")
+    run_command(&mut command, LIMIT)
 }

@@ -66,19 +66,3 @@ fn sample(files: &[(&str, &str)]) -> (tempfile::TempDir, Workspace) {
     let workspace = Workspace::at(folder.path());
     (folder, workspace)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repository_is_tidy() {
-        let findings = findings(&Workspace::here().unwrap()).unwrap();
-        assert!(
-            findings.is_empty(),
-            "{} findings:\n{}",
-            findings.len(),
-            findings.join("\n")
-        );
-    }
-}
