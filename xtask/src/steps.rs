@@ -18,6 +18,14 @@ enum Outcome {
     Failed(String),
 }
 
+/// What became of a step that did not fail.
+pub(crate) enum Ran {
+    /// It did what it is there for.
+    All,
+    /// Why it cannot run here.
+    Nothing(String),
+}
+
 /// The steps of one run, in order. A failed step does not stop the next ones, so that one run shows all.
 pub(crate) struct Steps {
     done: Vec<(String, Duration, Outcome)>,
@@ -35,18 +43,27 @@ impl Steps {
 
     /// Runs `work` as a step.
     pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> anyhow::Result<()>) {
+        self.run_if_possible(name, || work().map(|()| Ran::All));
+    }
+
+    /// Runs `work` as a step, which may find out that it cannot run here.
+    pub(crate) fn run_if_possible(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> anyhow::Result<Ran>,
+    ) {
         println!("==> {name}");
         let started = Instant::now();
         let outcome = match work() {
-            Ok(()) => Outcome::Passed,
+            Ok(Ran::All) => Outcome::Passed,
+            Ok(Ran::Nothing(why)) => Outcome::Skipped(why),
             Err(error) => Outcome::Failed(format!("{error:#}")),
         };
         let took = started.elapsed();
         match &outcome {
             Outcome::Failed(why) => println!("<== {name}: FAILED after {}: {why}", seconds(took)),
-            Outcome::Passed | Outcome::Skipped(_) => {
-                println!("<== {name}: ok in {}", seconds(took))
-            }
+            Outcome::Skipped(why) => println!("<== {name}: SKIPPED: {why}"),
+            Outcome::Passed => println!("<== {name}: ok in {}", seconds(took)),
         }
         self.done.push((name.to_owned(), took, outcome));
     }
@@ -66,13 +83,15 @@ impl Steps {
         self.started.elapsed()
     }
 
-    /// Prints one line per step.
+    /// Prints one line per step, those that failed first.
     ///
     /// # Errors
     /// When a step failed; the error names all that did.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
         println!("\nSummary ({} in all)", seconds(self.started.elapsed()));
         let mut failed = Vec::new();
+        self.done
+            .sort_by_key(|(_name, _took, outcome)| !matches!(outcome, Outcome::Failed(_)));
         for (name, took, outcome) in &self.done {
             let took = seconds(*took);
             match outcome {

@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure};
 
 use crate::ebpf;
-use crate::steps::in_ci;
 use crate::workspace::Workspace;
 use console::Console;
 use entries::{ENTRIES, Entry, Run, When};
@@ -39,8 +38,6 @@ pub(crate) use table::{names_its_commit, titles};
 pub(crate) const PAGE: &str = "docs/kernels.md";
 /// Time for a machine beside its entries: boot, modules, end.
 const AROUND: Duration = Duration::from_secs(120);
-/// Longest time for a machine in CI.
-const CI_LIMIT: Duration = Duration::from_secs(1500);
 
 /// Which kernels and what.
 #[derive(clap::Args, Default)]
@@ -62,7 +59,7 @@ pub(crate) struct Args {
     wan: bool,
     /// Write the table to docs/kernels.md, which has all rows. A run that was cut off goes on where it ended: kernels that
     /// passed all of it at this commit are not booted again.
-    #[arg(long, requires = "all", conflicts_with_all = ["only", "wan", "short"])]
+    #[arg(long, requires = "all", conflicts_with_all = ["only", "wan"])]
     write: bool,
     /// What executes the machine; KVM where it works if not given.
     #[arg(long)]
@@ -70,17 +67,13 @@ pub(crate) struct Args {
     /// Another `adit` for the scripts in the machine, such as a static one.
     #[arg(long, value_name = "FILE")]
     adit: Option<PathBuf>,
-    /// Only the rows that CI has the time for.
-    #[arg(long)]
-    short: bool,
 }
 
 impl Args {
-    /// As CI runs it: one kernel.
-    pub(crate) fn for_ci() -> Self {
+    /// As the night runs it: all kernels.
+    pub(crate) fn for_night() -> Self {
         Self {
-            kernel: vec![kernels::CI.to_owned()],
-            short: true,
+            all: true,
             ..Self::default()
         }
     }
@@ -91,7 +84,6 @@ impl Args {
         }
         match entry.when {
             When::Always => true,
-            When::ByHand => !self.short,
             When::Wan => self.wan,
             When::Named => false,
         }
@@ -111,18 +103,21 @@ pub(crate) fn availability() -> Result<(), String> {
 
 /// The rows of the page, in order: all but measurements, and those that have to be named.
 pub(crate) fn rows() -> Vec<&'static str> {
-    let is_on_page = |entry: &&Entry| matches!(entry.when, When::Always | When::ByHand);
+    let is_on_page = |entry: &&Entry| entry.when == When::Always;
     let asked = ENTRIES.iter().filter(is_on_page);
     asked.map(|entry| entry.row).collect()
 }
 
-/// Fetches the kernel of CI, unless it was fetched before.
+/// Fetches the kernels, unless they were fetched before.
 ///
 /// # Errors
-/// Neither it nor the lists of packages can be fetched.
-pub(crate) fn kernel_for_ci(workspace: &Workspace) -> anyhow::Result<()> {
+/// Neither they nor the lists of packages can be fetched.
+pub(crate) fn fetched(workspace: &Workspace) -> anyhow::Result<()> {
     let packages = Packages::read(&workspace.path("target/vm"))?;
-    packages.kernel(kernels::CI).map(drop)
+    for series in kernels::SERIES {
+        packages.kernel(series)?;
+    }
+    Ok(())
 }
 
 /// Boots the kernels and prints the table.
@@ -144,7 +139,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         ensure!(known, "no entry is named {name:?}; `--list` shows all");
     }
     let series: Vec<&str> = match (args.all, args.kernel.as_slice()) {
-        (false, []) => vec![kernels::CI],
+        (false, []) => vec![kernels::OLDEST],
         (false, some) => some.iter().map(String::as_str).collect(),
         (true, _) => kernels::SERIES.to_vec(),
     };
@@ -172,7 +167,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
                 let image = folder.join("initramfs");
                 fs::write(&image, [common.clone(), image::of_kernel(kernel)?].concat())?;
                 // What did not work for one kernel is not tried again.
-                let (used, console) = boot(accel, kernel, &image, limit(args, &entries))?;
+                let (used, console) = boot(accel, kernel, &image, limit(&entries))?;
                 accel = Some(used);
                 (used, console)
             }
@@ -237,10 +232,7 @@ fn chosen(args: &Args, built: &Built) -> (Vec<&'static Entry>, Vec<String>) {
     (entries, left_out)
 }
 
-fn limit(args: &Args, entries: &[&Entry]) -> Duration {
-    if args.short && in_ci() {
-        return CI_LIMIT;
-    }
+fn limit(entries: &[&Entry]) -> Duration {
     let inside: u64 = entries.iter().map(|entry| entry.limit_seconds).sum();
     AROUND + Duration::from_secs(inside)
 }

@@ -36,8 +36,6 @@ pub(super) enum Run {
 pub(super) enum When {
     /// Always.
     Always,
-    /// Not in CI, for its time.
-    ByHand,
     /// Only with `--wan`.
     Wan,
     /// Only where it is named; the page has no row of it yet.
@@ -174,14 +172,14 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "`adit demo --once --lane-security=plaintext`",
         run: Run::Script("adit demo --once --plain --lane-security=plaintext"),
         limit_seconds: 240,
-        when: When::ByHand,
+        when: When::Always,
     },
     Entry {
         name: "lanes",
         row: "tunnels on plaintext lanes, with and without frames",
         run: tests(LOOPBACK, "plaintext_lanes:: --test-threads=2"),
         limit_seconds: 300,
-        when: When::ByHand,
+        when: When::Always,
     },
     Entry {
         name: "ktls-lanes",
@@ -212,7 +210,7 @@ pub(super) const ENTRIES: &[Entry] = &[
              without_the_privilege_the_flag_and_the_remedy",
         ),
         limit_seconds: 600,
-        when: When::ByHand,
+        when: When::Always,
     },
     Entry {
         name: "packet-filter",
@@ -240,7 +238,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "sockmap as a mover of bytes: the flaws of ADR 0017",
         run: tests(KERNEL, "sockmap:: --test-threads=1"),
         limit_seconds: 300,
-        when: When::ByHand,
+        when: When::Always,
     },
     Entry {
         name: "wan",

@@ -13,8 +13,8 @@ use crate::steps::run_command;
 /// What the table shows when nothing else is asked for: the oldest supported, the one of the stable release, and the
 /// newest there is.
 pub(super) const SERIES: &[&str] = &["6.1", "6.12", NEWEST];
-/// The kernel of CI: the oldest supported has the strictest verifier and the fewest features.
-pub(super) const CI: &str = "6.1";
+/// The kernel that is booted if none is named: it has the strictest verifier and the fewest features.
+pub(super) const OLDEST: &str = "6.1";
 /// Stands for the newest series that is packaged.
 const NEWEST: &str = "newest";
 

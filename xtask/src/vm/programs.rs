@@ -32,7 +32,7 @@ impl Built {
     /// # Errors
     /// They do not build.
     pub(super) fn build(workspace: &Workspace) -> anyhow::Result<Self> {
-        let mut tests = vec!["test", "--workspace", "--no-run"];
+        let mut tests = vec!["test", "--no-run"];
         for target in TEST_TARGETS {
             let known = workspace
                 .files("tunnel-daemon")?
@@ -42,14 +42,7 @@ impl Built {
                 tests.extend(["--test", target]);
             }
         }
-        let bins = [
-            "build",
-            "--workspace",
-            "--bin",
-            "adit",
-            "--bin",
-            "adit-load",
-        ];
+        let bins = ["build", "--bin", "adit", "--bin", "adit-load"];
         let mut built = Self {
             root: workspace.root().to_owned(),
             tests: BTreeMap::new(),

@@ -1,0 +1,244 @@
+//! `cargo xtask test`: every test of a tier, all binaries in one pool, with output short enough to read.
+
+mod binaries;
+mod nobody;
+mod pool;
+mod summary;
+mod tiers;
+
+use std::path::Path;
+
+use anyhow::{bail, ensure};
+
+use crate::ebpf;
+use crate::steps::Steps;
+use crate::workspace::Workspace;
+use binaries::Binary;
+use pool::{Job, Settings};
+use summary::Report;
+use tiers::Tier;
+
+/// Tests that find it in their environment run at the sizes and lengths of the night.
+const NIGHTLY: &str = "ADIT_NIGHTLY";
+/// Tests find the program to start in it, where they want another one than cargo builds for them.
+const PROGRAM: &str = "ADIT_PROGRAM";
+/// Property tests find the seed of their draws in it, and how many cases they try if they do not say so themselves.
+const SEED: &str = "PROPTEST_RNG_SEED";
+const CASES: &str = "PROPTEST_CASES";
+/// Loopback tests that count tunnels, or bytes of one, by their modules.
+const SCALE: [&str; 3] = ["idle_tunnels", "large_transfers", "opens_and_closes"];
+/// How many of these run at once: each has four busy processes.
+const SCALE_AT_ONCE: usize = 2;
+/// Names the one older release of upstream that a run of the interop tests has; without it they have all.
+const OLDER: &str = "ADIT_INTEROP_OLDER";
+
+/// What to run.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only unit tests: no integration tests.
+    #[arg(long)]
+    quick: bool,
+    /// Everything at full size and length, all releases of upstream, and all of it without privileges, too; sets ADIT_NIGHTLY.
+    #[arg(long, conflicts_with = "quick")]
+    nightly: bool,
+    /// Print a line for every test, not only for those that fail.
+    #[arg(long)]
+    verbose: bool,
+    /// How many tests run at once; four for each processor if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    slots: Option<u16>,
+    /// Run only tests whose name contains this text.
+    filter: Option<String>,
+}
+
+impl Args {
+    /// As the gate runs it.
+    pub(crate) fn for_ci() -> Self {
+        Self {
+            quick: false,
+            nightly: false,
+            verbose: false,
+            slots: None,
+            filter: None,
+        }
+    }
+
+    /// As the night runs it.
+    pub(crate) fn for_night() -> Self {
+        Self {
+            nightly: true,
+            ..Self::for_ci()
+        }
+    }
+
+    /// Whether it was asked for, in whatever way: tests look at the environment alone.
+    fn is_nightly(&self) -> bool {
+        self.nightly || std::env::var_os(NIGHTLY).is_some()
+    }
+
+    fn settings(&self) -> Settings {
+        let variables = if self.is_nightly() {
+            vec![(NIGHTLY, Some("1".into()))]
+        } else {
+            // Property tests draw the same in each run of the gate, and something else, and more, each night.
+            vec![(SEED, Some("1".into())), (CASES, Some("64".into()))]
+        };
+        Settings {
+            slots: self.slots.map_or_else(slots, usize::from),
+            prefix: Vec::new(),
+            variables,
+            verbose: self.verbose,
+        }
+    }
+}
+
+/// Four for each processor: most tests wait for sockets and programs. With three the processors idle for a fifth of the time;
+/// more would have slow hosts miss what some tests expect of them.
+fn slots() -> usize {
+    4 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// Runs the tests. Recorded fuzz inputs are replayed by plain tests, so they are part of it.
+///
+/// # Errors
+/// When a test fails or does not build.
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let which: &[&str] = if args.quick {
+        &["--lib", "--bins"]
+    } else {
+        &[]
+    };
+    let binaries = binaries::build(workspace, which)?;
+    if !args.quick {
+        tiers::check(&binaries)?;
+    }
+    let tier = Tier::of(&workspace.commit(), args.is_nightly());
+    let mut settings = args.settings();
+    if !tier.nightly && !args.quick {
+        let release = tier.older.release;
+        println!("of the older releases of upstream, this run has {release}");
+        settings.variables.push((OLDER, Some(release.into())));
+    }
+    let ran = tests(&binaries, &tier, args, &settings);
+    if !tier.nightly {
+        return ran;
+    }
+    let mut steps = Steps::new();
+    steps.run("tests", || ran);
+    match nobody::prefix(workspace) {
+        Ok(prefix) => steps.run("without privileges", || {
+            settings.prefix = prefix;
+            // A skip is no failure here, and temporary files go where everybody may write.
+            settings.variables.extend([("CI", None), ("TMPDIR", None)]);
+            tests(&binaries, &tier, args, &settings)
+        }),
+        Err(why) => steps.skip("without privileges", &why),
+    }
+    match ebpf::for_tests(workspace) {
+        Ok(toolchain) => steps.run("ebpf rebuild", || rebuilt(workspace, &toolchain)),
+        Err(why) => steps.skip("ebpf rebuild", &why),
+    }
+    steps.finish()
+}
+
+/// Runs what the arguments ask for of the tests of a tier.
+fn tests(binaries: &[Binary], tier: &Tier, args: &Args, settings: &Settings) -> anyhow::Result<()> {
+    let jobs = tier.jobs(binaries, args.filter.as_deref());
+    if let (true, Some(filter)) = (jobs.is_empty(), &args.filter) {
+        bail!("no test of this tier has {filter:?} in its name; `--nightly` has all");
+    }
+    verdict(&pool::run(&jobs, settings)?)
+}
+
+/// A failed test is an error that names it.
+fn verdict(report: &Report) -> anyhow::Result<()> {
+    if !report.failed.is_empty() {
+        bail!("failed: {}", report.failed.join(", "));
+    }
+    Ok(())
+}
+
+/// Builds the eBPF object from its sources and loads it into the running kernel: compilers of other versions give other
+/// objects.
+fn rebuilt(workspace: &Workspace, toolchain: &str) -> anyhow::Result<()> {
+    let object = ebpf::build(workspace, toolchain)?;
+    let object = ("ADIT_EBPF_OBJECT", Some(object.into()));
+    chosen(workspace, "kernel", &["freshly_built"], |settings| {
+        settings.variables.push(object)
+    })
+}
+
+/// Interop rows with our binary of another commit: the rest of that tier has run without it.
+///
+/// # Errors
+/// When one of them fails.
+pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<()> {
+    let previous = ("ADIT_PREVIOUS", Some(previous.into()));
+    chosen(workspace, "interop", &["aditprevious"], |settings| {
+        settings.variables.push(previous)
+    })
+}
+
+/// Tests that count tunnels or bytes, at full size, with a program that is fast enough for it: the release build that is there.
+///
+/// # Errors
+/// When one of them fails, or the program is not there.
+pub(crate) fn at_scale(workspace: &Workspace) -> anyhow::Result<()> {
+    let program = workspace.target().join("release/adit");
+    ensure!(
+        program.is_file(),
+        "{} is not there: `cargo build --release --bin adit` makes it",
+        program.display()
+    );
+    let modules = SCALE.map(|module| format!("cases::{module}::"));
+    let modules: Vec<&str> = modules.iter().map(String::as_str).collect();
+    chosen(workspace, "loopback", &modules, |settings| {
+        settings.slots = SCALE_AT_ONCE;
+        settings.variables.push((PROGRAM, Some(program.into())));
+    })
+}
+
+/// Runs tests of the night whose names contain one of the texts, in binaries with this name, under other settings.
+fn chosen(
+    workspace: &Workspace,
+    name: &str,
+    texts: &[&str],
+    change: impl FnOnce(&mut Settings),
+) -> anyhow::Result<()> {
+    let binaries = binaries::build(workspace, &["--test", name])?;
+    let tier = Tier::of(&workspace.commit(), true);
+    let jobs: Vec<Job<'_>> = texts
+        .iter()
+        .flat_map(|text| tier.jobs(&binaries, Some(text)))
+        .collect();
+    ensure!(!jobs.is_empty(), "no test of {name} is named {texts:?}");
+    let mut settings = Args::for_night().settings();
+    change(&mut settings);
+    verdict(&pool::run(&jobs, &settings)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_night_is_asked_for_by_name_and_is_never_quick() {
+        use clap::Parser as _;
+
+        let parsed = |flags: &[&str]| {
+            let line = [&["xtask", "test"][..], flags].concat();
+            crate::Cli::try_parse_from(line).is_ok()
+        };
+        assert!(parsed(&["--nightly", "relay"]));
+        assert!(!parsed(&["--nightly", "--quick"]));
+    }
+
+    #[test]
+    fn tests_that_count_tunnels_and_bytes_are_there() {
+        let workspace = Workspace::here().unwrap();
+        for module in SCALE {
+            let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");
+            assert!(workspace.path(&file).is_file(), "{file}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Tests as a user who owns nothing and has no capability: what they lack is said, and nothing else fails.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::workspace::Workspace;
+
+/// Runs a program as that user.
+const AS_NOBODY: [&str; 6] = [
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "--inh-caps=-all",
+    "--bounding-set=-all",
+];
+
+/// What others need of a folder to reach what is below it.
+const OTHERS_ENTER: u32 = 0o001;
+
+/// Program and arguments that start a test as nobody.
+///
+/// # Errors
+/// Why it cannot be done: only root can become nobody, and nobody has to reach the checkout.
+pub(super) fn prefix(workspace: &Workspace) -> Result<Vec<OsString>, String> {
+    let mut prefix: Vec<OsString> = Vec::new();
+    if let Some(closed) = closed_folder(workspace.root()) {
+        prefix.extend(opened(&closed, workspace.root()));
+    }
+    prefix.extend(AS_NOBODY.map(OsString::from));
+    let (program, arguments) = prefix.split_first().ok_or("no program")?;
+    let mut probe = Command::new(program);
+    probe.args(arguments).args(["test", "-r"]);
+    match probe.arg(workspace.root().join("Cargo.toml")).output() {
+        Err(error) => Err(format!("{} cannot be run: {error}", program.display())),
+        Ok(output) if output.status.success() => Ok(prefix),
+        Ok(output) => Err(format!(
+            "only root can become nobody, and nobody has to read the files of the checkout: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
+    }
+}
+
+/// The first folder on the way to the checkout that others cannot enter.
+fn closed_folder(root: &Path) -> Option<PathBuf> {
+    let mut folders: Vec<&Path> = root.ancestors().collect();
+    folders.reverse();
+    let is_closed =
+        |folder: &&Path| fs::metadata(folder).is_ok_and(|meta| meta.mode() & OTHERS_ENTER == 0);
+    folders.into_iter().find(is_closed).map(Path::to_path_buf)
+}
+
+/// Starts what follows where a folder that is closed to others is open as far as the checkout. In a mount namespace of its own,
+/// an empty folder lies over the closed one, and what the checkout holds is at its place in it; outside nothing changes.
+fn opened(closed: &Path, root: &Path) -> Vec<OsString> {
+    const SCRIPT: &str = r#"set -e
+closed=$1 root=$2; shift 2
+kept=$(mktemp -d)
+mount --bind "$root" "$kept"
+mount -t tmpfs -o mode=755 none "$closed"
+for entry in "$kept"/* "$kept"/.[!.]*; do
+  [ -e "$entry" ] || continue
+  place=$root/${entry##*/}
+  if [ -d "$entry" ]; then mkdir -p -m 755 "$place"; else mkdir -p -m 755 "$root"; : > "$place"; fi
+  mount --bind "$entry" "$place"
+done
+umount "$kept"
+rmdir "$kept"
+cd "$root"
+exec "$@""#;
+    let words = ["unshare", "--mount", "--propagation=private", "sh", "-c"];
+    let mut command: Vec<OsString> = words.map(OsString::from).to_vec();
+    command.extend([SCRIPT, "opened"].map(OsString::from));
+    command.extend([closed.into(), root.into()]);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn nobody_reads_a_checkout_below_a_folder_that_is_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("closed/tree");
+        fs::create_dir_all(root.join("target")).unwrap();
+        fs::write(root.join("Cargo.toml"), "[workspace]").unwrap();
+        fs::write(root.join("target/made"), "of it").unwrap();
+        for (folder, mode) in [(dir.path(), 0o755), (root.as_path(), 0o700)] {
+            fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        assert_eq!(closed_folder(&root).as_deref(), Some(root.as_path()));
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let prefix = prefix(&Workspace::at(&root)).unwrap();
+        let read = Command::new(&prefix[0])
+            .args(&prefix[1..])
+            .args(["sh", "-c", "id -u; cat target/made"])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&read.stdout), "65534\nof it");
+        // Outside it is as it was.
+        assert_eq!(fs::metadata(&root).unwrap().mode() & 0o777, 0o700);
+    }
+}

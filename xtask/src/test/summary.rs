@@ -1,0 +1,157 @@
+//! What became of the tests of a run: counted, printed as results come in, and summed up.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::steps::seconds;
+
+/// How much of a failed test's output is shown, from its end.
+const SHOWN_LINES: usize = 200;
+/// How many of the slowest tests are named at the end.
+const SLOWEST: usize = 10;
+/// Begins a line of a test that could not do all it is there for.
+const SKIPPED: &str = "SKIPPED ";
+
+/// What became of a run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    /// How many tests passed and skipped nothing.
+    pub(super) passed: usize,
+    /// How many passed, but said that they skipped something.
+    pub(super) skipped: usize,
+    /// Names of those that failed.
+    pub(super) failed: Vec<String>,
+}
+
+/// What became of a test.
+pub(super) struct Done {
+    /// Its full name.
+    pub(super) name: String,
+    /// From its start to its end.
+    pub(super) took: Duration,
+    /// Processor time of the test and of the processes that it waited for.
+    pub(super) cpu: Duration,
+    /// `None`: it passed.
+    pub(super) failure: Option<String>,
+    /// Of both streams.
+    pub(super) output: String,
+}
+
+/// Counts, and prints as results come in.
+pub(super) struct Summary {
+    all: usize,
+    verbose: bool,
+    report: Report,
+    failures: Vec<String>,
+    skips: BTreeMap<String, usize>,
+    times: Vec<(Duration, String)>,
+}
+
+impl Summary {
+    /// Of so many tests; `verbose` prints a line for each.
+    pub(super) fn new(all: usize, verbose: bool) -> Self {
+        Self {
+            all,
+            verbose,
+            report: Report::default(),
+            failures: Vec::new(),
+            skips: BTreeMap::new(),
+            times: Vec::new(),
+        }
+    }
+
+    /// One more test is over.
+    pub(super) fn add(&mut self, done: Done) {
+        let skips: Vec<&str> = done
+            .output
+            .lines()
+            .filter(|line| line.starts_with(SKIPPED))
+            .collect();
+        let word = match (&done.failure, skips.as_slice()) {
+            (Some(why), _) => {
+                println!("FAILED {} after {}: {why}", done.name, seconds(done.took));
+                for line in tail(&done.output, SHOWN_LINES) {
+                    println!("    {line}");
+                }
+                let line = format!("{}: {why}", done.name);
+                self.failures.push(line);
+                self.report.failed.push(done.name.clone());
+                "FAILED"
+            }
+            (None, []) => {
+                self.report.passed += 1;
+                "ok"
+            }
+            (None, _) => {
+                self.report.skipped += 1;
+                "skipped"
+            }
+        };
+        for line in skips {
+            *self.skips.entry(line.to_owned()).or_default() += 1;
+        }
+        if self.verbose {
+            let (took, cpu) = (seconds(done.took), seconds(done.cpu));
+            println!("{word:7} {took:>8} {cpu:>8} {}", done.name);
+        }
+        self.times.push((done.took, done.name));
+    }
+
+    /// Says how far the run is.
+    pub(super) fn progress(&self) {
+        let failed = self.report.failed.len();
+        println!(
+            "{} of {} tests, {failed} failed",
+            self.times.len(),
+            self.all
+        );
+    }
+
+    /// Failed tests come last, where they are looked for.
+    pub(super) fn finish(mut self, took: Duration) -> Report {
+        self.times.sort_by(|a, b| b.cmp(a));
+        println!(
+            "\nthe slowest of {} tests, which took {}:",
+            self.all,
+            seconds(took)
+        );
+        for (took, name) in self.times.iter().take(SLOWEST) {
+            println!("  {:>8}  {name}", seconds(*took));
+        }
+        for (line, times) in &self.skips {
+            match times {
+                1 => println!("  {line}"),
+                _ => println!("  {line} ({times} times)"),
+            }
+        }
+        let Report {
+            passed,
+            skipped,
+            failed,
+        } = &self.report;
+        println!(
+            "{passed} passed, {} failed, {skipped} skipped",
+            failed.len()
+        );
+        for line in &self.failures {
+            println!("FAILED {line}");
+        }
+        self.report
+    }
+}
+
+fn tail(text: &str, lines: usize) -> impl Iterator<Item = &str> {
+    let count = text.lines().count();
+    text.lines().skip(count.saturating_sub(lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_end_of_a_long_output_is_shown() {
+        let shown: Vec<&str> = tail("a\nb\nc", 2).collect();
+        assert_eq!(shown, ["b", "c"]);
+    }
+}

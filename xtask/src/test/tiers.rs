@@ -1,0 +1,197 @@
+//! Which tests belong to which tier, how long each may take, and which of them run alone.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::binaries::Binary;
+use super::pool::{Job, Turn};
+
+/// Longest time of a test.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How much longer everything may take at night, when tests count further.
+const NIGHTLY_FACTOR: u32 = 15;
+
+/// Builds the Go programs that interop tests run. That takes minutes from nothing, so it is no part of another test's time.
+const FIRST: Pattern = Pattern("adit::interop", "go::tests::programs_are_built");
+
+/// Limit of tests that wait for a long time. They begin before the others, which run beside them meanwhile.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Tests with a limit of their own.
+const LIMITS: &[(Pattern, Duration)] = &[
+    (FIRST, Duration::from_secs(15 * 60)),
+    (Pattern("adit::interop", "isolation::slow_reader_"), LONG),
+    (Pattern("adit::interop", "goaway::"), LONG),
+    (Pattern("adit::kernel", "account_times::"), LONG),
+    (
+        Pattern("adit::loopback", "paused_tunnels::a_thousand_"),
+        LONG,
+    ),
+    (Pattern("adit::ops", "top::the_terminal_is_put_back_"), LONG),
+];
+
+/// Tests that judge times: only the night has them, and nothing runs beside them.
+const TIMED: &[Pattern] = &[
+    Pattern("adit::interop", "isolation::four_stalled_clients_"),
+    Pattern("adit::interop", "isolation::stalled_target_"),
+    Pattern("adit::interop", "lag::"),
+    Pattern("adit::loopback", "isolation::stalled_readers_"),
+];
+
+/// Tests that only the night has.
+const AT_NIGHT: &[Pattern] = &[
+    // Upstream's programs with each other: the control of the rows with ours.
+    Pattern("adit::interop", "::go_go"),
+    // Needs the program of another commit, which only the night has.
+    Pattern("adit::interop", "aditprevious"),
+    // Needs all releases.
+    Pattern("adit::interop", "an_older_client_that_gives_up"),
+    // Their subject is a time of half a minute and more.
+    Pattern(
+        "adit::loopback",
+        "gone_behind_bytes::a_client_that_breaks_off_",
+    ),
+    Pattern(
+        "adit::loopback",
+        "gone_behind_bytes::a_target_that_breaks_off_",
+    ),
+    Pattern(
+        "adit::loopback",
+        "lane_faults::tunnels_without_a_link_live_",
+    ),
+    Pattern("adit::loopback", "slow_readers::"),
+    // Upstream's own tests: most of their time they wait for themselves.
+    Pattern("adit::interop", "upstream_suite::every_"),
+];
+
+/// An older release of upstream.
+#[derive(Clone, Copy)]
+pub(super) struct Older {
+    /// As it is called.
+    pub(super) release: &'static str,
+    /// How rows of interop tests name it, and how tests do.
+    row: &'static str,
+    test: &'static str,
+}
+
+/// Of these the gate takes one, and the night all.
+const OLDER: [Older; 2] = [
+    Older {
+        release: "v0.34.0",
+        row: "go034",
+        test: "v0_34_0",
+    },
+    Older {
+        release: "v0.30.3",
+        row: "go0303",
+        test: "v0_30_3",
+    },
+];
+
+/// Tests of a binary whose names contain a text.
+struct Pattern(&'static str, &'static str);
+
+impl Pattern {
+    fn fits(&self, binary: &str, test: &str) -> bool {
+        binary == self.0 && test.contains(self.1)
+    }
+}
+
+/// What to run of all tests.
+pub(super) struct Tier {
+    /// Everything, at full size.
+    pub(super) nightly: bool,
+    /// The older release of upstream for the gate.
+    pub(super) older: Older,
+}
+
+impl Tier {
+    /// The tier of a commit: which older release it takes follows from the hash, so that a run can be repeated.
+    pub(super) fn of(commit: &str, nightly: bool) -> Self {
+        let sum: usize = commit.bytes().map(usize::from).sum();
+        Self {
+            nightly,
+            older: OLDER[sum % OLDER.len()],
+        }
+    }
+
+    /// Jobs for the tests of this tier whose full name contains the filter.
+    pub(super) fn jobs<'a>(&self, binaries: &'a [Binary], filter: Option<&str>) -> Vec<Job<'a>> {
+        let mut jobs = Vec::new();
+        for binary in binaries {
+            for test in &binary.tests {
+                let is_asked = filter.is_none_or(|text| {
+                    test.contains(text) || format!("{} {test}", binary.label).contains(text)
+                });
+                if is_asked && self.has(&binary.label, test) {
+                    jobs.push(self.job(binary, test));
+                }
+            }
+        }
+        jobs
+    }
+
+    fn job<'a>(&self, binary: &'a Binary, test: &'a str) -> Job<'a> {
+        let fits = |pattern: &Pattern| pattern.fits(&binary.label, test);
+        let own = LIMITS.iter().find(|(pattern, _limit)| fits(pattern));
+        let limit = own.map_or(LIMIT, |(_pattern, limit)| *limit);
+        Job {
+            binary,
+            test,
+            limit: if self.nightly {
+                limit * NIGHTLY_FACTOR
+            } else {
+                limit
+            },
+            turn: if fits(&FIRST) {
+                Turn::First
+            } else if TIMED.iter().any(fits) {
+                Turn::Alone
+            } else {
+                Turn::Beside
+            },
+        }
+    }
+
+    fn has(&self, binary: &str, test: &str) -> bool {
+        let mut of_night = AT_NIGHT.iter().chain(TIMED);
+        let is_at_night = of_night.any(|pattern| pattern.fits(binary, test));
+        let of_another = || {
+            let mut others = OLDER
+                .iter()
+                .filter(|older| older.release != self.older.release);
+            binary == "adit::interop"
+                && others.any(|older| test.contains(older.row) || test.contains(older.test))
+        };
+        self.nightly || !(is_at_night || of_another())
+    }
+}
+
+/// Patterns that fit no test any more would be of no effect without a word.
+///
+/// # Errors
+/// Names those.
+pub(super) fn check(binaries: &[Binary]) -> anyhow::Result<()> {
+    let limits = LIMITS.iter().map(|(pattern, _limit)| pattern);
+    let all = limits.chain(TIMED).chain(AT_NIGHT);
+    let fits_none = |pattern: &&Pattern| {
+        let mut tests = binaries.iter().flat_map(|binary| {
+            binary
+                .tests
+                .iter()
+                .map(move |test| (binary.label.as_str(), test))
+        });
+        !tests.any(|(binary, test)| pattern.fits(binary, test))
+    };
+    let stale: Vec<String> = all
+        .filter(fits_none)
+        .map(|Pattern(binary, text)| format!("{binary} {text}"))
+        .collect();
+    ensure!(
+        stale.is_empty(),
+        "no test fits what xtask/src/test/tiers.rs names: {}",
+        stale.join(", ")
+    );
+    Ok(())
+}
