@@ -51,6 +51,8 @@ enum Part {
 /// Where a step belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tier {
+    /// `--quick` alone: the gate has it as part of another step.
+    OnlyQuick,
     /// The gate, and `--quick`.
     Quick,
     /// The gate.
@@ -70,6 +72,9 @@ const STEPS: &[Step] = &[
         all(ebpf::run(workspace, &ebpf::Args::only_check()))
     }),
     Step("clippy", Tier::Quick, |workspace| clippy(workspace, &[])),
+    Step("unit tests", Tier::OnlyQuick, |workspace| {
+        all(test::run(workspace, &test::Args::for_push()))
+    }),
     Step("test", Tier::Gate, |workspace| {
         all(test::run(workspace, &test::Args::for_ci()))
     }),
@@ -158,6 +163,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 impl Args {
     fn asks_for(&self, tier: Tier) -> bool {
         match tier {
+            Tier::OnlyQuick => self.quick,
             Tier::Quick => !self.nightly,
             Tier::Gate => !self.nightly && !self.quick,
             Tier::Night(part) => self.nightly && self.part.is_none_or(|only| only == part),
@@ -322,16 +328,19 @@ mod tests {
             let asked = STEPS.iter().filter(|Step(_, tier, _)| args.asks_for(*tier));
             asked.map(|Step(name, ..)| *name).collect()
         };
-        let args = |nightly, part| Args {
-            quick: false,
+        let args = |quick, nightly, part| Args {
+            quick,
             nightly,
             part,
             skip: Vec::new(),
         };
-        let (gate, night) = (of(args(false, None)), of(args(true, None)));
-        let halves = [Part::A, Part::B].map(|part| of(args(true, Some(part))));
+        let (gate, night) = (of(args(false, false, None)), of(args(false, true, None)));
+        let halves = [Part::A, Part::B].map(|part| of(args(false, true, Some(part))));
         assert_eq!(halves.concat(), night);
-        assert_eq!(gate.len() + night.len(), STEPS.len());
+        assert_eq!(gate.len() + night.len() + 1, STEPS.len());
         assert!(gate.iter().all(|name| !night.contains(name)));
+        let quick = of(args(true, false, None));
+        assert!(quick.contains(&"clippy") && quick.contains(&"unit tests"));
+        assert!(!quick.contains(&"test") && !gate.contains(&"unit tests"));
     }
 }

@@ -6,6 +6,7 @@ mod pool;
 mod summary;
 mod tiers;
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{bail, ensure};
@@ -63,6 +64,14 @@ impl Args {
         }
     }
 
+    /// As a push runs it.
+    pub(crate) fn for_push() -> Self {
+        Self {
+            quick: true,
+            ..Self::for_ci()
+        }
+    }
+
     /// As the night runs it.
     pub(crate) fn for_night() -> Self {
         Self {
@@ -80,8 +89,7 @@ impl Args {
         let variables = if self.is_nightly() {
             vec![(NIGHTLY, Some("1".into()))]
         } else {
-            // Property tests draw the same in each run of the gate, and something else, and more, each night.
-            vec![(SEED, Some("1".into())), (CASES, Some("64".into()))]
+            sizes_of_the_gate()
         };
         Settings {
             slots: self.slots.map_or_else(slots, usize::from),
@@ -90,6 +98,12 @@ impl Args {
             verbose: self.verbose,
         }
     }
+}
+
+/// Property tests draw the same in each run of the gate, and something else, and more, each night.
+fn sizes_of_the_gate() -> Vec<(&'static str, Option<OsString>)> {
+    let set = |name, value: &str| (name, Some(value.into()));
+    vec![(NIGHTLY, None), set(SEED, "1"), set(CASES, "64")]
 }
 
 /// Four for each processor: most tests wait for sockets and programs. With three the processors idle for a fifth of the time;
@@ -128,7 +142,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     match nobody::prefix(workspace) {
         Ok(prefix) => steps.run("without privileges", || {
             settings.prefix = prefix;
-            // A skip is no failure here, and temporary files go where everybody may write.
+            // Rights do not depend on sizes. A skip is no failure, and temporary files go where everybody may write.
+            settings.variables = sizes_of_the_gate();
             settings.variables.extend([("CI", None), ("TMPDIR", None)]);
             tests(&binaries, &tier, args, &settings)
         }),

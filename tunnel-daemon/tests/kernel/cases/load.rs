@@ -32,8 +32,9 @@ fn every_program_of_the_committed_object_passes_the_verifier() {
 fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     let Some(path) = std::env::var_os(FRESH).map(PathBuf::from) else {
         // Never a failure: the toolchain is not part of what a build needs.
-        let why =
-            format!("{FRESH} names none; `cargo xtask test --nightly` does where the eBPF toolchain is");
+        let why = format!(
+            "{FRESH} names none; `cargo xtask test --nightly` does where the eBPF toolchain is"
+        );
         say("loading a freshly built object", &why);
         return;
     };
