@@ -133,12 +133,11 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         println!("of the older releases of upstream, this run has {release}");
         settings.variables.push((OLDER, Some(release.into())));
     }
-    let ran = tests(&binaries, &tier, args, &settings);
     if !tier.nightly {
-        return ran;
+        return tests(&binaries, &tier, args, &settings);
     }
     let mut steps = Steps::new();
-    steps.run("tests", || ran);
+    steps.run("tests", || tests(&binaries, &tier, args, &settings));
     match nobody::prefix(workspace) {
         Ok(prefix) => steps.run("without privileges", || {
             settings.prefix = prefix;
