@@ -107,19 +107,22 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    /// The tier of a commit: which older release it takes follows from the hash, so that a run can be repeated.
+    /// The tier of a commit: which older release it takes follows from the hash, so that a run can be repeated. Words behind the
+    /// hash, such as that the tree was changed since, do not count.
     pub(super) fn of(commit: &str, nightly: bool) -> Self {
-        let sum: usize = commit.bytes().map(usize::from).sum();
+        let hash = commit.split(' ').next().unwrap_or_default();
+        let sum: usize = hash.bytes().map(usize::from).sum();
         Self {
             nightly,
             older: OLDER[sum % OLDER.len()],
         }
     }
 
-    /// Jobs for the tests of this tier whose full name contains the filter.
+    /// Jobs for the tests of this tier whose full name contains the filter, and for what makes the programs that these run.
     pub(super) fn jobs<'a>(&self, binaries: &'a [Binary], filter: Option<&str>) -> Vec<Job<'a>> {
         let mut jobs = Vec::new();
         for binary in binaries {
+            let before = jobs.len();
             for test in &binary.tests {
                 let is_asked = filter.is_none_or(|text| {
                     test.contains(text) || format!("{} {test}", binary.label).contains(text)
@@ -127,6 +130,14 @@ impl Tier {
                 if is_asked && self.has(&binary.label, test) {
                     jobs.push(self.job(binary, test));
                 }
+            }
+            let first = binary
+                .tests
+                .iter()
+                .find(|test| FIRST.fits(&binary.label, test));
+            let is_there = |test: &String| jobs[before..].iter().any(|job| job.test == test);
+            if let Some(first) = first.filter(|first| jobs.len() > before && !is_there(first)) {
+                jobs.push(self.job(binary, first));
             }
         }
         jobs
@@ -194,4 +205,59 @@ pub(super) fn check(binaries: &[Binary]) -> anyhow::Result<()> {
         stale.join(", ")
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn interop() -> Vec<Binary> {
+        let tests = [
+            "support::go::tests::programs_are_built",
+            "cases::a::adit_go",
+            "cases::a::go_go",
+            "cases::a::adit_go034",
+            "cases::a::adit_go0303",
+            "cases::lag::b::adit_go",
+        ];
+        vec![Binary {
+            label: "adit::interop".to_owned(),
+            path: PathBuf::new(),
+            folder: PathBuf::new(),
+            tests: tests.map(str::to_owned).to_vec(),
+        }]
+    }
+
+    fn names(tier: &Tier, filter: Option<&str>) -> Vec<String> {
+        let binaries = interop();
+        let jobs = tier.jobs(&binaries, filter);
+        jobs.iter().map(|job| job.test.to_owned()).collect()
+    }
+
+    #[test]
+    fn the_gate_has_one_older_release_and_the_night_has_all_tests() {
+        let gate = Tier::of("abc1234", false);
+        let has = names(&gate, None);
+        let older = has.iter().filter(|name| name.contains("_go03"));
+        assert_eq!((has.len(), older.count()), (3, 1), "{has:?}");
+        let changed = Tier::of("abc1234 with changes", false);
+        assert_eq!(names(&changed, None), has);
+        let night = Tier::of("abc1234", true);
+        assert_eq!(names(&night, None).len(), 6);
+    }
+
+    #[test]
+    fn programs_are_built_before_whatever_a_filter_asks_for() {
+        let binaries = interop();
+        let jobs = Tier::of("abc1234", true).jobs(&binaries, Some("lag::"));
+        let turns: Vec<Turn> = jobs.iter().map(|job| job.turn).collect();
+        assert_eq!(turns, [Turn::Alone, Turn::First]);
+        assert!(
+            Tier::of("abc1234", true)
+                .jobs(&binaries, Some("no such"))
+                .is_empty()
+        );
+    }
 }
