@@ -1,9 +1,11 @@
-//! Grants: which certificate may claim which agent id and identifiers.
+//! Grants: which certificate or service account may claim which agent id and identifiers.
 //!
-//! A grant is a comma list of `key=value`. `cn`, `dns` and `uri` name a certificate, all of them must match; `id`,
-//! `host`, `ipv4`, `ipv6`, `cidr` and `default-route` say what it may claim. `*` stands for any text that is
-//! not empty, and `{*}` in a claim for the text that the certificate's `*` stood for. What is allowed adds up over
-//! all grants that name a certificate; what none of them allows is refused.
+//! A grant is a comma list of `key=value`. `cn`, `dns` and `uri` name a certificate, `serviceaccount` and `node` the
+//! account of a token and the node it is bound to; all of them must match. `id`, `host`, `ipv4`, `ipv6`, `cidr` and
+//! `default-route` say what may be claimed. `*` stands for any text that is not empty, `{*}` in a claim for the text that
+//! the name's `*` stood for, and `{node}` for the token's node. What is allowed adds up over all grants that name a holder;
+//! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
+//! granted to each does not add up.
 
 use std::net::IpAddr;
 
@@ -16,6 +18,8 @@ use crate::wire::identifiers::Identifiers;
 
 /// What stands in a claim for the text that the certificate's `*` stood for.
 const CAPTURED: &str = "{*}";
+/// And for the node that the token is bound to.
+const NODE: &str = "{node}";
 
 /// The names of a verified certificate.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,26 @@ pub struct Names<'a> {
     pub common_name: Option<&'a str>,
     /// Subject alternative names, prefixed by their kind: `dns:`, `uri:`. Other kinds are passed over.
     pub alternative: &'a [String],
+}
+
+/// The account of a verified token.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    /// Namespace of the service account.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+    /// The node that the token is bound to, if it is.
+    pub node: Option<&'a str>,
+}
+
+/// What an agent has proved to be.
+#[derive(Clone, Copy, Debug)]
+pub enum Holder<'a> {
+    /// Of a certificate.
+    Certificate(Names<'a>),
+    /// Of a token.
+    ServiceAccount(Account<'a>),
 }
 
 /// All grants of a server; without any, agents claim what they like.
@@ -43,17 +67,26 @@ enum Flaw {
     #[error("{0:?} is not KEY=VALUE; write such as cn=node-1,id=node-1,host=node-1.example")]
     NotPair(String),
     #[error(
-        "unknown key {0:?}: cn, dns and uri name a certificate; id, host, ipv4, ipv6, cidr and default-route what it may claim"
+        "unknown key {0:?}: cn, dns and uri name a certificate, serviceaccount and node a token; id, host, ipv4, ipv6, cidr \
+         and default-route say what may be claimed"
     )]
     UnknownKey(String),
     #[error("{0} has no value; * stands for any")]
     Empty(&'static str),
     #[error("{0} has more than one *; write several grants")]
     Stars(&'static str),
-    #[error("{{*}} in a name of the certificate; write * there and {{*}} in a claim")]
+    #[error("{{*}} or {{node}} in a name; write * there, and the braces in a claim")]
     CaptureInName,
-    #[error("{{*}} needs exactly one * among cn, dns and uri, to say what it stands for")]
+    #[error("{{*}} needs exactly one * among the names, to say what it stands for")]
     Capture,
+    #[error(
+        "{{node}} is that of a token: name its holder by serviceaccount=NAMESPACE/NAME or node="
+    )]
+    NodeOfCertificate,
+    #[error("names a certificate and a token; write a grant for each")]
+    TwoKinds,
+    #[error("serviceaccount={0} is not NAMESPACE/NAME")]
+    NotAnAccount(String),
     #[error("{key}={value} is no {key} address or network; write such as {example}")]
     Net {
         key: &'static str,
@@ -64,16 +97,16 @@ enum Flaw {
     HostIsAddress(String),
     #[error("default-route={0} is not true; leave it out to grant none")]
     DefaultRoute(String),
-    #[error("names no certificate; add cn=, dns= or uri=")]
+    #[error("names nobody; add cn=, dns= or uri= of a certificate, or serviceaccount= of a token")]
     NoName,
     #[error("grants nothing; add id=, and the identifiers that may be claimed")]
     NoClaim,
 }
 
-/// What an agent claimed and was not granted; the text of the refusal, up to the certificate's name.
+/// What an agent claimed and was not granted; the text of the refusal, up to the agent's name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotGranted {
-    /// No grant names the certificate.
+    /// No grant names the agent.
     #[error("nothing is granted")]
     Stranger,
     /// The agent id.
@@ -100,6 +133,24 @@ enum NameKind {
     Common,
     Dns,
     Uri,
+    Account,
+    Node,
+}
+
+impl NameKind {
+    fn is_of_token(self) -> bool {
+        match self {
+            Self::Common | Self::Dns | Self::Uri => false,
+            Self::Account | Self::Node => true,
+        }
+    }
+}
+
+/// What the braces in a grant's claims stand for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Stands {
+    star: String,
+    node: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,12 +186,8 @@ impl Pattern {
         Ok(Self { start, end })
     }
 
-    fn captures(&self) -> bool {
-        self.start.contains(CAPTURED)
-            || self
-                .end
-                .as_ref()
-                .is_some_and(|text| text.contains(CAPTURED))
+    fn has(&self, braces: &str) -> bool {
+        self.start.contains(braces) || self.end.as_ref().is_some_and(|text| text.contains(braces))
     }
 
     /// What the star stands for in `text`; empty when there is none and the texts are equal.
@@ -154,15 +201,23 @@ impl Pattern {
         }
     }
 
-    /// With `{*}` replaced. A `*` in the replacement is an ordinary character.
-    fn with(&self, captured: &str) -> Self {
-        Self {
-            start: self.start.replace(CAPTURED, captured),
-            end: self
-                .end
-                .as_ref()
-                .map(|text| text.replace(CAPTURED, captured)),
+    /// With `{*}` and `{node}` replaced. A `*` in a replacement is an ordinary character. `None`: there is no such node.
+    fn with(&self, stands: &Stands) -> Option<Self> {
+        if stands.node.is_none() && self.has(NODE) {
+            return None;
         }
+        let node = stands.node.as_deref().unwrap_or_default();
+        // Piece by piece: braces in a replacement are ordinary characters, too.
+        let replace = |text: &str| {
+            let pieces = text
+                .split(NODE)
+                .map(|piece| piece.replace(CAPTURED, &stands.star));
+            pieces.collect::<Vec<_>>().join(node)
+        };
+        Some(Self {
+            start: replace(&self.start),
+            end: self.end.as_deref().map(replace),
+        })
     }
 
     fn to_lowercase(&self) -> Self {
@@ -195,20 +250,36 @@ impl Grants {
         self.0.is_empty()
     }
 
-    /// Whether the holder of a certificate may be this agent. Without any grant everybody may.
+    /// Whether who has proved to be these holders may be this agent: as one of them. Without any grant everybody may.
     ///
     /// # Errors
-    /// The first claim that no grant covers.
+    /// The first claim that no grant covers; of the first holder that a grant names.
     pub fn check(
         &self,
-        holder: Option<Names<'_>>,
+        holders: &[Holder<'_>],
         agent: &AgentId,
         identifiers: &Identifiers,
     ) -> Result<(), NotGranted> {
         if self.is_empty() {
             return Ok(());
         }
-        let holder = holder.ok_or(NotGranted::Stranger)?;
+        let mut refused = NotGranted::Stranger;
+        for holder in holders {
+            match self.check_holder(*holder, agent, identifiers) {
+                Ok(()) => return Ok(()),
+                Err(why) if refused == NotGranted::Stranger => refused = why,
+                Err(_other) => (),
+            }
+        }
+        Err(refused)
+    }
+
+    fn check_holder(
+        &self,
+        holder: Holder<'_>,
+        agent: &AgentId,
+        identifiers: &Identifiers,
+    ) -> Result<(), NotGranted> {
         let allowed = Allowed::of(&self.0, holder).ok_or(NotGranted::Stranger)?;
         if !allowed.id(agent.as_str()) {
             return Err(NotGranted::Id(agent.as_str().to_owned()));
@@ -248,10 +319,16 @@ impl Grant {
             claims: Vec::new(),
         };
         for pair in entry.split(',') {
-            let (key, value) = pair
-                .split_once('=')
-                .ok_or_else(|| Flaw::NotPair(Excerpt(pair).to_string()))?;
-            grant.take(key.trim(), value.trim())?;
+            let (key, value) = key_value(pair)?;
+            // `serviceaccount=NAMESPACE/NAME:id={node}`: no name behind these keys has a colon.
+            match value.split_once(':') {
+                Some((name, claim)) if matches!(key, "serviceaccount" | "node") => {
+                    grant.take(key, name)?;
+                    let (key, value) = key_value(claim)?;
+                    grant.take(key, value)?;
+                }
+                _ => grant.take(key, value)?,
+            }
         }
         if grant.who.is_empty() {
             return Err(Flaw::NoName);
@@ -259,20 +336,32 @@ impl Grant {
         if grant.claims.is_empty() {
             return Err(Flaw::NoClaim);
         }
-        if grant.who.iter().any(|(_, pattern)| pattern.captures()) {
+        let names = |braces| grant.who.iter().any(|(_, pattern)| pattern.has(braces));
+        if names(CAPTURED) || names(NODE) {
             return Err(Flaw::CaptureInName);
+        }
+        let of_token = grant
+            .who
+            .iter()
+            .filter(|(kind, _)| kind.is_of_token())
+            .count();
+        if of_token > 0 && of_token < grant.who.len() {
+            return Err(Flaw::TwoKinds);
         }
         let stars = grant
             .who
             .iter()
             .filter(|(_, name)| name.end.is_some())
             .count();
-        let captures = grant
-            .claims
-            .iter()
-            .any(|claim| matches!(claim, Claim::Id(text) | Claim::Host(text) if text.captures()));
-        if captures && stars != 1 {
+        let claims = |braces| {
+            let has = |claim: &Claim| matches!(claim, Claim::Id(text) | Claim::Host(text) if text.has(braces));
+            grant.claims.iter().any(has)
+        };
+        if claims(CAPTURED) && stars != 1 {
             return Err(Flaw::Capture);
+        }
+        if claims(NODE) && of_token == 0 {
+            return Err(Flaw::NodeOfCertificate);
         }
         Ok(grant)
     }
@@ -289,6 +378,17 @@ impl Grant {
             "uri" => self
                 .who
                 .push((NameKind::Uri, Pattern::parse("uri", value)?)),
+            "serviceaccount" => {
+                let (namespace, name) = value.split_once('/').unwrap_or_default();
+                if namespace.is_empty() || name.is_empty() || name.contains('/') {
+                    return Err(Flaw::NotAnAccount(Excerpt(value).to_string()));
+                }
+                let account = Pattern::parse("serviceaccount", value)?;
+                self.who.push((NameKind::Account, account));
+            }
+            "node" => self
+                .who
+                .push((NameKind::Node, Pattern::parse("node", value)?)),
             "id" => self.claims.push(Claim::Id(Pattern::parse("id", value)?)),
             "host" => {
                 if let Host::Ip(_) = Host::parse(value) {
@@ -313,29 +413,13 @@ impl Grant {
         Ok(())
     }
 
-    /// What `*` stands for, once for each name of the certificate that fits; `None` if the grant does not name it.
-    fn captures(&self, holder: Names<'_>) -> Option<Vec<String>> {
+    /// What the braces stand for, once for each name of the holder that fits; `None` if the grant does not name it.
+    fn captures(&self, holder: Holder<'_>) -> Option<Vec<Stands>> {
         let mut captured = vec![String::new()];
         for (kind, pattern) in &self.who {
-            let found: Vec<String> = match kind {
-                NameKind::Common => holder
-                    .common_name
-                    .into_iter()
-                    .filter_map(|name| pattern.match_text(name))
-                    .map(str::to_owned)
-                    .collect(),
-                NameKind::Dns => alternative(holder, "dns:")
-                    .filter_map(|name| {
-                        pattern
-                            .match_text(&name.to_ascii_lowercase())
-                            .map(str::to_owned)
-                    })
-                    .collect(),
-                NameKind::Uri => alternative(holder, "uri:")
-                    .filter_map(|name| pattern.match_text(name))
-                    .map(str::to_owned)
-                    .collect(),
-            };
+            let names = names_of(holder, *kind);
+            let found = names.iter().filter_map(|name| pattern.match_text(name));
+            let found: Vec<String> = found.map(str::to_owned).collect();
             if found.is_empty() {
                 return None;
             }
@@ -343,7 +427,47 @@ impl Grant {
                 captured = found;
             }
         }
-        Some(captured)
+        let node = match holder {
+            Holder::Certificate(_) => None,
+            Holder::ServiceAccount(account) => account.node,
+        };
+        let stands = |star| Stands {
+            star,
+            node: node.map(str::to_owned),
+        };
+        Some(captured.into_iter().map(stands).collect())
+    }
+}
+
+fn key_value(pair: &str) -> Result<(&str, &str), Flaw> {
+    let (key, value) = pair
+        .split_once('=')
+        .ok_or_else(|| Flaw::NotPair(Excerpt(pair).to_string()))?;
+    Ok((key.trim(), value.trim()))
+}
+
+/// The names of one kind that a holder has.
+fn names_of(holder: Holder<'_>, kind: NameKind) -> Vec<String> {
+    match (holder, kind) {
+        (Holder::Certificate(names), NameKind::Common) => {
+            names.common_name.map(str::to_owned).into_iter().collect()
+        }
+        (Holder::Certificate(names), NameKind::Dns) => alternative(names, "dns:")
+            .map(str::to_ascii_lowercase)
+            .collect(),
+        (Holder::Certificate(names), NameKind::Uri) => {
+            alternative(names, "uri:").map(str::to_owned).collect()
+        }
+        (Holder::ServiceAccount(account), NameKind::Account) => {
+            vec![format!("{}/{}", account.namespace, account.name)]
+        }
+        (Holder::ServiceAccount(account), NameKind::Node) => {
+            account.node.map(str::to_owned).into_iter().collect()
+        }
+        (Holder::Certificate(_), NameKind::Account | NameKind::Node)
+        | (Holder::ServiceAccount(_), NameKind::Common | NameKind::Dns | NameKind::Uri) => {
+            Vec::new()
+        }
     }
 }
 
@@ -374,11 +498,11 @@ fn net(key: &'static str, value: &str, example: &'static str) -> Result<IpNet, F
     }
 }
 
-/// The grants that name one certificate, each with what its `*` stands for.
-struct Allowed<'a>(Vec<(&'a Grant, Vec<String>)>);
+/// The grants that name one holder, each with what its braces stand for.
+struct Allowed<'a>(Vec<(&'a Grant, Vec<Stands>)>);
 
 impl<'a> Allowed<'a> {
-    fn of(grants: &'a [Grant], holder: Names<'_>) -> Option<Self> {
+    fn of(grants: &'a [Grant], holder: Holder<'_>) -> Option<Self> {
         let named = grants
             .iter()
             .filter_map(|grant| Some((grant, grant.captures(holder)?)))
@@ -386,41 +510,42 @@ impl<'a> Allowed<'a> {
         (!named.is_empty()).then_some(Self(named))
     }
 
-    fn any(&self, covers: impl Fn(&Claim, &str) -> bool) -> bool {
+    fn any(&self, covers: impl Fn(&Claim, &Stands) -> bool) -> bool {
         self.0.iter().any(|(grant, captured)| {
             grant
                 .claims
                 .iter()
-                .any(|claim| captured.iter().any(|star| covers(claim, star)))
+                .any(|claim| captured.iter().any(|stands| covers(claim, stands)))
         })
     }
 
     fn id(&self, id: &str) -> bool {
-        self.any(|claim, star| {
-            matches!(claim, Claim::Id(text) if text.with(star).match_text(id).is_some())
+        self.any(|claim, stands| {
+            matches!(claim, Claim::Id(text)
+                if text.with(stands).is_some_and(|text| text.match_text(id).is_some()))
         })
     }
 
     fn host(&self, value: &str) -> bool {
         match Host::parse(value) {
             Host::Ip(ip) => {
-                self.any(|claim, _star| matches!(claim, Claim::Addresses(net) if net.contains(&ip)))
+                self.any(|claim, _| matches!(claim, Claim::Addresses(net) if net.contains(&ip)))
             }
-            Host::Name(name) => self.any(|claim, star| {
-                matches!(claim, Claim::Host(text)
-                    if text.with(star).to_lowercase().match_text(&name).is_some())
+            Host::Name(name) => self.any(|claim, stands| {
+                let matches = |text: Pattern| text.to_lowercase().match_text(&name).is_some();
+                matches!(claim, Claim::Host(text) if text.with(stands).is_some_and(matches))
             }),
         }
     }
 
     fn network(&self, value: &str) -> bool {
         value.parse::<IpNet>().is_ok_and(|claimed| {
-            self.any(|claim, _star| matches!(claim, Claim::Network(net) if net.contains(&claimed)))
+            self.any(|claim, _| matches!(claim, Claim::Network(net) if net.contains(&claimed)))
         })
     }
 
     fn default_route(&self) -> bool {
-        self.any(|claim, _star| *claim == Claim::DefaultRoute)
+        self.any(|claim, _| *claim == Claim::DefaultRoute)
     }
 }
 

@@ -327,7 +327,7 @@ impl Shared {
             tracing::warn!(
                 %server,
                 "this server takes no lanes, so no connection of this node goes through it: it is not Adit, has \
-                 --lanes-per-link=0, or does not ask this agent for a certificate"
+                 --lanes-per-link=0, or asks this agent for neither a certificate nor a token"
             );
         }
         let mut links = locked(&self.links);

@@ -14,14 +14,16 @@ use super::probes::HttpService;
 use crate::backend::Backend;
 use crate::config::address::{BindAddress, BindHost};
 use crate::config::limits;
-use crate::config::plan::{Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
-use crate::config::tls_policy::TlsPolicy;
+use crate::config::plan::{
+    AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles,
+};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
 use crate::frontend::events::FrontendContext;
 use crate::frontend::{grpc, http_connect};
 use crate::hub::Hub;
 use crate::net::accept::{AcceptEvents, AcceptTls, accept_loop};
+use crate::net::agent_identity::Certificate;
 use crate::net::authority::AuthorityIo;
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::handshake::HandshakeError;
@@ -145,6 +147,10 @@ impl Listening<'_> {
             "agent listener",
             &agents.tls,
             Alpn::grpc::<&str>(&[]).with_records(lane::ALPN),
+            agents
+                .tokens
+                .as_ref()
+                .is_some_and(|tokens| tokens.proof == AgentProof::Either),
         )?;
         let listener = self
             .bind(&listen_addr(&agents.bind)?)
@@ -160,8 +166,9 @@ impl Listening<'_> {
                 }
                 tune_link(&stream);
                 let (peer, principal) = (stream.peer(), stream.principal().cloned());
+                let certificate = principal.map(Certificate::new);
                 let account = stream.tcp().and_then(|tcp| backend.accounts().cookie(tcp));
-                backend.serve(stream, peer, principal, account).await;
+                backend.serve(stream, peer, certificate, account).await;
             }
         };
         self.spawn(
@@ -203,7 +210,10 @@ impl Listening<'_> {
                     Dialect::Grpc => Alpn::grpc::<&str>(&[]),
                     Dialect::HttpConnect => Alpn::http11(),
                 };
-                (listen_addr(bind)?, Some(self.tls("frontend", files, alpn)?))
+                (
+                    listen_addr(bind)?,
+                    Some(self.tls("frontend", files, alpn, false)?),
+                )
             }
         };
         let listener = self
@@ -249,8 +259,17 @@ impl Listening<'_> {
         name: &'static str,
         files: &TlsFiles,
         alpn: Alpn,
+        client_may_be_anonymous: bool,
     ) -> anyhow::Result<Arc<ReloadableServerTls>> {
-        let tls = Reloadable::load(server_tls(files, &self.plan.tls, alpn)).context(name)?;
+        let tls = ServerTls {
+            cert: files.cert.clone(),
+            key: files.key.clone(),
+            client_ca: files.client_ca.clone(),
+            client_may_be_anonymous,
+            policy: self.plan.tls.clone(),
+            alpn,
+        };
+        let tls = Reloadable::load(tls).context(name)?;
         self.watched
             .push((name, Arc::clone(&tls) as Arc<dyn Reload>));
         Ok(tls)
@@ -307,16 +326,6 @@ fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
         silent_max: limits::SILENT_MAX.min(share),
         waiting_max: limits::WAITING_MAX.min(share),
         answers_within: limits::ANSWERS_WITHIN,
-    }
-}
-
-fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
-    ServerTls {
-        cert: files.cert.clone(),
-        key: files.key.clone(),
-        client_ca: files.client_ca.clone(),
-        policy: policy.clone(),
-        alpn,
     }
 }
 

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
+use adit_kube::access::Api;
+use adit_kube::reviewer::Reviewer;
+use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use super::account;
@@ -21,7 +24,7 @@ use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use super::status::{self, ServerSource};
-use crate::backend::{Backend, BackendSettings, LinkSettings};
+use crate::backend::{Admission, Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
@@ -111,7 +114,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         EVENTS_BURST,
         adit.access_events_suppressed(),
     ));
-    let mut settings = backend_settings(plan, &here, &descriptors, &accounts)?;
+    let admission = admission(plan, &metrics).await?;
+    let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -247,9 +251,22 @@ fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
     }
     if plan.agents.grants.is_empty() {
         tracing::info!(
-            "agents claim their ids and identifiers themselves; --agent-grant says what a certificate may claim"
+            "agents claim their ids and identifiers themselves; --agent-grant says what an agent may claim"
         );
     }
+}
+
+/// Who may link. The words of the failure are upstream's.
+async fn admission(plan: &ServerPlan, metrics: &ServerMetrics) -> anyhow::Result<Admission> {
+    let Some(tokens) = &plan.agents.tokens else {
+        return Ok(Admission::new(None));
+    };
+    let api = Api::open(tokens.api.clone())
+        .await
+        .context("failed to load kubernetes client config")?;
+    let events = Arc::clone(metrics.reviews());
+    let reviewer = Reviewer::new(api, tokens.policy.clone(), tokens.rate, events);
+    Ok(Admission::new(Some((reviewer, tokens.proof))))
 }
 
 fn backend_settings(
@@ -257,6 +274,7 @@ fn backend_settings(
     here: &IsolationPlan,
     descriptors: &Arc<Descriptors>,
     accounts: &Accounts,
+    admission: Admission,
 ) -> anyhow::Result<BackendSettings> {
     let server = ServerHello {
         server: plan.server_id.clone(),
@@ -273,6 +291,7 @@ fn backend_settings(
     Ok(BackendSettings {
         server,
         keepalive: plan.agents.keepalive.time,
+        admission,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,

@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_core::ids::{AgentId, ServerId};
 
+use super::admission::AdmittedAddresses;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Hub, LanePool};
 use crate::lane::{BindError, Slot, greet_agent};
+use crate::net::agent_identity::Certificate;
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::AditMetrics;
@@ -21,7 +23,9 @@ const UNBOUND_MAX: usize = 256;
 /// Of one address: an agent opens four at a time, and several may share an address.
 const UNBOUND_PER_SOURCE_MAX: usize = 64;
 /// Of one certificate, which may come from many addresses, as when all nodes share one: half, so that it keeps nobody out.
-const UNBOUND_PER_PRINCIPAL_MAX: usize = 128;
+const UNBOUND_PER_CERTIFICATE_MAX: usize = 128;
+/// Of strangers, who have no certificate and come from addresses without a link: half, too (rule 48).
+const UNBOUND_STRANGERS_MAX: usize = 128;
 
 /// Binds lanes.
 pub(super) struct LaneListener {
@@ -30,6 +34,7 @@ pub(super) struct LaneListener {
     security: LaneSecurity,
     metrics: AditMetrics,
     accounts: Accounts,
+    admitted: AdmittedAddresses,
     unbound: Unbound,
 }
 
@@ -40,6 +45,7 @@ impl LaneListener {
         security: LaneSecurity,
         metrics: AditMetrics,
         accounts: Accounts,
+        admitted: AdmittedAddresses,
     ) -> Self {
         Self {
             hub,
@@ -47,6 +53,7 @@ impl LaneListener {
             security,
             metrics,
             accounts,
+            admitted,
             unbound: Unbound::default(),
         }
     }
@@ -58,16 +65,22 @@ impl LaneListener {
         }
         let account = stream.tcp().and_then(|tcp| self.accounts.cookie(tcp));
         let peer = stream.peer();
-        // Without a certificate there is nobody whose link it could be.
-        let principal: Option<Arc<str>> = stream.principal().map(|one| one.holder().into());
-        let Some(unbound) = self.unbound.enter(peer, principal.as_ref()) else {
+        let certificate = stream
+            .principal()
+            .map(|one| Certificate::new(Arc::clone(one)));
+        let source = match &certificate {
+            Some(certificate) => Source::Certificate(Arc::clone(certificate.holder())),
+            None if self.admitted.has(peer) => Source::Admitted,
+            None => Source::Stranger,
+        };
+        let Some(unbound) = self.unbound.enter(peer, source) else {
             tracing::debug!(%peer, "lane refused: too many connections wait to be bound");
             return self.metrics.lane_refused(LaneRefusal::Unbound);
         };
         let mut place: Option<(Arc<LanePool>, Slot)> = None;
         let bound = greet_agent(stream, &self.server, self.security, |link| {
             let found = self.hub.lanes_of(link).ok_or(BindError::NoLink)?;
-            if Some(found.principal()) != principal.as_deref() {
+            if !found.identity().may_bind(certificate.as_ref()) {
                 return Err(BindError::NoLink);
             }
             // Before the lane is told that it is bound, so that its agent knows when there is no room.
@@ -123,8 +136,29 @@ struct Unbound(Arc<Mutex<Sources>>);
 struct Sources {
     all: usize,
     by_address: HashMap<IpAddr, usize>,
-    /// Those without a certificate together.
-    by_principal: HashMap<Option<Arc<str>>, usize>,
+    by_source: HashMap<Source, usize>,
+}
+
+/// Whose connection it is, as far as that is known before it is bound.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Source {
+    /// Of this certificate.
+    Certificate(Arc<str>),
+    /// Of somebody without one, at an address that a link comes from.
+    Admitted,
+    /// Of anybody.
+    Stranger,
+}
+
+impl Source {
+    /// Unbound connections of this source, all addresses together.
+    fn max(&self) -> usize {
+        match self {
+            Self::Certificate(_) => UNBOUND_PER_CERTIFICATE_MAX,
+            Self::Admitted => UNBOUND_MAX,
+            Self::Stranger => UNBOUND_STRANGERS_MAX,
+        }
+    }
 }
 
 /// One more of that kind, unless there are `max`.
@@ -149,17 +183,16 @@ fn count_down<K: Eq + Hash>(counts: &mut HashMap<K, usize>, kind: &K) {
 struct Entry {
     unbound: Unbound,
     address: Option<IpAddr>,
-    principal: Option<Arc<str>>,
+    source: Source,
 }
 
 impl Unbound {
     /// `None` when there are too many.
-    fn enter(&self, peer: PeerAddr, principal: Option<&Arc<str>>) -> Option<Entry> {
+    fn enter(&self, peer: PeerAddr, source: Source) -> Option<Entry> {
         let address = match peer {
             PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),
             PeerAddr::Unix => None,
         };
-        let principal = principal.cloned();
         let mut sources = self.lock();
         if sources.all >= UNBOUND_MAX {
             return None;
@@ -169,8 +202,7 @@ impl Unbound {
         {
             return None;
         }
-        let max = UNBOUND_PER_PRINCIPAL_MAX;
-        if !count_up(&mut sources.by_principal, principal.clone(), max) {
+        if !count_up(&mut sources.by_source, source.clone(), source.max()) {
             if let Some(address) = address {
                 count_down(&mut sources.by_address, &address);
             }
@@ -182,7 +214,7 @@ impl Unbound {
         Some(Entry {
             unbound,
             address,
-            principal,
+            source,
         })
     }
 
@@ -195,7 +227,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut sources = self.unbound.lock();
         sources.all -= 1;
-        count_down(&mut sources.by_principal, &self.principal);
+        count_down(&mut sources.by_source, &self.source);
         if let Some(address) = self.address {
             count_down(&mut sources.by_address, &address);
         }
@@ -210,13 +242,13 @@ mod tests {
         PeerAddr::Tcp(([10, 0, 0, last], 1000).into())
     }
 
-    fn named(name: &str) -> Arc<str> {
-        name.into()
+    fn named(name: &str) -> Source {
+        Source::Certificate(name.into())
     }
 
     fn assert_empty(unbound: &Unbound) {
         let sources = unbound.lock();
-        assert!(sources.by_address.is_empty() && sources.by_principal.is_empty());
+        assert!(sources.by_address.is_empty() && sources.by_source.is_empty());
         assert_eq!(sources.all, 0);
     }
 
@@ -226,16 +258,17 @@ mod tests {
         let mut entries: Vec<Entry> = Vec::new();
         for source in 1..=4 {
             let name = named(&source.to_string());
-            let enter = |_| unbound.enter(at(source), Some(&name)).unwrap();
+            let enter = |_| unbound.enter(at(source), name.clone()).unwrap();
             entries.extend((0..UNBOUND_PER_SOURCE_MAX).map(enter));
-            assert!(unbound.enter(at(source), Some(&name)).is_none());
+            assert!(unbound.enter(at(source), name.clone()).is_none());
         }
         assert_eq!(entries.len(), UNBOUND_MAX);
         assert!(
-            unbound.enter(at(9), None).is_none() && unbound.enter(PeerAddr::Unix, None).is_none()
+            unbound.enter(at(9), Source::Admitted).is_none()
+                && unbound.enter(PeerAddr::Unix, Source::Stranger).is_none()
         );
         entries.pop();
-        assert!(unbound.enter(at(9), None).is_some());
+        assert!(unbound.enter(at(9), Source::Stranger).is_some());
         entries.clear();
         assert_empty(&unbound);
     }
@@ -244,11 +277,11 @@ mod tests {
     fn one_certificate_from_many_addresses_has_half_of_them() {
         let unbound = Unbound::default();
         let (shared, other) = (named("shared"), named("other"));
-        let addresses = (0..UNBOUND_PER_PRINCIPAL_MAX).map(|n| at(u8::try_from(n).unwrap()));
+        let addresses = (0..UNBOUND_PER_CERTIFICATE_MAX).map(|n| at(u8::try_from(n).unwrap()));
         let mut entries: Vec<Entry> = addresses
-            .map(|address| unbound.enter(address, Some(&shared)).unwrap())
+            .map(|address| unbound.enter(address, shared.clone()).unwrap())
             .collect();
-        assert!(unbound.enter(at(200), Some(&shared)).is_none());
+        assert!(unbound.enter(at(200), shared.clone()).is_none());
         assert!(
             !unbound
                 .lock()
@@ -256,13 +289,30 @@ mod tests {
                 .contains_key(&[10, 0, 0, 200].into())
         );
         for address in [1, 200] {
-            entries.extend(unbound.enter(at(address), Some(&other)));
-            entries.extend(unbound.enter(at(address), None));
+            entries.extend(unbound.enter(at(address), other.clone()));
+            entries.extend(unbound.enter(at(address), Source::Stranger));
         }
-        assert_eq!(entries.len(), UNBOUND_PER_PRINCIPAL_MAX + 4);
+        assert_eq!(entries.len(), UNBOUND_PER_CERTIFICATE_MAX + 4);
         entries.remove(0);
-        assert!(unbound.enter(at(200), Some(&shared)).is_some());
+        assert!(unbound.enter(at(200), shared.clone()).is_some());
         entries.clear();
+        assert_empty(&unbound);
+    }
+
+    /// Rule 48: agents with tokens have no certificate to be told by.
+    #[test]
+    fn half_of_the_places_are_kept_for_addresses_with_a_link() {
+        let unbound = Unbound::default();
+        let enter = |last: usize, source| unbound.enter(at(u8::try_from(last).unwrap()), source);
+        let strangers: Vec<Entry> = (0..UNBOUND_MAX)
+            .filter_map(|n| enter(n, Source::Stranger))
+            .collect();
+        assert_eq!(strangers.len(), UNBOUND_STRANGERS_MAX);
+        let admitted: Vec<Entry> = (0..UNBOUND_MAX)
+            .filter_map(|n| enter(n, Source::Admitted))
+            .collect();
+        assert_eq!(admitted.len(), UNBOUND_MAX - UNBOUND_STRANGERS_MAX);
+        drop((strangers, admitted));
         assert_empty(&unbound);
     }
 }

@@ -29,7 +29,7 @@ pub struct LinkSettings {
     pub dial_timeout: Option<Duration>,
 }
 
-/// Whether an agent's id and identifiers were granted to its certificate.
+/// Whether an agent's id and identifiers were granted to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claims {
     Granted,
@@ -73,7 +73,7 @@ pub(super) async fn run_link(
         .adit()
         .link(if credit { PeerKind::Adit } else { PeerKind::Go });
     let agent = handle.info.agent.clone();
-    let principal = handle.info.principal.clone();
+    let principal = handle.info.identity.owner().cloned();
     let principal = principal.as_deref().unwrap_or_default();
     tracing::info!(%agent, link = handle.id.0, adit = credit, principal, "agent connected");
     if standing == Standing::Shadowed {

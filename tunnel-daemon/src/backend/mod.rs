@@ -1,10 +1,12 @@
 //! The agent listener: agent streams as links of the hub.
 
+mod admission;
 mod lanes;
 mod link;
 mod node;
 mod service;
 
+pub use admission::Admission;
 pub use link::LinkSettings;
 pub use node::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
 pub use service::{Backend, BackendSettings};

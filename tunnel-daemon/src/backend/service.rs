@@ -1,19 +1,23 @@
 //! `AgentService/Connect`: who calls, whether it may, and the link that becomes of it.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::grant::{Grants, Names};
+use adit_core::grant::Grants;
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, ServerHello};
+use futures_util::future::{Either, select};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
+use super::admission::{Admission, Refused};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
 use super::node::NodeDoor;
@@ -23,8 +27,8 @@ use crate::hub::{
     Entered, Hub, LanePool, LaneWatch, LinkHandle, LinkInfo, LinkStreams, PoolSettings,
 };
 use crate::lane::LaneRoom;
+use crate::net::agent_identity::{AgentIdentity, Certificate};
 use crate::net::grpc::{self, Code, Windows};
-use crate::net::principal::Principal;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
@@ -47,9 +51,11 @@ pub struct BackendSettings {
     pub server: ServerHello,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
-    /// What a certificate may claim; empty: agents claim what they like.
+    /// Who may link.
+    pub admission: Admission,
+    /// What an agent may claim; empty: agents claim what they like.
     pub grants: Grants,
-    /// Links one principal may hold under one agent id.
+    /// Links one owner may hold under one agent id.
     pub links_per_agent_max: usize,
     /// Of every link.
     pub link: LinkSettings,
@@ -91,7 +97,15 @@ impl Backend {
         let security = settings.lane_security;
         let counters = metrics.adit().clone();
         let accounts = settings.accounts.clone();
-        let lanes = LaneListener::new(Arc::clone(&hub), server, security, counters, accounts);
+        let admitted = settings.admission.addresses().clone();
+        let lanes = LaneListener::new(
+            Arc::clone(&hub),
+            server,
+            security,
+            counters,
+            accounts,
+            admitted,
+        );
         Arc::new(Self {
             lanes,
             hub,
@@ -113,8 +127,8 @@ impl Backend {
         self.lanes.serve(stream).await;
     }
 
-    /// Serves one connection to its end. `principal` names whoever the TLS layer verified, `account` the socket if the
-    /// kernel is to account for it.
+    /// Serves one connection to its end. `certificate` is what its TLS session has proved, `account` the socket if the kernel is
+    /// to account for it.
     ///
     /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
     /// call closes the connection; its links end by themselves.
@@ -122,12 +136,11 @@ impl Backend {
         self: &Arc<Self>,
         io: S,
         peer: PeerAddr,
-        principal: Option<Arc<Principal>>,
+        certificate: Option<Certificate>,
         account: Option<u64>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let holder: Option<Arc<str>> = principal.as_deref().map(|one| one.holder().into());
         let windows = Windows {
             frame_bytes: grpc::LINK_FRAME_BYTES,
             stream_bytes: STREAM_WINDOW_BYTES,
@@ -143,11 +156,10 @@ impl Backend {
         let served = connection.serve(self.settings.keepalive, never, |request, respond| {
             let who = Caller {
                 peer,
-                principal: principal.as_deref(),
-                holder: holder.clone(),
+                certificate: certificate.clone(),
                 account,
             };
-            self.call(request, respond, &who)
+            self.call(request, respond, who)
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "agent connection ended");
@@ -172,18 +184,18 @@ impl Backend {
     }
 
     /// Lanes for a link whose agent knows them and has shown who it is.
-    fn pool(&self, hello: &AgentHello, holder: Option<&Arc<str>>) -> Option<Arc<LanePool>> {
+    fn pool(&self, hello: &AgentHello, identity: &AgentIdentity) -> Option<Arc<LanePool>> {
         let extensions = hello.extensions;
         let lanes_max = self.settings.lanes_per_link_max;
         if !extensions.link || !extensions.lanes || lanes_max == 0 {
             return None;
         }
         let link = &self.settings.link;
-        let holder = holder?;
+        let owner = identity.owner()?;
         let node = self.settings.node.as_ref();
-        let opens = node.map(|node| node.of_agent(&hello.agent, holder));
+        let opens = node.map(|node| node.of_agent(&hello.agent, owner));
         Some(LanePool::new(PoolSettings {
-            principal: Arc::clone(holder),
+            identity: identity.clone(),
             lanes_max,
             dials_max: link.dials_max,
             silence_max: link.isolation.half_closed_timeout,
@@ -200,7 +212,7 @@ impl Backend {
         self: &Arc<Self>,
         request: Request<RecvStream>,
         mut respond: SendResponse<MessageBuf>,
-        who: &Caller<'_>,
+        who: Caller,
     ) -> Option<Admitted> {
         if !grpc::is_call(&request, METHOD, &mut respond) {
             return None;
@@ -208,21 +220,73 @@ impl Backend {
         let hello = match AgentHello::from_headers(header_values(request.headers())) {
             Ok(hello) => hello,
             Err(error) => {
-                tracing::warn!(%error, "agent refused");
+                if self.settings.admission.may_log() {
+                    tracing::warn!(%error, "agent refused");
+                }
                 self.metrics.adit().agent_refused(AgentRefusal::Metadata);
                 grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
                 return None;
             }
         };
-        let credit = hello.extensions.link;
+        if !self.tasks.has_room() {
+            tracing::warn!("agent refused: too many links");
+            self.metrics.adit().agent_refused(AgentRefusal::Process);
+            grpc::refuse(
+                &mut respond,
+                Code::ResourceExhausted,
+                "this server has too many links",
+            );
+            return None;
+        }
+        let backend = Arc::clone(self);
+        let link = async move {
+            // Boxed: what admission needs is gone once the link runs, which may be for days.
+            let admitted = Box::pin(backend.admit(hello, request, respond, who)).await;
+            if let Some(link) = admitted {
+                link.await;
+            }
+        };
+        self.tasks.admit("link", link).ok()
+    }
+
+    /// Answers a call; the link, if the agent may have one. Nothing of it is there for others before.
+    async fn admit(
+        self: Arc<Self>,
+        hello: AgentHello,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<MessageBuf>,
+        who: Caller,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let (agent, credit) = (hello.agent.clone(), hello.extensions.link);
+        let shown = who
+            .certificate
+            .as_ref()
+            .map(|certificate| Arc::clone(certificate.holder()));
+        let identified = {
+            let admission = &self.settings.admission;
+            let identify = pin!(admission.identify(request.headers(), who.certificate, who.peer));
+            let gone = poll_fn(|cx| respond.poll_reset(cx));
+            match select(identify, gone).await {
+                Either::Left((identified, _gone)) => identified,
+                // The caller waits no more; its review ends with this.
+                Either::Right((_reset, _identify)) => return None,
+            }
+        };
         // Before the answer's headers: a refusal must be the whole answer.
-        let entered = match self.admit(hello, who) {
+        let entered = match identified.and_then(|identity| self.enter(hello, identity, who.peer)) {
             Ok(entered) => entered,
-            Err((code, text)) => {
+            Err(Refused { reason, code, text }) => {
+                if shown.is_some() || self.settings.admission.may_log() {
+                    let agent = Excerpt(agent.as_str()).to_string();
+                    let certificate = shown.as_deref().unwrap_or("none");
+                    tracing::warn!(agent, peer = %who.peer, certificate, error = text, "agent refused");
+                }
+                self.metrics.adit().agent_refused(reason);
                 grpc::refuse(&mut respond, code, &text);
                 return None;
             }
         };
+        let address = self.settings.admission.addresses().enter(who.peer);
         if let Some(cookie) = who.account {
             let labels = Labels {
                 role: AccountRole::Link,
@@ -263,48 +327,50 @@ impl Backend {
             Arc::clone(&self.budget),
             self.metrics.clone(),
         );
-        let admitted = self.tasks.admit("link", link);
-        if admitted.is_err() {
-            tracing::warn!("agent refused: too many links");
-            self.metrics.adit().agent_refused(AgentRefusal::Process);
-        }
-        admitted.ok()
+        Some(async move {
+            link.await;
+            drop(address);
+        })
     }
 
-    /// Enters an agent that may be what it claims to be; otherwise the status of the refusal.
-    fn admit(&self, hello: AgentHello, who: &Caller<'_>) -> Result<Entered, (Code, String)> {
-        let (principal, holder) = (who.principal, &who.holder);
-        let names = principal.map(|principal| Names {
-            common_name: principal.common_name.as_deref(),
-            alternative: &principal.names,
-        });
-        let shown = holder.as_deref().unwrap_or("an agent without certificate");
-        let agent = Excerpt(hello.agent.as_str()).to_string();
-        let refused = |reason: AgentRefusal, code: Code, error: String| {
-            tracing::warn!(agent, principal = shown, error, "agent refused");
-            self.metrics.adit().agent_refused(reason);
-            (code, error)
-        };
+    /// Enters an agent that may be what it claims to be.
+    ///
+    /// # Errors
+    /// It may not, or has too many links.
+    fn enter(
+        &self,
+        hello: AgentHello,
+        identity: AgentIdentity,
+        peer: PeerAddr,
+    ) -> Result<Entered, Refused> {
+        let owner = identity
+            .owner()
+            .map_or("an agent without certificate", AsRef::as_ref);
         self.settings
             .grants
-            .check(names, &hello.agent, &hello.identifiers)
-            .map_err(|error| {
-                let text = format!("{error} to {shown}");
-                refused(AgentRefusal::NotGranted, Code::PermissionDenied, text)
+            .check(&identity.holders(), &hello.agent, &hello.identifiers)
+            .map_err(|error| Refused {
+                reason: AgentRefusal::NotGranted,
+                code: Code::PermissionDenied,
+                text: format!("{error} to {owner}"),
             })?;
-        let pool = self.pool(&hello, holder.as_ref());
+        let pool = self.pool(&hello, &identity);
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,
-            principal: holder.clone(),
+            identity,
             credit: hello.extensions.link,
-            address: who.peer,
+            address: peer,
         };
         let links_max = self.settings.links_per_agent_max;
-        let entered = self.hub.enter(info, links_max, pool).map_err(|error| {
-            let text = error.to_string();
-            refused(AgentRefusal::LinksPerAgent, Code::ResourceExhausted, text)
-        })?;
+        let entered = self
+            .hub
+            .enter(info, links_max, pool)
+            .map_err(|error| Refused {
+                reason: AgentRefusal::LinksPerAgent,
+                code: Code::ResourceExhausted,
+                text: error.to_string(),
+            })?;
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
             let bells = Arc::clone(lanes).answer_bells();
@@ -315,12 +381,10 @@ impl Backend {
 }
 
 /// Who makes a call.
-struct Caller<'a> {
+struct Caller {
     peer: PeerAddr,
-    /// Whom its certificate names.
-    principal: Option<&'a Principal>,
-    /// The same as text.
-    holder: Option<Arc<str>>,
+    /// What its TLS session has proved.
+    certificate: Option<Certificate>,
     /// The connection, as the kernel accounts for it.
     account: Option<u64>,
 }

@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::ebpf::account::Accounts;
     use crate::hub::{DialLimits, LinkInfo};
+    use crate::net::agent_identity::AgentIdentity;
     use crate::net::descriptors::Descriptors;
     use crate::telemetry::{AccessLog, ServerMetrics};
 
@@ -193,7 +194,7 @@ mod tests {
         let agent = LinkInfo {
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
-            principal: None,
+            identity: AgentIdentity::Unverified,
             credit: true,
             address: PeerAddr::Unix,
         };

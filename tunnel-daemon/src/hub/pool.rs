@@ -21,6 +21,7 @@ use super::leg::Carrier;
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
 use crate::lane::{Lane, LaneFailure, LaneRoom, LinkSecret, Slot};
+use crate::net::agent_identity::AgentIdentity;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{LaneDial, LaneEnd, LaneState};
@@ -48,8 +49,8 @@ const REFUSALS_PER_LOOK: usize = 64;
 
 /// What a pool is made of.
 pub struct PoolSettings {
-    /// Whom the agent's certificate names: only the same peer may bind lanes.
-    pub principal: Arc<str>,
+    /// What the agent has proved to be: only the same agent may bind lanes.
+    pub identity: AgentIdentity,
     /// Most lanes of this link.
     pub lanes_max: usize,
     /// Most dials without an answer.
@@ -123,10 +124,10 @@ impl LanePool {
         &self.secret
     }
 
-    /// Whom the agent's certificate names.
+    /// What the agent has proved to be.
     #[must_use]
-    pub fn principal(&self) -> &str {
-        &self.settings.principal
+    pub fn identity(&self) -> &AgentIdentity {
+        &self.settings.identity
     }
 
     /// Most lanes at once.

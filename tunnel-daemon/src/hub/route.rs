@@ -19,6 +19,7 @@ use super::leg::{Carrier, Leg};
 use super::pool::{LanePool, OnLane};
 use super::task::Command;
 use crate::config::limits;
+use crate::net::agent_identity::AgentIdentity;
 use crate::net::stream::PeerAddr;
 
 /// Commands a link may have waiting; a full queue sends the dial to another agent.
@@ -36,8 +37,8 @@ pub struct LinkInfo {
     pub agent: AgentId,
     /// What the agent says it is good for.
     pub identifiers: Identifiers,
-    /// Whom the agent's certificate names; `None` without one.
-    pub principal: Option<Arc<str>>,
+    /// What the agent has proved to be.
+    pub identity: AgentIdentity,
     /// Whether both ends are Adit.
     pub credit: bool,
     /// Where its connection comes from, for those who look.
@@ -175,7 +176,7 @@ impl Hub {
             since: Instant::now(),
         };
         let info = &handle.info;
-        let principal = info.principal.as_deref();
+        let principal = info.identity.owner().map(AsRef::as_ref);
         // Counted and added under one lock, or links that come together would pass the limit together.
         let mut registry = locked(&self.registry);
         if registry.links_held(&info.agent, principal) >= links_max {

@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::net::agent_identity::AgentIdentity;
 use crate::net::grpc::{self, LINK_FRAME_BYTES, Windows};
 use crate::net::stream::Connection;
 
@@ -171,7 +172,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
         let info = LinkInfo {
             agent: AgentId::new("a"),
             identifiers: adit_core::wire::identifiers::Identifiers::default(),
-            principal: None,
+            identity: AgentIdentity::Unverified,
             credit,
             address: crate::net::stream::PeerAddr::Unix,
         };

@@ -1,6 +1,7 @@
 //! Sockets, TLS, listeners, name lookup, dialling and bounded tasks.
 
 pub mod accept;
+pub mod agent_identity;
 pub mod authority;
 pub mod blocks;
 pub mod buffered;

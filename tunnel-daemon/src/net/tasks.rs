@@ -118,6 +118,12 @@ impl Tasks {
         })))
     }
 
+    /// Whether one more task may start now.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        !self.0.permits.is_closed() && self.0.permits.available_permits() > 0
+    }
+
     fn permit(&self) -> Result<OwnedSemaphorePermit, Overloaded> {
         let full = |_full| Overloaded {
             limit: self.0.limit,

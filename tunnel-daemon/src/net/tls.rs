@@ -118,8 +118,10 @@ pub struct ServerTls {
     pub cert: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
-    /// Client certificates are required and verified against this bundle; without it none is asked for.
+    /// Client certificates are asked for and verified against this bundle; without it none is asked for.
     pub client_ca: Option<PathBuf>,
+    /// A client may come without one; a certificate that does not verify still ends the handshake.
+    pub client_may_be_anonymous: bool,
     /// Versions and suites.
     pub policy: TlsPolicy,
     /// Application protocols.
@@ -161,7 +163,10 @@ impl TlsSpec for ServerTls {
             Some(path) => {
                 let (path, bytes) = files.pair(path)?;
                 let roots = Arc::new(ca::parse_bundle(path, bytes)?);
-                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                let mut verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                if self.client_may_be_anonymous {
+                    verifier = verifier.allow_unauthenticated();
+                }
                 builder.with_client_cert_verifier(verifier.build().map_err(refused)?)
             }
             None => builder.with_no_client_auth(),

@@ -239,12 +239,32 @@ label! {
     AgentRefusal {
         /// Its metadata cannot be read.
         Metadata = "metadata",
-        /// Its certificate is not granted the id or an identifier.
+        /// Its token is missing, or is not let in.
+        Token = "token",
+        /// The Kubernetes API did not say whose its token is.
+        NotReviewed = "not_reviewed",
+        /// It is not granted the id or an identifier.
         NotGranted = "not_granted",
-        /// Its certificate holds as many links of that id as it may.
+        /// Its owner holds as many links of that id as it may.
         LinksPerAgent = "links_per_agent",
         /// This process has no room for another link.
         Process = "process",
+    }
+}
+
+label! {
+    /// What came of a review of an agent's token.
+    TokenReview {
+        /// The agent is let in.
+        Ok = "ok",
+        /// It is not.
+        Denied = "denied",
+        /// The Kubernetes API could not be asked, or its answer is of no use.
+        Error = "error",
+        /// It did not answer in time.
+        Timeout = "timeout",
+        /// It was not asked: too many agents waited.
+        Overload = "overload",
     }
 }
 

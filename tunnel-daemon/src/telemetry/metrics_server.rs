@@ -13,6 +13,7 @@ use super::families::{
 use super::guard::{GaugeGuard, OpenTunnel};
 use super::labels::{DialFailureReason, Segment, ServiceMethod};
 use super::metrics_adit::AditMetrics;
+use super::metrics_review::ReviewMetrics;
 use super::packets::{PacketCounter, PacketKind, StreamFamilies};
 
 const PREFIX: &str = "konnectivity_network_proxy_server_";
@@ -24,6 +25,7 @@ pub struct ServerMetrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     adit: AditMetrics,
+    reviews: Arc<ReviewMetrics>,
     streams: StreamFamilies,
     dial_duration: LazyHistogram,
     frontend_write: LazyHistogram,
@@ -64,6 +66,12 @@ impl ServerMetrics {
     #[must_use]
     pub fn adit(&self) -> &AditMetrics {
         &self.0.adit
+    }
+
+    /// Reviews of tokens.
+    #[must_use]
+    pub fn reviews(&self) -> &Arc<ReviewMetrics> {
+        &self.0.reviews
     }
 
     /// Packet counter of one segment, to be kept by a stream.
@@ -137,9 +145,11 @@ impl ServerMetrics {
 impl Inner {
     fn register(families: &Registrar<'_>, adit: AditMetrics, registry: Registry) -> Self {
         register_leases(families);
+        let reviews = Arc::new(ReviewMetrics::register(&Registrar::new(&registry, "adit_")));
         Self {
             registry,
             adit,
+            reviews,
             streams: StreamFamilies::register(families),
             dial_duration: families.lazy_histogram(
                 "dial_duration_seconds",

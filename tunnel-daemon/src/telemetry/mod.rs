@@ -15,6 +15,7 @@ pub mod metrics_adit;
 pub mod metrics_agent;
 pub mod metrics_node;
 pub mod metrics_redirect;
+pub mod metrics_review;
 pub mod metrics_server;
 pub mod packets;
 pub mod rate;

@@ -15,7 +15,11 @@ fn check(grants: &Grants, names: &[&str], id: &str, identifiers: &str) -> Result
     };
     let identifiers = Identifiers::parse(identifiers).unwrap();
     grants
-        .check(Some(holder), &AgentId::new(id), &identifiers)
+        .check(
+            &[Holder::Certificate(holder)],
+            &AgentId::new(id),
+            &identifiers,
+        )
         .map_err(|refusal| refusal.to_string())
 }
 
@@ -53,7 +57,7 @@ fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to
             "{cn} {id} {identifiers}"
         );
     }
-    let nobody = grants.check(None, &AgentId::new("a"), &Identifiers::default());
+    let nobody = grants.check(&[], &AgentId::new("a"), &Identifiers::default());
     assert_eq!(nobody, Err(NotGranted::Stranger));
 }
 
@@ -62,7 +66,7 @@ fn without_grants_every_claim_is_believed() {
     let none = Grants::default();
     assert!(none.is_empty());
     assert_eq!(
-        none.check(None, &AgentId::new("x"), &Identifiers::default()),
+        none.check(&[], &AgentId::new("x"), &Identifiers::default()),
         Ok(())
     );
     assert_eq!(
@@ -208,5 +212,124 @@ fn what_is_no_grant_is_refused_with_the_entry_and_the_remedy() {
             error.starts_with(&format!("{entry:?}: ")) && error.contains(remedy),
             "{error}"
         );
+    }
+}
+
+const ACCOUNT: &str = "kube-system/konnectivity-agent";
+
+/// As the agent of a token that is bound to a node, if that has a name.
+fn check_token(
+    grants: &Grants,
+    account: &str,
+    node: &str,
+    id: &str,
+    identifiers: &str,
+) -> Result<(), String> {
+    let (namespace, name) = account.split_once('/').unwrap();
+    let holder = Holder::ServiceAccount(Account {
+        namespace,
+        name,
+        node: Some(node).filter(|node| !node.is_empty()),
+    });
+    let identifiers = Identifiers::parse(identifiers).unwrap();
+    grants
+        .check(&[holder], &AgentId::new(id), &identifiers)
+        .map_err(|refusal| refusal.to_string())
+}
+
+/// Rule 46: one stolen token must not take every node's id.
+#[test]
+fn an_account_is_granted_what_belongs_to_its_tokens_node() {
+    for entry in [
+        "serviceaccount=kube-system/konnectivity-agent:id={node},host={node}.example",
+        "serviceaccount=kube-system/konnectivity-agent,id={node},host={node}.example",
+    ] {
+        let grants = grants(&[entry]);
+        let token = |node, id, identifiers| check_token(&grants, ACCOUNT, node, id, identifiers);
+        assert_eq!(
+            token("node-1", "node-1", "host=node-1.example"),
+            Ok(()),
+            "{entry}"
+        );
+        assert!(token("node-1", "node-2", "").is_err());
+        assert!(token("node-1", "node-1", "host=node-2.example").is_err());
+        assert!(token("node-1", "node-1", "default-route=true").is_err());
+        assert_eq!(
+            token("", "", ""),
+            Err("agent id \"\" is not granted".to_owned()),
+            "no node"
+        );
+        assert_eq!(
+            token("", "{node}", ""),
+            Err("agent id \"{node}\" is not granted".to_owned())
+        );
+        let other = check_token(&grants, "kube-system/other", "node-1", "node-1", "");
+        assert_eq!(other, Err("nothing is granted".to_owned()));
+        assert!(
+            check(
+                &grants,
+                &["cn:kube-system/konnectivity-agent"],
+                "node-1",
+                ""
+            )
+            .is_err()
+        );
+    }
+    // A name with the signs of a grant in it is only a name.
+    let odd = grants(&["serviceaccount=kube-system/konnectivity-agent,id={node}"]);
+    assert!(check_token(&odd, ACCOUNT, "{*}", "anything", "").is_err());
+    assert!(check_token(&odd, ACCOUNT, "*", "anything", "").is_err());
+}
+
+#[test]
+fn nodes_are_named_by_themselves_and_with_a_star() {
+    let grants = grants(&["node=edge-*,id=agent-{*},ipv4=10.0.0.0/8"]);
+    assert_eq!(
+        check_token(&grants, ACCOUNT, "edge-7", "agent-7", "ipv4=10.1.1.1"),
+        Ok(())
+    );
+    assert!(check_token(&grants, ACCOUNT, "edge-7", "agent-8", "").is_err());
+    assert!(check_token(&grants, ACCOUNT, "core-7", "agent-7", "").is_err());
+    assert!(check_token(&grants, ACCOUNT, "", "agent-7", "").is_err());
+}
+
+/// Rule 47: what is granted to a certificate and what to a token does not add up.
+#[test]
+fn an_agent_with_both_proofs_is_judged_as_one_of_them() {
+    let grants = grants(&["cn=a,id=a", "serviceaccount=n/s,id=b,default-route=true"]);
+    let holders = [
+        Holder::Certificate(Names {
+            common_name: Some("a"),
+            alternative: &[],
+        }),
+        Holder::ServiceAccount(Account {
+            namespace: "n",
+            name: "s",
+            node: None,
+        }),
+    ];
+    let check = |id: &str, identifiers: &str| {
+        let identifiers = Identifiers::parse(identifiers).unwrap();
+        grants.check(&holders, &AgentId::new(id), &identifiers)
+    };
+    assert_eq!(check("a", ""), Ok(()));
+    assert_eq!(check("b", "default-route=true"), Ok(()));
+    assert!(check("a", "default-route=true").is_err());
+}
+
+#[test]
+fn flaws_in_grants_of_tokens_are_named() {
+    for (entry, flaw) in [
+        ("serviceaccount=agent,id=a", "is not NAMESPACE/NAME"),
+        ("serviceaccount=a/b/c,id=a", "is not NAMESPACE/NAME"),
+        ("serviceaccount=a/b,cn=c,id=a", "write a grant for each"),
+        ("cn=a,id={node}", "is that of a token"),
+        ("serviceaccount=a/b:id", "is not KEY=VALUE"),
+        ("node={node},id=a", "braces in a claim"),
+        ("serviceaccount=a/b", "grants nothing"),
+        ("id=a", "names nobody"),
+    ] {
+        let error = Grants::parse(&[entry]).unwrap_err().to_string();
+        assert!(error.contains(flaw), "{entry}: {error}");
     }
 }

@@ -147,7 +147,7 @@ impl NodeDoor {
             tracing::warn!(
                 destination,
                 "connections to the control plane are reset: no connected server takes lanes, because it is not Adit, \
-                 has --lanes-per-link=0, or does not ask this agent for a certificate"
+                 has --lanes-per-link=0, or asks this agent for neither a certificate nor a token"
             );
         }
         tracing::debug!(%peer, destination, reason, "connection to the control plane reset");

@@ -47,6 +47,7 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
             cert: files.cert.clone(),
             key: files.key.clone(),
             client_ca: files.client_ca.clone(),
+            client_may_be_anonymous: false,
             policy: plan.tls.clone(),
             alpn: Alpn::http11(),
         });
@@ -83,11 +84,12 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
     match &own {
         Some(cert) => lines.extend(validity(NAME, cert, Purpose::Client, now)),
+        None if plan.token_path.is_some() => (),
         None => lines.push(degraded(
             NAME,
-            "no client certificate: only a server that authenticates nobody, or by token, takes this agent, and no lane is \
+            "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
              possible",
-            "give --agent-cert and --agent-key",
+            "give --agent-cert and --agent-key, or --token-path",
         )),
     }
     if let Some(path) = &plan.token_path {

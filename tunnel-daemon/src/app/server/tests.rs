@@ -12,12 +12,13 @@ use tokio::time::timeout;
 use super::*;
 use crate::hub::{LinkInfo, PoolSettings};
 use crate::lane::Lane;
+use crate::net::agent_identity::AgentIdentity;
 use crate::net::stream::PeerAddr;
 
 /// Lanes of one link, at most one.
 fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
     LanePool::new(PoolSettings {
-        principal: "agent".into(),
+        identity: AgentIdentity::Unverified,
         lanes_max: 1,
         dials_max: 1,
         silence_max: Duration::from_secs(1),
@@ -43,7 +44,7 @@ fn agent() -> LinkInfo {
     LinkInfo {
         agent: AgentId::new("agent"),
         identifiers: Identifiers::default(),
-        principal: Some("agent".into()),
+        identity: AgentIdentity::Unverified,
         credit: true,
         address: PeerAddr::Unix,
     }

@@ -218,7 +218,7 @@ impl ServerSource {
         LinkStatus {
             peer: info.agent.as_str().to_owned(),
             address: info.address.to_string(),
-            principal: info.principal.as_deref().map(ToOwned::to_owned),
+            principal: info.identity.owner().map(ToString::to_string),
             dialect: dialect(info.credit),
             age_seconds: link.since.elapsed().as_secs(),
             condition: match condition {

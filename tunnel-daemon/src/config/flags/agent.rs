@@ -28,7 +28,7 @@ Examples:
 
   Two servers, a token in place of a certificate, only the networks of nodes and Services as targets:
     adit agent --proxy-server-host a.example,b.example:9443 --ca-cert ca.crt \\
-      --service-account-token-path /var/run/secrets/tokens/konnectivity \\
+      --token-path /var/run/secrets/tokens/konnectivity \\
       --allow-target 10.0.0.0/16 --allow-target 10.96.0.0/12
 
 With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
@@ -71,9 +71,14 @@ pub(super) struct AgentFlags {
         help_heading = "Servers"
     )]
     agent_key: Option<PathBuf>,
-    /// File with a bearer token, read again at each connect
-    #[arg(long, value_name = "FILE", help_heading = "Servers")]
-    service_account_token_path: Option<PathBuf>,
+    /// File with a service account token, read again for each connection
+    #[arg(
+        long,
+        visible_alias = "service-account-token-path",
+        value_name = "FILE",
+        help_heading = "Servers"
+    )]
+    token_path: Option<PathBuf>,
     /// Further ALPN protocols, offered before h2; comma list, repeatable
     #[arg(
         long,
@@ -256,7 +261,7 @@ impl AgentFlags {
                 identity,
                 alpn: self.alpn_proto,
             },
-            token_path: self.service_account_token_path,
+            token_path: self.token_path,
             forward_proxy: ForwardProxy::from_env(env),
             sync_interval: self.sync_interval,
             sync_interval_cap: self.sync_interval_cap,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
+use adit_kube::reviewer::Rate;
 
 use super::account::AccountFlags;
 use super::redirect::TransparentFlags;
@@ -18,8 +19,8 @@ use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, ConnectPlan, DestinationsPlan, DialPlan, FrontendListen, FrontendPlan,
-    KeepAlive, ServerPlan, ServerSettings, TlsFiles,
+    AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, FrontendListen,
+    FrontendPlan, KeepAlive, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -93,17 +94,62 @@ pub(super) struct ServerFlags {
     /// Key of --cluster-cert
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
     cluster_key: PathBuf,
-    /// CA of agents' client certificates, which are required
+    /// CA of agents' client certificates, which are required, unless a token will do
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
     cluster_ca_cert: Option<PathBuf>,
+    /// Let agents in by a service account token: namespace of the account
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Agents"
+    )]
+    agent_namespace: String,
+    /// Name of the account
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Agents"
+    )]
+    agent_service_account: String,
+    /// Audience of the token, such as system:konnectivity-server
+    #[arg(
+        long,
+        value_name = "AUDIENCE",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Agents"
+    )]
+    authentication_audience: String,
+    /// What agents prove where tokens and --cluster-ca-cert are configured
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PROOF",
+        default_value = "either",
+        help_heading = "Agents"
+    )]
+    agent_proof: AgentProof,
+    /// Access to the Kubernetes API, which reviews tokens [default: that of this pod]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Agents"
+    )]
+    kubeconfig: String,
     /// Let anyone register as an agent
     #[arg(long, conflicts_with = "cluster_ca_cert", help_heading = "Agents")]
     insecure_allow_unauthenticated_agents: bool,
-    /// Who may claim what: cn=, dns=, uri= of a certificate, then id=, host=, ipv4=, ipv6=, cidr=, default-route=true;
-    /// such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
+    /// Who may claim what: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
+    /// ipv6=, cidr=, default-route=true; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
     agent_grants: Vec<String>,
-    /// Links one certificate may hold under one agent id
+    /// Links one certificate, or one token's node, may hold under one agent id
     #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
     links_per_agent: NonZeroU32,
     /// Lanes one link may have: data connections of their own for tunnels, between Adit ends only; 0 is none
@@ -288,6 +334,14 @@ impl ServerFlags {
                     key: self.cluster_key,
                     client_ca: self.cluster_ca_cert,
                 },
+                tokens: TokenPlan::of_flags(
+                    &self.agent_namespace,
+                    &self.agent_service_account,
+                    &self.authentication_audience,
+                    &self.kubeconfig,
+                    Rate::default(),
+                    self.agent_proof,
+                )?,
                 insecure_unauthenticated: self.insecure_allow_unauthenticated_agents,
                 keepalive: KeepAlive::every(self.keepalive_time),
                 grants: Grants::parse(&self.agent_grants)

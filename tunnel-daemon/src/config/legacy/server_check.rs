@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use adit_kube::reviewer::Rate;
+
 use super::server::ServerOptions;
 use super::server_plan;
 use crate::config::error::ConfigError;
 use crate::config::files;
 use crate::config::limits;
-use crate::config::plan::{Dialect, ServerPlan};
+use crate::config::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
 
@@ -123,36 +125,21 @@ impl ServerOptions {
         }
     }
 
-    /// Whether any of the three token flags is set, which upstream takes as wanting token authentication.
-    pub(super) fn wants_token_auth(&self) -> bool {
-        ![
+    fn validate_token_auth(&self) -> Result<(), ConfigError> {
+        let tokens = TokenPlan::of_flags(
             &self.agent_namespace,
             &self.agent_service_account,
             &self.authentication_audience,
-        ]
-        .into_iter()
-        .all(String::is_empty)
-    }
-
-    fn validate_token_auth(&self) -> Result<(), ConfigError> {
-        if !self.wants_token_auth() {
-            return Ok(());
-        }
-        if !self.cluster_ca_cert.is_empty() {
+            &self.kubeconfig,
+            Rate::default(),
+            AgentProof::Either,
+        );
+        // In upstream's order.
+        let is_wanted = !matches!(tokens, Ok(None));
+        if is_wanted && !self.cluster_ca_cert.is_empty() {
             return fail("--cluster-ca-cert can not be used when agent authentication is enabled");
         }
-        for (flag, value) in [
-            ("--agent-namespace", &self.agent_namespace),
-            ("--agent-service-account", &self.agent_service_account),
-            ("--authentication-audience", &self.authentication_audience),
-        ] {
-            if value.is_empty() {
-                return fail(format!(
-                    "{flag} cannot be empty when agent authentication is enabled"
-                ));
-            }
-        }
-        Ok(())
+        tokens.map(|_plan| ())
     }
 }
 

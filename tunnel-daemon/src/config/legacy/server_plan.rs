@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
+use adit_kube::reviewer::Rate;
 
 use super::gotype::GoDuration;
 use super::server::ServerOptions;
@@ -14,9 +15,9 @@ use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentListenerPlan, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain, FrontendListen,
-    FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings, ShutdownPlan,
-    TlsFiles, TransparentPlan,
+    AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
+    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings,
+    ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -72,15 +73,8 @@ pub(super) fn map(
     settings.check()
 }
 
-/// Never ignored: who asks for authentication or leases must not run without.
+/// Never ignored: who asks for leases must not run without.
 fn refuse_unsupported(options: &ServerOptions) -> Result<(), ConfigError> {
-    if options.wants_token_auth() {
-        return fail(
-            "token authentication of agents (--agent-namespace, --agent-service-account, --authentication-audience) \
-             is not supported by this version: drop these flags and give --cluster-ca-cert, so that agents prove \
-             themselves by certificate",
-        );
-    }
     if options.enable_lease_controller {
         return fail(
             "--enable-lease-controller is not supported by this version: \
@@ -130,11 +124,23 @@ fn agent_listener(
             "the agent listener needs a certificate: give --cluster-cert and --cluster-key",
         );
     }
-    let authenticated = !options.cluster_ca_cert.is_empty();
+    let tokens = TokenPlan::of_flags(
+        &options.agent_namespace,
+        &options.agent_service_account,
+        &options.authentication_audience,
+        &options.kubeconfig,
+        Rate {
+            per_second: options.kubeconfig_qps,
+            burst: options.kubeconfig_burst,
+        },
+        AgentProof::Either,
+    )?;
+    let authenticated = !options.cluster_ca_cert.is_empty() || tokens.is_some();
     let insecure = options.insecure_allow_unauthenticated_agents;
     if authenticated && insecure {
         warnings.push(
-            "--insecure-allow-unauthenticated-agents has no effect: --cluster-ca-cert requires certificates".to_owned(),
+            "--insecure-allow-unauthenticated-agents has no effect: agents are authenticated"
+                .to_owned(),
         );
     }
     Ok(AgentListenerPlan {
@@ -144,6 +150,7 @@ fn agent_listener(
             &options.cluster_key,
             &options.cluster_ca_cert,
         ),
+        tokens,
         insecure_unauthenticated: insecure && !authenticated,
         keepalive: server_keepalive(options.keepalive_time),
         grants: Grants::parse(&options.agent_grants)

@@ -154,12 +154,12 @@ impl AgentSettings {
             ("--service-account-token-path", self.token_path.as_ref()),
         ])?;
         check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
-        let has_certificate = identity.is_some();
+        let has_proof = identity.is_some() || self.token_path.is_some();
         check_targets(
             &self.target_listeners,
             self.redirect.as_ref(),
             self.data_path.lanes_max,
-            has_certificate,
+            has_proof,
         )?;
         let health = self.health.iter();
         let health = health.map(|bind| ("--health-server-port", bind));

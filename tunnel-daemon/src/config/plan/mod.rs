@@ -11,6 +11,7 @@ mod node;
 mod parts;
 mod rule_file;
 mod server;
+mod tokens;
 mod transparent;
 
 pub use account::{AccountMode, AccountPlan};
@@ -26,4 +27,5 @@ pub use rule_file::{RuleFile, RuleFileOf};
 pub use server::{
     AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
 };
+pub use tokens::{AgentProof, TokenPlan};
 pub use transparent::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};

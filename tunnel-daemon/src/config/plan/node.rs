@@ -168,7 +168,7 @@ pub(super) fn check_targets(
     targets: &[TargetListener],
     redirect: Option<&NodeRedirectPlan>,
     lanes_max: u32,
-    has_certificate: bool,
+    has_proof: bool,
 ) -> Result<(), ConfigError> {
     // A file that names none yet may do so later.
     let services = redirect.map_or(0, |redirect| redirect.services.len().max(1));
@@ -190,9 +190,10 @@ pub(super) fn check_targets(
                 "{flag} needs lanes, and --lanes=0 allows none: drop one"
             )));
         }
-        if !has_certificate {
+        if !has_proof {
             return Err(ConfigError::new(format!(
-                "{flag} needs lanes, which servers grant to client certificates only: give --agent-cert and --agent-key"
+                "{flag} needs lanes, which servers grant only to agents that prove who they are: give --agent-cert and --agent-key, or \
+                 --token-path"
             )));
         }
     }

@@ -9,11 +9,12 @@ use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 
 use super::account::AccountPlan;
-use super::data_path::DataPathPlan;
+use super::data_path::{DataPathPlan, LaneSecurity};
 use super::node::DestinationsPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
 };
+use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::config::address::BindAddress;
 use crate::config::error::ConfigError;
@@ -80,26 +81,28 @@ pub struct FrontendPlan {
 }
 
 /// The listener for agents.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct AgentListenerPlan {
     /// Address to listen on.
     pub bind: BindAddress,
-    /// `client_ca` is set exactly when `insecure_unauthenticated` is not.
+    /// Without `client_ca` no certificate is asked for; with `tokens` one is not required.
     pub tls: TlsFiles,
+    /// Agents may prove themselves by service account tokens.
+    pub tokens: Option<TokenPlan>,
     /// Any TLS client may register as an agent: warn, and export it as a metric.
     pub insecure_unauthenticated: bool,
     /// HTTP/2 keepalive.
     pub keepalive: KeepAlive,
-    /// What a certificate may claim; empty: agents claim their ids and identifiers, as upstream.
+    /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
     pub grants: Grants,
-    /// Links one principal may hold under one agent id; more are refused.
+    /// Links one owner may hold under one agent id; more are refused.
     pub links_per_agent_max: NonZeroU32,
     /// Lanes and relay.
     pub data_path: DataPathPlan,
 }
 
 /// Everything a server is told, not yet checked.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ServerSettings {
     /// Returned to agents as `serverid`.
     pub server_id: ServerId,
@@ -146,7 +149,7 @@ pub struct ServerSettings {
 }
 
 /// A checked [`ServerSettings`]; read-only.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct ServerPlan(ServerSettings);
 
 impl Deref for ServerPlan {
@@ -246,21 +249,45 @@ impl ServerSettings {
         agents
             .tls
             .check_files(["--cluster-cert", "--cluster-key", "--cluster-ca-cert"])?;
-        if !agents.grants.is_empty() && agents.tls.client_ca.is_none() {
+        let has_ca = agents.tls.client_ca.is_some();
+        if !agents.grants.is_empty() && !has_ca && agents.tokens.is_none() {
             // A security flag is never accepted without effect.
             return Err(ConfigError::new(
-                "--agent-grant goes by client certificates: give --cluster-ca-cert, or leave --agent-grant out",
+                "--agent-grant goes by certificates and tokens: give --cluster-ca-cert or --agent-service-account, or leave \
+                 --agent-grant out",
             ));
         }
-        match (&agents.tls.client_ca, agents.insecure_unauthenticated) {
-            (None, false) => Err(ConfigError::new(
-                "refusing to start without agent authentication: give --cluster-ca-cert to require client \
-                 certificates of agents, or --insecure-allow-unauthenticated-agents to let anyone register as an agent",
+        if let Some(tokens) = &agents.tokens {
+            if tokens.proof == AgentProof::Both && !has_ca {
+                return Err(ConfigError::new(
+                    "--agent-proof=both asks agents for certificates, too: give --cluster-ca-cert",
+                ));
+            }
+            if agents.insecure_unauthenticated {
+                return Err(ConfigError::new(
+                    "--agent-service-account and --insecure-allow-unauthenticated-agents contradict each other: drop one",
+                ));
+            }
+            if agents.data_path.lane_security == LaneSecurity::Plaintext {
+                return Err(ConfigError::new(
+                    "--lane-security=plaintext and --agent-service-account exclude each other: agents that prove themselves \
+                     by a token are on a network that is not trusted; drop one",
+                ));
+            }
+        }
+        match (
+            has_ca || agents.tokens.is_some(),
+            agents.insecure_unauthenticated,
+        ) {
+            (false, false) => Err(ConfigError::new(
+                "refusing to start without agent authentication: give --cluster-ca-cert to require client certificates \
+                 of agents, --agent-namespace, --agent-service-account and --authentication-audience to review their \
+                 tokens, or --insecure-allow-unauthenticated-agents to let anyone register as an agent",
             )),
-            (Some(_), true) => Err(ConfigError::new(
+            (true, true) => Err(ConfigError::new(
                 "--cluster-ca-cert and --insecure-allow-unauthenticated-agents contradict each other: drop one",
             )),
-            (Some(_), false) | (None, true) => Ok(()),
+            (true, false) | (false, true) => Ok(()),
         }
     }
 
@@ -279,7 +306,7 @@ impl ServerSettings {
         if self.agents.insecure_unauthenticated {
             return Err(ConfigError::new(
                 "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may \
-                 reach goes by their certificates; drop one",
+                 reach goes by what they prove to be; drop one",
             ));
         }
         if self.agents.data_path.lanes_max == 0 {

@@ -203,6 +203,7 @@ mod tests {
     use super::super::PoolSettings;
     use super::*;
     use crate::lane::LaneRoom;
+    use crate::net::agent_identity::AgentIdentity;
     use crate::net::descriptors::Descriptors;
     use crate::net::tasks::Tasks;
     use crate::telemetry::ServerMetrics;
@@ -218,7 +219,7 @@ mod tests {
 
     fn pool() -> Arc<LanePool> {
         LanePool::new(PoolSettings {
-            principal: "agent".into(),
+            identity: AgentIdentity::Unverified,
             lanes_max: LANES,
             dials_max: 1,
             silence_max: Duration::from_secs(60),

@@ -24,7 +24,7 @@ fn enter(hub: &Arc<Hub>, agent: &str) -> Entered {
     let info = LinkInfo {
         agent: AgentId::new(agent),
         identifiers: Identifiers::default(),
-        principal: None,
+        identity: AgentIdentity::Unverified,
         credit: true,
         address: PeerAddr::Unix,
     };

@@ -54,4 +54,5 @@ mod silent_peers;
 mod slow_readers;
 mod sockets;
 mod srv;
+mod tokens;
 mod tunnels;

@@ -1,5 +1,8 @@
 //! What the loopback tests stand on: running servers and agents, targets, clients good and bad.
 
+/// The Kubernetes API as the tests of `adit-kube` have it.
+#[path = "../../../kube/tests/support/mod.rs"]
+pub(crate) mod api;
 pub(crate) mod clients;
 pub(crate) mod confined;
 pub(crate) mod connect;

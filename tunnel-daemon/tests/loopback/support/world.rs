@@ -26,7 +26,7 @@ pub(crate) struct World {
 
 impl World {
     /// A server with both dialects on unix sockets and no agents. `flags` are added to the command line; `{certs}` in them is
-    /// the directory of the certificates.
+    /// the directory of the certificates, and `!--NAME` takes a flag out that is there otherwise.
     pub(crate) async fn start(flags: &[&str]) -> Self {
         // The last one is in no DNS: only a test's own forward proxy knows it.
         let names = ["127.0.0.1", "::1", "localhost", "server.test"].map(str::to_owned);
@@ -65,11 +65,8 @@ impl World {
             "--admin-port=off".to_owned(),
         ];
         let certs = self.files.dir().display().to_string();
-        args.extend(
-            self.flags
-                .iter()
-                .map(|flag| flag.replace("{certs}", &certs)),
-        );
+        let flags = self.flags.iter();
+        with_flags(&mut args, flags.map(|flag| flag.replace("{certs}", &certs)));
         args
     }
 
@@ -89,7 +86,7 @@ impl World {
             "--health-server-port=0".to_owned(),
             "--admin-server-port=off".to_owned(),
         ];
-        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        with_flags(&mut args, flags.iter().map(|flag| (*flag).to_owned()));
         args
     }
 
@@ -167,6 +164,16 @@ impl World {
         tunnel.close().await.expect("a clean close");
         let mut stream = super::connect::open(&self.connect(), target).await;
         super::connect::echo(&mut stream, b"connect still works").await;
+    }
+}
+
+/// Adds flags, and takes those out that begin with an exclamation mark.
+fn with_flags(args: &mut Vec<String>, flags: impl Iterator<Item = String>) {
+    for flag in flags {
+        match flag.strip_prefix('!') {
+            Some(name) => args.retain(|arg| arg.split('=').next() != Some(name)),
+            None => args.push(flag),
+        }
     }
 }
 

@@ -232,21 +232,6 @@ fn grants_are_taken_beside_upstreams_flags_and_checked() {
 #[test]
 fn what_is_not_supported_yet_is_refused_not_ignored() {
     let files = Files::new();
-    let token = [
-        "--cluster-ca-cert=",
-        "--agent-namespace=n",
-        "--agent-service-account=s",
-        "--authentication-audience=a",
-    ];
-    let error = server(files.server(), &token).unwrap_err();
-    assert!(
-        error.message().contains("not supported by this version"),
-        "{error}"
-    );
-    // With the CA beside them upstream itself refuses these flags.
-    assert!(error.message().contains("drop these flags"), "{error}");
-    let error = server(files.server(), &token[1..]).unwrap_err();
-    assert!(error.message().contains("--cluster-ca-cert"), "{error}");
     let error = server(files.server(), &["--enable-lease-controller"]).unwrap_err();
     assert!(error.message().contains("--server-count"), "{error}");
     let error = server(files.server(), &["--cluster-cert=", "--cluster-key="]).unwrap_err();
@@ -254,6 +239,59 @@ fn what_is_not_supported_yet_is_refused_not_ignored() {
         error.message().contains("--cluster-cert and --cluster-key"),
         "{error}"
     );
+}
+
+#[test]
+fn tokens_are_reviewed_where_all_three_flags_are_given() {
+    let files = Files::new();
+    let flags = [
+        "--cluster-ca-cert=",
+        "--agent-namespace=n",
+        "--agent-service-account=s",
+        "--authentication-audience=a",
+        "--kubeconfig-qps=5",
+        "--kubeconfig-burst=7",
+    ];
+    let (plan, warnings) = server(files.server(), &flags).unwrap();
+    let tokens = plan.agents.tokens.as_ref().unwrap();
+    assert_eq!(
+        (
+            tokens.policy.namespace.as_str(),
+            tokens.policy.audience.as_str()
+        ),
+        ("n", "a")
+    );
+    assert_eq!((tokens.rate.burst, tokens.rate.per_second > 4.9), (7, true));
+    assert_eq!(tokens.api, adit_kube::access::Source::InCluster);
+    assert!(warnings.is_empty(), "{warnings:?}");
+    // With the CA beside them upstream itself refuses these flags.
+    let error = server(files.server(), &flags[1..]).unwrap_err();
+    let text = "--cluster-ca-cert can not be used when agent authentication is enabled";
+    assert!(error.message().contains(text), "{error}");
+    for (missing, text) in [
+        (
+            "--agent-namespace=",
+            "--agent-namespace cannot be empty when agent authentication is enabled",
+        ),
+        (
+            "--agent-service-account=",
+            "--agent-service-account cannot be empty",
+        ),
+        (
+            "--authentication-audience=",
+            "--authentication-audience cannot be empty",
+        ),
+    ] {
+        let all = flags.iter().copied().chain([missing]);
+        let error = server(files.server(), &all.collect::<Vec<_>>()).unwrap_err();
+        assert!(error.message().contains(text), "{error}");
+    }
+    let off = [
+        "--agent-namespace=",
+        "--agent-service-account=",
+        "--authentication-audience=",
+    ];
+    assert_eq!(server(files.server(), &off).unwrap().0.agents.tokens, None);
 }
 
 /// The forms of command lines that docs/migration.md promises to take as they are, or with a CA.

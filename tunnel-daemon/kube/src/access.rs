@@ -1,0 +1,317 @@
+//! Where the Kubernetes API is and how this process authenticates there; read again when the files change.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use sha2::{Digest, Sha256};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// How often the files are compared with what is in use, at most.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// Time to connect to the API server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where the configuration comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A kubeconfig file.
+    Kubeconfig(PathBuf),
+    /// The environment and the service account of this pod.
+    InCluster,
+}
+
+impl Source {
+    /// The meaning of `--kubeconfig`: empty is in-cluster.
+    #[must_use]
+    pub fn of_flag(path: &str) -> Self {
+        if path.is_empty() {
+            Self::InCluster
+        } else {
+            Self::Kubeconfig(PathBuf::from(path))
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AccessError {
+    /// A kubeconfig file.
+    #[error("kubeconfig {path}: {why}", path = .path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it or with a file that it names.
+        why: String,
+    },
+    /// No kubeconfig is given, and this is no pod. Upstream's words.
+    #[error(
+        "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable \
+         ({0}; give --kubeconfig outside of a pod)"
+    )]
+    InCluster(String),
+    /// A client cannot be made of it.
+    #[error("{0}")]
+    Client(String),
+}
+
+/// The API server of one cluster.
+#[derive(Debug)]
+pub struct Api {
+    source: Source,
+    state: Mutex<State>,
+    generation: AtomicU64,
+}
+
+struct State {
+    current: Option<Current>,
+    checked: Instant,
+    /// Content that could not be used, so that it is reported once.
+    refused: Option<[u8; 32]>,
+}
+
+#[derive(Clone)]
+struct Current {
+    client: Client,
+    files: Vec<PathBuf>,
+    fingerprint: [u8; 32],
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("State")
+    }
+}
+
+/// A configuration with the files it was read from.
+struct Loaded {
+    config: Config,
+    files: Vec<PathBuf>,
+    fingerprint: [u8; 32],
+}
+
+impl Api {
+    /// Reads and checks the configuration. The API server is not asked: it may start later than its own proxy.
+    ///
+    /// # Errors
+    /// A file is missing or wrong, by name.
+    pub async fn open(source: Source) -> Result<Arc<Self>, AccessError> {
+        let loaded = load(source.clone()).await?;
+        // A credential plugin runs when a client is made. Upstream runs it with the first request, so it is no reason not to start.
+        let current = if loaded.config.auth_info.exec.is_some() {
+            None
+        } else {
+            Some(connect(loaded).await?)
+        };
+        let api = Self {
+            source,
+            state: Mutex::new(State {
+                current,
+                checked: Instant::now(),
+                refused: None,
+            }),
+            generation: AtomicU64::new(0),
+        };
+        Ok(Arc::new(api))
+    }
+
+    /// Increases whenever another configuration is taken into use.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Relaxed)
+    }
+
+    /// A client for the configuration as it is on disk now. Where new files cannot be used, the last configuration stays in
+    /// use, and the log says so once.
+    ///
+    /// # Errors
+    /// There is no configuration that could be used.
+    pub async fn client(&self) -> Result<Client, AccessError> {
+        let mut state = self.state.lock().await;
+        if let Some(current) = &state.current {
+            let is_fresh = state.checked.elapsed() < CHECK_EVERY;
+            if is_fresh || fingerprint_of(&current.files).await == Some(current.fingerprint) {
+                let client = current.client.clone();
+                if !is_fresh {
+                    state.checked = Instant::now();
+                }
+                return Ok(client);
+            }
+        }
+        let loaded = load(self.source.clone()).await;
+        state.checked = Instant::now();
+        let fingerprint = loaded.as_ref().ok().map(|loaded| loaded.fingerprint);
+        let connected = match loaded {
+            Ok(loaded) => connect(loaded).await,
+            Err(error) => Err(error),
+        };
+        match (connected, &state.current) {
+            (Ok(current), _) => {
+                let client = current.client.clone();
+                if state.current.replace(current).is_some() {
+                    self.generation.fetch_add(1, Relaxed);
+                    tracing::info!("the new configuration of the Kubernetes API is in use");
+                }
+                state.refused = None;
+                Ok(client)
+            }
+            (Err(error), Some(current)) => {
+                let client = current.client.clone();
+                let content = fingerprint.unwrap_or_default();
+                if state.refused.replace(content) != Some(content) {
+                    tracing::error!(
+                        %error,
+                        "the new configuration of the Kubernetes API cannot be used; the last one stays in use"
+                    );
+                }
+                Ok(client)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+}
+
+/// Reads files in a thread that may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok()
+}
+
+async fn load(source: Source) -> Result<Loaded, AccessError> {
+    let handle = tokio::runtime::Handle::current();
+    blocking(move || match source {
+        Source::Kubeconfig(path) => {
+            let wrong = |why: String| AccessError::Kubeconfig {
+                path: path.clone(),
+                why,
+            };
+            let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| wrong(chain(&error)))?;
+            let config = handle
+                .block_on(Config::from_custom_kubeconfig(
+                    kubeconfig.clone(),
+                    &KubeConfigOptions::default(),
+                ))
+                .map_err(|error| wrong(chain(&error)))?;
+            let mut files = vec![path.clone()];
+            files.extend(named_files(&kubeconfig, &config.auth_info));
+            finish(config, files).map_err(wrong)
+        }
+        Source::InCluster => {
+            let config =
+                Config::incluster().map_err(|error| AccessError::InCluster(chain(&error)))?;
+            let files = config
+                .root_cert_file
+                .iter()
+                .cloned()
+                .chain(config.auth_info.token_file.as_ref().map(PathBuf::from))
+                .collect();
+            finish(config, files).map_err(AccessError::InCluster)
+        }
+    })
+    .await
+    .unwrap_or_else(|| {
+        Err(AccessError::Client(
+            "reading the configuration was cut off".to_owned(),
+        ))
+    })
+}
+
+/// Files that the configuration names.
+fn named_files(kubeconfig: &Kubeconfig, user: &AuthInfo) -> Vec<PathBuf> {
+    let context = kubeconfig.current_context.as_ref();
+    let context = kubeconfig
+        .contexts
+        .iter()
+        .find(|named| Some(&named.name) == context)
+        .and_then(|named| named.context.as_ref());
+    let ca = kubeconfig
+        .clusters
+        .iter()
+        .find(|named| context.is_some_and(|context| named.name == context.cluster))
+        .and_then(|named| named.cluster.as_ref()?.certificate_authority.clone());
+    [
+        ca,
+        user.client_certificate.clone(),
+        user.client_key.clone(),
+        user.token_file.clone(),
+    ]
+    .into_iter()
+    .flatten()
+    .map(PathBuf::from)
+    .collect()
+}
+
+/// # Errors
+/// A file cannot be read.
+fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
+    let fingerprint =
+        fingerprint(&files).map_err(|(path, error)| format!("{}: {error}", path.display()))?;
+    if config.auth_info.token.is_none()
+        && let Some(file) = config.auth_info.token_file.take()
+    {
+        let token = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
+        // As client-go: most token files end with a line end.
+        config.auth_info.token = Some(token.trim().to_owned().into());
+    }
+    // The files are compared here, the CA among them.
+    config.root_cert_file = None;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // Each request has a time limit and a caller that tries again.
+    config.default_retry = false;
+    Ok(Loaded {
+        config,
+        files,
+        fingerprint,
+    })
+}
+
+/// In a thread that may block: a credential plugin is a process.
+async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
+    blocking(move || {
+        let client =
+            Client::try_from(loaded.config).map_err(|error| AccessError::Client(chain(&error)))?;
+        Ok(Current {
+            client,
+            files: loaded.files,
+            fingerprint: loaded.fingerprint,
+        })
+    })
+    .await
+    .unwrap_or_else(|| {
+        Err(AccessError::Client(
+            "making a client was cut off".to_owned(),
+        ))
+    })
+}
+
+async fn fingerprint_of(files: &[PathBuf]) -> Option<[u8; 32]> {
+    let files = files.to_vec();
+    blocking(move || fingerprint(&files).ok()).await.flatten()
+}
+
+fn fingerprint(files: &[PathBuf]) -> Result<[u8; 32], (&Path, std::io::Error)> {
+    let mut hash = Sha256::new();
+    for path in files {
+        let content = std::fs::read(path).map_err(|error| (path.as_path(), error))?;
+        hash.update(Sha256::digest(content));
+    }
+    Ok(hash.finalize().into())
+}
+
+/// An error with its causes, each said once.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let words = next.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        cause = next.source();
+    }
+    text
+}

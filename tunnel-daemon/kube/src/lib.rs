@@ -1,0 +1,12 @@
+//! The Kubernetes API as Adit uses it: who holds a service account token, and which servers have leases.
+//!
+//! Knows nothing of tunnels. Where a caller comes from is an address and a flag; what came of a request goes to the
+//! caller's events.
+
+pub mod access;
+pub mod account;
+pub mod request;
+pub mod review;
+pub mod reviewer;
+pub mod token;
+mod turns;

@@ -1,0 +1,230 @@
+//! What a review of a token says, and in which words a refusal reaches the agent.
+
+use std::time::SystemTime;
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
+
+use crate::account::{NotAnAccount, ServiceAccount, parse_username};
+use crate::request::RequestError;
+use crate::token::{Claims, Token};
+
+/// Path of token reviews.
+pub(crate) const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// Which tokens are let in.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReviewPolicy {
+    /// Namespace of the service account.
+    pub namespace: String,
+    /// Its name.
+    pub service_account: String,
+    /// Audience that tokens must have.
+    pub audience: String,
+}
+
+/// Why a token is not let in. The words, but for those of the overload, are upstream's (v0.36).
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The API server could not be asked.
+    #[error("Failed to authenticate request. err:{0}")]
+    Request(#[from] RequestError),
+    /// The API server's own reason.
+    #[error("lookup failed: {0}")]
+    Status(String),
+    /// It is not valid.
+    #[error("lookup failed: service account jwt not valid")]
+    NotValid,
+    /// It is another user's.
+    #[error("lookup failed: {0}")]
+    NotAnAccount(#[from] NotAnAccount),
+    /// Its account is in another namespace.
+    #[error("lookup failed: incoming request from {found:?} namespace. Expected {expected:?}")]
+    Namespace {
+        /// Of the token.
+        found: String,
+        /// As configured.
+        expected: String,
+    },
+    /// It is another account's.
+    #[error(
+        "lookup failed: incoming request from {found:?} service account. Expected {expected:?}"
+    )]
+    ServiceAccount {
+        /// Of the token.
+        found: String,
+        /// As configured.
+        expected: String,
+    },
+    /// More agents wait than may.
+    #[error("too many agents wait to be authenticated; try again")]
+    Overload,
+    /// It has waited for its turn for too long.
+    #[error("Failed to authenticate request. err:no turn within {} s", crate::reviewer::WAIT_MAX.as_secs())]
+    NoTurn,
+}
+
+impl ReviewError {
+    /// Whether the token itself is the reason.
+    #[must_use]
+    pub fn is_denial(&self) -> bool {
+        !matches!(self, Self::Request(_) | Self::Overload | Self::NoTurn)
+    }
+}
+
+impl ReviewPolicy {
+    /// What a token says of itself, before it costs a review (rule 49). Passing proves nothing.
+    ///
+    /// # Errors
+    /// Where upstream would end, too.
+    pub fn check_claims(&self, token: &Token, now: SystemTime) -> Result<Claims, ReviewError> {
+        let claims = token.claims().ok_or(ReviewError::NotValid)?;
+        let is_for_others = claims
+            .audiences
+            .as_ref()
+            .is_some_and(|audiences| !audiences.contains(&self.audience));
+        if claims.is_expired(now) || is_for_others {
+            return Err(ReviewError::NotValid);
+        }
+        if let Some(subject) = &claims.subject {
+            self.check_username(subject)?;
+        }
+        Ok(claims)
+    }
+
+    /// # Errors
+    /// It is not the configured account's.
+    fn check_username<'a>(&self, username: &'a str) -> Result<(&'a str, &'a str), ReviewError> {
+        let (namespace, name) = parse_username(username)?;
+        if namespace != self.namespace {
+            return Err(ReviewError::Namespace {
+                found: namespace.to_owned(),
+                expected: self.namespace.clone(),
+            });
+        }
+        if name != self.service_account {
+            return Err(ReviewError::ServiceAccount {
+                found: name.to_owned(),
+                expected: self.service_account.clone(),
+            });
+        }
+        Ok((namespace, name))
+    }
+
+    /// What is asked.
+    pub(crate) fn request(&self, token: &Token) -> TokenReview {
+        TokenReview {
+            spec: TokenReviewSpec {
+                token: Some(token.reveal().to_owned()),
+                audiences: Some(vec![self.audience.clone()]),
+            },
+            ..TokenReview::default()
+        }
+    }
+
+    /// What the answer means, in upstream's order.
+    ///
+    /// # Errors
+    /// The token is not let in.
+    pub(crate) fn decide(&self, status: TokenReviewStatus) -> Result<ServiceAccount, ReviewError> {
+        if let Some(error) = status.error.filter(|error| !error.is_empty()) {
+            return Err(ReviewError::Status(error));
+        }
+        if status.authenticated != Some(true) {
+            return Err(ReviewError::NotValid);
+        }
+        let user = status.user.unwrap_or_default();
+        let username = user.username.unwrap_or_default();
+        let (namespace, name) = self.check_username(&username)?;
+        // An authenticator that knows no audiences leaves the field out; one that names others has not checked ours.
+        let is_for_others = status
+            .audiences
+            .is_some_and(|audiences| !audiences.contains(&self.audience));
+        if is_for_others {
+            return Err(ReviewError::NotValid);
+        }
+        Ok(ServiceAccount::new(namespace, name, user.extra.as_ref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::authentication::v1::UserInfo;
+
+    use super::*;
+
+    fn policy() -> ReviewPolicy {
+        ReviewPolicy {
+            namespace: "kube-system".to_owned(),
+            service_account: "konnectivity-agent".to_owned(),
+            audience: "system:konnectivity-server".to_owned(),
+        }
+    }
+
+    fn status(username: &str) -> TokenReviewStatus {
+        TokenReviewStatus {
+            authenticated: Some(true),
+            audiences: Some(vec!["system:konnectivity-server".to_owned()]),
+            user: Some(UserInfo {
+                username: Some(username.to_owned()),
+                ..UserInfo::default()
+            }),
+            error: None,
+        }
+    }
+
+    const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
+
+    #[test]
+    fn an_answer_is_judged_in_upstreams_order_and_words() {
+        assert_eq!(
+            policy().decide(status(AGENT)).unwrap().name,
+            "konnectivity-agent"
+        );
+        let with = |change: &dyn Fn(&mut TokenReviewStatus)| {
+            let mut status = status(AGENT);
+            change(&mut status);
+            policy()
+                .decide(status)
+                .map(|_account| ())
+                .map_err(|error| error.to_string())
+        };
+        let named = |name: &str| policy().decide(status(name)).unwrap_err().to_string();
+        let not_valid = Err("lookup failed: service account jwt not valid".to_owned());
+        assert_eq!(
+            with(&|status| (status.error, status.authenticated) =
+                (Some("no".to_owned()), Some(false))),
+            Err("lookup failed: no".to_owned())
+        );
+        assert_eq!(
+            with(&|status| status.authenticated = Some(false)),
+            not_valid
+        );
+        assert_eq!(with(&|status| status.authenticated = None), not_valid);
+        assert_eq!(with(&|status| status.error = Some(String::new())), Ok(()));
+        assert_eq!(
+            with(&|status| status.audiences = Some(vec!["other".to_owned()])),
+            not_valid
+        );
+        assert_eq!(
+            with(&|status| status.audiences = Some(Vec::new())),
+            not_valid
+        );
+        assert_eq!(with(&|status| status.audiences = None), Ok(()));
+        assert_eq!(
+            with(&|status| status.user = None),
+            Err("lookup failed: unexpected username format".to_owned())
+        );
+        assert_eq!(
+            named("system:node:a:b"),
+            "lookup failed: username returned is not a service account"
+        );
+        assert_eq!(
+            named("system:serviceaccount:default:konnectivity-agent"),
+            "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\""
+        );
+        assert_eq!(
+            named("system:serviceaccount:kube-system:default"),
+            "lookup failed: incoming request from \"default\" service account. Expected \"konnectivity-agent\""
+        );
+    }
+}

@@ -1,0 +1,312 @@
+//! Reviews of tokens, so that many agents and any number of strangers cost the API server little: one review at a time for
+//! each token, few at once, and answers that are kept for seconds.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use http::Method;
+use k8s_openapi::api::authentication::v1::TokenReview;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use crate::access::Api;
+use crate::account::ServiceAccount;
+use crate::request::{self, RequestError};
+use crate::review::{PATH, ReviewError, ReviewPolicy};
+use crate::token::{self, Claims, Token};
+pub use crate::turns::Caller;
+use crate::turns::Turns;
+
+/// Reviews at once.
+const IN_FLIGHT_MAX: usize = 32;
+/// Callers that wait for a turn.
+const WAITING_MAX: usize = 1024;
+/// Longest time to wait for a turn.
+pub const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long a token that was let in is let in again without a review.
+const KEEP_ACCEPTED: Duration = Duration::from_secs(10);
+/// How long one that was not is refused without a review.
+const KEEP_DENIED: Duration = Duration::from_secs(2);
+/// Answers that are kept.
+const KEPT_MAX: usize = 8192;
+
+/// How often the API server may be asked.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Rate {
+    /// Requests a second in the long run; 0 or less: no limit.
+    pub per_second: f32,
+    /// Requests at once; 0 or less: 10, as client-go.
+    pub burst: i64,
+}
+
+/// What came of a review.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReviewResult {
+    /// The token is let in.
+    Ok,
+    /// It is not.
+    Denied,
+    /// The API server's answer is of no use.
+    Error,
+    /// It did not answer in time.
+    Timeout,
+    /// Nobody was asked: too many wait.
+    Overload,
+}
+
+/// Who counts reviews.
+pub trait ReviewEvents: Send + Sync {
+    /// A review is over. `time` is that of the request; zero for [`ReviewResult::Overload`].
+    fn reviewed(&self, result: ReviewResult, time: Duration);
+    /// So many are under way.
+    fn in_flight(&self, reviews: usize);
+}
+
+/// A token's key in the tables: of the token and of the configuration that it was reviewed with.
+type Key = [u8; 32];
+type Answer = Result<Arc<ServiceAccount>, ReviewError>;
+type Pending = BoxFuture<'static, Answer>;
+
+/// Judges tokens. One for a process.
+pub struct Reviewer(Arc<Inner>);
+
+struct Inner {
+    api: Arc<Api>,
+    policy: ReviewPolicy,
+    turns: Arc<Turns>,
+    pace: Pace,
+    events: Arc<dyn ReviewEvents>,
+    tables: Mutex<Tables>,
+    /// The API server could not be asked the last time: it is logged when that changes.
+    is_away: Mutex<bool>,
+}
+
+#[derive(Default)]
+struct Tables {
+    kept: HashMap<Key, Kept>,
+    pending: HashMap<Key, WeakShared<Pending>>,
+}
+
+struct Kept {
+    answer: Answer,
+    until: Instant,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the tables are still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reviewer {
+    /// Asks `api`; `events` counts.
+    #[must_use]
+    pub fn new(
+        api: Arc<Api>,
+        policy: ReviewPolicy,
+        rate: Rate,
+        events: Arc<dyn ReviewEvents>,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            api,
+            policy,
+            turns: Turns::new(IN_FLIGHT_MAX, WAITING_MAX),
+            pace: Pace::new(rate),
+            events,
+            tables: Mutex::default(),
+            is_away: Mutex::new(false),
+        }))
+    }
+
+    /// Whose token it is. Callers with the same token share a review. A cancelled call ends the review, unless others wait for
+    /// it.
+    ///
+    /// # Errors
+    /// The token is not let in, or nobody could say: see [`ReviewError`]. Takes [`WAIT_MAX`] and [`request::TIMEOUT`] at most.
+    pub async fn review(&self, token: &Token, caller: Caller) -> Answer {
+        let claims = self.0.policy.check_claims(token, token::now())?;
+        let key = self.0.key(token);
+        let review = {
+            let mut tables = locked(&self.0.tables);
+            if let Some(kept) = tables.kept.get(&key)
+                && kept.until > Instant::now()
+            {
+                return kept.answer.clone();
+            }
+            match tables.pending.get(&key).and_then(WeakShared::upgrade) {
+                Some(review) => review,
+                None => tables.start(key, Arc::clone(&self.0), token.clone(), claims, caller),
+            }
+        };
+        review.await
+    }
+}
+
+impl Tables {
+    fn start(
+        &mut self,
+        key: Key,
+        inner: Arc<Inner>,
+        token: Token,
+        claims: Claims,
+        caller: Caller,
+    ) -> Shared<Pending> {
+        let review = async move {
+            let answer = inner.ask(&token, caller).await;
+            inner.keep(key, &answer, &claims);
+            answer
+        };
+        let review = review.boxed().shared();
+        if self.pending.len() >= self.pending.capacity() {
+            // As often as the table would grow: reviews that were cancelled are still in it.
+            self.pending
+                .retain(|_key, review| review.upgrade().is_some());
+        }
+        if let Some(weak) = review.downgrade() {
+            self.pending.insert(key, weak);
+        }
+        review
+    }
+}
+
+impl Inner {
+    fn key(&self, token: &Token) -> Key {
+        let mut hash = Sha256::new();
+        hash.update(token.digest());
+        hash.update(self.api.generation().to_be_bytes());
+        hash.finalize().into()
+    }
+
+    async fn ask(&self, token: &Token, caller: Caller) -> Answer {
+        let turn = match tokio::time::timeout(WAIT_MAX, self.wait(caller)).await {
+            Ok(Ok(turn)) => turn,
+            Ok(Err(crate::turns::Full)) => {
+                self.events.reviewed(ReviewResult::Overload, Duration::ZERO);
+                return Err(ReviewError::Overload);
+            }
+            Err(_elapsed) => {
+                self.events.reviewed(ReviewResult::Overload, Duration::ZERO);
+                return Err(ReviewError::NoTurn);
+            }
+        };
+        let flight = InFlight::begin(self);
+        let began = Instant::now();
+        let request = self.policy.request(token);
+        let answer =
+            request::send::<_, TokenReview>(&self.api, Method::POST, PATH, Some(&request)).await;
+        self.say_whether_away(answer.as_ref().err());
+        let answer = answer
+            .map_err(ReviewError::from)
+            .and_then(|review| self.policy.decide(review.status.unwrap_or_default()));
+        let result = match &answer {
+            Ok(_account) => ReviewResult::Ok,
+            Err(ReviewError::Request(RequestError::TimedOut)) => ReviewResult::Timeout,
+            Err(ReviewError::Request(_)) => ReviewResult::Error,
+            Err(_denied) => ReviewResult::Denied,
+        };
+        self.events.reviewed(result, began.elapsed());
+        drop((flight, turn));
+        answer.map(Arc::new)
+    }
+
+    async fn wait(&self, caller: Caller) -> Result<crate::turns::Turn, crate::turns::Full> {
+        let turn = self.turns.take(caller).await?;
+        self.pace.wait().await;
+        Ok(turn)
+    }
+
+    fn keep(&self, key: Key, answer: &Answer, claims: &Claims) {
+        let for_how_long = match answer {
+            Ok(_account) => {
+                let left = claims.left(token::now()).unwrap_or(KEEP_ACCEPTED);
+                KEEP_ACCEPTED.min(left)
+            }
+            Err(error) if error.is_denial() => KEEP_DENIED,
+            Err(_nobody_knows) => Duration::ZERO,
+        };
+        let now = Instant::now();
+        let mut tables = locked(&self.tables);
+        tables.pending.remove(&key);
+        if for_how_long.is_zero() {
+            return;
+        }
+        if tables.kept.len() >= KEPT_MAX {
+            tables.kept.retain(|_key, kept| kept.until > now);
+        }
+        if tables.kept.len() < KEPT_MAX {
+            let kept = Kept {
+                answer: answer.clone(),
+                until: now + for_how_long,
+            };
+            tables.kept.insert(key, kept);
+        }
+    }
+
+    /// Once when it goes away, and once when it is back.
+    fn say_whether_away(&self, error: Option<&RequestError>) {
+        let was_away = std::mem::replace(&mut *locked(&self.is_away), error.is_some());
+        match error {
+            Some(error) if !was_away => tracing::error!(
+                %error,
+                "the Kubernetes API does not review tokens: agents without a link cannot connect until it does; links go on"
+            ),
+            None if was_away => tracing::info!("the Kubernetes API reviews tokens again"),
+            _ => (),
+        }
+    }
+}
+
+/// Counts a review while it is under way, also one that is cancelled.
+struct InFlight<'a>(&'a Inner);
+
+impl<'a> InFlight<'a> {
+    fn begin(inner: &'a Inner) -> Self {
+        inner.events.in_flight(inner.turns.in_use());
+        Self(inner)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        // Its own turn goes after it.
+        self.0
+            .events
+            .in_flight(self.0.turns.in_use().saturating_sub(1));
+    }
+}
+
+/// `--kubeconfig-qps` and `--kubeconfig-burst`: a token bucket, as a time before which no request may begin.
+struct Pace {
+    period: Option<Duration>,
+    burst: u32,
+    /// When the bucket would be full.
+    full_at: Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(rate: Rate) -> Self {
+        let per_second = f64::from(rate.per_second);
+        Self {
+            period: (per_second > 0.0)
+                .then(|| Duration::from_secs_f64((1.0 / per_second).min(3600.0))),
+            burst: match u32::try_from(rate.burst) {
+                Ok(burst) if burst > 0 => burst,
+                _ => 10,
+            },
+            full_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    async fn wait(&self) {
+        let Some(period) = self.period else { return };
+        let begin_at = {
+            let now = Instant::now();
+            let mut full_at = locked(&self.full_at);
+            *full_at = (*full_at).max(now) + period;
+            full_at.checked_sub(period * self.burst).unwrap_or(now)
+        };
+        tokio::time::sleep_until(begin_at).await;
+    }
+}

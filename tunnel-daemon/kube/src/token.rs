@@ -1,0 +1,177 @@
+//! A bearer token, and what it says of itself before anybody has verified it.
+
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+/// Clocks of the API server and of this host may differ by so much; the API server allows as much.
+const CLOCK_SKEW: Duration = Duration::from_secs(60);
+
+/// The time of day, which is what tokens end by.
+#[expect(clippy::disallowed_methods, reason = "an expiry is a time of day")]
+pub(crate) fn now() -> SystemTime {
+    SystemTime::now()
+}
+
+/// A bearer token. Formatting it shows a mask.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// What a JWT claims (RFC 7519), as far as it is looked at. Nothing of it is verified.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Claims {
+    /// Expiry; absent in tokens that do not expire.
+    pub expires: Option<SystemTime>,
+    /// Audiences; absent in tokens of secrets.
+    pub audiences: Option<Vec<String>>,
+    /// Subject: the user name.
+    pub subject: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawClaims {
+    exp: Option<f64>,
+    aud: Option<OneOrMany>,
+    sub: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Token {
+    /// A token as it came.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The token itself, for the request that verifies it.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Tells tokens apart without keeping them.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        Sha256::digest(self.0.as_bytes()).into()
+    }
+
+    /// `None` when it is no JWT: three parts, of which the second is JSON.
+    #[must_use]
+    pub fn claims(&self) -> Option<Claims> {
+        let mut parts = self.0.split('.');
+        let (header, payload, signature) = (parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() || header.is_empty() || signature.is_empty() {
+            return None;
+        }
+        let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
+        let raw: RawClaims = serde_json::from_slice(&payload).ok()?;
+        let expires = raw
+            .exp
+            .filter(|seconds| seconds.is_finite() && *seconds >= 0.0)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .and_then(|since| UNIX_EPOCH.checked_add(since));
+        Some(Claims {
+            expires,
+            audiences: raw.aud.map(|audiences| match audiences {
+                OneOrMany::One(audience) => vec![audience],
+                OneOrMany::Many(audiences) => audiences,
+            }),
+            subject: raw.sub,
+        })
+    }
+}
+
+impl Claims {
+    /// Whether the API server would find it expired.
+    #[must_use]
+    pub fn is_expired(&self, now: SystemTime) -> bool {
+        self.expires
+            .is_some_and(|expires| expires + CLOCK_SKEW < now)
+    }
+
+    /// Time until it expires; zero when it has. `None`: it does not.
+    #[must_use]
+    pub fn left(&self, now: SystemTime) -> Option<Duration> {
+        self.expires
+            .map(|expires| expires.duration_since(now).unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(payload: &str) -> Token {
+        Token::new(format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload)))
+    }
+
+    #[test]
+    fn claims_are_read_in_both_forms_of_the_audience() {
+        let claims = token(r#"{"exp":1900000000,"aud":["a","b"],"sub":"system:serviceaccount:n:s","kubernetes.io":{}}"#)
+            .claims()
+            .unwrap();
+        assert_eq!(claims.audiences, Some(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(claims.subject.as_deref(), Some("system:serviceaccount:n:s"));
+        assert_eq!(
+            claims.expires,
+            Some(UNIX_EPOCH + Duration::from_secs(1_900_000_000))
+        );
+        let one = token(r#"{"aud":"a"}"#).claims().unwrap();
+        assert_eq!(one.audiences, Some(vec!["a".to_owned()]));
+        assert_eq!((one.expires, one.subject), (None, None));
+    }
+
+    #[test]
+    fn what_is_no_jwt_has_no_claims() {
+        for text in [
+            "",
+            "abc",
+            "a.b",
+            "a.b.c",
+            "e30.e30",
+            "e30.e30.",
+            "e30.e30.s.t",
+            ".e30.s",
+            "e30.WzFd.s",
+        ] {
+            assert_eq!(Token::new(text).claims(), None, "{text:?}");
+        }
+        for payload in [r#"{"exp":"soon"}"#, r#"{"sub":7}"#, "[]", "{"] {
+            assert_eq!(token(payload).claims(), None, "{payload}");
+        }
+        // A time beyond all clocks is none.
+        assert_eq!(token(r#"{"exp":1e300}"#).claims().unwrap().expires, None);
+    }
+
+    #[test]
+    fn expiry_allows_for_clocks_that_differ() {
+        let claims = Claims {
+            expires: Some(UNIX_EPOCH + Duration::from_secs(1000)),
+            ..Claims::default()
+        };
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(!claims.is_expired(at(1060)) && claims.is_expired(at(1061)));
+        assert_eq!(claims.left(at(990)), Some(Duration::from_secs(10)));
+        assert_eq!(claims.left(at(2000)), Some(Duration::ZERO));
+        assert!(!Claims::default().is_expired(at(u32::MAX.into())));
+    }
+
+    #[test]
+    fn formatting_never_shows_a_token() {
+        assert_eq!(format!("{:?}", Token::new("secret")), "***");
+    }
+}

@@ -1,0 +1,259 @@
+//! Turns at a bounded resource: callers wait in queues per address, which are served in turn, so that many callers at one
+//! address keep nobody at another waiting for long.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// Callers of one address that may wait, unless it is trusted.
+const WAITING_PER_ADDRESS_MAX: usize = 16;
+
+/// Where a caller comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Its address; `None` on a unix socket.
+    pub address: Option<IpAddr>,
+    /// Somebody at that address was let in, and is still there.
+    pub is_trusted: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Turns {
+    in_use_max: usize,
+    waiting_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    in_use: usize,
+    waiting: usize,
+    queues: HashMap<Option<IpAddr>, VecDeque<oneshot::Sender<Turn>>>,
+    /// Addresses with a queue, the next one first.
+    order: VecDeque<Option<IpAddr>>,
+}
+
+/// Too many wait already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Full;
+
+/// One use of the resource. Dropped, the next caller has it.
+#[derive(Debug)]
+pub(crate) struct Turn(Option<Arc<Turns>>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(turns) = self.0.take() {
+            turns.pass_on();
+        }
+    }
+}
+
+/// Forgets a caller that waits no more.
+struct Waiting<'a> {
+    turns: &'a Turns,
+    address: Option<IpAddr>,
+    receiver: oneshot::Receiver<Turn>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        // A turn that was given meanwhile goes on to the next when it is dropped, which needs the lock.
+        let given = self.receiver.try_recv().ok();
+        let mut state = self.turns.lock();
+        state.waiting -= 1;
+        if let Some(queue) = state.queues.get_mut(&self.address) {
+            queue.retain(|caller| !caller.is_closed());
+        }
+        drop(state);
+        drop(given);
+    }
+}
+
+impl Turns {
+    pub(crate) fn new(in_use_max: usize, waiting_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            in_use_max,
+            waiting_max,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Uses now.
+    pub(crate) fn in_use(&self) -> usize {
+        self.lock().in_use
+    }
+
+    /// Waits for a turn. A cancelled call waits no more.
+    ///
+    /// # Errors
+    /// As many wait as may, in all or of this address.
+    pub(crate) async fn take(self: &Arc<Self>, caller: Caller) -> Result<Turn, Full> {
+        let address = caller.address.map(|address| address.to_canonical());
+        let mut waiting = {
+            let mut state = self.lock();
+            if state.in_use < self.in_use_max {
+                state.in_use += 1;
+                return Ok(Turn(Some(Arc::clone(self))));
+            }
+            let queued = state.queues.get(&address).map_or(0, VecDeque::len);
+            let is_crowded = !caller.is_trusted && queued >= WAITING_PER_ADDRESS_MAX;
+            if state.waiting >= self.waiting_max || is_crowded {
+                return Err(Full);
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiting += 1;
+            let state = &mut *state;
+            state
+                .queues
+                .entry(address)
+                .or_insert_with(|| {
+                    state.order.push_back(address);
+                    VecDeque::new()
+                })
+                .push_back(sender);
+            Waiting {
+                turns: self,
+                address,
+                receiver,
+            }
+        };
+        // The sender goes only with its queue, which outlives those who wait in it.
+        (&mut waiting.receiver).await.map_err(|_gone| Full)
+    }
+
+    /// Gives a turn that was used to the next caller.
+    fn pass_on(self: &Arc<Self>) {
+        loop {
+            let mut state = self.lock();
+            let Some(next) = state.next() else {
+                state.in_use -= 1;
+                return;
+            };
+            drop(state);
+            match next.send(Turn(Some(Arc::clone(self)))) {
+                Ok(()) => return,
+                // The caller has left. Dropping the turn as it is would recurse, once for each such caller.
+                Err(mut unused) => drop(unused.0.take()),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held; if it did, the state is still consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The first caller of the next address.
+    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+        while let Some(address) = self.order.pop_front() {
+            let Some(queue) = self.queues.get_mut(&address) else {
+                continue;
+            };
+            let next = queue.pop_front();
+            if queue.is_empty() {
+                self.queues.remove(&address);
+            } else {
+                self.order.push_back(address);
+            }
+            if next.is_some() {
+                return next;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::{FutureExt as _, poll};
+
+    use super::*;
+
+    fn at(last: u8) -> Caller {
+        Caller {
+            address: Some([10, 0, 0, last].into()),
+            is_trusted: false,
+        }
+    }
+
+    #[tokio::test]
+    async fn addresses_have_turns_one_after_the_other() {
+        let turns = Turns::new(1, 100);
+        let first = turns.take(at(9)).await.unwrap();
+        let mut crowd: Vec<_> = (0..3).map(|_| Box::pin(turns.take(at(1)))).collect();
+        for waits in &mut crowd {
+            assert!(poll!(waits).is_pending());
+        }
+        let mut other = pin!(turns.take(at(2)));
+        assert!(poll!(other.as_mut()).is_pending());
+        drop(first);
+        let turn = crowd.remove(0).now_or_never().unwrap().unwrap();
+        drop(turn);
+        let turn = other
+            .now_or_never()
+            .expect("the other address is next")
+            .unwrap();
+        drop(turn);
+        for waits in crowd {
+            drop(waits.now_or_never().unwrap().unwrap());
+        }
+        assert_eq!(turns.in_use(), 0);
+        let state = turns.lock();
+        assert!(state.queues.is_empty() && state.order.is_empty() && state.waiting == 0);
+    }
+
+    #[tokio::test]
+    async fn waiting_is_bounded_in_all_and_for_an_address_that_is_not_trusted() {
+        let turns = Turns::new(1, 20);
+        let _used = turns.take(at(9)).await.unwrap();
+        let mut waiting: Vec<_> = (0..WAITING_PER_ADDRESS_MAX)
+            .map(|_| Box::pin(turns.take(at(1))))
+            .collect();
+        for waits in &mut waiting {
+            assert!(poll!(waits).is_pending());
+        }
+        assert_eq!(turns.take(at(1)).now_or_never().unwrap().unwrap_err(), Full);
+        let trusted = Caller {
+            is_trusted: true,
+            ..at(1)
+        };
+        for _caller in WAITING_PER_ADDRESS_MAX..20 {
+            let mut waits = Box::pin(turns.take(trusted));
+            assert!(poll!(&mut waits).is_pending());
+            waiting.push(waits);
+        }
+        assert_eq!(turns.take(at(2)).now_or_never().unwrap().unwrap_err(), Full);
+        waiting.clear();
+        assert_eq!(turns.lock().waiting, 0);
+        assert!(poll!(pin!(turns.take(at(2)))).is_pending());
+    }
+
+    /// Also one that was given to a caller who has left.
+    #[tokio::test]
+    async fn no_turn_is_lost() {
+        let turns = Turns::new(2, 100);
+        let used = [
+            turns.take(at(1)).await.unwrap(),
+            turns.take(at(1)).await.unwrap(),
+        ];
+        let mut waiting: Vec<_> = (0..10).map(|n| Box::pin(turns.take(at(n)))).collect();
+        for waits in &mut waiting {
+            assert!(poll!(waits).is_pending());
+        }
+        drop(used);
+        // Two have turns that they have not seen; with the third that leaves nobody has one.
+        waiting.truncate(1);
+        let mine = waiting.remove(0).now_or_never().unwrap().unwrap();
+        assert_eq!(turns.in_use(), 1);
+        drop(mine);
+        assert_eq!(turns.in_use(), 0);
+    }
+}

@@ -1,0 +1,432 @@
+//! Reviews of tokens against an API server that is away, slow, wrong or hostile.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use adit_kube::access::{Api, Source};
+use adit_kube::account::ServiceAccount;
+use adit_kube::review::{ReviewError, ReviewPolicy};
+use adit_kube::reviewer::{Caller, Rate, ReviewEvents, ReviewResult, Reviewer};
+use adit_kube::token::Token;
+use futures_util::future::join_all;
+use serde_json::json;
+use support::{FakeApi, Fault, in_seconds, token};
+use tempfile::TempDir;
+
+const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
+const AUDIENCE: &str = "system:konnectivity-server";
+
+#[derive(Default)]
+struct Counted {
+    results: Mutex<Vec<ReviewResult>>,
+    in_flight: Mutex<usize>,
+}
+
+impl ReviewEvents for Counted {
+    fn reviewed(&self, result: ReviewResult, _time: Duration) {
+        self.results.lock().unwrap().push(result);
+    }
+
+    fn in_flight(&self, reviews: usize) {
+        *self.in_flight.lock().unwrap() = reviews;
+    }
+}
+
+struct World {
+    api: FakeApi,
+    reviewer: Arc<Reviewer>,
+    counted: Arc<Counted>,
+    folder: TempDir,
+}
+
+fn policy() -> ReviewPolicy {
+    ReviewPolicy {
+        namespace: "kube-system".to_owned(),
+        service_account: "konnectivity-agent".to_owned(),
+        audience: AUDIENCE.to_owned(),
+    }
+}
+
+const UNLIMITED: Rate = Rate {
+    per_second: 0.0,
+    burst: 0,
+};
+
+async fn world_with(rate: Rate) -> World {
+    let api = FakeApi::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kubeconfig");
+    api.write_kubeconfig(&file);
+    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let counted = Arc::new(Counted::default());
+    let reviewer = Reviewer::new(
+        opened,
+        policy(),
+        rate,
+        Arc::clone(&counted) as Arc<dyn ReviewEvents>,
+    );
+    World {
+        api,
+        reviewer: Arc::new(reviewer),
+        counted,
+        folder,
+    }
+}
+
+async fn world() -> World {
+    world_with(UNLIMITED).await
+}
+
+fn at(last: u8) -> Caller {
+    Caller {
+        address: Some([10, 0, 0, last].into()),
+        is_trusted: false,
+    }
+}
+
+impl World {
+    async fn review(&self, token: &str) -> Result<Arc<ServiceAccount>, ReviewError> {
+        self.reviewer.review(&Token::new(token), at(1)).await
+    }
+
+    async fn refusal(&self, token: &str) -> String {
+        self.review(token).await.unwrap_err().to_string()
+    }
+
+    fn results(&self) -> Vec<ReviewResult> {
+        self.counted.results.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test]
+async fn a_review_asks_what_upstream_asks_and_tells_node_and_pod() {
+    let world = world().await;
+    let token = world.api.issue(AGENT, AUDIENCE, "node-1");
+    let account = world.review(&token).await.unwrap();
+    assert_eq!(
+        account.owner(),
+        "serviceaccount=kube-system/konnectivity-agent node=node-1"
+    );
+    assert_eq!(account.pod_uid.as_deref(), Some("uid-node-1"));
+    let (path, headers, body) = world.api.state.lock().unwrap().last.clone().unwrap();
+    assert_eq!(path, "/apis/authentication.k8s.io/v1/tokenreviews");
+    assert_eq!(headers["authorization"], "Bearer of-the-server");
+    assert_eq!(
+        body["spec"],
+        json!({"token": token, "audiences": [AUDIENCE]})
+    );
+    assert_eq!(body["apiVersion"], "authentication.k8s.io/v1");
+    assert_eq!(body["kind"], "TokenReview");
+    assert_eq!(world.results(), [ReviewResult::Ok]);
+    assert_eq!(*world.counted.in_flight.lock().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn many_callers_with_one_token_cost_one_review() {
+    let world = world().await;
+    world.api.state.lock().unwrap().takes = Duration::from_millis(20);
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    let all = join_all((0..50).map(|_| world.review(&token))).await;
+    assert!(all.iter().all(Result::is_ok));
+    world.review(&token).await.unwrap();
+    assert_eq!(world.api.reviews(), 1);
+}
+
+#[tokio::test]
+async fn what_a_token_says_of_itself_costs_no_review() {
+    let world = world().await;
+    let claims = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut claims = json!({"sub": AGENT, "aud": [AUDIENCE], "exp": in_seconds(600)});
+        change(&mut claims);
+        token(&claims)
+    };
+    let not_valid = "lookup failed: service account jwt not valid";
+    assert_eq!(world.refusal("opaque").await, not_valid);
+    assert_eq!(
+        world
+            .refusal(&claims(&|claims| claims["exp"] = json!(1_000_000)))
+            .await,
+        not_valid
+    );
+    assert_eq!(
+        world
+            .refusal(&claims(&|claims| claims["aud"] = json!(["other"])))
+            .await,
+        not_valid
+    );
+    let other =
+        claims(&|claims| claims["sub"] = json!("system:serviceaccount:default:konnectivity-agent"));
+    assert_eq!(
+        world.refusal(&other).await,
+        "lookup failed: incoming request from \"default\" namespace. Expected \"kube-system\""
+    );
+    assert_eq!(world.api.reviews(), 0);
+    // What nobody has signed is for the API server to refuse, and is not asked again at once.
+    let unknown = claims(&|_claims| ());
+    for _try in 0..3 {
+        assert_eq!(
+            world.refusal(&unknown).await,
+            "lookup failed: [invalid bearer token, unknown]"
+        );
+    }
+    assert_eq!(world.api.reviews(), 1);
+    assert_eq!(world.results(), [ReviewResult::Denied]);
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
+    let world = world().await;
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    let status = json!({"kind": "Status", "message": "rate: limited", "code": 429});
+    let faults = [
+        (429, status.to_string(), "rate: limited (HTTP status 429)"),
+        (
+            500,
+            "oh no".to_owned(),
+            "Internal Server Error (HTTP status 500)",
+        ),
+        (
+            201,
+            "<html>".to_owned(),
+            "the API server's answer is not what was asked for: expected value at line 1 column 1",
+        ),
+        (
+            201,
+            " ".repeat(3 << 20),
+            "the API server's answer is longer than 1048576 bytes",
+        ),
+    ];
+    for (code, body, text) in faults {
+        world.api.set_fault(Some(Fault::Answer(code, body.into())));
+        assert_eq!(
+            world.refusal(&token).await,
+            format!("Failed to authenticate request. err:{text}")
+        );
+    }
+    // An answer without a status, or with nothing in it, is no yes.
+    for body in [
+        "{}",
+        r#"{"status":{}}"#,
+        r#"{"status":{"authenticated":true}}"#,
+    ] {
+        world.api.set_fault(Some(Fault::Answer(201, body.into())));
+        let other = world.api.issue(AGENT, AUDIENCE, "");
+        assert!(
+            world.refusal(&other).await.starts_with("lookup failed: "),
+            "{body}"
+        );
+    }
+    world.api.set_fault(None);
+    world.review(&token).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_api_server_that_is_away_is_named() {
+    let world = world().await;
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let file = world.folder.path().join("nobody");
+    let elsewhere = FakeApi {
+        address: nobody,
+        ..world.api.clone()
+    };
+    elsewhere.write_kubeconfig(&file);
+    let api = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let reviewer = Reviewer::new(api, policy(), UNLIMITED, Arc::new(Counted::default()));
+    let refused = reviewer
+        .review(&Token::new(token), at(1))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("Connection refused"), "{refused}");
+    assert!(!refused.contains("ServiceError"), "{refused}");
+}
+
+/// Rule 49: at most 32 reviews at once, whoever asks.
+#[tokio::test]
+async fn few_reviews_are_under_way_at_once() {
+    let world = world().await;
+    world.api.state.lock().unwrap().takes = Duration::from_millis(5);
+    let tokens: Vec<String> = (0..200)
+        .map(|_| world.api.issue(AGENT, AUDIENCE, ""))
+        .collect();
+    let reviews = tokens.iter().zip(0_u8..).map(|(token, n)| {
+        let (reviewer, token) = (Arc::clone(&world.reviewer), Token::new(token.as_str()));
+        async move { reviewer.review(&token, at(n)).await }
+    });
+    let all = join_all(reviews).await;
+    assert!(all.iter().all(Result::is_ok));
+    let (under_way, most) = world.api.state.lock().unwrap().at_once;
+    assert_eq!((under_way, most <= 32, most > 8), (0, true, true), "{most}");
+}
+
+/// Strangers who fill the queue of their address, while the API server does not answer.
+#[tokio::test]
+async fn a_silent_api_server_has_a_bounded_number_of_callers_waiting() {
+    let world = world().await;
+    world.api.set_fault(Some(Fault::Silence));
+    let waiting: Vec<_> = (0..32 + 16)
+        .map(|_| {
+            let token = Token::new(world.api.issue(AGENT, AUDIENCE, ""));
+            let reviewer = Arc::clone(&world.reviewer);
+            let mut review = Box::pin(async move { reviewer.review(&token, at(1)).await });
+            assert!(futures_util::FutureExt::now_or_never(&mut review).is_none());
+            review
+        })
+        .collect();
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    let refused = world.review(&token).await.unwrap_err();
+    assert!(matches!(refused, ReviewError::Overload), "{refused}");
+    assert_eq!(world.results(), [ReviewResult::Overload]);
+    // Who leaves makes room, for reviews as well as in the queue.
+    drop(waiting);
+    world.api.set_fault(None);
+    world.review(&token).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_api_server_is_given_up_in_time() {
+    let world = world().await;
+    world.api.set_fault(Some(Fault::Silence));
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    let began = tokio::time::Instant::now();
+    let refused = world.refusal(&token).await;
+    assert_eq!(
+        refused,
+        "Failed to authenticate request. err:no answer from the API server within 10 s"
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(11),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(world.results(), [ReviewResult::Timeout]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_are_kept_for_seconds_and_never_beyond_the_tokens_end() {
+    let world = world().await;
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    for _try in 0..2 {
+        world.review(&token).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(9)).await;
+    }
+    assert_eq!(world.api.reviews(), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    world.review(&token).await.unwrap();
+    assert_eq!(world.api.reviews(), 2);
+    // One that is past its end by less than clocks may differ is asked for each time.
+    let ended = json!({"sub": AGENT, "aud": [AUDIENCE], "exp": in_seconds(0)});
+    let ended = support::token(&ended);
+    let user = json!({"username": AGENT, "audience": AUDIENCE, "extra": {}});
+    world
+        .api
+        .state
+        .lock()
+        .unwrap()
+        .accounts
+        .insert(ended.clone(), user);
+    for _try in 0..2 {
+        world.review(&ended).await.unwrap();
+    }
+    assert_eq!(world.api.reviews(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_that_is_set_is_kept() {
+    let rate = Rate {
+        per_second: 5.0,
+        burst: 2,
+    };
+    let world = world_with(rate).await;
+    let began = tokio::time::Instant::now();
+    for _review in 0..12 {
+        let token = world.api.issue(AGENT, AUDIENCE, "");
+        world.review(&token).await.unwrap();
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    assert!((1.9..3.0).contains(&seconds), "{seconds}");
+}
+
+/// KKP and k0s replace the files of a server that runs.
+#[tokio::test(start_paused = true)]
+async fn another_kubeconfig_is_taken_into_use_and_a_broken_one_is_not() {
+    let world = world().await;
+    let token = world.api.issue(AGENT, AUDIENCE, "");
+    world.review(&token).await.unwrap();
+    let file = world.folder.path().join("kubeconfig");
+    std::fs::write(&file, "{").unwrap();
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    world.review(&token).await.unwrap();
+    assert_eq!(world.api.reviews(), 2, "the last configuration is in use");
+    let next = FakeApi::start().await;
+    next.write_kubeconfig(&file);
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(
+        world.refusal(&token).await.contains("unknown"),
+        "the other API server knows no such token"
+    );
+    assert_eq!((world.api.reviews(), next.reviews()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_token_file_is_trimmed_and_read_again() {
+    let api = FakeApi::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, secret) = (
+        folder.path().join("kubeconfig"),
+        folder.path().join("token"),
+    );
+    std::fs::write(&secret, "first\n").unwrap();
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"tokenFile": "token"});
+    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let reviewer = Reviewer::new(opened, policy(), UNLIMITED, Arc::new(Counted::default()));
+    let mut authorised = Vec::new();
+    for content in ["first\n", "second\n"] {
+        std::fs::write(&secret, content).unwrap();
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(2)).await;
+        tokio::time::resume();
+        let token = api.issue(AGENT, AUDIENCE, "");
+        reviewer.review(&Token::new(token), at(1)).await.unwrap();
+        let (_path, headers, _body) = api.state.lock().unwrap().last.clone().unwrap();
+        authorised.push(headers["authorization"].to_str().unwrap().to_owned());
+    }
+    assert_eq!(authorised, ["Bearer first", "Bearer second"]);
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_be_used_is_an_error_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |name: &str, content: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, content).unwrap();
+        async move {
+            Api::open(Source::Kubeconfig(file))
+                .await
+                .unwrap_err()
+                .to_string()
+        }
+    };
+    let missing = Api::open(Source::Kubeconfig("/nonexistent/kubeconfig".into())).await;
+    assert!(
+        missing
+            .unwrap_err()
+            .to_string()
+            .contains("/nonexistent/kubeconfig")
+    );
+    assert!(open("empty", "").await.contains("current context"));
+    let ca = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],
+        "clusters":[{"name":"a","cluster":{"server":"https://a","certificate-authority":"gone.pem"}}]}"#;
+    assert!(open("ca", ca).await.contains("gone.pem"));
+    let token = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a","user":"u"}}],
+        "clusters":[{"name":"a","cluster":{"server":"https://a"}}],"users":[{"name":"u","user":{"tokenFile":"gone"}}]}"#;
+    assert!(open("token", token).await.contains("gone"));
+}

@@ -1,0 +1,216 @@
+//! An API server that answers as a test wants, and the tokens that it knows.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// What is answered in place of a review.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// This status and body.
+    Answer(u16, Bytes),
+    /// Nothing, for as long as the client waits.
+    Silence,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// Extra facts of tokens that are authenticated, by the token's text.
+    pub(crate) accounts: HashMap<String, Value>,
+    pub(crate) fault: Option<Fault>,
+    /// Time that a review takes.
+    pub(crate) takes: Duration,
+    /// Reviews so far.
+    pub(crate) reviews: usize,
+    /// Those under way, and their largest number.
+    pub(crate) at_once: (usize, usize),
+    /// The last request as it came: its path, headers and body.
+    pub(crate) last: Option<(String, http::HeaderMap, Value)>,
+}
+
+/// An API server in clear text on a port of its own.
+#[derive(Clone)]
+pub(crate) struct FakeApi {
+    /// Ends with the last clone.
+    _serving: Arc<JoinSet<()>>,
+    pub(crate) address: SocketAddr,
+    pub(crate) state: Arc<Mutex<State>>,
+}
+
+/// A token that says this of itself. Nobody has signed it.
+pub(crate) fn token(payload: &Value) -> String {
+    format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload.to_string()))
+}
+
+/// Seconds since 1970, so much from now.
+pub(crate) fn in_seconds(seconds: u64) -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "tokens end by the time of day")]
+    let now = SystemTime::now();
+    let now = now.duration_since(UNIX_EPOCH).expect("a time after 1970");
+    now.as_secs() + seconds
+}
+
+impl FakeApi {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let state = Arc::new(Mutex::new(State::default()));
+        let served = Arc::clone(&state);
+        let mut serving = JoinSet::new();
+        serving.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((socket, _peer)) = listener.accept().await {
+                let state = Arc::clone(&served);
+                let service = service_fn(move |request| answer(Arc::clone(&state), request));
+                let http = hyper::server::conn::http1::Builder::new();
+                let connection = http.serve_connection(TokioIo::new(socket), service);
+                connections.spawn(async move { drop(connection.await) });
+            }
+        });
+        Self {
+            _serving: Arc::new(serving),
+            address,
+            state,
+        }
+    }
+
+    /// A kubeconfig for it.
+    pub(crate) fn kubeconfig(&self) -> String {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": {"server": format!("http://{}", self.address)}}],
+            "users": [{"name": "test", "user": {"token": "of-the-server"}}],
+        })
+        .to_string()
+    }
+
+    /// The same in a file.
+    pub(crate) fn write_kubeconfig(&self, path: &Path) {
+        std::fs::write(path, self.kubeconfig()).expect("a file");
+    }
+
+    /// Issues a token of an account for an audience, bound to a node if that has a name.
+    pub(crate) fn issue(&self, account: &str, audience: &str, node: &str) -> String {
+        let issued = self.state.lock().expect("the state").accounts.len();
+        let text = token(&json!({
+            "sub": account,
+            "aud": [audience],
+            "exp": in_seconds(3600),
+            "jti": issued,
+        }));
+        let extra = match node {
+            "" => json!({}),
+            node => json!({
+                "authentication.kubernetes.io/node-name": [node],
+                "authentication.kubernetes.io/pod-uid": [format!("uid-{node}")],
+            }),
+        };
+        let user = json!({"username": account, "audience": audience, "extra": extra});
+        self.state
+            .lock()
+            .expect("it is there")
+            .accounts
+            .insert(text.clone(), user);
+        text
+    }
+
+    /// Answers so from now on.
+    pub(crate) fn set_fault(&self, fault: Option<Fault>) {
+        self.state.lock().expect("the state").fault = fault;
+    }
+
+    pub(crate) fn reviews(&self) -> usize {
+        self.state.lock().expect("the state").reviews
+    }
+}
+
+async fn answer(
+    state: Arc<Mutex<State>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let bytes = body
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes);
+    let body: Value = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
+    let (fault, takes) = {
+        let mut state = state.lock().expect("the state");
+        state.reviews += 1;
+        state.at_once.0 += 1;
+        state.at_once.1 = state.at_once.1.max(state.at_once.0);
+        state.last = Some((head.uri.path().to_owned(), head.headers, body.clone()));
+        (state.fault.clone(), state.takes)
+    };
+    let under_way = UnderWay(Arc::clone(&state));
+    if !takes.is_zero() {
+        tokio::time::sleep(takes).await;
+    }
+    let reply = |status: u16, body: Bytes| {
+        let mut response = Response::new(Full::new(body));
+        *response.status_mut() = StatusCode::from_u16(status).expect("a status");
+        Ok(response)
+    };
+    match fault {
+        Some(Fault::Answer(status, body)) => return reply(status, body),
+        Some(Fault::Silence) => std::future::pending().await,
+        None => (),
+    }
+    let token = body["spec"]["token"].as_str().unwrap_or_default();
+    let audiences = &body["spec"]["audiences"];
+    let account = state
+        .lock()
+        .expect("the state")
+        .accounts
+        .get(token)
+        .cloned();
+    let status = match account {
+        Some(user)
+            if audiences
+                .as_array()
+                .is_some_and(|asked| asked.contains(&user["audience"])) =>
+        {
+            json!({
+                "authenticated": true,
+                "audiences": [user["audience"]],
+                "user": {"username": user["username"], "extra": user["extra"]},
+            })
+        }
+        _ => json!({"user": {}, "error": "[invalid bearer token, unknown]"}),
+    };
+    drop(under_way);
+    let review = json!({
+        "kind": "TokenReview",
+        "apiVersion": "authentication.k8s.io/v1",
+        "metadata": {},
+        "spec": body["spec"],
+        "status": status,
+    });
+    reply(201, review.to_string().into())
+}
+
+struct UnderWay(Arc<Mutex<State>>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.lock().expect("the state").at_once.0 -= 1;
+    }
+}

@@ -1,0 +1,238 @@
+//! Whether a caller on the agent port is an agent: by its certificate, by its token, or by both.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use adit_kube::review::ReviewError;
+use adit_kube::reviewer::{self, Reviewer};
+use adit_kube::token::Token;
+use http::{HeaderMap, header};
+
+use crate::config::plan::AgentProof;
+use crate::net::agent_identity::{AgentIdentity, Certificate};
+use crate::net::grpc::Code;
+use crate::net::stream::PeerAddr;
+use crate::telemetry::labels::AgentRefusal;
+use crate::telemetry::rate::TokenBucket;
+
+/// Refusals of strangers that are logged in a second in the long run, and at once. The others are counted.
+const LOGGED_PER_SECOND: u32 = 5;
+const LOGGED_BURST: u32 = 50;
+
+/// Decides who may link.
+pub struct Admission {
+    tokens: Option<(Reviewer, AgentProof)>,
+    addresses: AdmittedAddresses,
+    logged: Mutex<TokenBucket>,
+}
+
+/// Why a call is refused: what its agent is told.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) reason: AgentRefusal,
+    pub(super) code: Code,
+    pub(super) text: String,
+}
+
+impl Admission {
+    /// Without `tokens` certificates alone decide.
+    #[must_use]
+    pub fn new(tokens: Option<(Reviewer, AgentProof)>) -> Self {
+        Self {
+            tokens,
+            addresses: AdmittedAddresses::default(),
+            logged: Mutex::new(TokenBucket::new(
+                LOGGED_PER_SECOND,
+                LOGGED_BURST,
+                Instant::now(),
+            )),
+        }
+    }
+
+    /// Addresses that agents with links come from.
+    pub(super) fn addresses(&self) -> &AdmittedAddresses {
+        &self.addresses
+    }
+
+    /// Whether to log one more refusal of somebody who has proved nothing.
+    pub(super) fn may_log(&self) -> bool {
+        locked(&self.logged).try_take(Instant::now())
+    }
+
+    /// Who the caller is. `certificate` is what its TLS session has proved. A cancelled call leaves nothing behind.
+    ///
+    /// # Errors
+    /// It is nobody who may link, in upstream's words.
+    pub(super) async fn identify(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<Certificate>,
+        peer: PeerAddr,
+    ) -> Result<AgentIdentity, Refused> {
+        let Some((reviewer, proof)) = &self.tokens else {
+            return Ok(AgentIdentity::of_certificate(certificate));
+        };
+        let shows_token = headers.contains_key(header::AUTHORIZATION);
+        if *proof == AgentProof::Either && certificate.is_some() && !shows_token {
+            return Ok(AgentIdentity::of_certificate(certificate));
+        }
+        let token = bearer(headers).map_err(|text| Refused {
+            reason: AgentRefusal::Token,
+            code: Code::Unknown,
+            text,
+        })?;
+        let caller = reviewer::Caller {
+            address: address(peer),
+            is_trusted: self.addresses.has(peer),
+        };
+        match reviewer.review(&token, caller).await {
+            Ok(account) => Ok(AgentIdentity::of_account(account, certificate)),
+            Err(error) => Err(Refused {
+                reason: if error.is_denial() {
+                    AgentRefusal::Token
+                } else {
+                    AgentRefusal::NotReviewed
+                },
+                code: match error {
+                    ReviewError::Overload => Code::ResourceExhausted,
+                    _ => Code::Unknown,
+                },
+                text: format!("Failed to validate authentication token, err:{error}"),
+            }),
+        }
+    }
+}
+
+/// The token of a call.
+///
+/// # Errors
+/// There is not exactly one, in upstream's words.
+fn bearer(headers: &HeaderMap) -> Result<Token, String> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values
+        .next()
+        .ok_or("Authentication context was not found in metadata")?;
+    let others = values.count();
+    if others > 0 {
+        return Err(format!("too many ({}) tokens are received", others + 1));
+    }
+    let text = value.to_str().unwrap_or_default();
+    text.strip_prefix("Bearer ")
+        .map(Token::new)
+        .ok_or_else(|| "received token does not have \"Bearer \" prefix".to_owned())
+}
+
+fn address(peer: PeerAddr) -> Option<IpAddr> {
+    match peer {
+        PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),
+        PeerAddr::Unix => None,
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many links there are from each address. Clones share the counts.
+#[derive(Clone, Default)]
+pub(super) struct AdmittedAddresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A link from an address, for as long as it lives.
+pub(super) struct AdmittedAddress {
+    addresses: AdmittedAddresses,
+    address: Option<IpAddr>,
+}
+
+impl AdmittedAddresses {
+    /// Whether an agent with a link comes from there.
+    pub(super) fn has(&self, peer: PeerAddr) -> bool {
+        address(peer).is_some_and(|address| locked(&self.0).contains_key(&address))
+    }
+
+    /// One more link from there.
+    pub(super) fn enter(&self, peer: PeerAddr) -> AdmittedAddress {
+        let address = address(peer);
+        if let Some(address) = address {
+            *locked(&self.0).entry(address).or_default() += 1;
+        }
+        AdmittedAddress {
+            addresses: self.clone(),
+            address,
+        }
+    }
+}
+
+impl Drop for AdmittedAddress {
+    fn drop(&mut self) {
+        let Some(address) = self.address else { return };
+        let mut addresses = locked(&self.addresses.0);
+        if let Some(links) = addresses.get_mut(&address) {
+            *links -= 1;
+            if *links == 0 {
+                addresses.remove(&address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_call_has_exactly_one_bearer_token() {
+        let with = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+                headers.append(header::AUTHORIZATION, value);
+            }
+            bearer(&headers).map(|_token| ())
+        };
+        assert_eq!(with(&["Bearer a.b.c"]), Ok(()));
+        for (values, text) in [
+            (&[][..], "Authentication context was not found in metadata"),
+            (
+                &["Bearer a", "Bearer b"],
+                "too many (2) tokens are received",
+            ),
+            (
+                &["bearer a"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["Bearer"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["Basic a"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["\u{e9}"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+        ] {
+            assert_eq!(with(values), Err(text.to_owned()), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_admitted_for_as_long_as_a_link_comes_from_it() {
+        let addresses = AdmittedAddresses::default();
+        let at = |port| PeerAddr::Tcp(([10, 0, 0, 1], port).into());
+        let links = [addresses.enter(at(1)), addresses.enter(at(2))];
+        assert!(addresses.has(at(3)) && !addresses.has(PeerAddr::Unix));
+        assert!(addresses.has(PeerAddr::Tcp("[::ffff:10.0.0.1]:9".parse().unwrap())));
+        let [first, second] = links;
+        drop(first);
+        assert!(addresses.has(at(3)));
+        drop(second);
+        assert!(!addresses.has(at(3)) && locked(&addresses.0).is_empty());
+    }
+}

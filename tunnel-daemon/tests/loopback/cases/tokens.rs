@@ -1,0 +1,457 @@
+//! Agents that prove themselves by a service account token: who is let in, in which words others are not, and what an agent
+//! with a token has.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use bytes::Bytes;
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::api::{self, FakeApi, Fault};
+use crate::support::lanes;
+use crate::support::raw::{Call, Connection};
+use crate::support::stub_lane::Stub;
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample};
+use crate::support::{node, targets, tls};
+
+const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
+const AUDIENCE: &str = "system:konnectivity-server";
+
+/// A server that has tokens reviewed, and who reviews them.
+struct Tokens {
+    world: World,
+    api: FakeApi,
+    folder: TempDir,
+}
+
+/// The flags that have tokens reviewed.
+fn token_flags(folder: &TempDir) -> Vec<String> {
+    vec![
+        "--agent-namespace=kube-system".to_owned(),
+        "--agent-service-account=konnectivity-agent".to_owned(),
+        format!("--authentication-audience={AUDIENCE}"),
+        format!(
+            "--kubeconfig={}",
+            folder.path().join("kubeconfig").display()
+        ),
+    ]
+}
+
+impl Tokens {
+    /// Of a server that asks for nothing else.
+    async fn start(flags: &[&str]) -> Self {
+        Self::start_with(&[&["!--cluster-ca-cert"], flags].concat()).await
+    }
+
+    async fn start_with(flags: &[&str]) -> Self {
+        let folder = TempDir::new().expect("a folder");
+        let api = FakeApi::start().await;
+        api.write_kubeconfig(&folder.path().join("kubeconfig"));
+        let own = token_flags(&folder);
+        let all: Vec<&str> = own
+            .iter()
+            .map(String::as_str)
+            .chain(flags.iter().copied())
+            .collect();
+        let world = World::start(&all).await;
+        Self { world, api, folder }
+    }
+
+    /// A file with a new token of a node.
+    fn token_file(&self, node: &str) -> PathBuf {
+        let file = self.folder.path().join(format!("token-{node}"));
+        let token = self.api.issue(AGENT, AUDIENCE, node);
+        // As most tools write it.
+        std::fs::write(&file, format!("{token}\n")).expect("a file");
+        file
+    }
+
+    /// An agent with a token and the CA, and nothing else.
+    async fn agent(&self, id: &str, node: &str, flags: &[&str]) -> RunningAgent {
+        let token = format!("--token-path={}", self.token_file(node).display());
+        let own = ["!--agent-cert", "!--agent-key", &token];
+        self.world.agent(id, &[&own, flags].concat()).await
+    }
+
+    /// A connection to the agent port without a certificate.
+    async fn stranger(&self) -> Connection {
+        let ca = self.world.files.ca_file();
+        let stream = tls::dial(self.world.server().agents, &ca, None).await;
+        Connection::over(stream.expect("a handshake")).await
+    }
+
+    async fn connect(&self, connection: &Connection, values: &[&str]) -> Call {
+        let mut headers = vec![("agentid", "agent-1")];
+        headers.extend(values.iter().map(|value| ("authorization", *value)));
+        connection.call("/AgentService/Connect", &headers).await
+    }
+
+    /// Status and text of a call with these values of `authorization`.
+    async fn answer(&self, values: &[&str]) -> (String, String) {
+        let connection = self.stranger().await;
+        let mut call = self.connect(&connection, values).await;
+        let headers = call.headers().await.expect("an answer");
+        assert!(
+            !headers.contains_key("serverid"),
+            "a refused agent sees no server id"
+        );
+        let text = |name| {
+            let value = headers.get(name).and_then(|value| value.to_str().ok());
+            value.unwrap_or_default().to_owned()
+        };
+        (text("grpc-status"), text("grpc-message"))
+    }
+
+    fn value(&self, series: &str) -> f64 {
+        sample(&self.world.server().metrics.scrape().text(), series)
+            .unwrap_or_else(|| panic!("no {series}"))
+    }
+}
+
+/// Compat 28, in upstream's order and words.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_is_not_let_in_is_refused_in_upstreams_words() {
+    let tokens = Tokens::start(&[]).await;
+    let good = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, ""));
+    let of = |claims: serde_json::Value| format!("Bearer {}", api::token(&claims));
+    let in_time = api::in_seconds(600);
+    let validate = "Failed to validate authentication token, err:lookup failed: ";
+    for (values, text) in [
+        (
+            vec![],
+            "Authentication context was not found in metadata".to_owned(),
+        ),
+        (
+            vec![good.clone(), good.clone()],
+            "too many (2) tokens are received".to_owned(),
+        ),
+        (
+            vec![good.replace("Bearer", "bearer")],
+            "received token does not have \"Bearer \" prefix".to_owned(),
+        ),
+        (
+            vec!["Bearer opaque".to_owned()],
+            format!("{validate}service account jwt not valid"),
+        ),
+        (
+            vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": 1_000_000}))],
+            format!("{validate}service account jwt not valid"),
+        ),
+        (
+            vec![of(json!({"sub": AGENT, "aud": "other", "exp": in_time}))],
+            format!("{validate}service account jwt not valid"),
+        ),
+        (
+            vec![of(
+                json!({"sub": "system:serviceaccount:a:konnectivity-agent", "aud": AUDIENCE, "exp": in_time}),
+            )],
+            format!("{validate}incoming request from \"a\" namespace. Expected \"kube-system\""),
+        ),
+        (
+            vec![of(
+                json!({"sub": "system:serviceaccount:kube-system:a", "aud": AUDIENCE, "exp": in_time}),
+            )],
+            format!(
+                "{validate}incoming request from \"a\" service account. Expected \"konnectivity-agent\""
+            ),
+        ),
+        // As of another cluster: it looks right, and its signature is not ours.
+        (
+            vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": in_time}))],
+            format!("{validate}[invalid bearer token, unknown]"),
+        ),
+    ] {
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let (status, message) = tokens.answer(&values).await;
+        assert_eq!((status.as_str(), message), ("2", text), "{values:?}");
+    }
+    tokens
+        .api
+        .set_fault(Some(Fault::Answer(500, Bytes::from_static(b"no"))));
+    let (status, message) = tokens.answer(&[&good]).await;
+    let text = "Failed to validate authentication token, err:Failed to authenticate request. \
+                err:Internal Server Error (HTTP status 500)";
+    assert_eq!((status.as_str(), message.as_str()), ("2", text));
+    assert_eq!(tokens.world.server().links(), 0);
+    for (series, expected) in [
+        ("adit_token_reviews_total{result=\"denied\"}", 1.0),
+        ("adit_token_reviews_total{result=\"error\"}", 1.0),
+        ("adit_token_reviews_in_flight", 0.0),
+        ("adit_agents_refused_total{reason=\"token\"}", 9.0),
+        ("adit_agents_refused_total{reason=\"not_reviewed\"}", 1.0),
+        (
+            "konnectivity_network_proxy_server_ready_backend_connections",
+            0.0,
+        ),
+    ] {
+        assert_eq!(tokens.value(series), expected, "{series}");
+    }
+}
+
+/// Rule 48: a native agent needs a token and a CA, and has lanes as one with a certificate does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_with_a_token_serves_and_has_lanes() {
+    let (port, _target) = targets::echo().await;
+    let tokens = Tokens::start(&[]).await;
+    let _agent = tokens.agent("agent-1", "node-1", &[]).await;
+    tokens.world.links(1).await;
+    lanes::warm(&tokens.world).await;
+    tokens
+        .world
+        .assert_serves(&format!("127.0.0.1:{port}"))
+        .await;
+    assert!(tokens.value("adit_tunnels_opened_total{path=\"lane\"}") >= 1.0);
+}
+
+/// Nothing of an agent is there for others before its token is let in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_under_review_is_neither_counted_nor_ready_and_leaves_nothing_behind() {
+    let tokens = Tokens::start(&[]).await;
+    let good = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, ""));
+    tokens.api.set_fault(Some(Fault::Silence));
+    let connection = tokens.stranger().await;
+    let call = tokens.connect(&connection, &[&good]).await;
+    tokens
+        .world
+        .server_metric("adit_token_reviews_in_flight", 1.0)
+        .await;
+    assert_eq!(tokens.world.server().links(), 0);
+    assert_eq!(
+        tokens.value("konnectivity_network_proxy_server_ready_backend_connections"),
+        0.0
+    );
+    // The stream goes, and the connection stays.
+    drop(call);
+    tokens
+        .world
+        .server_metric("adit_token_reviews_in_flight", 0.0)
+        .await;
+    let api = tokens.api.clone();
+    until("the API server's client to leave", || {
+        api.state.lock().unwrap().at_once.0 == 0
+    })
+    .await;
+    tokens.api.set_fault(None);
+    let mut call = tokens.connect(&connection, &[&good]).await;
+    let headers = call.headers().await.expect("an answer");
+    assert!(headers.contains_key("serverid"));
+    tokens.world.links(1).await;
+}
+
+/// As when the API server restarts beside its own proxy: what is linked stays, and what comes back waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn links_stay_while_the_api_server_is_away_and_come_back_with_it() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let mut tokens = Tokens::start(&[]).await;
+    let _agent = tokens.agent("agent-1", "node-1", &[]).await;
+    tokens.world.links(1).await;
+    tokens
+        .api
+        .set_fault(Some(Fault::Answer(503, Bytes::from_static(b"starting"))));
+    tokens.world.assert_serves(&target).await;
+    let refused = "adit_agents_refused_total{reason=\"not_reviewed\"}";
+    tokens.world.restart_server().await;
+    until("a refused agent", || tokens.value(refused) >= 2.0).await;
+    assert_eq!(tokens.world.server().links(), 0);
+    tokens.api.set_fault(None);
+    tokens.world.links(1).await;
+    tokens.world.assert_serves(&target).await;
+}
+
+/// Rule 46: one stolen token must not take every node's id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_of_another_node_never_takes_the_dials_of_an_agent_id() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let tokens = Tokens::start(&[]).await;
+    let owner = tokens.agent("agent-1", "node-1", &[]).await;
+    tokens.world.links(1).await;
+    let stolen = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, "node-2"));
+    let connection = tokens.stranger().await;
+    let mut intruder = tokens.connect(&connection, &[&stolen]).await;
+    assert!(intruder.headers().await.unwrap().contains_key("serverid"));
+    tokens.world.links(2).await;
+    // The intruder answers no dial, so one that reached it would hang.
+    for _dial in 0..10 {
+        tokens.world.assert_serves(&target).await;
+    }
+    // The pod that replaces the owner's has another token of the same node.
+    let replaced = tokens.agent("agent-1", "node-1", &[]).await;
+    tokens.world.links(3).await;
+    within("the owner's end", owner.stop()).await;
+    for _dial in 0..10 {
+        tokens.world.assert_serves(&target).await;
+    }
+    drop(replaced);
+}
+
+/// Grants know accounts and nodes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_claims_only_what_is_granted_to_its_node() {
+    let tokens =
+        Tokens::start(&["--agent-grant=serviceaccount=kube-system/konnectivity-agent:id={node}"])
+            .await;
+    let of_node = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, "agent-1"));
+    let of_other = format!("Bearer {}", tokens.api.issue(AGENT, AUDIENCE, "agent-2"));
+    let (status, message) = tokens.answer(&[&of_other]).await;
+    assert_eq!(status, "7", "{message}");
+    let owner = "serviceaccount=kube-system/konnectivity-agent node=agent-2";
+    assert_eq!(
+        message,
+        format!("agent id \"agent-1\" is not granted to {owner}")
+    );
+    let connection = tokens.stranger().await;
+    let mut call = tokens.connect(&connection, &[&of_node]).await;
+    assert!(call.headers().await.unwrap().contains_key("serverid"));
+    tokens.world.links(1).await;
+}
+
+/// The way from certificates to tokens: rule 47.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_either_proof_will_do_what_is_shown_must_hold() {
+    let (port, _target) = targets::echo().await;
+    let tokens = Tokens::start_with(&[]).await;
+    let by_certificate = tokens.world.agent("agent-1", &[]).await;
+    let by_token = tokens.agent("agent-2", "node-2", &[]).await;
+    let file = format!("--token-path={}", tokens.token_file("node-3").display());
+    let by_both = tokens.world.agent("agent-3", &[&file]).await;
+    tokens.world.links(3).await;
+    tokens
+        .world
+        .assert_serves(&format!("127.0.0.1:{port}"))
+        .await;
+    let owners = tokens.world.server().lanes().into_iter();
+    let mut owners: Vec<String> = owners
+        .map(|pool| pool.identity().owner().expect("an owner").to_string())
+        .collect();
+    owners.sort();
+    assert_eq!(owners.len(), 3, "{owners:?}");
+    assert!(owners[0].contains("CN=agent"), "{owners:?}");
+    assert!(
+        owners[1].ends_with("node=node-2") && owners[2].ends_with("node=node-3"),
+        "{owners:?}"
+    );
+    // A token beside a certificate is not let pass for the certificate's sake.
+    let connection = Connection::agent(&tokens.world).await;
+    let mut call = tokens.connect(&connection, &["Bearer a.b.c"]).await;
+    assert_eq!(call.headers().await.unwrap()["grpc-status"], "2");
+    // Nor a certificate of another CA for the token's.
+    let other = World::start(&[]).await;
+    let (cert, key) = (other.files.cert("agent"), other.files.key("agent"));
+    let ca = tokens.world.files.ca_file();
+    let stream = tls::dial(tokens.world.server().agents, &ca, Some((&cert, &key))).await;
+    // TLS 1.3 tells the client with the first read.
+    if let Ok(mut stream) = stream {
+        let read = within(
+            "a refusal",
+            tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 64]),
+        )
+        .await;
+        assert!(read.is_err(), "{read:?}");
+    }
+    // And without either there is no link.
+    let (status, message) = tokens.answer(&[]).await;
+    assert_eq!(
+        (status.as_str(), message.as_str()),
+        ("2", "Authentication context was not found in metadata")
+    );
+    drop((by_certificate, by_token, by_both));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_both_proofs_are_needed_one_will_not_do() {
+    let tokens = Tokens::start_with(&["--agent-proof=both"]).await;
+    let connection = Connection::agent(&tokens.world).await;
+    let mut call = tokens.connect(&connection, &[]).await;
+    let headers = call.headers().await.unwrap();
+    assert_eq!(
+        headers["grpc-message"],
+        "Authentication context was not found in metadata"
+    );
+    let ca = tokens.world.files.ca_file();
+    let stream = tls::dial(tokens.world.server().agents, &ca, None).await;
+    if let Ok(mut stream) = stream {
+        let read = within(
+            "a refusal",
+            tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 64]),
+        )
+        .await;
+        assert!(read.is_err(), "{read:?}");
+    }
+    let file = format!("--token-path={}", tokens.token_file("node-1").display());
+    let _agent = tokens.world.agent("agent-1", &[&file]).await;
+    tokens.world.links(1).await;
+}
+
+/// A lane without a certificate proves itself by its link's secret, and only to a link without one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_without_a_certificate_is_bound_to_no_link_of_a_certificate() {
+    let tokens = Tokens::start_with(&[]).await;
+    let connection = Connection::agent(&tokens.world).await;
+    let (_link, grant) =
+        crate::support::stub_lane::link(&tokens.world, &connection, "agent-1").await;
+    let mut lane = Stub::nobody(tokens.world.server().agents, &tokens.world).await;
+    assert!(
+        !lane.bind(&grant).await,
+        "it has the secret, and no certificate"
+    );
+    let mut lane = Stub::connect(&tokens.world, "agent").await;
+    assert!(lane.bind(&grant).await);
+}
+
+/// Node-to-control-plane rules know an agent by its token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_with_a_token_opens_tunnels_to_the_control_plane() {
+    let (port, _target) = targets::echo().await;
+    let destination = format!("127.0.0.1:{port}");
+    let tokens = Tokens::start(&[&format!("--allowed-destination={destination}")]).await;
+    let target = format!("--target=0:{destination}");
+    let agent = tokens.agent("agent-1", "node-1", &[&target]).await;
+    tokens.world.links(1).await;
+    let mut stream = node::connect(agent.target_listeners[0]).await;
+    node::echo(&mut stream, b"from a pod").await;
+}
+
+/// 1,000 agents that come back at once, as after a server's restart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_agents_come_back_with_as_many_reviews() {
+    const AGENTS: usize = 1000;
+    let tokens = Tokens::start(&[]).await;
+    let began = std::time::Instant::now();
+    let mut connections = Vec::new();
+    // As many as one process has descriptors for, over connections that each have some.
+    for _connection in 0..AGENTS / 8 {
+        connections.push(tokens.stranger().await);
+    }
+    let all: Vec<String> = (0..AGENTS)
+        .map(|n| {
+            format!(
+                "Bearer {}",
+                tokens.api.issue(AGENT, AUDIENCE, &format!("node-{n}"))
+            )
+        })
+        .collect();
+    let mut calls = Vec::new();
+    for (n, token) in all.iter().enumerate() {
+        let id = format!("agent-{n}");
+        let headers = [("agentid", id.as_str()), ("authorization", token.as_str())];
+        let connection = &connections[n % connections.len()];
+        calls.push(connection.call("/AgentService/Connect", &headers).await);
+    }
+    let mut linked = 0;
+    for call in &mut calls {
+        let headers = call.headers().await.expect("an answer");
+        linked += usize::from(headers.contains_key("serverid"));
+    }
+    assert_eq!((linked, tokens.world.server().links()), (AGENTS, AGENTS));
+    assert_eq!(tokens.api.reviews(), AGENTS);
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
+}
