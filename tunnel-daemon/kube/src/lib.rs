@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod account;
+pub mod leases;
 pub mod request;
 pub mod review;
 pub mod reviewer;

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
 use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::{BodyDataStream, BodyExt as _, LengthLimitError, Limited};
 use kube::client::Body;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -30,6 +32,8 @@ pub enum RequestError {
     Refused {
         /// HTTP status.
         status: StatusCode,
+        /// One word for it, if the API server has one: `NotFound`, `Conflict`.
+        reason: String,
         /// In the words of the API server, if it has any.
         message: String,
     },
@@ -53,11 +57,23 @@ impl RequestError {
             _ => None,
         }
     }
+
+    /// For a metric: the HTTP status, 0 without an answer, and one word.
+    #[must_use]
+    pub fn code_and_reason(&self) -> (u16, &str) {
+        match self {
+            Self::Refused { status, reason, .. } => (status.as_u16(), reason),
+            Self::TimedOut => (0, "Timeout"),
+            Self::Access(_) | Self::Transport(_) => (0, "Unreachable"),
+            Self::NotUnderstood(_) | Self::TooLong => (0, "Invalid"),
+        }
+    }
 }
 
 /// What the API server says in place of an object.
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 struct Status {
+    reason: Option<String>,
     message: Option<String>,
 }
 
@@ -72,49 +88,117 @@ pub async fn send<B: Serialize, A: DeserializeOwned>(
     body: Option<&B>,
 ) -> Result<A, RequestError> {
     let answer = async {
-        let client = api.client().await?;
-        let bytes = match body {
-            Some(body) => serde_json::to_vec(body).map_err(not_understood)?,
-            None => Vec::new(),
-        };
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::ACCEPT, "application/json");
-        if body.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
-        }
-        let request = request
-            .body(Body::from(bytes))
-            .map_err(|error| RequestError::Transport(error.to_string()))?;
-        let response = client
-            .send(request)
-            .await
-            .map_err(|error| RequestError::Transport(plain(&error)))?;
-        let status = response.status();
-        let bytes = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
-            .collect()
-            .await
-            .map_err(|error| match error.downcast_ref::<LengthLimitError>() {
-                Some(_) => RequestError::TooLong,
-                None => RequestError::Transport(excerpt(&error.to_string())),
-            })?
-            .to_bytes();
-        if !status.is_success() {
-            let said = serde_json::from_slice::<Status>(&bytes).ok();
-            let message = said
-                .and_then(|status| status.message)
-                .unwrap_or_else(|| status.canonical_reason().unwrap_or("refused").to_owned());
-            return Err(RequestError::Refused {
-                status,
-                message: excerpt(&message),
-            });
-        }
+        let body = begin(api, method, path, body).await?;
+        let bytes = whole(body).await?;
         serde_json::from_slice(&bytes).map_err(not_understood)
     };
     tokio::time::timeout(TIMEOUT, answer)
         .await
         .unwrap_or(Err(RequestError::TimedOut))
+}
+
+/// JSON objects, one a line, as a watch sends them.
+pub(crate) struct Lines {
+    body: BodyDataStream<Body>,
+    buffer: BytesMut,
+}
+
+/// Begins to read lines. Whoever reads them decides how long to wait for each.
+///
+/// # Errors
+/// As [`send`].
+pub(crate) async fn watch(api: &Api, path: &str) -> Result<Lines, RequestError> {
+    let body = tokio::time::timeout(TIMEOUT, begin::<()>(api, Method::GET, path, None))
+        .await
+        .unwrap_or(Err(RequestError::TimedOut))?;
+    Ok(Lines {
+        body: BodyDataStream::new(body),
+        buffer: BytesMut::new(),
+    })
+}
+
+impl Lines {
+    /// The next object; `None` at the end.
+    ///
+    /// # Errors
+    /// The connection broke, or what came is no such object.
+    pub(crate) async fn next<A: DeserializeOwned>(&mut self) -> Result<Option<A>, RequestError> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line = self.buffer.split_to(end + 1);
+                if line.trim_ascii().is_empty() {
+                    continue;
+                }
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(not_understood);
+            }
+            if self.buffer.len() > ANSWER_BYTES_MAX {
+                return Err(RequestError::TooLong);
+            }
+            match self.body.next().await {
+                Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
+                Some(Err(error)) => {
+                    return Err(RequestError::Transport(excerpt(&error.to_string())));
+                }
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Sends a request; the body of the answer, if that is no refusal.
+async fn begin<B: Serialize>(
+    api: &Api,
+    method: Method,
+    path: &str,
+    body: Option<&B>,
+) -> Result<Body, RequestError> {
+    let client = api.client().await?;
+    let bytes = match body {
+        Some(body) => serde_json::to_vec(body).map_err(not_understood)?,
+        None => Vec::new(),
+    };
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::ACCEPT, "application/json");
+    if body.is_some() {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    let request = request
+        .body(Body::from(bytes))
+        .map_err(|error| RequestError::Transport(error.to_string()))?;
+    let response = client
+        .send(request)
+        .await
+        .map_err(|error| RequestError::Transport(plain(&error)))?;
+    let status = response.status();
+    let body = response.into_body();
+    if status.is_success() {
+        return Ok(body);
+    }
+    let bytes = whole(body).await?;
+    let said = serde_json::from_slice::<Status>(&bytes)
+        .ok()
+        .unwrap_or_default();
+    let message = said
+        .message
+        .unwrap_or_else(|| status.canonical_reason().unwrap_or("refused").to_owned());
+    Err(RequestError::Refused {
+        status,
+        reason: excerpt(&said.reason.unwrap_or_default()),
+        message: excerpt(&message),
+    })
+}
+
+async fn whole(body: Body) -> Result<Bytes, RequestError> {
+    let collected = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+    let collected = collected.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+        Some(_) => RequestError::TooLong,
+        None => RequestError::Transport(excerpt(&error.to_string())),
+    })?;
+    Ok(collected.to_bytes())
 }
 
 fn not_understood(error: serde_json::Error) -> RequestError {

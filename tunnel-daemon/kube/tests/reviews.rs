@@ -231,11 +231,11 @@ async fn an_api_server_that_is_away_is_named() {
         .local_addr()
         .unwrap();
     let file = world.folder.path().join("nobody");
-    let elsewhere = FakeApi {
-        address: nobody,
-        ..world.api.clone()
-    };
-    elsewhere.write_kubeconfig(&file);
+    let elsewhere = world
+        .api
+        .kubeconfig()
+        .replace(&world.api.address.to_string(), &nobody.to_string());
+    std::fs::write(&file, elsewhere).unwrap();
     let api = Api::open(Source::Kubeconfig(file)).await.unwrap();
     let reviewer = Reviewer::new(api, policy(), UNLIMITED, Arc::new(Counted::default()));
     let refused = reviewer

@@ -1,5 +1,6 @@
 //! All connections of one agent: finds servers, keeps one link to each, replaces what is lost.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ use super::reach::{Reach, ReachError, Reached};
 use super::sync::{Attempt, SyncPolicy, SyncState};
 use crate::config::address::ServerAddress;
 use crate::config::limits;
-use crate::config::plan::LaneSecurity;
+use crate::config::plan::{CountSource, LaneSecurity};
 use crate::hub::{Command, LinkOver};
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
@@ -41,6 +42,8 @@ pub struct ServersSettings {
     pub token_path: Option<PathBuf>,
     /// How often it may try.
     pub policy: SyncPolicy,
+    /// Which number of servers counts, once their leases are known.
+    pub count_source: CountSource,
     /// HTTP/2 ping interval.
     pub keepalive: Duration,
     /// Most lanes to one server; 0: none.
@@ -135,7 +138,8 @@ impl Servers {
     /// Starts the search on `tasks`.
     #[must_use]
     pub fn start(settings: ServersSettings, context: LinkContext, tasks: &Tasks) -> Self {
-        let state = Mutex::new(SyncState::new(settings.policy, settings.addresses.len()));
+        let state = SyncState::new(settings.policy, settings.addresses.len());
+        let state = Mutex::new(state.counting(settings.count_source));
         let shared = Arc::new(Shared {
             settings,
             context,
@@ -182,6 +186,14 @@ impl Servers {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         locked(&self.shared.state).is_draining()
+    }
+
+    /// These servers have a lease: those that are not held are looked for.
+    pub fn leased(&self, servers: BTreeSet<ServerId>) {
+        let chance = rand::random::<f64>();
+        locked(&self.shared.state).leased(servers, Instant::now(), chance);
+        self.shared.publish();
+        self.shared.changed.notify_one();
     }
 
     /// Tells every server that this agent goes away, and stops looking for more.

@@ -6,8 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
+use adit_core::ids::ServerId;
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
+use adit_kube::access::Api;
+use adit_kube::leases;
+use anyhow::Context as _;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::account;
@@ -27,7 +32,7 @@ use crate::agent::servers::{Servers, ServersSettings};
 use crate::agent::sync::SyncPolicy;
 use crate::agent::targets::Dials;
 use crate::config::limits;
-use crate::config::plan::AgentPlan;
+use crate::config::plan::{AgentPlan, CountPlan, CountSource};
 use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::exempt::OwnSockets;
 use crate::hub::{LaneWatch, PipeRelay};
@@ -39,6 +44,7 @@ use crate::net::resolve::{Resolve, SystemResolver};
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
 use crate::telemetry::AgentMetrics;
+use crate::telemetry::metrics_lease::AgentLeaseMetrics;
 
 /// Targets, dials and connections at once: far above any descriptor limit.
 const TASKS_MAX: usize = 200_000;
@@ -99,6 +105,15 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
     );
 
+    let api = match &plan.leases {
+        // In upstream's words.
+        Some(leases) => Some(
+            Api::open(leases.api.clone())
+                .await
+                .context("failed to load kubernetes client config")?,
+        ),
+        None => None,
+    };
     let lane_room = Arc::new(LaneRoom::new(
         descriptors::lanes_max(),
         Arc::new(Descriptors::of_process()),
@@ -167,6 +182,10 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
             interval_cap: plan.sync_interval_cap,
             forever: plan.sync_forever,
         },
+        count_source: plan
+            .leases
+            .as_ref()
+            .map_or_else(CountSource::default, |leases| leases.source),
         keepalive: plan.keepalive.time,
         lanes_max: usize::try_from(plan.data_path.lanes_max)?,
         lane_security: data_path.lane_security,
@@ -191,6 +210,9 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         account: accounting,
     };
     let servers = Servers::start(settings, context, &services);
+    if let (Some(leases), Some(api)) = (&plan.leases, api) {
+        watch_leases(leases, api, &metrics, &servers, &services);
+    }
     let parts = NodeSideParts {
         servers: &servers,
         metrics: metrics.adit(),
@@ -223,6 +245,29 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         stop,
         _admin: admin,
     })
+}
+
+/// Tells the search for servers which of them have leases. An API server that does not answer holds nothing up.
+fn watch_leases(
+    plan: &CountPlan,
+    api: Arc<Api>,
+    metrics: &AgentMetrics,
+    servers: &Servers,
+    services: &Tasks,
+) {
+    let (sender, mut leased) = watch::channel(None);
+    let events = Arc::<AgentLeaseMetrics>::clone(metrics.leases());
+    let watching = leases::watch::run(api, plan.scope.clone(), events, sender);
+    services.spawn_always("lease-watch", watching);
+    let servers = servers.clone();
+    services.spawn_always("leases", async move {
+        while leased.changed().await.is_ok() {
+            let now = leased.borrow_and_update().clone();
+            if let Some(ids) = now {
+                servers.leased(ids.iter().map(|id| ServerId::new(id)).collect());
+            }
+        }
+    });
 }
 
 type Admin = (AdminThread, Vec<AdminListener>, Option<AdminSocket>);

@@ -1,16 +1,19 @@
 //! The server: hub, listeners, probes, and the order in which they stop.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use adit_kube::access::Api;
+use adit_kube::leases::collect;
+use adit_kube::leases::publish::Publisher;
 use adit_kube::reviewer::Reviewer;
 use anyhow::Context as _;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::account;
@@ -37,6 +40,8 @@ use crate::net::own::OwnListeners;
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
+use crate::telemetry::metrics_lease::ServerLeaseMetrics;
+use crate::telemetry::metrics_review::ReviewMetrics;
 use crate::telemetry::{AccessLog, AditMetrics, ServerMetrics};
 
 /// Connections and streams of clients at once: far above any descriptor limit.
@@ -67,6 +72,8 @@ pub struct RunningServer {
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
+    /// Ends when this server's lease is withdrawn.
+    withdrawn: Mutex<Option<oneshot::Receiver<()>>>,
     probes: Probes,
 }
 
@@ -114,8 +121,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         EVENTS_BURST,
         adit.access_events_suppressed(),
     ));
-    let admission = admission(plan, &metrics).await?;
+    let api = kubernetes_api(plan).await?;
+    let admission = admission(plan, api.as_ref(), &metrics);
     let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
+    let (leased, leases) = watch::channel(0);
+    settings.leases = leases;
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -204,6 +214,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let all = others.iter().chain(captured.listeners()).copied();
     own.set(all.chain([agents]).collect());
     captured.spare(agents, others);
+    // Behind all listeners: a lease tells agents to come.
+    let withdrawn = publish_lease(plan, api, &metrics, &tasks.services, leased, &stop);
     Ok(RunningServer {
         agents,
         frontends,
@@ -218,6 +230,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         tasks,
         stop,
         stopping,
+        withdrawn: Mutex::new(Some(withdrawn)),
         probes,
     })
 }
@@ -256,17 +269,53 @@ fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
     }
 }
 
-/// Who may link. The words of the failure are upstream's.
-async fn admission(plan: &ServerPlan, metrics: &ServerMetrics) -> anyhow::Result<Admission> {
-    let Some(tokens) = &plan.agents.tokens else {
-        return Ok(Admission::new(None));
+/// Access to the Kubernetes API, if this server needs it. The words of the failure are upstream's.
+async fn kubernetes_api(plan: &ServerPlan) -> anyhow::Result<Option<Arc<Api>>> {
+    let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
+    let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
+    let Some(source) = of_tokens.or(of_leases) else {
+        return Ok(None);
     };
-    let api = Api::open(tokens.api.clone())
-        .await
-        .context("failed to load kubernetes client config")?;
-    let events = Arc::clone(metrics.reviews());
-    let reviewer = Reviewer::new(api, tokens.policy.clone(), tokens.rate, events);
-    Ok(Admission::new(Some((reviewer, tokens.proof))))
+    let api = Api::open(source.clone()).await;
+    Ok(Some(
+        api.context("failed to load kubernetes client config")?,
+    ))
+}
+
+/// Publishes this server's lease and collects expired ones. Says when the lease is withdrawn after `stop`.
+fn publish_lease(
+    plan: &ServerPlan,
+    api: Option<Arc<Api>>,
+    metrics: &ServerMetrics,
+    services: &Tasks,
+    counts: watch::Sender<usize>,
+    stop: &CancellationToken,
+) -> oneshot::Receiver<()> {
+    let (withdrawn, receiver) = oneshot::channel();
+    let (Some(leases), Some(api)) = (&plan.leases, api) else {
+        return receiver;
+    };
+    let (labels, id) = (leases.labels.clone(), plan.server_id.as_str());
+    let publisher = Publisher::new(Arc::clone(&api), leases.scope.clone(), labels, id);
+    let stop = stop.clone();
+    services.spawn_always("lease", async move {
+        publisher.run(stop).await;
+        drop(withdrawn);
+    });
+    let events = Arc::<ServerLeaseMetrics>::clone(metrics.leases());
+    let collecting = collect::run(api, leases.scope.clone(), id.to_owned(), events, counts);
+    services.spawn_always("expired-leases", collecting);
+    receiver
+}
+
+/// Who may link.
+fn admission(plan: &ServerPlan, api: Option<&Arc<Api>>, metrics: &ServerMetrics) -> Admission {
+    let (Some(tokens), Some(api)) = (&plan.agents.tokens, api) else {
+        return Admission::new(None);
+    };
+    let events = Arc::<ReviewMetrics>::clone(metrics.reviews());
+    let reviewer = Reviewer::new(Arc::clone(api), tokens.policy.clone(), tokens.rate, events);
+    Admission::new(Some((reviewer, tokens.proof)))
 }
 
 fn backend_settings(
@@ -292,6 +341,7 @@ fn backend_settings(
         server,
         keepalive: plan.agents.keepalive.time,
         admission,
+        leases: watch::channel(0).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,
@@ -449,6 +499,15 @@ impl RunningServer {
             clients.running() == 0 && lanes.settling() == 0 && self.hub.is_settled()
         })
         .await;
+        let withdrawn = self
+            .withdrawn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(withdrawn) = withdrawn {
+            // It began with `stop`, and gives up by itself.
+            let _done = withdrawn.await;
+        }
     }
 
     /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.

@@ -110,7 +110,7 @@ fn publish(hub: &Hub, metrics: &ServerMetrics) {
         for strategy in registry.strategies().iter() {
             metrics.set_ready_backends(strategy.name(), registry.keys(strategy));
         }
-        metrics.set_ready_backend_connections(registry.keys(registry.strategies().first()));
+        metrics.set_ready_backend_connections(registry.agents());
     });
 }
 

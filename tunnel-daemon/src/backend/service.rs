@@ -15,6 +15,7 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admission, Refused};
@@ -53,6 +54,8 @@ pub struct BackendSettings {
     pub keepalive: Duration,
     /// Who may link.
     pub admission: Admission,
+    /// Servers with leases; 0 where there are none.
+    pub leases: watch::Receiver<usize>,
     /// What an agent may claim; empty: agents claim what they like.
     pub grants: Grants,
     /// Links one owner may hold under one agent id.
@@ -176,10 +179,13 @@ impl Backend {
             link: link.info.credit,
             lanes: lane_grant.is_some(),
         };
+        let hello = self.settings.server.clone();
+        let leases = i64::try_from(*self.settings.leases.borrow()).unwrap_or(i64::MAX);
         ServerHello {
             extensions,
             lane_grant,
-            ..self.settings.server.clone()
+            server_count: hello.server_count.max(leases),
+            ..hello
         }
     }
 

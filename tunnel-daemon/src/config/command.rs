@@ -176,7 +176,7 @@ enum Legacy {
 
 /// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
 ///
-/// Called as `proxy-server` or `proxy-agent`, or as `adit server --compat` / `adit agent --compat`, it takes
+/// Called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent` (k0s), or as `adit server --compat` / `adit agent --compat`, it takes
 /// upstream's flags.
 ///
 /// # Errors
@@ -212,8 +212,8 @@ fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
         .file_name()
         .and_then(|name| name.to_str())
     {
-        Some("proxy-server") => return Some(Legacy::Server),
-        Some("proxy-agent") => return Some(Legacy::Agent),
+        Some("proxy-server" | "konnectivity-server") => return Some(Legacy::Server),
+        Some("proxy-agent" | "konnectivity-agent") => return Some(Legacy::Agent),
         _ => (),
     }
     let mode = match args.first().map(String::as_str) {

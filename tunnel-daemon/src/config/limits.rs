@@ -37,6 +37,10 @@ pub const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
 pub const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Time for the HTTP/2 preface of a client, which is the first thing it says.
 pub const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Namespace of leases, upstream's default.
+pub const LEASE_NAMESPACE: &str = "kube-system";
+/// Label of leases, upstream's default.
+pub const LEASE_LABEL: &str = "k8s-app=konnectivity-server";
 /// Time for TCP and TLS to a server, all addresses together.
 pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream (compat 2.2).

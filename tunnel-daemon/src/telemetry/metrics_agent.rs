@@ -10,6 +10,7 @@ use super::families::{BUCKETS_AGENT_LATENCY, Counters, LazyHistogram, Registrar}
 use super::guard::GaugeGuard;
 use super::labels::{EndpointDialFailure, LinkDirection, Segment};
 use super::metrics_adit::AditMetrics;
+use super::metrics_lease::AgentLeaseMetrics;
 use super::metrics_server::clamped;
 use super::packets::{PacketCounter, PacketKind, StreamFamilies};
 
@@ -22,6 +23,7 @@ pub struct AgentMetrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     adit: AditMetrics,
+    leases: Arc<AgentLeaseMetrics>,
     streams: StreamFamilies,
     dial_duration: LazyHistogram,
     server_connection_failures: Counters<LinkDirection>,
@@ -39,9 +41,9 @@ impl AgentMetrics {
         register_process(&registry);
         let adit = AditMetrics::register(&registry);
         let families = Registrar::new(&registry, PREFIX);
-        register_leases(&families);
         Self(Arc::new(Inner {
             adit,
+            leases: Arc::new(AgentLeaseMetrics::register(&families)),
             streams: StreamFamilies::register(&families),
             dial_duration: families.lazy_histogram(
                 "dial_duration_seconds",
@@ -74,6 +76,12 @@ impl AgentMetrics {
     #[must_use]
     pub fn scrape(&self) -> Scrape {
         Scrape::new(self.0.registry.clone())
+    }
+
+    /// Leases of servers.
+    #[must_use]
+    pub fn leases(&self) -> &Arc<AgentLeaseMetrics> {
+        &self.0.leases
     }
 
     /// The families that are ours and not upstream's.
@@ -128,28 +136,6 @@ impl AgentMetrics {
     pub fn open_endpoint_connection(&self) -> GaugeGuard {
         GaugeGuard::new(&self.0.open_endpoint_connections)
     }
-}
-
-/// Lease families: exported as upstream does, counted once leases exist here. The registry keeps them alive.
-fn register_leases(families: &Registrar<'_>) {
-    let by_code_and_reason = &["http_response_code", "reason"];
-    let lists = families.counter_vec(
-        "lease_lists_total",
-        "Count of server lease list calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
-        by_code_and_reason,
-    );
-    let watches = families.counter_vec(
-        "lease_watches_total",
-        "Count of server lease watch calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
-        by_code_and_reason,
-    );
-    let list_latency = families.histogram_vec(
-        "lease_list_latency_seconds",
-        "Latency of server lease listing in seconds",
-        BUCKETS_AGENT_LATENCY,
-        &["http_response_code"],
-    );
-    drop((lists, watches, list_latency));
 }
 
 impl Default for AgentMetrics {

@@ -7,12 +7,12 @@ use prometheus::{IntGauge, IntGaugeVec, Registry};
 
 use super::exposition::{Scrape, register_process};
 use super::families::{
-    BUCKETS_DEFAULT, BUCKETS_LIFE, BUCKETS_SERVER_LATENCY, Counters, Gauges, LazyGauge,
-    LazyHistogram, Registrar,
+    BUCKETS_LIFE, BUCKETS_SERVER_LATENCY, Counters, Gauges, LazyGauge, LazyHistogram, Registrar,
 };
 use super::guard::{GaugeGuard, OpenTunnel};
 use super::labels::{DialFailureReason, Segment, ServiceMethod};
 use super::metrics_adit::AditMetrics;
+use super::metrics_lease::ServerLeaseMetrics;
 use super::metrics_review::ReviewMetrics;
 use super::packets::{PacketCounter, PacketKind, StreamFamilies};
 
@@ -25,6 +25,7 @@ pub struct ServerMetrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     adit: AditMetrics,
+    leases: Arc<ServerLeaseMetrics>,
     reviews: Arc<ReviewMetrics>,
     streams: StreamFamilies,
     dial_duration: LazyHistogram,
@@ -66,6 +67,12 @@ impl ServerMetrics {
     #[must_use]
     pub fn adit(&self) -> &AditMetrics {
         &self.0.adit
+    }
+
+    /// Leases.
+    #[must_use]
+    pub fn leases(&self) -> &Arc<ServerLeaseMetrics> {
+        &self.0.leases
     }
 
     /// Reviews of tokens.
@@ -144,11 +151,12 @@ impl ServerMetrics {
 
 impl Inner {
     fn register(families: &Registrar<'_>, adit: AditMetrics, registry: Registry) -> Self {
-        register_leases(families);
+        let leases = Arc::new(ServerLeaseMetrics::register(families));
         let reviews = Arc::new(ReviewMetrics::register(&Registrar::new(&registry, "adit_")));
         Self {
             registry,
             adit,
+            leases,
             reviews,
             streams: StreamFamilies::register(families),
             dial_duration: families.lazy_histogram(
@@ -199,36 +207,6 @@ impl Inner {
             ),
         }
     }
-}
-
-/// Families of the lease garbage collector: exported as upstream does, counted once leases exist here. The
-/// registry keeps them alive.
-fn register_leases(families: &Registrar<'_>) {
-    let culled = families.counter("culled_leases_count", "Number of expired leases deleted");
-    let delete_latency = families.histogram_vec(
-        "lease_delete_latency_seconds",
-        "Latency of lease deletions in seconds, by HTTP status code",
-        BUCKETS_DEFAULT,
-        &["http_status_code"],
-    );
-    let list_latency = families.histogram_vec(
-        "lease_list_latency_seconds",
-        "Latency of lease lists in seconds, by HTTP status code",
-        BUCKETS_DEFAULT,
-        &["http_status_code"],
-    );
-    let by_code_and_reason = &["http_status_code", "reason"];
-    let deletes = families.counter_vec(
-        "lease_delete_total",
-        "Count of lease deletions, by HTTP status code and reason",
-        by_code_and_reason,
-    );
-    let lists = families.counter_vec(
-        "lease_list_total",
-        "Count of lease lists, by HTTP status code and reason",
-        by_code_and_reason,
-    );
-    drop((culled, delete_latency, list_latency, deletes, lists));
 }
 
 /// A count as a gauge value.

@@ -13,6 +13,7 @@ pub mod masked;
 pub mod metrics_account;
 pub mod metrics_adit;
 pub mod metrics_agent;
+pub mod metrics_lease;
 pub mod metrics_node;
 pub mod metrics_redirect;
 pub mod metrics_review;

@@ -288,6 +288,20 @@ impl Registry {
         }
     }
 
+    /// Number of agents that some strategy in use has a key for, each counted once: for `ready_backend_connections`. Agents
+    /// whose links get no dials for now do not count.
+    #[must_use]
+    pub fn agents(&self) -> usize {
+        let is_held = |claims: &&Claims| {
+            claims.links.iter().any(|id| {
+                self.links.get(id).is_some_and(|link| {
+                    link.principal == claims.owner && !link.retired && !link.keys.is_empty()
+                })
+            })
+        };
+        self.agents.values().filter(is_held).count()
+    }
+
     /// Whether the server is ready: the first strategy has an agent.
     #[must_use]
     pub fn is_ready(&self) -> bool {

@@ -368,6 +368,28 @@ fn adding_a_link_twice_changes_nothing() {
     );
 }
 
+/// As every worker of HyperShift: upstream's gauge reads 1 where none answers to a host of its own.
+#[test]
+fn agents_are_counted_once_whatever_strategy_holds_them() {
+    let mut world = World::new("destHost,defaultRoute");
+    world.add(1, "a", "default-route=1");
+    assert_eq!(world.0.agents(), 1);
+    world.add(2, "a", "default-route=1&host=h&host=i");
+    world.add(3, "b", "host=h");
+    assert_eq!(world.0.agents(), 2);
+    // Nobody asks for what these have.
+    world.add(4, "c", "cidr=10.0.0.0/8");
+    world.add(5, "d", "");
+    assert_eq!(world.0.agents(), 2);
+    for link in [1, 2] {
+        world.remove(link);
+    }
+    world.0.retire(LinkId(3));
+    assert_eq!(world.0.agents(), 0);
+    world.0.revive(LinkId(3));
+    assert_eq!(world.0.agents(), 1);
+}
+
 #[test]
 fn gauges_count_agents_but_for_dest_host_distinct_identifiers() {
     let mut world = World::new("destHost,default,defaultRoute");

@@ -1,4 +1,8 @@
-//! An API server that answers as a test wants, and the tokens that it knows.
+//! An API server that answers as a test wants, the tokens that it knows, and the leases that it keeps.
+
+#![allow(dead_code, reason = "not every test has a use for all of it")]
+
+mod leases;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -11,6 +15,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -18,6 +23,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+
+/// The body of an answer.
+pub(crate) type Answer = UnsyncBoxBody<Bytes, Infallible>;
 
 /// What is answered in place of a review.
 #[derive(Clone, Debug)]
@@ -35,10 +43,14 @@ pub(crate) struct State {
     pub(crate) fault: Option<Fault>,
     /// Time that a review takes.
     pub(crate) takes: Duration,
+    /// Requests so far.
+    pub(crate) requests: usize,
     /// Reviews so far.
     pub(crate) reviews: usize,
     /// Those under way, and their largest number.
     pub(crate) at_once: (usize, usize),
+    /// Leases that it keeps.
+    pub(crate) leases: leases::Leases,
     /// The last request as it came: its path, headers and body.
     pub(crate) last: Option<(String, http::HeaderMap, Value)>,
 }
@@ -137,6 +149,11 @@ impl FakeApi {
         self.state.lock().expect("the state").fault = fault;
     }
 
+    /// Requests of any kind.
+    pub(crate) fn requests(&self) -> usize {
+        self.state.lock().expect("the state").requests
+    }
+
     pub(crate) fn reviews(&self) -> usize {
         self.state.lock().expect("the state").reviews
     }
@@ -145,7 +162,7 @@ impl FakeApi {
 async fn answer(
     state: Arc<Mutex<State>>,
     request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+) -> Result<Response<Answer>, Infallible> {
     let (head, body) = request.into_parts();
     let bytes = body
         .collect()
@@ -154,10 +171,16 @@ async fn answer(
     let body: Value = serde_json::from_slice(&bytes.unwrap_or_default()).unwrap_or_default();
     let (fault, takes) = {
         let mut state = state.lock().expect("the state");
-        state.reviews += 1;
+        state.requests += 1;
+        let is_review = head.uri.path().contains("tokenreviews");
+        state.reviews += usize::from(is_review);
         state.at_once.0 += 1;
         state.at_once.1 = state.at_once.1.max(state.at_once.0);
-        state.last = Some((head.uri.path().to_owned(), head.headers, body.clone()));
+        state.last = Some((
+            head.uri.path().to_owned(),
+            head.headers.clone(),
+            body.clone(),
+        ));
         (state.fault.clone(), state.takes)
     };
     let under_way = UnderWay(Arc::clone(&state));
@@ -165,7 +188,7 @@ async fn answer(
         tokio::time::sleep(takes).await;
     }
     let reply = |status: u16, body: Bytes| {
-        let mut response = Response::new(Full::new(body));
+        let mut response = Response::new(Full::new(body).boxed_unsync());
         *response.status_mut() = StatusCode::from_u16(status).expect("a status");
         Ok(response)
     };
@@ -173,6 +196,9 @@ async fn answer(
         Some(Fault::Answer(status, body)) => return reply(status, body),
         Some(Fault::Silence) => std::future::pending().await,
         None => (),
+    }
+    if head.uri.path().contains("/leases") {
+        return Ok(leases::answer(&state, &head.method, &head.uri, &body));
     }
     let token = body["spec"]["token"].as_str().unwrap_or_default();
     let audiences = &body["spec"]["audiences"];

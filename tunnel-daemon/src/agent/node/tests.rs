@@ -15,6 +15,7 @@ use crate::agent::link::tests::context;
 use crate::agent::reach::{Met, Reach};
 use crate::agent::servers::{Servers, ServersSettings};
 use crate::agent::sync::SyncPolicy;
+use crate::config::plan::CountSource;
 use crate::config::plan::{ForwardProxy, LaneSecurity};
 use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::account::Accounts;
@@ -57,6 +58,7 @@ fn door() -> (Arc<NodeDoor>, AgentMetrics) {
             extensions: Extensions::default(),
         },
         token_path: None,
+        count_source: CountSource::default(),
         policy: SyncPolicy {
             interval: HOUR,
             interval_cap: HOUR,

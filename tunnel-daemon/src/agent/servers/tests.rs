@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::agent::reach::Met;
+use crate::config::plan::CountSource;
 use crate::config::plan::ForwardProxy;
 use crate::config::tls_policy::TlsPolicy;
 use crate::lane::LaneRoom;
@@ -92,6 +93,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
         lanes_max: 0,
         lane_security: LaneSecurity::Tls,
         serves_node: false,
+        count_source: CountSource::default(),
         policy: SyncPolicy {
             interval: Duration::from_secs(1),
             interval_cap: Duration::from_secs(1),

@@ -18,8 +18,8 @@ use crate::config::command::id;
 use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
-    AgentPlan, AgentSettings, AgentTls, CapturedService, ForwardProxy, Identity, KeepAlive,
-    NodeRedirectPlan, TargetListener,
+    AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, ForwardProxy, Identity,
+    KeepAlive, NodeRedirectPlan, TargetListener,
 };
 
 const EXAMPLES: &str = "\
@@ -96,6 +96,43 @@ pub(super) struct AgentFlags {
     /// Go on looking for servers when all are connected
     #[arg(long, help_heading = "Servers")]
     sync_forever: bool,
+    /// Count servers by their leases, and look for each that has one
+    #[arg(long, help_heading = "Servers")]
+    count_server_leases: bool,
+    /// Namespace of leases
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        default_value = limits::LEASE_NAMESPACE,
+        help_heading = "Servers"
+    )]
+    lease_namespace: String,
+    /// Label selector of the leases that count
+    #[arg(
+        long,
+        visible_alias = "lease-label-selector",
+        value_name = "SELECTOR",
+        default_value = limits::LEASE_LABEL,
+        help_heading = "Servers"
+    )]
+    lease_label: String,
+    /// What counts beside leases: default (nothing), or max (the count that servers report, if that is larger)
+    #[arg(
+        long,
+        value_name = "SOURCE",
+        default_value = "default",
+        help_heading = "Servers"
+    )]
+    server_count_source: String,
+    /// Access to the Kubernetes API, which keeps leases [default: that of this pod]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Servers"
+    )]
+    kubeconfig: String,
     /// Without effect: the end of a connection is noticed when it happens
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
     probe_interval: Duration,
@@ -266,6 +303,17 @@ impl AgentFlags {
             sync_interval: self.sync_interval,
             sync_interval_cap: self.sync_interval_cap,
             sync_forever: self.sync_forever,
+            leases: self
+                .count_server_leases
+                .then(|| {
+                    CountPlan::of_flags(
+                        &self.lease_namespace,
+                        &self.lease_label,
+                        &self.kubeconfig,
+                        &self.server_count_source,
+                    )
+                })
+                .transpose()?,
             probe_interval: self.probe_interval,
             keepalive: KeepAlive::every(self.keepalive_time),
             xfr_channel_size: self.xfr_channel_size,

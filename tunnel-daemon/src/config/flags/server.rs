@@ -20,7 +20,7 @@ use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, FrontendListen,
-    FrontendPlan, KeepAlive, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
+    FrontendPlan, KeepAlive, PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -133,7 +133,7 @@ pub(super) struct ServerFlags {
         help_heading = "Agents"
     )]
     agent_proof: AgentProof,
-    /// Access to the Kubernetes API, which reviews tokens [default: that of this pod]
+    /// Access to the Kubernetes API, which reviews tokens and keeps leases [default: that of this pod]
     #[arg(
         long,
         value_name = "FILE",
@@ -183,6 +183,25 @@ pub(super) struct ServerFlags {
     /// Number of servers agents should connect to
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Agents")]
     server_count: i64,
+    /// Publish a lease, by which agents and other servers know that this server is there
+    #[arg(long, help_heading = "Agents")]
+    enable_lease_controller: bool,
+    /// Namespace of leases
+    #[arg(
+        long,
+        value_name = "NAMESPACE",
+        default_value = limits::LEASE_NAMESPACE,
+        help_heading = "Agents"
+    )]
+    lease_namespace: String,
+    /// Labels of leases, K=V,K=V
+    #[arg(
+        long,
+        value_name = "LABELS",
+        default_value = limits::LEASE_LABEL,
+        help_heading = "Agents"
+    )]
+    lease_label: String,
 
     /// Lowest TLS version: VersionTLS12 or VersionTLS13
     #[arg(
@@ -290,6 +309,17 @@ impl ServerFlags {
         ServerSettings {
             server_id: ServerId::new(&server_id),
             server_count: self.server_count,
+            leases: self
+                .enable_lease_controller
+                .then(|| {
+                    PublishPlan::of_flags(
+                        &self.lease_namespace,
+                        &self.lease_label,
+                        &self.kubeconfig,
+                        &server_id,
+                    )
+                })
+                .transpose()?,
             frontends: self.frontends(warnings)?,
             transparent: self.transparent.plan(),
             frontend_keepalive: KeepAlive::every(self.frontend_keepalive_time),

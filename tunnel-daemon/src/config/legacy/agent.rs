@@ -16,8 +16,8 @@ use super::server_plan::{bind, channel_size};
 use crate::config::address::ServerAddress;
 use crate::config::error::ConfigError;
 use crate::config::plan::{
-    AgentPlan, AgentSettings, AgentTls, Drain, ForwardProxy, Identity, IsolationPlan, KeepAlive,
-    Profiling, ShutdownPlan,
+    AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity, IsolationPlan,
+    KeepAlive, Profiling, ShutdownPlan, count_source,
 };
 use crate::config::{files, identifiers, limits};
 
@@ -86,8 +86,8 @@ impl AgentOptions {
             sync_forever: false,
             xfr_channel_size: i64::from(limits::AGENT_XFR_CHANNEL_SIZE),
             count_server_leases: false,
-            lease_namespace: "kube-system".to_owned(),
-            lease_label_selector: "k8s-app=konnectivity-server".to_owned(),
+            lease_namespace: limits::LEASE_NAMESPACE.to_owned(),
+            lease_label_selector: limits::LEASE_LABEL.to_owned(),
             server_count_source: "default".to_owned(),
             kubeconfig: String::new(),
             kube_api_content_type: "application/vnd.kubernetes.protobuf".to_owned(),
@@ -128,13 +128,13 @@ impl AgentOptions {
             bool("warn-on-channel-limit", &mut self.warn_on_channel_limit, "log when a queue is full"),
             bool("sync-forever", &mut self.sync_forever, "go on looking for servers when all are connected"),
             int("xfr-channel-size", &mut self.xfr_channel_size, "packets per queue"),
-            bool("count-server-leases", &mut self.count_server_leases, "count servers by leases (not supported yet)"),
+            bool("count-server-leases", &mut self.count_server_leases, "count servers by their leases"),
             text("lease-namespace", &mut self.lease_namespace, "namespace of leases"),
             Flag::new("lease-label-selector", Slot::Selector(&mut self.lease_label_selector), "selects the leases that count"),
             Flag::new("lease-label", Slot::AliasOf("lease-label-selector"), "").deprecated("use --lease-label-selector instead"),
-            text("server-count-source", &mut self.server_count_source, "default or max"),
-            text("kubeconfig", &mut self.kubeconfig, "Kubernetes API access (unused yet)"),
-            text("kube-api-content-type", &mut self.kube_api_content_type, "Kubernetes API encoding (unused yet)"),
+            text("server-count-source", &mut self.server_count_source, "what counts beside leases: default (nothing) or max (the count that servers report)"),
+            text("kubeconfig", &mut self.kubeconfig, "access to the Kubernetes API; empty is that of this pod"),
+            text("kube-api-content-type", &mut self.kube_api_content_type, "accepted; requests are JSON"),
             Flag::new("allow-target", Slot::Repeated(&mut self.allow_targets), "a target that may be dialled: address, network or name, with a port if you like; repeatable; default: all but link-local and metadata addresses"),
         ];
         let lanes = "data connections to each Adit server for its tunnels; 0 is none";
@@ -157,12 +157,6 @@ impl AgentOptions {
         self.validate().map_err(|error| {
             ConfigError::new(format!("failed to validate agent options with {error}"))
         })?;
-        if self.count_server_leases {
-            return fail(
-                "--count-server-leases is not supported by this version: \
-                 leave it out, and the agent uses the server count that servers report",
-            );
-        }
         if self.ca_cert.is_empty() {
             return fail("--ca-cert is required: it holds the CA of the servers' certificates");
         }
@@ -187,6 +181,17 @@ impl AgentOptions {
                 warnings,
             ),
             sync_forever: self.sync_forever,
+            leases: self
+                .count_server_leases
+                .then(|| {
+                    CountPlan::of_flags(
+                        &self.lease_namespace,
+                        &self.lease_label_selector,
+                        &self.kubeconfig,
+                        &self.server_count_source,
+                    )
+                })
+                .transpose()?,
             probe_interval: raised(
                 "probe-interval",
                 self.probe_interval,
@@ -269,12 +274,7 @@ impl AgentOptions {
                 "error checking KubeconfigPath {path:?}, got stat {path}: no such file or directory"
             ));
         }
-        match self.server_count_source.as_str() {
-            "" | "default" | "max" => Ok(()),
-            other => fail(format!(
-                "--server-count-source must be one of '', 'default', 'max', got {other}"
-            )),
-        }
+        count_source(&self.server_count_source).map(|_source| ())
     }
 
     fn servers(&self) -> Result<Vec<ServerAddress>, ConfigError> {

@@ -36,6 +36,11 @@ pub(super) const AGENT: &[Retired] = &[
         why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
     },
     Retired {
+        name: "apiserver-port-mapping",
+        takes_value: true,
+        why: "it belonged to the NodeToMasterTraffic gate, which never came to be",
+    },
+    Retired {
         name: "bind-address",
         takes_value: true,
         why: "it belonged to the NodeToMasterTraffic gate, which never came to be",

@@ -1,6 +1,6 @@
 //! Checks the grammar of a Kubernetes label selector, as `--lease-label-selector` must parse (compat 9).
 //!
-//! Only a check: what a selector selects matters once leases are counted.
+//! Only a check: the API server selects.
 
 /// Whether the selector parses; the empty one selects everything.
 ///

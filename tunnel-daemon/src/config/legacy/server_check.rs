@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use adit_kube::leases::parse_labels;
 use adit_kube::reviewer::Rate;
 
 use super::server::ServerOptions;
@@ -58,10 +59,10 @@ impl ServerOptions {
             .map_err(|error| ConfigError::new(format!("invalid proxy strategies: {error}")))?;
         check_channel_size(self.xfr_channel_size)?;
         let tls = TlsPolicy::parse(&self.tls_min_version, &self.cipher_suites, warnings)?;
-        match check_labels(&self.lease_label) {
-            Err(error) if self.enable_lease_controller => return Err(error),
+        match parse_labels(&self.lease_label) {
+            Err(error) if self.enable_lease_controller => return fail(error),
             Err(error) => warnings.push(format!("--lease-label is malformed ({error}) and unused")),
-            Ok(()) => (),
+            Ok(_labels) => (),
         }
         for (name, time) in [
             ("graceful-shutdown-timeout", self.graceful_shutdown_timeout),
@@ -177,16 +178,5 @@ pub(super) fn check_channel_size(size: i64) -> Result<(), ConfigError> {
     match size {
         ..=0 => fail(format!("channel size {size} must be greater than 0")),
         _ => Ok(()),
-    }
-}
-
-/// `k=v,k=v`, blanks around allowed, nothing else.
-fn check_labels(text: &str) -> Result<(), ConfigError> {
-    if text.is_empty() {
-        return fail("empty string provided");
-    }
-    match text.split(',').find(|pair| pair.matches('=').count() != 1) {
-        Some(pair) => fail(format!("invalid label format: {pair}")),
-        None => Ok(()),
     }
 }

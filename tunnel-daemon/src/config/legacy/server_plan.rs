@@ -1,5 +1,4 @@
-//! From validated `proxy-server` options to our plan: one frontend, upstream's timings, and what this
-//! version refuses rather than ignores.
+//! From validated `proxy-server` options to our plan: one frontend, and upstream's timings.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -16,8 +15,8 @@ use crate::config::error::ConfigError;
 use crate::config::limits;
 use crate::config::plan::{
     AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan, Dialect, Drain,
-    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, ServerPlan, ServerSettings,
-    ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
+    FrontendListen, FrontendPlan, IsolationPlan, KeepAlive, Profiling, PublishPlan, ServerPlan,
+    ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 use crate::config::strategy::StrategyKind;
 use crate::config::tls_policy::TlsPolicy;
@@ -28,10 +27,21 @@ pub(super) fn map(
     tls: TlsPolicy,
     warnings: &mut Vec<String>,
 ) -> Result<ServerPlan, ConfigError> {
-    refuse_unsupported(options)?;
+    let leases = options
+        .enable_lease_controller
+        .then(|| {
+            PublishPlan::of_flags(
+                &options.lease_namespace,
+                &options.lease_label,
+                &options.kubeconfig,
+                &options.server_id,
+            )
+        })
+        .transpose()?;
     let settings = ServerSettings {
         server_id: ServerId::new(&options.server_id),
         server_count: options.server_count,
+        leases,
         frontends: vec![frontend(options)?],
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
         connect: ConnectPlan::default(),
@@ -71,17 +81,6 @@ pub(super) fn map(
         compat: true,
     };
     settings.check()
-}
-
-/// Never ignored: who asks for leases must not run without.
-fn refuse_unsupported(options: &ServerOptions) -> Result<(), ConfigError> {
-    if options.enable_lease_controller {
-        return fail(
-            "--enable-lease-controller is not supported by this version: \
-             leave it out and set --server-count to the number of servers",
-        );
-    }
-    Ok(())
 }
 
 fn frontend(options: &ServerOptions) -> Result<FrontendPlan, ConfigError> {

@@ -10,6 +10,7 @@ use adit_core::ids::AgentId;
 
 use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
+use super::leases::CountPlan;
 use super::node::{NodeRedirectPlan, TargetListener, check_targets};
 use super::parts::{
     ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
@@ -51,6 +52,8 @@ pub struct AgentSettings {
     pub sync_interval_cap: Duration,
     /// Go on opening trial connections when the server count is met.
     pub sync_forever: bool,
+    /// Servers are counted by leases.
+    pub leases: Option<CountPlan>,
     /// Wait between looks at the state of a link.
     pub probe_interval: Duration,
     /// HTTP/2 keepalive of links.

@@ -6,6 +6,7 @@
 mod account;
 mod agent;
 mod data_path;
+mod leases;
 mod netns;
 mod node;
 mod parts;
@@ -17,6 +18,7 @@ mod transparent;
 pub use account::{AccountMode, AccountPlan};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
+pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
 pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{

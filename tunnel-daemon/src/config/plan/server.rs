@@ -10,6 +10,7 @@ use adit_core::ids::ServerId;
 
 use super::account::AccountPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
+use super::leases::PublishPlan;
 use super::node::DestinationsPlan;
 use super::parts::{
     ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
@@ -106,7 +107,7 @@ pub struct AgentListenerPlan {
 pub struct ServerSettings {
     /// Returned to agents as `serverid`.
     pub server_id: ServerId,
-    /// Returned to agents as `servercount`; any number, as upstream.
+    /// Returned to agents as `servercount`; any number, as upstream. The number of leases, if that is larger.
     pub server_count: i64,
     /// At least one, unless clients come in transparently.
     pub frontends: Vec<FrontendPlan>,
@@ -128,6 +129,8 @@ pub struct ServerSettings {
     pub admin_socket: Option<PathBuf>,
     /// Profiling flags.
     pub profiling: Profiling,
+    /// This server publishes a lease.
+    pub leases: Option<PublishPlan>,
     /// In order; at least one.
     pub strategies: Vec<StrategyKind>,
     /// Packets per receive queue.

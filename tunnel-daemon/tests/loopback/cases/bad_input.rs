@@ -124,12 +124,12 @@ const VALUES: &[Wrong] = &[
     wrong(CompatServer, &[], &["--proxy-strategies=best"], 1, &["invalid proxy strategies", "best"]),
     wrong(CompatServer, &[], &["--backend-dial-timeout=-1s"], 1, &["backend-dial-timeout must be >= 0"]),
     wrong(CompatServer, &[], &["--xfr-channel-size=0"], 1, &["channel size 0 must be greater than 0"]),
-    wrong(CompatServer, &[], &["--enable-lease-controller"], 1, &["--enable-lease-controller", "leave it out"]),
+    wrong(CompatServer, &[], &["--enable-lease-controller"], 1, &["failed to load kubernetes client config", "give --kubeconfig"]),
     wrong(CompatAgent, &[], &["--no-such-flag"], 1, &["unknown flag: --no-such-flag"]),
     wrong(CompatAgent, &[], &["--proxy-server-port=0"], 1, &["proxy server port 0 must be greater than 0"]),
     wrong(CompatAgent, &[], &["--sync-interval=soon"], 1, &["--sync-interval", "soon"]),
     wrong(CompatAgent, &[], &["--server-count-source=guess"], 1, &["--server-count-source", "guess"]),
-    wrong(CompatAgent, &[], &["--count-server-leases"], 1, &["--count-server-leases", "leave it out"]),
+    wrong(CompatAgent, &[], &["--count-server-leases"], 1, &["failed to load kubernetes client config", "give --kubeconfig"]),
 ];
 
 #[rustfmt::skip] // As above.

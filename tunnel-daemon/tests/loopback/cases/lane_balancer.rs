@@ -1,50 +1,18 @@
 //! Several servers, also behind one address, as behind a load balancer of connections: whichever connection leads to
 //! whichever server, each gets lanes of its own link.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use adit::app::server::{self, RunningServer};
 use adit_core::lane::ALPN;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
 
+use crate::support::balancer::Balancer;
 use crate::support::lanes::{HITS, IDLE, MISSES, warm};
 use crate::support::server_lane::ServerLane;
 use crate::support::stub_server::StubServer;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::{World, sample, server_plan};
 use crate::support::{connect, targets};
-
-/// Leads connections to servers in turns.
-struct Balancer {
-    address: SocketAddr,
-    _accepting: JoinSet<()>,
-}
-
-impl Balancer {
-    async fn to(servers: [SocketAddr; 2]) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let mut accepting = JoinSet::new();
-        accepting.spawn(async move {
-            let (mut copying, mut turns) = (JoinSet::new(), servers.iter().cycle());
-            while let (Ok((mut near, _peer)), Some(server)) =
-                (listener.accept().await, turns.next().copied())
-            {
-                copying.spawn(async move {
-                    if let Ok(mut far) = TcpStream::connect(server).await {
-                        let _over = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-                    }
-                });
-            }
-        });
-        Self {
-            address,
-            _accepting: accepting,
-        }
-    }
-}
 
 fn value(server: &RunningServer, series: &str) -> f64 {
     let text = server.metrics.scrape().text();
@@ -61,7 +29,7 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
         .collect();
     let plan = server_plan(&args).expect("flags are right");
     let other = server::start(&plan).await.expect("the server starts");
-    let balancer = Balancer::to([world.server().agents, other.agents]).await;
+    let balancer = Balancer::to(&[world.server().agents, other.agents]).await;
     let port = balancer.address.port();
     let _agent = world.agent_of(port, "agent-1", &[]).await;
     for server in [world.server(), &other] {

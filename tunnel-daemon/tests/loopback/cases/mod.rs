@@ -35,6 +35,7 @@ mod lane_tails;
 mod lanes;
 mod large_transfers;
 mod last_bytes;
+mod leases;
 mod least_privilege;
 mod leaving;
 mod long_paths;

@@ -3,6 +3,7 @@
 /// The Kubernetes API as the tests of `adit-kube` have it.
 #[path = "../../../kube/tests/support/mod.rs"]
 pub(crate) mod api;
+pub(crate) mod balancer;
 pub(crate) mod clients;
 pub(crate) mod confined;
 pub(crate) mod connect;

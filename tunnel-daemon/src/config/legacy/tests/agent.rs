@@ -10,6 +10,7 @@ use crate::config::legacy::agent::AgentOptions;
 use crate::config::legacy::data_path::DataPathOptions;
 use crate::config::legacy::gotype::GoDuration;
 use crate::config::legacy::klog::KlogOptions;
+use crate::config::plan::CountSource;
 use crate::config::plan::Drain;
 
 #[test]
@@ -331,10 +332,23 @@ fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
 }
 
 #[test]
-fn leases_are_refused_and_a_ca_is_required() {
+fn leases_are_counted_where_that_is_asked_for_and_a_ca_is_required() {
     let files = Files::new();
-    let error = agent(&files, &["--count-server-leases"]).unwrap_err();
-    assert!(error.message().contains("not supported by this version"));
+    for (source, expected) in [
+        ("default", CountSource::Leases),
+        ("", CountSource::Leases),
+        ("max", CountSource::Larger),
+    ] {
+        let source = format!("--server-count-source={source}");
+        let flags = ["--count-server-leases", "--lease-label=a=b", &source];
+        let (plan, _warnings) = agent(&files, &flags).unwrap();
+        let leases = plan.leases.as_ref().unwrap();
+        assert_eq!(
+            (leases.source, leases.scope.selector.as_str()),
+            (expected, "a=b")
+        );
+    }
+    assert_eq!(agent(&files, &[]).unwrap().0.leases, None);
     let error = run("proxy-agent", &[]).unwrap_err();
     assert!(error.message().contains("--ca-cert is required"));
     let error = agent(&files, &["--agent-id=\u{e4}"]).unwrap_err();

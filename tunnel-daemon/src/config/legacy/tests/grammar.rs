@@ -245,6 +245,9 @@ fn the_mode_comes_from_the_program_name_or_the_compat_switch() {
     let files = Files::new();
     let ca = files.flag("ca-cert", "ca");
     assert!(
+        matches!(run("/usr/bin/konnectivity-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
+    );
+    assert!(
         matches!(run("/opt/bin/proxy-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
     );
     for args in [["agent", "--compat", &ca], ["agent", &ca, "--compat"]] {

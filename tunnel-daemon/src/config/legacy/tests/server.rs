@@ -230,10 +230,37 @@ fn grants_are_taken_beside_upstreams_flags_and_checked() {
 }
 
 #[test]
-fn what_is_not_supported_yet_is_refused_not_ignored() {
+fn a_lease_is_published_where_that_is_asked_for() {
     let files = Files::new();
-    let error = server(files.server(), &["--enable-lease-controller"]).unwrap_err();
-    assert!(error.message().contains("--server-count"), "{error}");
+    let flags = [
+        "--enable-lease-controller",
+        "--server-id=a-1",
+        "--lease-label=a=b,c=d",
+    ];
+    let (plan, _warnings) = server(files.server(), &flags).unwrap();
+    let leases = plan.leases.as_ref().unwrap();
+    assert_eq!(
+        (
+            leases.scope.namespace.as_str(),
+            leases.scope.selector.as_str()
+        ),
+        ("kube-system", "a=b,c=d")
+    );
+    assert_eq!(server(files.server(), &[]).unwrap().0.leases, None);
+    let error = server(
+        files.server(),
+        &["--enable-lease-controller", "--server-id=Node_1"],
+    )
+    .unwrap_err();
+    assert!(
+        error.message().contains("--server-id \"Node_1\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_agent_listener_needs_a_certificate() {
+    let files = Files::new();
     let error = server(files.server(), &["--cluster-cert=", "--cluster-key="]).unwrap_err();
     assert!(
         error.message().contains("--cluster-cert and --cluster-key"),

@@ -1,0 +1,184 @@
+//! The lease of this server: acquired, renewed, withdrawn.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::{EVERY, LEASE_SECONDS, LeaseScope, name_of, now};
+use crate::access::Api;
+use crate::request::{RequestError, send};
+
+/// Share of the time between two renewals that is added at random.
+const JITTER: f64 = 0.04;
+/// Writes of one renewal.
+const TRIES: usize = 5;
+/// Pauses between attempts to acquire it, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(7));
+/// Time to withdraw it.
+const WITHDRAWN_WITHIN: Duration = Duration::from_secs(2);
+
+/// Keeps the lease of one server.
+pub struct Publisher {
+    api: Arc<Api>,
+    scope: LeaseScope,
+    labels: BTreeMap<String, String>,
+    server_id: String,
+    name: String,
+}
+
+impl Publisher {
+    /// For a server with labels for its lease. Nothing is written yet.
+    #[must_use]
+    pub fn new(
+        api: Arc<Api>,
+        scope: LeaseScope,
+        labels: BTreeMap<String, String>,
+        server_id: &str,
+    ) -> Self {
+        Self {
+            api,
+            scope,
+            labels,
+            server_id: server_id.to_owned(),
+            name: name_of(server_id),
+        }
+    }
+
+    /// Acquires the lease and renews it until `stop`, then withdraws it, within two seconds. An API server that is away holds
+    /// nothing up: it is asked again.
+    pub async fn run(&self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.keep()).await;
+        let (api, path) = (&*self.api, self.scope.path_of(&self.name));
+        let withdrawn = send::<(), Value>(api, Method::DELETE, &path, None);
+        let error = match tokio::time::timeout(WITHDRAWN_WITHIN, withdrawn).await {
+            Ok(Ok(_status)) => return tracing::info!(lease = self.name, "the lease is withdrawn"),
+            Ok(Err(error)) if error.status() == Some(StatusCode::NOT_FOUND) => return,
+            Ok(Err(error)) => error,
+            Err(_elapsed) => RequestError::TimedOut,
+        };
+        tracing::warn!(
+            lease = self.name,
+            %error,
+            "cannot withdraw the lease: agents look for this server until it expires, {LEASE_SECONDS} s after its last renewal"
+        );
+    }
+
+    async fn keep(&self) {
+        let mut latest: Option<Lease> = None;
+        loop {
+            let renewed = match &latest {
+                Some(lease) => self.renew(lease).await,
+                None => None,
+            };
+            latest = Some(match renewed {
+                Some(lease) => lease,
+                None => self.acquire().await,
+            });
+            tokio::time::sleep(EVERY.mul_f64(1.0 + JITTER * rand::random::<f64>())).await;
+        }
+    }
+
+    /// Takes over the lease that is there, or makes one.
+    async fn acquire(&self) -> Lease {
+        let (mut pause, longest) = PAUSES;
+        let mut is_told = false;
+        loop {
+            match self.get_or_create().await {
+                Ok(lease) => {
+                    tracing::info!(
+                        lease = self.name,
+                        namespace = self.scope.namespace,
+                        "the lease is published"
+                    );
+                    return lease;
+                }
+                // The log says it once.
+                Err(error) if !std::mem::replace(&mut is_told, true) => tracing::error!(
+                    lease = self.name,
+                    namespace = self.scope.namespace,
+                    %error,
+                    "cannot publish the lease: agents that count leases do not look for this server; trying on"
+                ),
+                Err(_again) => (),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    async fn get_or_create(&self) -> Result<Lease, RequestError> {
+        let path = self.scope.path_of(&self.name);
+        match send::<(), Lease>(&self.api, Method::GET, &path, None).await {
+            Ok(found) => self.put(&found).await,
+            Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => {
+                let lease = self.lease(None);
+                send(&self.api, Method::POST, &self.scope.path(), Some(&lease)).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `None`: it has to be acquired anew.
+    async fn renew(&self, latest: &Lease) -> Option<Lease> {
+        let mut latest = latest.clone();
+        for _try in 0..TRIES {
+            match self.put(&latest).await {
+                Ok(lease) => return Some(lease),
+                Err(error) if error.status() == Some(StatusCode::CONFLICT) => {
+                    let path = self.scope.path_of(&self.name);
+                    latest = send::<(), Lease>(&self.api, Method::GET, &path, None)
+                        .await
+                        .ok()?;
+                }
+                Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => return None,
+                Err(error) => tracing::debug!(lease = self.name, %error, "cannot renew the lease"),
+            }
+        }
+        None
+    }
+
+    /// Writes it over the version that `latest` is.
+    async fn put(&self, latest: &Lease) -> Result<Lease, RequestError> {
+        let path = self.scope.path_of(&self.name);
+        let lease = self.lease(Some(latest));
+        send(&self.api, Method::PUT, &path, Some(&lease)).await
+    }
+
+    /// The lease as it is to be: of this server, and renewed now.
+    fn lease(&self, latest: Option<&Lease>) -> Lease {
+        let now = MicroTime(now());
+        let old = latest
+            .and_then(|lease| lease.spec.clone())
+            .unwrap_or_default();
+        let is_ours = old.holder_identity.as_ref() == Some(&self.server_id);
+        Lease {
+            metadata: ObjectMeta {
+                labels: Some(self.labels.clone()),
+                ..latest.map_or_else(
+                    || ObjectMeta {
+                        name: Some(self.name.clone()),
+                        namespace: Some(self.scope.namespace.clone()),
+                        ..ObjectMeta::default()
+                    },
+                    |lease| lease.metadata.clone(),
+                )
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.server_id.clone()),
+                lease_duration_seconds: Some(LEASE_SECONDS),
+                acquire_time: old
+                    .acquire_time
+                    .filter(|_since| is_ours)
+                    .or_else(|| Some(now.clone())),
+                renew_time: Some(now),
+                ..old
+            }),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Which servers have leases, as an agent watches them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use k8s_openapi::List;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::WatchEvent;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{LeaseEvents, LeaseScope, ends, now};
+use crate::access::Api;
+use crate::request::{Lines, RequestError, send, watch as begin_watch};
+
+/// Longest time between two looks at which leases have expired.
+const RESYNC: Duration = Duration::from_secs(10);
+/// The API server ends a watch after so many seconds, and a new one begins.
+const WATCH_SECONDS: u64 = 300;
+/// Longest silence of a watch: its own time, and some.
+const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS + 30);
+/// Pauses between attempts, at first and at most.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// Ids of the servers with valid leases. `None` until they were seen for the first time.
+pub type Leased = Option<BTreeSet<String>>;
+
+/// What is known of the leases.
+struct View {
+    /// By name of the lease: the server, and when it ends.
+    leases: BTreeMap<String, (String, Timestamp)>,
+    version: String,
+    out: watch::Sender<Leased>,
+}
+
+/// Watches until nobody listens to `out`. While the API server does not answer the last state stands, also of leases that
+/// would have expired: expiry counts only in sync (rule 54).
+pub async fn run(
+    api: Arc<Api>,
+    scope: LeaseScope,
+    events: Arc<dyn LeaseEvents>,
+    out: watch::Sender<Leased>,
+) {
+    let mut view = View {
+        leases: BTreeMap::new(),
+        version: String::new(),
+        out: out.clone(),
+    };
+    let (first, longest) = PAUSES;
+    let mut pause = first;
+    let mut is_away = false;
+    let mut streams = true;
+    let watching = async {
+        loop {
+            let began = Instant::now();
+            let failed = match begin(&api, &scope, &*events, &mut view, &mut streams).await {
+                Ok(lines) => {
+                    if std::mem::take(&mut is_away) {
+                        tracing::info!("leases of servers are watched again");
+                    }
+                    view.follow(lines).await
+                }
+                Err(error) => Some(error),
+            };
+            if let Some(error) = failed {
+                if !std::mem::replace(&mut is_away, true) {
+                    let namespace = &scope.namespace;
+                    tracing::error!(
+                        namespace,
+                        %error,
+                        "cannot watch the leases of servers: the last count stands; trying on"
+                    );
+                }
+            }
+            // One that was fine for long begins anew at once, or nearly.
+            pause = if began.elapsed() > longest {
+                first
+            } else {
+                (pause * 2).min(longest)
+            };
+            tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
+        }
+    };
+    tokio::select! {
+        () = watching => (),
+        () = out.closed() => (),
+    }
+}
+
+/// Lists what there is and begins to watch; in one where the API server can do that.
+async fn begin(
+    api: &Api,
+    scope: &LeaseScope,
+    events: &dyn LeaseEvents,
+    view: &mut View,
+    streams: &mut bool,
+) -> Result<Lines, RequestError> {
+    let watched = |begun: Result<Lines, RequestError>| {
+        let (status, reason) = begun
+            .as_ref()
+            .err()
+            .map_or((200, ""), RequestError::code_and_reason);
+        events.watched(status, reason);
+        begun
+    };
+    if *streams {
+        let query = format!(
+            "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&sendInitialEvents=true\
+             &resourceVersionMatch=NotOlderThan&resourceVersion="
+        );
+        match watched(begin_watch(api, &scope.query(&query)).await) {
+            Ok(mut lines) => {
+                let began = Instant::now();
+                view.fill(&mut lines).await?;
+                events.listed(200, "", began.elapsed());
+                return Ok(lines);
+            }
+            Err(error) if is_unknown(&error) => *streams = false,
+            Err(error) => return Err(error),
+        }
+    }
+    let began = Instant::now();
+    let listed = send::<(), List<Lease>>(api, Method::GET, &scope.query(""), None).await;
+    let (status, reason) = listed
+        .as_ref()
+        .err()
+        .map_or((200, ""), RequestError::code_and_reason);
+    events.listed(status, reason, began.elapsed());
+    let list = listed?;
+    view.leases.clear();
+    for lease in list.items {
+        view.apply(lease);
+    }
+    view.version = list.metadata.resource_version.unwrap_or_default();
+    view.publish();
+    let query = format!(
+        "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={}",
+        view.version
+    );
+    watched(begin_watch(api, &scope.query(&query)).await)
+}
+
+/// An API server that does not know the parameters of a streaming list.
+fn is_unknown(error: &RequestError) -> bool {
+    matches!(
+        error.status(),
+        Some(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::FORBIDDEN)
+    )
+}
+
+impl View {
+    /// Takes what there is, up to the bookmark that says so.
+    async fn fill(&mut self, lines: &mut Lines) -> Result<(), RequestError> {
+        let mut leases = BTreeMap::new();
+        std::mem::swap(&mut leases, &mut self.leases);
+        loop {
+            let event =
+                tokio::time::timeout(crate::request::TIMEOUT, lines.next::<WatchEvent<Lease>>());
+            let failed = match event.await {
+                Ok(Ok(Some(WatchEvent::Bookmark(bookmark)))) => {
+                    let annotations = bookmark.metadata.annotations;
+                    if annotations.contains_key("k8s.io/initial-events-end") {
+                        self.publish();
+                        return Ok(());
+                    }
+                    continue;
+                }
+                Ok(Ok(Some(event))) => match self.take(event) {
+                    None => continue,
+                    Some(error) => error,
+                },
+                Ok(Ok(None)) => RequestError::Transport(
+                    "the watch ended before its list was complete".to_owned(),
+                ),
+                Ok(Err(error)) => error,
+                Err(_elapsed) => RequestError::TimedOut,
+            };
+            // Half a list is none.
+            self.leases = leases;
+            return Err(failed);
+        }
+    }
+
+    /// Follows a watch to its end; the failure, if it did not end in order.
+    async fn follow(&mut self, mut lines: Lines) -> Option<RequestError> {
+        let mut silent_since = Instant::now();
+        loop {
+            let next = lines.next::<WatchEvent<Lease>>();
+            match tokio::time::timeout(self.until_next_expiry(), next).await {
+                Ok(Ok(Some(event))) => {
+                    silent_since = Instant::now();
+                    if let Some(error) = self.take(event) {
+                        return Some(error);
+                    }
+                    self.publish();
+                }
+                Ok(Ok(None)) => return None,
+                Ok(Err(error)) => return Some(error),
+                Err(_elapsed) if silent_since.elapsed() > SILENCE_MAX => {
+                    return Some(RequestError::TimedOut);
+                }
+                Err(_elapsed) => self.publish(),
+            }
+        }
+    }
+
+    /// Why the watch is over, if it is.
+    fn take(&mut self, event: WatchEvent<Lease>) -> Option<RequestError> {
+        match event {
+            WatchEvent::Added(lease) | WatchEvent::Modified(lease) => self.apply(lease),
+            WatchEvent::Deleted(lease) => {
+                self.leases.remove(&lease.metadata.name.unwrap_or_default());
+            }
+            WatchEvent::Bookmark(_) => (),
+            WatchEvent::Error(status) => {
+                return Some(RequestError::Transport(format!(
+                    "the watch ended: {} {}",
+                    status.code, status.message
+                )));
+            }
+        }
+        None
+    }
+
+    fn apply(&mut self, lease: Lease) {
+        let end = ends(&lease);
+        let name = lease.metadata.name.unwrap_or_default();
+        let holder = lease.spec.and_then(|spec| spec.holder_identity);
+        match (holder, end) {
+            (Some(holder), Some(end)) => {
+                self.leases.insert(name, (holder, end));
+            }
+            _ => {
+                self.leases.remove(&name);
+            }
+        }
+    }
+
+    /// Tells who has a lease now.
+    fn publish(&self) {
+        let now = now();
+        let valid = self.leases.values().filter(|(_holder, end)| *end > now);
+        let valid: BTreeSet<String> = valid.map(|(holder, _end)| holder.clone()).collect();
+        self.out.send_if_modified(|leased| {
+            let is_new = leased.as_ref() != Some(&valid);
+            *leased = Some(valid);
+            is_new
+        });
+    }
+
+    fn until_next_expiry(&self) -> Duration {
+        let now = now();
+        let left =
+            |end: &Timestamp| Duration::try_from(end.duration_since(now)).unwrap_or_default();
+        let next = self
+            .leases
+            .values()
+            .map(|(_holder, end)| left(end))
+            .filter(|left| !left.is_zero())
+            .min();
+        // A little later: it is over when its time has passed.
+        next.map_or(RESYNC, |left| left + Duration::from_millis(10))
+            .min(RESYNC)
+    }
+}

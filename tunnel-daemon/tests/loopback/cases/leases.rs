@@ -1,0 +1,213 @@
+//! Servers that publish leases, and agents that count them.
+
+use std::time::Duration;
+
+use adit::app::agent::RunningAgent;
+use adit::app::server::{self, RunningServer};
+use tempfile::TempDir;
+
+use crate::support::api::{FakeApi, Fault};
+use crate::support::balancer::Balancer;
+use crate::support::wait::{until, within, within_for};
+use crate::support::world::{World, sample, server_plan};
+
+const KNOWN: &str = "konnectivity_network_proxy_agent_known_server_count";
+const HELD: &str = "konnectivity_network_proxy_agent_open_server_connections";
+
+/// Servers of one API server, behind one address.
+struct Fleet {
+    world: World,
+    others: Vec<RunningServer>,
+    api: FakeApi,
+    balancer: Balancer,
+    folder: TempDir,
+}
+
+impl Fleet {
+    /// One server, `s0`.
+    async fn start() -> Self {
+        let folder = TempDir::new().expect("a folder");
+        let api = FakeApi::start().await;
+        api.write_kubeconfig(&folder.path().join("kubeconfig"));
+        let kubeconfig = format!(
+            "--kubeconfig={}",
+            folder.path().join("kubeconfig").display()
+        );
+        let world =
+            World::start(&["--enable-lease-controller", "--server-id=s0", &kubeconfig]).await;
+        let balancer = Balancer::to(&[world.server().agents]).await;
+        Self {
+            world,
+            others: Vec::new(),
+            api,
+            balancer,
+            folder,
+        }
+    }
+
+    /// One more.
+    async fn grow(&mut self) {
+        let id = format!("s{}", self.others.len() + 1);
+        let args: Vec<String> = self
+            .world
+            .server_args("0")
+            .iter()
+            .map(|arg| {
+                arg.replace(".sock", &format!(".{id}"))
+                    .replace("--server-id=s0", &format!("--server-id={id}"))
+            })
+            .collect();
+        let plan = server_plan(&args).expect("flags are right");
+        self.others
+            .push(server::start(&plan).await.expect("the server starts"));
+        let own = self.world.server().agents;
+        let all: Vec<_> = self
+            .others
+            .iter()
+            .map(|other| other.agents)
+            .chain([own])
+            .collect();
+        self.balancer.lead_to(&all);
+    }
+
+    /// Only the first is left.
+    async fn shrink(&mut self) {
+        self.balancer.lead_to(&[self.world.server().agents]);
+        for other in self.others.drain(..) {
+            within("a server's end", other.stop(Some(Duration::ZERO))).await;
+        }
+    }
+
+    async fn agent(&self, flags: &[&str]) -> RunningAgent {
+        let kubeconfig = format!(
+            "--kubeconfig={}",
+            self.folder.path().join("kubeconfig").display()
+        );
+        let own = ["--count-server-leases", &kubeconfig];
+        let port = self.balancer.address.port();
+        self.world
+            .agent_of(port, "agent-1", &[&own, flags].concat())
+            .await
+    }
+
+    fn leases(&self) -> Vec<String> {
+        let state = self.api.state.lock().expect("the state");
+        state.leases.all.keys().cloned().collect()
+    }
+
+    async fn published(&self, count: usize) {
+        until(&format!("{count} leases"), || self.leases().len() == count).await;
+    }
+}
+
+fn value(agent: &RunningAgent, series: &str) -> f64 {
+    sample(&agent.metrics.scrape().text(), series).unwrap_or_else(|| panic!("no {series}"))
+}
+
+async fn holds(agent: &RunningAgent, servers: f64) {
+    let what = format!("an agent with {servers} servers");
+    until(&what, || {
+        value(agent, HELD) == servers && value(agent, KNOWN) == servers
+    })
+    .await;
+}
+
+/// 3 -> 1 -> 3, as an operator scales a control plane.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_follows_the_leases_of_servers() {
+    let mut fleet = Fleet::start().await;
+    fleet.published(1).await;
+    assert_eq!(fleet.leases(), ["konnectivity-proxy-server-s0"]);
+    let agent = fleet.agent(&[]).await;
+    holds(&agent, 1.0).await;
+    for _round in 0..2 {
+        fleet.grow().await;
+        fleet.grow().await;
+        fleet.published(3).await;
+        holds(&agent, 3.0).await;
+        // Each withdraws its lease when it leaves, which costs no agent a try.
+        fleet.shrink().await;
+        fleet.published(1).await;
+        holds(&agent, 1.0).await;
+    }
+    // Each server has listed leases, which upstream counts under the same names.
+    let text = fleet.world.server().metrics.scrape().text();
+    let lists =
+        "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";
+    assert!(sample(&text, lists) >= Some(1.0), "{text}");
+    assert!(
+        value(
+            &agent,
+            "konnectivity_network_proxy_agent_lease_watches_total{http_response_code=\"200\",reason=\"\"}"
+        ) >= 1.0
+    );
+    agent.stop().await;
+}
+
+/// `--sync-forever` makes no further trial once every leased server is linked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sync_forever_makes_no_trials_where_leases_say_that_all_are_held() {
+    let mut fleet = Fleet::start().await;
+    fleet.grow().await;
+    fleet.published(2).await;
+    let agent = fleet.agent(&["--sync-forever"]).await;
+    holds(&agent, 2.0).await;
+    let calls = || {
+        let count = |server: &RunningServer| server.links();
+        count(fleet.world.server()) + fleet.others.iter().map(count).sum::<usize>()
+    };
+    until("all trials to be over", || calls() == 2).await;
+    let accepted = |server: &RunningServer| {
+        let series = "adit_claimed_identities_total";
+        sample(&server.metrics.scrape().text(), series).expect("a series")
+    };
+    let before = accepted(fleet.world.server()) + accepted(&fleet.others[0]);
+    // Ten times the longest pause between two trials.
+    let passed = std::time::Instant::now() + Duration::from_secs(2);
+    until("the time of ten trials", || {
+        std::time::Instant::now() > passed
+    })
+    .await;
+    assert_eq!(
+        accepted(fleet.world.server()) + accepted(&fleet.others[0]),
+        before
+    );
+}
+
+/// An agent on a node boots before the API server answers, perhaps through it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_does_not_answer_holds_nothing_up() {
+    let fleet = Fleet::start().await;
+    fleet.published(1).await;
+    fleet.api.set_fault(Some(Fault::Silence));
+    let agent = within_for(Duration::from_secs(5), "an agent's start", fleet.agent(&[])).await;
+    fleet.world.links(1).await;
+    until("its link", || value(&agent, HELD) == 1.0).await;
+    assert_eq!(value(&agent, KNOWN), 1.0);
+    // Nor the end of a server, for longer than two seconds.
+    let Fleet { world, .. } = &fleet;
+    let began = std::time::Instant::now();
+    within("a server's end", world.server().leave(Some(Duration::ZERO))).await;
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+/// Agents that do not count leases hear of them from servers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_tell_agents_how_many_leases_there_are() {
+    let mut fleet = Fleet::start().await;
+    fleet.published(1).await;
+    fleet.grow().await;
+    fleet.published(2).await;
+    // The newcomer has seen both at its first look.
+    let text = || fleet.others[0].metrics.scrape().text();
+    let lists =
+        "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";
+    until("its first look", || sample(&text(), lists) >= Some(1.0)).await;
+    let port = fleet.balancer.address.port();
+    let agent = fleet.world.agent_of(port, "agent-1", &[]).await;
+    until("both servers", || value(&agent, HELD) == 2.0).await;
+}
