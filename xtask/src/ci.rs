@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 use crate::steps::{self, Ran, Steps, run_command};
 use crate::workspace::Workspace;
-use crate::{codegen, ebpf, fuzz, loom, miri, perf, static_binary, test, tidy, vm};
+use crate::{codegen, e2e, ebpf, fuzz, loom, miri, perf, static_binary, test, tidy, vm};
 
 /// Longest time for a step that builds the workspace.
 const BUILD: Duration = Duration::from_secs(20 * 60);
@@ -112,6 +112,7 @@ const STEPS: &[Step] = &[
         build_release(workspace)?;
         all(test::at_scale(workspace))
     }),
+    Step("e2e", Tier::Night(Part::B), e2e::run),
     Step("isolation", Tier::Night(Part::B), isolation),
     Step("overhead of accounting", Tier::Night(Part::B), accounting),
     Step("perf guard", Tier::Night(Part::B), |workspace| {

@@ -4,6 +4,7 @@
 
 mod ci;
 mod codegen;
+mod e2e;
 mod ebpf;
 mod fuzz;
 mod loom;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::steps::Ran;
 use crate::workspace::Workspace;
 
 /// Builds, checks, tests and generates everything in this repository.
@@ -57,6 +59,8 @@ enum Command {
     Perf(Box<perf::Args>),
     /// Build `adit` without any library, and run the demo with it.
     Static,
+    /// Run our server as the egress of a real API server, with agents that it knows by its tokens (needs Go).
+    E2e,
     /// Boot distribution kernels in virtual machines and run our programs and tests there.
     Vm(vm::Args),
     /// Install the git hooks of this repository.
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Command::Loom => loom::run(&workspace),
         Command::Miri => miri::run(&workspace),
         Command::Perf(args) => perf::run(&workspace, &args),
+        Command::E2e => e2e::run(&workspace).and_then(Ran::expect_all),
         Command::Static => static_binary::run(&workspace),
         Command::Vm(args) => vm::run(&workspace, &args),
         Command::Setup(args) => setup::run(&workspace, &args),

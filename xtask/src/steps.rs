@@ -26,6 +26,19 @@ pub(crate) enum Ran {
     Nothing(String),
 }
 
+impl Ran {
+    /// For a step that was asked for by name.
+    ///
+    /// # Errors
+    /// It cannot run here.
+    pub(crate) fn expect_all(self) -> anyhow::Result<()> {
+        match self {
+            Self::All => Ok(()),
+            Self::Nothing(why) => bail!("this cannot run here: {why}"),
+        }
+    }
+}
+
 /// The steps of one run, in order. A failed step does not stop the next ones, so that one run shows all.
 pub(crate) struct Steps {
     done: Vec<(String, Duration, Outcome)>,

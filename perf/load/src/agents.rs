@@ -15,6 +15,7 @@ use adit::agent::servers::{Servers, ServersSettings};
 use adit::agent::sync::SyncPolicy;
 use adit::config::address::ServerAddress;
 use adit::config::limits;
+use adit::config::plan::CountSource;
 use adit::config::plan::{ForwardProxy, LaneSecurity};
 use adit::config::tls_policy::TlsPolicy;
 use adit::ebpf::account::Accounts;
@@ -170,6 +171,7 @@ impl Agents {
                 },
             },
             token_path: None,
+            count_source: CountSource::default(),
             policy: SyncPolicy {
                 interval: RETRY.0,
                 interval_cap: RETRY.1,

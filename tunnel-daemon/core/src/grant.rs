@@ -7,19 +7,17 @@
 //! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
 //! granted to each does not add up.
 
+mod pattern;
+
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use self::pattern::{CAPTURED, NODE, Pattern, Stands};
 use crate::ids::AgentId;
 use crate::target::Host;
 use crate::text::Excerpt;
 use crate::wire::identifiers::Identifiers;
-
-/// What stands in a claim for the text that the certificate's `*` stood for.
-const CAPTURED: &str = "{*}";
-/// And for the node that the token is bound to.
-const NODE: &str = "{node}";
 
 /// The names of a verified certificate.
 #[derive(Clone, Copy, Debug)]
@@ -146,13 +144,6 @@ impl NameKind {
     }
 }
 
-/// What the braces in a grant's claims stand for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Stands {
-    star: String,
-    node: Option<String>,
-}
-
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Claim {
     Id(Pattern),
@@ -162,70 +153,6 @@ enum Claim {
     /// Networks within this one.
     Network(IpNet),
     DefaultRoute,
-}
-
-/// A text, with at most one `*`: before it and behind it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Pattern {
-    start: String,
-    end: Option<String>,
-}
-
-impl Pattern {
-    fn parse(key: &'static str, text: &str) -> Result<Self, Flaw> {
-        if text.is_empty() {
-            return Err(Flaw::Empty(key));
-        }
-        // The star of a {*} is none.
-        let plain = text.replace(CAPTURED, "\u{0}");
-        let mut parts = plain.split('*').map(|part| part.replace('\u{0}', CAPTURED));
-        let (start, end) = (parts.next().unwrap_or_default(), parts.next());
-        if parts.next().is_some() {
-            return Err(Flaw::Stars(key));
-        }
-        Ok(Self { start, end })
-    }
-
-    fn has(&self, braces: &str) -> bool {
-        self.start.contains(braces) || self.end.as_ref().is_some_and(|text| text.contains(braces))
-    }
-
-    /// What the star stands for in `text`; empty when there is none and the texts are equal.
-    fn match_text<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let rest = text.strip_prefix(self.start.as_str())?;
-        match &self.end {
-            None => rest.is_empty().then_some(""),
-            Some(end) => rest
-                .strip_suffix(end.as_str())
-                .filter(|star| !star.is_empty()),
-        }
-    }
-
-    /// With `{*}` and `{node}` replaced. A `*` in a replacement is an ordinary character. `None`: there is no such node.
-    fn with(&self, stands: &Stands) -> Option<Self> {
-        if stands.node.is_none() && self.has(NODE) {
-            return None;
-        }
-        let node = stands.node.as_deref().unwrap_or_default();
-        // Piece by piece: braces in a replacement are ordinary characters, too.
-        let replace = |text: &str| {
-            let pieces = text
-                .split(NODE)
-                .map(|piece| piece.replace(CAPTURED, &stands.star));
-            pieces.collect::<Vec<_>>().join(node)
-        };
-        Some(Self {
-            start: replace(&self.start),
-            end: self.end.as_deref().map(replace),
-        })
-    }
-
-    fn to_lowercase(&self) -> Self {
-        Self {
-            start: self.start.to_ascii_lowercase(),
-            end: self.end.as_ref().map(|text| text.to_ascii_lowercase()),
-        }
-    }
 }
 
 impl Grants {

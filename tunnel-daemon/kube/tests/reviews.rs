@@ -26,11 +26,11 @@ struct Counted {
 
 impl ReviewEvents for Counted {
     fn reviewed(&self, result: ReviewResult, _time: Duration) {
-        self.results.lock().unwrap().push(result);
+        self.results.lock().expect("a list").push(result);
     }
 
     fn in_flight(&self, reviews: usize) {
-        *self.in_flight.lock().unwrap() = reviews;
+        *self.in_flight.lock().expect("a list") = reviews;
     }
 }
 
@@ -56,10 +56,10 @@ const UNLIMITED: Rate = Rate {
 
 async fn world_with(rate: Rate) -> World {
     let api = FakeApi::start().await;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("it works");
     let file = folder.path().join("kubeconfig");
     api.write_kubeconfig(&file);
-    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let opened = Api::open(Source::Kubeconfig(file)).await.expect("it works");
     let counted = Arc::new(Counted::default());
     let reviewer = Reviewer::new(
         opened,
@@ -92,11 +92,11 @@ impl World {
     }
 
     async fn refusal(&self, token: &str) -> String {
-        self.review(token).await.unwrap_err().to_string()
+        self.review(token).await.expect_err("a refusal").to_string()
     }
 
     fn results(&self) -> Vec<ReviewResult> {
-        self.counted.results.lock().unwrap().clone()
+        self.counted.results.lock().expect("a list").clone()
     }
 }
 

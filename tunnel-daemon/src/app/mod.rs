@@ -7,6 +7,7 @@ mod budgets;
 pub mod check;
 pub mod demo;
 mod descriptors;
+mod kubernetes;
 mod listeners;
 mod memory;
 mod node;

@@ -8,11 +8,6 @@ use std::time::{Duration, Instant};
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
-use adit_kube::access::Api;
-use adit_kube::leases::collect;
-use adit_kube::leases::publish::Publisher;
-use adit_kube::reviewer::Reviewer;
-use anyhow::Context as _;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +15,7 @@ use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
+use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
 use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
@@ -40,8 +36,6 @@ use crate::net::own::OwnListeners;
 use crate::net::reload;
 use crate::net::tasks::Tasks;
 use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
-use crate::telemetry::metrics_lease::ServerLeaseMetrics;
-use crate::telemetry::metrics_review::ReviewMetrics;
 use crate::telemetry::{AccessLog, AditMetrics, ServerMetrics};
 
 /// Connections and streams of clients at once: far above any descriptor limit.
@@ -267,55 +261,6 @@ fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
             "agents claim their ids and identifiers themselves; --agent-grant says what an agent may claim"
         );
     }
-}
-
-/// Access to the Kubernetes API, if this server needs it. The words of the failure are upstream's.
-async fn kubernetes_api(plan: &ServerPlan) -> anyhow::Result<Option<Arc<Api>>> {
-    let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
-    let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
-    let Some(source) = of_tokens.or(of_leases) else {
-        return Ok(None);
-    };
-    let api = Api::open(source.clone()).await;
-    Ok(Some(
-        api.context("failed to load kubernetes client config")?,
-    ))
-}
-
-/// Publishes this server's lease and collects expired ones. Says when the lease is withdrawn after `stop`.
-fn publish_lease(
-    plan: &ServerPlan,
-    api: Option<Arc<Api>>,
-    metrics: &ServerMetrics,
-    services: &Tasks,
-    counts: watch::Sender<usize>,
-    stop: &CancellationToken,
-) -> oneshot::Receiver<()> {
-    let (withdrawn, receiver) = oneshot::channel();
-    let (Some(leases), Some(api)) = (&plan.leases, api) else {
-        return receiver;
-    };
-    let (labels, id) = (leases.labels.clone(), plan.server_id.as_str());
-    let publisher = Publisher::new(Arc::clone(&api), leases.scope.clone(), labels, id);
-    let stop = stop.clone();
-    services.spawn_always("lease", async move {
-        publisher.run(stop).await;
-        drop(withdrawn);
-    });
-    let events = Arc::<ServerLeaseMetrics>::clone(metrics.leases());
-    let collecting = collect::run(api, leases.scope.clone(), id.to_owned(), events, counts);
-    services.spawn_always("expired-leases", collecting);
-    receiver
-}
-
-/// Who may link.
-fn admission(plan: &ServerPlan, api: Option<&Arc<Api>>, metrics: &ServerMetrics) -> Admission {
-    let (Some(tokens), Some(api)) = (&plan.agents.tokens, api) else {
-        return Admission::new(None);
-    };
-    let events = Arc::<ReviewMetrics>::clone(metrics.reviews());
-    let reviewer = Reviewer::new(Arc::clone(api), tokens.policy.clone(), tokens.rate, events);
-    Admission::new(Some((reviewer, tokens.proof)))
 }
 
 fn backend_settings(

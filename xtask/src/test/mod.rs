@@ -30,6 +30,8 @@ const CASES: &str = "PROPTEST_CASES";
 const SCALE: [&str; 3] = ["idle_tunnels", "large_transfers", "opens_and_closes"];
 /// How many of these run at once: each has four busy processes.
 const SCALE_AT_ONCE: usize = 2;
+/// How many end-to-end tests run at once: each has a control plane of its own.
+const END_TO_END_AT_ONCE: usize = 2;
 /// Names the one older release of upstream that a run of the interop tests has; without it they have all.
 const OLDER: &str = "ADIT_INTEROP_OLDER";
 
@@ -190,6 +192,18 @@ pub(crate) fn beside(workspace: &Workspace, previous: &Path) -> anyhow::Result<(
     let previous = ("ADIT_PREVIOUS", Some(previous.into()));
     chosen(workspace, "interop", &["aditprevious"], |settings| {
         settings.variables.push(previous)
+    })
+}
+
+/// Tests with a real control plane, whose programs are in that folder.
+///
+/// # Errors
+/// When one of them fails.
+pub(crate) fn end_to_end(workspace: &Workspace, programs: &Path) -> anyhow::Result<()> {
+    let programs = ("ADIT_E2E_PROGRAMS", Some(programs.into()));
+    chosen(workspace, "e2e", &[""], |settings| {
+        settings.slots = END_TO_END_AT_ONCE;
+        settings.variables.push(programs);
     })
 }
 

@@ -45,6 +45,8 @@ const AT_NIGHT: &[Pattern] = &[
     Pattern("adit::interop", "::go_go"),
     // Needs the program of another commit, which only the night has.
     Pattern("adit::interop", "aditprevious"),
+    // Needs a real control plane: `cargo xtask e2e`.
+    Pattern("adit::e2e", ""),
     // Needs all releases.
     Pattern("adit::interop", "an_older_client_that_gives_up"),
     // Their subject is a time of half a minute and more.

@@ -102,7 +102,6 @@ pub fn parse_labels(text: &str) -> Result<BTreeMap<String, String>, String> {
 }
 
 /// The time of day, which leases end by.
-#[expect(clippy::disallowed_methods, reason = "an expiry is a time of day")]
 fn now() -> Timestamp {
     Timestamp::now()
 }

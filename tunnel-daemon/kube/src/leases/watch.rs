@@ -65,15 +65,15 @@ pub async fn run(
                 }
                 Err(error) => Some(error),
             };
-            if let Some(error) = failed {
-                if !std::mem::replace(&mut is_away, true) {
-                    let namespace = &scope.namespace;
-                    tracing::error!(
-                        namespace,
-                        %error,
-                        "cannot watch the leases of servers: the last count stands; trying on"
-                    );
-                }
+            if let Some(error) = failed
+                && !std::mem::replace(&mut is_away, true)
+            {
+                let namespace = &scope.namespace;
+                tracing::error!(
+                    namespace,
+                    %error,
+                    "cannot watch the leases of servers: the last count stands; trying on"
+                );
             }
             // One that was fine for long begins anew at once, or nearly.
             pause = if began.elapsed() > longest {

@@ -49,6 +49,7 @@ mod numbers;
 mod opens_and_closes;
 mod paused_tunnels;
 mod plaintext_lanes;
+mod platforms;
 mod processes;
 mod relay_engine;
 mod silent_peers;

@@ -1,0 +1,292 @@
+//! When and where an agent tries, at simulated times.
+
+use super::*;
+
+const POLICY: SyncPolicy = SyncPolicy {
+    interval: Duration::from_secs(1),
+    interval_cap: Duration::from_secs(10),
+    forever: false,
+};
+
+fn server(name: &str) -> ServerId {
+    ServerId::new(name)
+}
+
+fn new(name: &str, count: i64) -> Attempt {
+    Attempt::New {
+        server: server(name),
+        count,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn once_the_count_is_met_nothing_is_tried() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    assert_eq!(sync.next_attempt(now), Some((0, now)));
+    sync.attempted(0, new("a", 2), now, 0.0);
+    assert_eq!(
+        sync.next_attempt(now),
+        Some((0, now + Duration::from_secs(1)))
+    );
+    sync.attempted(
+        0,
+        Attempt::Duplicate {
+            server: server("a"),
+        },
+        now,
+        0.0,
+    );
+    assert!(sync.next_attempt(now).is_some());
+    sync.attempted(0, new("b", 2), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+    sync.lost(&server("a"), now, 0.5);
+    assert!(sync.next_attempt(now).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_back_off_to_the_cap_and_success_resets() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    let mut pauses = Vec::new();
+    for _attempt in 0..8 {
+        sync.attempted(0, Attempt::Failed, now, 0.0);
+        let (_, at) = sync.next_attempt(now).unwrap();
+        pauses.push((at - now).as_millis());
+    }
+    assert_eq!(pauses, [1000, 1500, 2250, 3375, 5062, 7593, 10_000, 10_000]);
+    sync.attempted(0, new("a", 2), now, 1.0);
+    assert_eq!(
+        sync.next_attempt(now).unwrap().1 - now,
+        Duration::from_millis(1100)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_address_gets_its_turn_even_when_the_count_is_met() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 2);
+    sync.attempted(0, new("a", 1), now, 0.0);
+    assert_eq!(sync.next_attempt(now), Some((1, now)));
+    sync.attempted(1, new("b", 1), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+    // A dead address backs off by itself and does not disturb the other.
+    sync.lost(&server("b"), now, 0.0);
+    sync.attempted(1, Attempt::Failed, now, 0.0);
+    assert_eq!(
+        sync.next_attempt(now),
+        Some((1, now + Duration::from_secs(1)))
+    );
+}
+
+/// One that is never answered takes its whole time, which is not that of the others.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_keeps_no_other_address_from_its_turn() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 2);
+    sync.begin(0);
+    assert_eq!(sync.next_attempt(now), Some((1, now)));
+    sync.begin(1);
+    assert_eq!(sync.next_attempt(now), None);
+    sync.attempted(1, new("b", 3), now, 0.0);
+    let soon = now + Duration::from_secs(1);
+    assert_eq!(
+        sync.next_attempt(now),
+        Some((1, soon)),
+        "there are two more"
+    );
+    sync.lost(&server("b"), now, 0.0);
+    assert_eq!(sync.next_attempt(now), Some((1, soon)));
+    sync.begin(1);
+    sync.attempted(0, Attempt::Failed, now, 0.0);
+    assert_eq!(sync.next_attempt(now), Some((0, soon)));
+}
+
+/// A balancer, and an address where nobody is: under way for most of the time, and behind its pauses for the rest.
+#[tokio::test(start_paused = true)]
+async fn a_dead_address_keeps_no_server_behind_a_balancer_from_being_found() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 2);
+    sync.attempted(0, new("a", 3), now, 0.0);
+    sync.attempted(1, Attempt::Failed, now, 0.0);
+    sync.attempted(1, Attempt::Failed, now, 0.0);
+    let soon = now + Duration::from_secs(1);
+    assert_eq!(sync.next_attempt(now), Some((0, soon)));
+    sync.begin(1);
+    assert_eq!(sync.next_attempt(now), Some((0, soon)));
+    sync.attempted(0, new("b", 3), now, 0.0);
+    sync.attempted(0, new("c", 3), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None, "all are held");
+}
+
+/// As in a rolling restart: the connection before led to the server that is up again, and another one is restarted now.
+#[tokio::test(start_paused = true)]
+async fn a_server_lost_behind_a_balancer_is_looked_for_soon() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 2);
+    for _attempt in 0..3 {
+        sync.attempted(1, Attempt::Failed, now, 0.0);
+    }
+    sync.attempted(0, new("a", 2), now, 0.0);
+    sync.attempted(0, new("b", 2), now, 0.0);
+    sync.lost(&server("a"), now, 0.0);
+    let soon = now + Duration::from_secs(1);
+    assert_eq!(sync.next_attempt(now), Some((0, soon)));
+    sync.begin(0);
+    let paused = now + Duration::from_millis(2250);
+    assert_eq!(
+        sync.next_attempt(now),
+        Some((1, paused)),
+        "an address that led nowhere keeps its pause"
+    );
+}
+
+/// With `--sync-forever` an agent that has all goes on looking, and meets those it has.
+#[tokio::test(start_paused = true)]
+async fn a_server_lost_after_many_met_again_is_looked_for_soon() {
+    let now = Instant::now();
+    let policy = SyncPolicy {
+        forever: true,
+        ..POLICY
+    };
+    let mut sync = SyncState::new(policy, 1);
+    sync.attempted(0, new("a", 2), now, 0.0);
+    sync.attempted(0, new("b", 2), now, 0.0);
+    for _again in 0..20 {
+        let server = server("b");
+        sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+    }
+    sync.lost(&server("a"), now, 0.0);
+    for _attempt in 0..3 {
+        let soon = now + Duration::from_secs(1);
+        assert_eq!(sync.next_attempt(now), Some((0, soon)));
+        let server = server("b");
+        sync.attempted(0, Attempt::Duplicate { server }, now, 0.0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_count_that_cannot_be_met_does_not_become_a_storm() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.attempted(0, new("a", 3), now, 0.0);
+    for _attempt in 0..40 {
+        sync.attempted(
+            0,
+            Attempt::Duplicate {
+                server: server("a"),
+            },
+            now,
+            0.0,
+        );
+    }
+    assert_eq!(
+        sync.next_attempt(now).unwrap().1 - now,
+        Duration::from_secs(10)
+    );
+}
+
+fn ids(names: &[&str]) -> BTreeSet<ServerId> {
+    names.iter().map(|name| server(name)).collect()
+}
+
+/// Behind a balancer: a lease says that there is a server, and no more.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_appears_has_its_server_looked_for_until_it_is_held() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.attempted(0, new("a", 1), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+    sync.leased(ids(&["a", "b"]), now, 0.25);
+    assert_eq!(sync.known_count(), 2);
+    let again = Attempt::Duplicate {
+        server: server("a"),
+    };
+    let (mut now, mut attempts) = (now, 0);
+    let eager_until = now + EAGER_FOR;
+    let first = sync.next_attempt(now).unwrap().1 - now;
+    assert_eq!(first, Duration::from_millis(250), "spread over a pause");
+    while now < eager_until {
+        now = sync.next_attempt(now).unwrap().1;
+        sync.attempted(0, again.clone(), now, 0.0);
+        attempts += 1;
+    }
+    assert_eq!(attempts, 31, "once a second");
+    for _attempt in 0..20 {
+        now = sync.next_attempt(now).unwrap().1;
+        sync.attempted(0, again.clone(), now, 0.0);
+    }
+    let pause = sync.next_attempt(now).unwrap().1 - now;
+    assert_eq!(pause, Duration::from_secs(10), "and then rarely");
+    sync.attempted(0, new("b", 1), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+    // Its end closes nothing, and is nothing to look for.
+    sync.leased(ids(&["a"]), now, 0.0);
+    assert_eq!((sync.next_attempt(now), sync.held()), (None, 2));
+}
+
+/// Three servers whose leases end and come back, of which one was lost meanwhile.
+#[tokio::test(start_paused = true)]
+async fn enough_links_to_others_are_no_reason_to_miss_a_leased_server() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    sync.leased(ids(&["a", "b"]), now, 0.0);
+    sync.attempted(0, new("a", 1), now, 0.0);
+    sync.attempted(0, new("old", 1), now, 0.0);
+    assert!(sync.next_attempt(now).is_some(), "b is not held");
+    sync.attempted(0, new("b", 1), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_larger_count_counts_where_that_is_asked_for() {
+    let now = Instant::now();
+    for (source, count) in [(CountSource::Leases, 1), (CountSource::Larger, 3)] {
+        let mut sync = SyncState::new(POLICY, 1).counting(source);
+        sync.attempted(0, new("a", 3), now, 0.0);
+        assert_eq!(sync.known_count(), 3, "leases are not known yet");
+        sync.leased(ids(&["a"]), now, 0.0);
+        assert_eq!(sync.known_count(), count, "{source:?}");
+        assert_eq!(sync.next_attempt(now).is_some(), count == 3, "{source:?}");
+        sync.leased(ids(&[]), now, 0.0);
+        assert_eq!(sync.known_count(), count, "at least one");
+    }
+}
+
+/// 17,000 trials a day and agent, each with a handshake and a review, were measured in public.
+#[tokio::test(start_paused = true)]
+async fn sync_forever_costs_nothing_once_every_leased_server_is_held() {
+    let now = Instant::now();
+    let policy = SyncPolicy {
+        forever: true,
+        ..POLICY
+    };
+    let mut sync = SyncState::new(policy, 2);
+    sync.leased(ids(&["a", "b"]), now, 0.0);
+    sync.attempted(0, new("a", 2), now, 0.0);
+    assert!(sync.next_attempt(now).is_some());
+    sync.attempted(1, new("b", 2), now, 0.0);
+    assert_eq!(sync.next_attempt(now), None);
+    // Without any lease nobody knows.
+    sync.leased(ids(&[]), now, 0.0);
+    assert!(sync.next_attempt(now).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sync_forever_goes_on_slowly_and_draining_stops_everything() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(
+        SyncPolicy {
+            forever: true,
+            ..POLICY
+        },
+        1,
+    );
+    sync.attempted(0, new("a", 1), now, 0.0);
+    assert_eq!(
+        sync.next_attempt(now).unwrap().1 - now,
+        Duration::from_secs(10)
+    );
+    sync.drain();
+    assert_eq!(sync.next_attempt(now), None);
+}

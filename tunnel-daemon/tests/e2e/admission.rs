@@ -1,0 +1,140 @@
+//! Whom the API server vouches for, and whom it does not.
+
+use std::time::Instant;
+
+use adit::app::agent::{self, RunningAgent};
+use adit::config::{Command, parse};
+use adit::net::selfsigned::ThrowawayFiles;
+
+use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
+use crate::jwt::{Signer, claims};
+use crate::process::Process;
+use crate::wait::{secs, until};
+
+fn uid(cluster: &Cluster) -> String {
+    let path = [
+        "get",
+        "serviceaccount",
+        "konnectivity-agent",
+        "-n",
+        "kube-system",
+        "-o",
+        "jsonpath={.metadata.uid}",
+    ];
+    cluster.kubectl(&path, None)
+}
+
+#[test]
+fn only_tokens_of_the_account_for_the_audience_are_let_in() {
+    let Some(programs) = programs("admission") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let server = cluster.server("proxy-server", Mode::Grpc, &[]);
+    let uid = uid(&cluster);
+    let own = Signer::new(&cluster.files.key("accounts"));
+    let elsewhere = ThrowawayFiles::create(&[]).expect("another key");
+    let other = Signer::new(&elsewhere.key("server"));
+    let audience = ["--audience", AUDIENCE];
+    let cases = [
+        (
+            "audience",
+            cluster.token("kube-system", "konnectivity-agent", &["--audience=other"]),
+            "service account jwt not valid",
+        ),
+        (
+            "account",
+            cluster.token("kube-system", "other", &audience),
+            "from \"other\" service account",
+        ),
+        (
+            "namespace",
+            cluster.token("default", "konnectivity-agent", &audience),
+            "from \"default\" namespace",
+        ),
+        (
+            "expired",
+            own.sign(&claims(&uid, 1, -100)),
+            "service account jwt not valid",
+        ),
+        // Upstream's words end in those of the API server.
+        (
+            "another-cluster",
+            other.sign(&claims(&uid, 2, 600)),
+            "lookup failed: [invalid bearer token",
+        ),
+        (
+            "another-account-of-that-name",
+            own.sign(&claims("gone", 3, 600)),
+            "lookup failed: [invalid bearer token",
+        ),
+        ("nothing", String::new(), "service account jwt not valid"),
+    ];
+    for (name, token, why) in &cases {
+        let file = cluster.token_file(name, token);
+        let args = cluster.agent_args("127.0.0.1", server.agents, &file);
+        let adit = std::path::Path::new(env!("CARGO_BIN_EXE_adit"));
+        let _agent = Process::service(name, adit, &args, cluster.dir.path());
+        let log = || std::fs::read_to_string(cluster.path(&format!("{name}.log"))).ok();
+        until(&format!("{name}: {why}"), secs(20), || {
+            log().filter(|log| log.contains(why))
+        });
+        assert!(
+            token.is_empty() || !server.log().contains(token.as_str()),
+            "{name}: a token in the log"
+        );
+    }
+    server.links(0.0);
+    // And the right one is, also where the cluster's own key has signed it beforehand.
+    let file = cluster.token_file("right", &own.sign(&claims(&uid, 4, 600)));
+    let args = cluster.agent_args("127.0.0.1", server.agents, &file);
+    let adit = std::path::Path::new(env!("CARGO_BIN_EXE_adit"));
+    let _agent = Process::service("right", adit, &args, cluster.dir.path());
+    server.links(1.0);
+}
+
+/// Agents of a thousand nodes that come back after a server's restart: within 30 s, and with a review each at most.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_agents_come_back_within_half_a_minute() {
+    const AGENTS: u16 = 1000;
+    let Some(programs) = programs("a thousand agents") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let uid = uid(&cluster);
+    let own = Signer::new(&cluster.files.key("accounts"));
+    let mut server = cluster.server("proxy-server", Mode::Grpc, &[]);
+    let port = server.agents;
+    let mut agents = Vec::new();
+    for n in 0..AGENTS {
+        let name = format!("token-{n}");
+        let file = cluster.token_file(&name, &own.sign(&claims(&uid, usize::from(n), 3600)));
+        let mut args = vec!["adit".to_owned()];
+        args.extend(cluster.agent_args("127.0.0.1", port, &file));
+        args.extend([format!("--agent-id=agent-{n}"), "--lanes=0".to_owned()]);
+        // Upstream's pauses, which agents in the field have.
+        args.retain(|arg| !arg.starts_with("--sync-"));
+        let parsed =
+            parse(args.into_iter().map(Into::into), &|_name| None).expect("flags are right");
+        let Command::Agent(plan) = parsed.command else {
+            panic!("no agent");
+        };
+        agents.push(agent::start(&plan).await.expect("the agent starts"));
+    }
+    server.links(f64::from(AGENTS));
+    server.process.kill();
+    let began = Instant::now();
+    let again = cluster.server(
+        "proxy-server",
+        Mode::Grpc,
+        &[&format!("--agent-port={port}")],
+    );
+    again.links(f64::from(AGENTS));
+    let took = began.elapsed();
+    assert!(took < secs(30), "{took:?}");
+    let reviews = again.value("adit_token_reviews_total{result=\"ok\"}");
+    assert_eq!(reviews, Some(f64::from(AGENTS)), "one review each");
+    println!("{AGENTS} agents came back in {took:?}");
+    let stops = agents.into_iter().map(RunningAgent::stop);
+    futures_util::future::join_all(stops).await;
+}

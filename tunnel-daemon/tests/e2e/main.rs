@@ -1,0 +1,20 @@
+//! End-to-end tier: a real control plane (etcd, kube-apiserver, kubectl) whose egress is our server, with agents that it knows
+//! by its own tokens.
+//!
+//! `cargo xtask e2e` builds the programs and runs these tests; without it each is skipped. They need root, for an endpoint
+//! in a network that only the tunnel reaches.
+
+mod admission;
+mod cluster;
+mod jwt;
+mod leases;
+mod namespace;
+#[path = "../interop/support/ports.rs"]
+mod ports;
+#[path = "../interop/support/process.rs"]
+#[expect(dead_code, reason = "other tests have more uses for it")]
+mod process;
+mod tunnels;
+#[path = "../interop/support/wait.rs"]
+#[expect(dead_code, reason = "other tests have more uses for it")]
+mod wait;

@@ -1,0 +1,75 @@
+//! Requests that the API server makes into the cluster go through the tunnel.
+
+use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
+use crate::namespace::{BODY, Namespace};
+use crate::wait::{secs, until};
+
+/// `kubectl get --raw` of an endpoint that only the agent reaches, which the API server knows by its token alone.
+fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
+    let Some(programs) = programs(test) else {
+        return;
+    };
+    let cluster = Cluster::start(programs, mode);
+    let server = cluster.server(called, mode, &[]);
+    let namespace = Namespace::new(cluster.dir.path(), cluster.cable);
+    let raw = [
+        "get",
+        "--raw",
+        "/api/v1/namespaces/default/pods/http:hidden:8080/proxy/",
+    ];
+    let without = cluster.try_kubectl(&raw, None).expect_err("no agent");
+    assert!(!without.contains(BODY), "{without}");
+    let bound = [
+        "--audience",
+        AUDIENCE,
+        "--bound-object-kind=Node",
+        "--bound-object-name=node-1",
+    ];
+    let token = cluster.token("kube-system", "konnectivity-agent", &bound);
+    let file = cluster.token_file("agent.token", &format!("{token}\n"));
+    let mut agent = namespace.adit(
+        "agent",
+        &cluster.agent_args(&cluster.cable[0].to_string(), server.agents, &file),
+        cluster.dir.path(),
+    );
+    server.links(1.0);
+    assert!(
+        server
+            .log()
+            .contains("serviceaccount=kube-system/konnectivity-agent node=node-1"),
+        "{}",
+        server.log()
+    );
+    assert!(!server.log().contains(&token), "a token in the log");
+    let answer = until("an answer", secs(30), || {
+        cluster.try_kubectl(&raw, None).ok()
+    });
+    assert_eq!(answer, BODY);
+    until("lanes", secs(30), || {
+        let idle = server.value("adit_lanes{state=\"idle\"}")?;
+        (idle >= 1.0).then_some(())
+    });
+    for _request in 0..20 {
+        assert_eq!(cluster.kubectl(&raw, None), BODY);
+    }
+    assert!(
+        server.value("adit_tunnels_opened_total{path=\"lane\"}") >= Some(1.0),
+        "tunnels on lanes"
+    );
+    assert_eq!(
+        server.value("adit_token_reviews_total{result=\"ok\"}"),
+        Some(1.0)
+    );
+    agent.kill();
+}
+
+#[test]
+fn a_pod_of_the_cluster_is_reached_by_grpc() {
+    a_pod_of_the_cluster_is_reached(Mode::Grpc, "proxy-server", "grpc");
+}
+
+/// As k0s calls the program.
+#[test]
+fn a_pod_of_the_cluster_is_reached_by_http_connect() {
+    a_pod_of_the_cluster_is_reached(Mode::HttpConnect, "konnectivity-server", "http-connect");
+}

@@ -1,0 +1,265 @@
+//! Command lines of the platforms that run upstream's programs, on ours: with their program names, their flags, and files
+//! where they put them, in a file system and network of their own. The Kubernetes API is not there yet, as when a control
+//! plane boots.
+//!
+//! That takes `unshare`, `mount` and `ip`, and root or user namespaces. docs/compatibility.md has the table of this run.
+
+mod rows;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use adit::net::selfsigned::ThrowawayFiles;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use self::rows::{End, PLATFORMS, Platform};
+use crate::support::process::named_program;
+use crate::support::skip::skip_unprivileged;
+
+/// Set in the process that is inside: what to start.
+const INSIDE: &str = "ADIT_TEST_PLATFORM";
+/// What it says when the program serves its health port.
+const STARTS: &str = "it starts";
+/// Where the docs have the table.
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+/// What stands around it there.
+const BEGIN: &str = "<!-- platforms: begin -->\n";
+const END: &str = "<!-- platforms: end -->\n";
+/// Time for a program to start.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Whether the program starts; otherwise what it said, or why nothing can be said here.
+fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Result<bool, String> {
+    let task = json!({
+        "program": program,
+        "called": end.called,
+        "health": end.health,
+        "flags": end.flags,
+        "files": files.dir(),
+        "dir": dir,
+    });
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--net", "--pid", "--fork", "--kill-child"]);
+    if !rustix::process::geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    let output = command
+        .arg(std::env::current_exe().map_err(|error| error.to_string())?)
+        .args(["--exact", "cases::platforms::inside", "--nocapture"])
+        .env(INSIDE, task.to_string())
+        .output()
+        .map_err(|error| format!("running unshare: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    if said.contains(STARTS) {
+        return Ok(true);
+    }
+    if said.contains("cannot be prepared") || !said.contains("inside") {
+        return Err(said + &String::from_utf8_lossy(&output.stderr));
+    }
+    println!("{} {:?}:\n{said}", end.called, end.flags);
+    Ok(false)
+}
+
+/// What is in docs/compatibility.md.
+fn table(rows: &[(&Platform, [Option<bool>; 2])]) -> String {
+    let mut text = "| platform | agents prove themselves by | `adit` as its server | `adit` as its agent |\n|---|---|---|---|\n".to_owned();
+    let cell = |starts: Option<bool>| match starts {
+        None => "not theirs to run",
+        Some(true) => "starts",
+        Some(false) => "refused",
+    };
+    for (platform, [server, agent]) in rows {
+        let Platform { name, proof, .. } = platform;
+        writeln!(
+            text,
+            "| {name} | {proof} | {} | {} |",
+            cell(*server),
+            cell(*agent)
+        )
+        .expect("a string takes it");
+    }
+    text
+}
+
+#[test]
+fn command_lines_of_platforms_start() {
+    const TEST: &str = "platforms::command_lines_of_platforms_start";
+    let program = named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into());
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+    // The programs are called by the platforms' names for them.
+    let dir = TempDir::new().unwrap();
+    let links: BTreeMap<&str, _> = ["proxy-server", "proxy-agent", "konnectivity-server"]
+        .into_iter()
+        .map(|name| {
+            let link = dir.path().join(name);
+            std::os::unix::fs::symlink(&program, &link).unwrap();
+            (name, link)
+        })
+        .collect();
+    let mut rows = Vec::new();
+    for platform in PLATFORMS {
+        let mut outcomes = [None, None];
+        for (outcome, end) in outcomes.iter_mut().zip([&platform.server, &platform.agent]) {
+            let Some(end) = end else { continue };
+            match start(end, &links[end.called], &files, dir.path()) {
+                Ok(starts) => *outcome = Some(starts),
+                Err(why) => return skip_unprivileged(TEST, why),
+            }
+        }
+        rows.push((platform, outcomes));
+    }
+    let table = table(&rows);
+    assert!(!table.contains("refused"), "{table}");
+    let page = fs::read_to_string(PAGE).unwrap();
+    let has = page
+        .split_once(BEGIN)
+        .and_then(|(_, rest)| rest.split_once(END));
+    let (has, _rest) = has.expect("docs/compatibility.md has a place for the table");
+    assert!(
+        has.trim() == table.trim(),
+        "docs/compatibility.md has another table than this run:\n{table}"
+    );
+}
+
+/// No test but in the process that is inside.
+#[test]
+fn inside() {
+    let Some(task) = std::env::var_os(INSIDE) else {
+        return;
+    };
+    println!("inside");
+    let task: Value = serde_json::from_str(task.to_str().unwrap()).unwrap();
+    let text = |name: &str| task[name].as_str().unwrap().to_owned();
+    let flags: Vec<&str> = task["flags"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    if let Err(error) = prepare(&flags, Path::new(&text("files"))) {
+        println!("a file system cannot be prepared: {error}");
+        return;
+    }
+    let mut child = Command::new(text("program"))
+        .arg0(text("called"))
+        .args(&flags)
+        // As in a pod.
+        .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+        .env("KUBERNETES_SERVICE_PORT", "443")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let health = u16::try_from(task["health"].as_u64().unwrap()).unwrap();
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait().unwrap() {
+            println!("it ended: {status}");
+            return;
+        }
+        if healthy(health) {
+            println!("{STARTS}");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn healthy(port: u16) -> bool {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+        return false;
+    };
+    let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    let mut answer = String::new();
+    asked.is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
+
+/// Writable copies of the folders that platforms have their files in, and in them the files that the flags name.
+fn prepare(flags: &[&str], files: &Path) -> Result<(), String> {
+    let run = |program: &str, args: &[&str]| {
+        let output = Command::new(program)
+            .args(args)
+            .output()
+            .map_err(|error| format!("{program}: {error}"))?;
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(format!(
+                "{program} {args:?}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            ))
+        }
+    };
+    run("ip", &["link", "set", "lo", "up"])?;
+    // Before the files are hidden: they may be below one of the folders.
+    let of = |name: &str| fs::read(files.join(name)).map_err(|error| error.to_string());
+    let (cert, key, ca) = (of("server.crt")?, of("server.key")?, of("ca.crt")?);
+    run("mount", &["-t", "tmpfs", "tmpfs", "/mnt"])?;
+    for folder in ["etc", "var", "run"] {
+        let [upper, work] = ["upper", "work"].map(|kind| format!("/mnt/{folder}-{kind}"));
+        for path in [&upper, &work] {
+            fs::create_dir(path).map_err(|error| error.to_string())?;
+        }
+        let options = format!("lowerdir=/{folder},upperdir={upper},workdir={work}");
+        run(
+            "mount",
+            &[
+                "-t",
+                "overlay",
+                "overlay",
+                "-o",
+                &options,
+                &format!("/{folder}"),
+            ],
+        )?;
+    }
+    let put = |path: &str, content: &[u8]| {
+        let folder = Path::new(path).parent().unwrap_or_else(|| Path::new("/"));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(path, content))
+            .map_err(|error| format!("{path}: {error}"))
+    };
+    let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
+    put(&format!("{secrets}/token"), b"a.b.c")?;
+    put(&format!("{secrets}/namespace"), b"kube-system")?;
+    put(&format!("{secrets}/ca.crt"), &ca)?;
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+        "clusters": [{"name": "a", "cluster": {"server": "https://127.0.0.1:6443", "insecure-skip-tls-verify": true}}],
+        "users": [{"name": "a", "user": {"token": "a.b.c"}}],
+    });
+    for flag in flags {
+        let Some((name, path)) = flag
+            .split_once('=')
+            .filter(|(_, value)| value.starts_with('/'))
+        else {
+            continue;
+        };
+        match name {
+            "--kubeconfig" => put(path, kubeconfig.to_string().as_bytes())?,
+            "--service-account-token-path" => put(path, b"a.b.c\n")?,
+            "--uds-name" => put(&format!("{path}.folder"), b"")?,
+            "--log-file" => (),
+            name if name.ends_with("-key") => put(path, &key)?,
+            name if name.ends_with("ca-cert") => put(path, &ca)?,
+            name if name.ends_with("-cert") => put(path, &cert)?,
+            other => return Err(format!("{other} names a file that no platform has")),
+        }
+    }
+    Ok(())
+}
