@@ -22,9 +22,15 @@ const OURS: &[(&str, &str)] = &[
     ("metrics_adit.rs", "adit_"),
     ("metrics_node.rs", "adit_"),
     ("metrics_redirect.rs", "adit_"),
+    ("metrics_review.rs", "adit_"),
 ];
 /// Files there with upstream's.
-const UPSTREAMS: &[&str] = &["metrics_agent.rs", "metrics_server.rs", "packets.rs"];
+const UPSTREAMS: &[&str] = &[
+    "metrics_agent.rs",
+    "metrics_lease.rs",
+    "metrics_server.rs",
+    "packets.rs",
+];
 
 /// Compares the declared families with the document, both ways.
 ///
