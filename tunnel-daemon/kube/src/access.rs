@@ -11,6 +11,8 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::no_proxy::is_excepted;
+
 /// How often the files are compared with what is in use, at most.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Time to connect to the API server.
@@ -195,6 +197,10 @@ async fn load(source: Source) -> Result<Loaded, AccessError> {
                     &KubeConfigOptions::default(),
                 ))
                 .map_err(|error| wrong(chain(&error)))?;
+            let mut config = config;
+            if proxy_of(&kubeconfig).is_none() && is_direct(&config) {
+                config.proxy_url = None;
+            }
             let mut files = vec![path.clone()];
             files.extend(named_files(&kubeconfig, &config.auth_info));
             finish(config, files).map_err(wrong)
@@ -219,19 +225,38 @@ async fn load(source: Source) -> Result<Loaded, AccessError> {
     })
 }
 
+fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&kube::config::Cluster> {
+    let context = kubeconfig.current_context.as_ref();
+    let mut contexts = kubeconfig.contexts.iter();
+    let context = contexts.find(|named| Some(&named.name) == context)?;
+    let cluster = &context.context.as_ref()?.cluster;
+    let mut clusters = kubeconfig.clusters.iter();
+    clusters
+        .find(|named| named.name == *cluster)?
+        .cluster
+        .as_ref()
+}
+
+/// The proxy that the kubeconfig itself names.
+fn proxy_of(kubeconfig: &Kubeconfig) -> Option<&String> {
+    let proxy = cluster_of(kubeconfig)?.proxy_url.as_ref()?;
+    Some(proxy).filter(|proxy| !proxy.is_empty())
+}
+
+/// Whether the environment excepts the API server from its proxy: the crate compares `NO_PROXY` with the proxy's own host.
+fn is_direct(config: &Config) -> bool {
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let list = variable("NO_PROXY")
+        .or_else(|| variable("no_proxy"))
+        .unwrap_or_default();
+    let port = config.cluster_url.port_u16().unwrap_or(443);
+    let host = config.cluster_url.host().unwrap_or_default();
+    is_excepted(host.trim_matches(['[', ']']), port, &list)
+}
+
 /// Files that the configuration names.
 fn named_files(kubeconfig: &Kubeconfig, user: &AuthInfo) -> Vec<PathBuf> {
-    let context = kubeconfig.current_context.as_ref();
-    let context = kubeconfig
-        .contexts
-        .iter()
-        .find(|named| Some(&named.name) == context)
-        .and_then(|named| named.context.as_ref());
-    let ca = kubeconfig
-        .clusters
-        .iter()
-        .find(|named| context.is_some_and(|context| named.name == context.cluster))
-        .and_then(|named| named.cluster.as_ref()?.certificate_authority.clone());
+    let ca = cluster_of(kubeconfig).and_then(|cluster| cluster.certificate_authority.clone());
     [
         ca,
         user.client_certificate.clone(),

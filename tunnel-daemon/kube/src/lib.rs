@@ -6,6 +6,7 @@
 pub mod access;
 pub mod account;
 pub mod leases;
+pub mod no_proxy;
 pub mod request;
 pub mod review;
 pub mod reviewer;

@@ -3,13 +3,14 @@
 mod error;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::AgentId;
 use adit_core::lane;
 use adit_core::text::Excerpt;
+use adit_kube::no_proxy::is_excepted;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
@@ -28,7 +29,7 @@ use crate::net::reload::ReloadableClientTls;
 use crate::net::resolve::{self, Resolve, servers_of_host, servers_of_service};
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
-use crate::net::tls::{Alpn, server_name};
+use crate::net::tls::server_name;
 use crate::telemetry::labels::AccountRole;
 
 /// Longest answer of a forward proxy, bytes.
@@ -293,7 +294,7 @@ impl Reach {
             }
             Purpose::Lane => {
                 socket::tune_lane(&tcp);
-                Some(Alpn::only_records(lane::ALPN))
+                Some(self.tls.spec().alpn.records_beside(lane::ALPN))
             }
         };
         let name = server_name(host)?;
@@ -318,7 +319,7 @@ impl Reach {
     fn proxy_for(&self, host: &str, port: u16) -> Option<&str> {
         let proxy = self.proxy.https_proxy.as_deref()?;
         let exceptions = self.proxy.no_proxy.as_deref().unwrap_or_default();
-        (!excepted(host, port, exceptions)).then_some(proxy)
+        (!is_excepted(host, port, exceptions)).then_some(proxy)
     }
 
     async fn through(
@@ -438,55 +439,6 @@ fn proxy_address(text: &str) -> Result<String, &'static str> {
     } else {
         format!("{address}:80")
     })
-}
-
-/// Whether `NO_PROXY` names the server, by the rules of Go's `httpproxy`: `*`, networks, and addresses or
-/// domains with or without a port. A domain stands for itself and all below it, with a dot or `*.` in front only
-/// for those below it. Loopback is never proxied.
-fn excepted(host: &str, port: u16, list: &str) -> bool {
-    let ip = host.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
-    if host == "localhost" || ip.is_some_and(|ip| ip.is_loopback()) {
-        return true;
-    }
-    let host = host.to_ascii_lowercase();
-    let names = |entry: &str| {
-        if entry == "*" {
-            return true;
-        }
-        if let Ok(network) = entry.parse::<ipnet::IpNet>() {
-            return ip.is_some_and(|ip| network.contains(&ip));
-        }
-        let (name, only) = split_port(entry);
-        if name.is_empty() || only.is_some_and(|only| only != port.to_string()) {
-            return false;
-        }
-        if let Ok(address) = name.parse::<IpAddr>() {
-            return ip == Some(address.to_canonical());
-        }
-        let below = name.strip_prefix('*').unwrap_or(name);
-        match below.strip_prefix('.') {
-            Some(_) => host.ends_with(below),
-            None => host == name || host.ends_with(&format!(".{name}")),
-        }
-    };
-    list.to_ascii_lowercase()
-        .split(',')
-        .map(str::trim)
-        .any(|entry| !entry.is_empty() && names(entry))
-}
-
-/// As Go splits: brackets around IPv6 only together with a port; an empty port is any.
-fn split_port(entry: &str) -> (&str, Option<&str>) {
-    let split = match entry.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once("]:"),
-        None => entry
-            .split_once(':')
-            .filter(|(_, port)| !port.contains(':')),
-    };
-    match split {
-        Some((name, port)) => (name, Some(port).filter(|port| !port.is_empty())),
-        None => (entry, None),
-    }
 }
 
 #[cfg(test)]

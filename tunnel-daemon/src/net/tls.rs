@@ -70,11 +70,13 @@ impl Alpn {
         self
     }
 
-    /// Nothing but `name`, as in [`Self::with_records`].
+    /// `name` as in [`Self::with_records`], and of these the custom protocols behind it: a front may route by them. A server
+    /// that knows only HTTP/2 refuses the handshake.
     #[must_use]
-    pub fn only_records(name: &str) -> Self {
+    pub fn records_beside(&self, name: &str) -> Self {
+        let custom = self.protocols.iter().filter(|known| *known != ALPN_H2);
         Self {
-            protocols: vec![name.into()],
+            protocols: [name.into()].into_iter().chain(custom.cloned()).collect(),
             rule: AlpnRule::Required,
             records: Some(name.into()),
         }

@@ -36,7 +36,7 @@ async fn connection() -> (ByteStream, ByteStream) {
         ca: files.ca_file(),
         identity: Some((files.cert("agent"), files.key("agent"))),
         policy: TlsPolicy::default(),
-        alpn: Alpn::only_records(PROTOCOL),
+        alpn: Alpn::grpc::<&str>(&[]).records_beside(PROTOCOL),
     })
     .unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();

@@ -268,7 +268,7 @@ async fn session() -> (ByteStream, ByteStream) {
         ca: files.ca_file(),
         identity: Some((files.cert("agent"), files.key("agent"))),
         policy: TlsPolicy::default(),
-        alpn: Alpn::only_records(PROTOCOL),
+        alpn: Alpn::grpc::<&str>(&[]).records_beside(PROTOCOL),
     });
     let (server, client) = (server.expect("loaded"), client.expect("loaded"));
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("bound");

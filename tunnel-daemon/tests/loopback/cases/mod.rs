@@ -4,6 +4,7 @@ mod abandoned_dials;
 mod admin;
 mod admin_http;
 mod agents;
+mod alpn_fronts;
 mod bad_input;
 mod curl;
 mod cut_sockets;

@@ -145,7 +145,7 @@ async fn protocols_can_be_replaced_for_one_connection() {
     );
     let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
     let name = server_name("localhost").unwrap();
-    let lane = Alpn::only_records("x-lane");
+    let lane = Alpn::grpc::<&str>(&[]).records_beside("x-lane");
     let (accepted, connected) = tokio::join!(
         accept_tls(
             server_socket,

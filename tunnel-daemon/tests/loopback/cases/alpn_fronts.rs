@@ -1,0 +1,79 @@
+//! Fronts that lead connections by the protocols that their clients offer (ALPN), without ending TLS.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::support::lanes::{HITS, value, warm};
+use crate::support::targets;
+use crate::support::wait::until;
+use crate::support::world::World;
+
+/// Leads on what offers `protocol`, and drops the rest.
+struct Front {
+    address: SocketAddr,
+    dropped: Arc<AtomicUsize>,
+    _accepting: JoinSet<()>,
+}
+
+impl Front {
+    async fn to(server: SocketAddr, protocol: &'static str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let (mut accepting, dropping) = (JoinSet::new(), Arc::clone(&dropped));
+        accepting.spawn(async move {
+            let mut copying = JoinSet::new();
+            while let Ok((mut near, _peer)) = listener.accept().await {
+                let dropped = Arc::clone(&dropping);
+                copying.spawn(async move {
+                    let mut hello = vec![0; 4096];
+                    let bytes = near.peek(&mut hello).await.unwrap_or(0);
+                    let offers = hello[..bytes]
+                        .windows(protocol.len())
+                        .any(|part| part == protocol.as_bytes());
+                    if !offers {
+                        dropped.fetch_add(1, Relaxed);
+                        return;
+                    }
+                    if let Ok(mut far) = TcpStream::connect(server).await {
+                        let _over = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    }
+                });
+            }
+        });
+        Self {
+            address,
+            dropped,
+            _accepting: accepting,
+        }
+    }
+}
+
+/// As AKS has one: links and lanes offer the name that it goes by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lanes_pass_a_front_that_knows_a_protocol_by_its_name() {
+    let (port, _target) = targets::echo().await;
+    let world = World::start(&[]).await;
+    let front = Front::to(world.server().agents, "konnectivity").await;
+    let agent = world
+        .agent_of(
+            front.address.port(),
+            "agent-1",
+            &["--alpn-proto=konnectivity"],
+        )
+        .await;
+    warm(&world).await;
+    world.assert_serves(&format!("127.0.0.1:{port}")).await;
+    assert!(value(&world, HITS) >= 1.0);
+    assert_eq!(front.dropped.load(Relaxed), 0);
+    // Without the name nothing passes.
+    let stranger = world.agent_of(front.address.port(), "agent-2", &[]).await;
+    until("a dropped connection", || front.dropped.load(Relaxed) > 0).await;
+    world.links(1).await;
+    agent.stop().await;
+    stranger.stop().await;
+}
