@@ -7,12 +7,14 @@
 //! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
 //! granted to each does not add up.
 
+mod deny;
 mod pattern;
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+pub use self::deny::{DenyError, DenyList};
 use self::pattern::{CAPTURED, NODE, Pattern, Stands};
 use crate::ids::AgentId;
 use crate::target::Host;
@@ -37,6 +39,8 @@ pub struct Account<'a> {
     pub name: &'a str,
     /// The node that the token is bound to, if it is.
     pub node: Option<&'a str>,
+    /// Unique id of the pod that the token is bound to, if it is.
+    pub pod: Option<&'a str>,
 }
 
 /// What an agent has proved to be.
@@ -85,6 +89,10 @@ enum Flaw {
     TwoKinds,
     #[error("serviceaccount={0} is not NAMESPACE/NAME")]
     NotAnAccount(String),
+    #[error(
+        "{0:?} is no KEY=VALUE with one of the keys id, cn, dns, uri, serviceaccount, node, pod"
+    )]
+    NotDenied(String),
     #[error("{key}={value} is no {key} address or network; write such as {example}")]
     Net {
         key: &'static str,

@@ -15,6 +15,8 @@ use crate::no_proxy::is_excepted;
 
 /// How often the files are compared with what is in use, at most.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// How often a configuration is read that changes meanwhile.
+const LOADS_MAX: usize = 5;
 /// Time to connect to the API server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -182,7 +184,21 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.ok()
 }
 
+/// Until nothing has changed between the reading of the configuration and that of its files.
 async fn load(source: Source) -> Result<Loaded, AccessError> {
+    let mut loaded = load_once(source.clone()).await?;
+    for _try in 0..LOADS_MAX {
+        let again = load_once(source.clone()).await?;
+        let is_settled = again.fingerprint == loaded.fingerprint;
+        loaded = again;
+        if is_settled {
+            break;
+        }
+    }
+    Ok(loaded)
+}
+
+async fn load_once(source: Source) -> Result<Loaded, AccessError> {
     let handle = tokio::runtime::Handle::current();
     blocking(move || match source {
         Source::Kubeconfig(path) => {

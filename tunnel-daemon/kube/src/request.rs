@@ -44,7 +44,7 @@ pub enum RequestError {
     #[error("the API server's answer is longer than {} bytes", ANSWER_BYTES_MAX)]
     TooLong,
     /// It does not answer.
-    #[error("no answer from the API server within {} s", TIMEOUT.as_secs())]
+    #[error("no answer from the API server in time")]
     TimedOut,
 }
 
@@ -87,12 +87,26 @@ pub async fn send<B: Serialize, A: DeserializeOwned>(
     path: &str,
     body: Option<&B>,
 ) -> Result<A, RequestError> {
+    send_within(TIMEOUT, api, method, path, body).await
+}
+
+/// The same, with a time limit of the caller's.
+///
+/// # Errors
+/// As [`send`].
+pub(crate) async fn send_within<B: Serialize, A: DeserializeOwned>(
+    limit: Duration,
+    api: &Api,
+    method: Method,
+    path: &str,
+    body: Option<&B>,
+) -> Result<A, RequestError> {
     let answer = async {
         let body = begin(api, method, path, body).await?;
         let bytes = whole(body).await?;
         serde_json::from_slice(&bytes).map_err(not_understood)
     };
-    tokio::time::timeout(TIMEOUT, answer)
+    tokio::time::timeout(limit, answer)
         .await
         .unwrap_or(Err(RequestError::TimedOut))
 }
@@ -217,7 +231,7 @@ fn plain(error: &kube::Error) -> String {
 }
 
 /// The start of a text from outside.
-fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {
         end -= 1;

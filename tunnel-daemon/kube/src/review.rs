@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 
 use crate::account::{NotAnAccount, ServiceAccount, parse_username};
-use crate::request::RequestError;
+use crate::request::{RequestError, excerpt};
 use crate::token::{Claims, Token};
 
 /// Path of token reviews.
@@ -59,7 +59,7 @@ pub enum ReviewError {
     #[error("too many agents wait to be authenticated; try again")]
     Overload,
     /// It has waited for its turn for too long.
-    #[error("Failed to authenticate request. err:no turn within {} s", crate::reviewer::WAIT_MAX.as_secs())]
+    #[error("Failed to authenticate request. err:no turn within {} s", crate::reviewer::LIMIT.as_secs())]
     NoTurn,
 }
 
@@ -97,13 +97,13 @@ impl ReviewPolicy {
         let (namespace, name) = parse_username(username)?;
         if namespace != self.namespace {
             return Err(ReviewError::Namespace {
-                found: namespace.to_owned(),
+                found: excerpt(namespace),
                 expected: self.namespace.clone(),
             });
         }
         if name != self.service_account {
             return Err(ReviewError::ServiceAccount {
-                found: name.to_owned(),
+                found: excerpt(name),
                 expected: self.service_account.clone(),
             });
         }
@@ -127,7 +127,7 @@ impl ReviewPolicy {
     /// The token is not let in.
     pub(crate) fn decide(&self, status: TokenReviewStatus) -> Result<ServiceAccount, ReviewError> {
         if let Some(error) = status.error.filter(|error| !error.is_empty()) {
-            return Err(ReviewError::Status(error));
+            return Err(ReviewError::Status(excerpt(&error)));
         }
         if status.authenticated != Some(true) {
             return Err(ReviewError::NotValid);

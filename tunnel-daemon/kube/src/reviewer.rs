@@ -18,14 +18,14 @@ use crate::request::{self, RequestError};
 use crate::review::{PATH, ReviewError, ReviewPolicy};
 use crate::token::{self, Claims, Token};
 pub use crate::turns::Caller;
-use crate::turns::Turns;
+use crate::turns::{Full, Turn, Turns};
 
 /// Reviews at once.
 const IN_FLIGHT_MAX: usize = 32;
 /// Callers that wait for a turn.
 const WAITING_MAX: usize = 1024;
-/// Longest time to wait for a turn.
-pub const WAIT_MAX: Duration = Duration::from_secs(10);
+/// Longest time for a review, waiting for its turn included: an agent waits 10 s for its answer, and is to hear the reason.
+pub const LIMIT: Duration = Duration::from_secs(9);
 /// How long a token that was let in is let in again without a review.
 const KEEP_ACCEPTED: Duration = Duration::from_secs(10);
 /// How long one that was not is refused without a review.
@@ -124,7 +124,7 @@ impl Reviewer {
     /// it.
     ///
     /// # Errors
-    /// The token is not let in, or nobody could say: see [`ReviewError`]. Takes [`WAIT_MAX`] and [`request::TIMEOUT`] at most.
+    /// The token is not let in, or nobody could say: see [`ReviewError`]. Takes [`LIMIT`] at most.
     pub async fn review(&self, token: &Token, caller: Caller) -> Answer {
         let claims = self.0.policy.check_claims(token, token::now())?;
         let key = self.0.key(token);
@@ -180,9 +180,10 @@ impl Inner {
     }
 
     async fn ask(&self, token: &Token, caller: Caller) -> Answer {
-        let turn = match tokio::time::timeout(WAIT_MAX, self.wait(caller)).await {
+        let deadline = Instant::now() + LIMIT;
+        let turn = match tokio::time::timeout_at(deadline, self.wait(caller, deadline)).await {
             Ok(Ok(turn)) => turn,
-            Ok(Err(crate::turns::Full)) => {
+            Ok(Err(Full)) => {
                 self.events.reviewed(ReviewResult::Overload, Duration::ZERO);
                 return Err(ReviewError::Overload);
             }
@@ -193,9 +194,16 @@ impl Inner {
         };
         let flight = InFlight::begin(self);
         let began = Instant::now();
+        let left = deadline.duration_since(began);
         let request = self.policy.request(token);
-        let answer =
-            request::send::<_, TokenReview>(&self.api, Method::POST, PATH, Some(&request)).await;
+        let answer = request::send_within::<_, TokenReview>(
+            left,
+            &self.api,
+            Method::POST,
+            PATH,
+            Some(&request),
+        )
+        .await;
         self.say_whether_away(answer.as_ref().err());
         let answer = answer
             .map_err(ReviewError::from)
@@ -211,9 +219,9 @@ impl Inner {
         answer.map(Arc::new)
     }
 
-    async fn wait(&self, caller: Caller) -> Result<crate::turns::Turn, crate::turns::Full> {
+    async fn wait(&self, caller: Caller, deadline: Instant) -> Result<Turn, Full> {
         let turn = self.turns.take(caller).await?;
-        self.pace.wait().await;
+        self.pace.wait(deadline).await?;
         Ok(turn)
     }
 
@@ -299,14 +307,41 @@ impl Pace {
         }
     }
 
-    async fn wait(&self) {
-        let Some(period) = self.period else { return };
+    /// Waits for the next request's time. A call that is cancelled before gives it back.
+    ///
+    /// # Errors
+    /// That time is beyond `deadline`; nothing was taken.
+    async fn wait(&self, deadline: Instant) -> Result<(), Full> {
+        let Some(period) = self.period else {
+            return Ok(());
+        };
         let begin_at = {
             let now = Instant::now();
             let mut full_at = locked(&self.full_at);
-            *full_at = (*full_at).max(now) + period;
-            full_at.checked_sub(period * self.burst).unwrap_or(now)
+            let next = (*full_at).max(now) + period;
+            let begin_at = next.checked_sub(period * self.burst).unwrap_or(now);
+            if begin_at > deadline {
+                return Err(Full);
+            }
+            *full_at = next;
+            begin_at
         };
+        let booked = Booked { pace: self, period };
         tokio::time::sleep_until(begin_at).await;
+        std::mem::forget(booked);
+        Ok(())
+    }
+}
+
+/// A request's share of the rate; dropped, it is given back.
+struct Booked<'a> {
+    pace: &'a Pace,
+    period: Duration,
+}
+
+impl Drop for Booked<'_> {
+    fn drop(&mut self) {
+        let mut full_at = locked(&self.pace.full_at);
+        *full_at = full_at.checked_sub(self.period).unwrap_or(*full_at);
     }
 }

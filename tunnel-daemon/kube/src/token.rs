@@ -17,6 +17,9 @@ pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }
 
+/// Longest token that is looked at: those of service accounts have one to two thousand bytes.
+const BYTES_MAX: usize = 16 * 1024;
+
 /// A bearer token. Formatting it shows a mask.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
@@ -69,9 +72,12 @@ impl Token {
         Sha256::digest(self.0.as_bytes()).into()
     }
 
-    /// `None` when it is no JWT: three parts, of which the second is JSON.
+    /// `None` when it is no JWT: three parts, of which the second is JSON, of 16 KiB together at most.
     #[must_use]
     pub fn claims(&self) -> Option<Claims> {
+        if self.0.len() > BYTES_MAX {
+            return None;
+        }
         let mut parts = self.0.split('.');
         let (header, payload, signature) = (parts.next()?, parts.next()?, parts.next()?);
         if parts.next().is_some() || header.is_empty() || signature.is_empty() {
@@ -153,6 +159,8 @@ mod tests {
         for payload in [r#"{"exp":"soon"}"#, r#"{"sub":7}"#, "[]", "{"] {
             assert_eq!(token(payload).claims(), None, "{payload}");
         }
+        let long = format!(r#"{{"sub":"{}"}}"#, "a".repeat(BYTES_MAX));
+        assert_eq!(token(&long).claims(), None);
         // A time beyond all clocks is none.
         assert_eq!(token(r#"{"exp":1e300}"#).claims().unwrap().expires, None);
     }

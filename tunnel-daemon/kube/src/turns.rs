@@ -2,7 +2,7 @@
 //! address keep nobody at another waiting for long.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -92,7 +92,7 @@ impl Turns {
     /// # Errors
     /// As many wait as may, in all or of this address.
     pub(crate) async fn take(self: &Arc<Self>, caller: Caller) -> Result<Turn, Full> {
-        let address = caller.address.map(|address| address.to_canonical());
+        let address = caller.address.map(network);
         let mut waiting = {
             let mut state = self.lock();
             if state.in_use < self.in_use_max {
@@ -101,7 +101,13 @@ impl Turns {
             }
             let queued = state.queues.get(&address).map_or(0, VecDeque::len);
             let is_crowded = !caller.is_trusted && queued >= WAITING_PER_ADDRESS_MAX;
-            if state.waiting >= self.waiting_max || is_crowded {
+            // Half of the places are kept for addresses that are trusted.
+            let is_full = if caller.is_trusted {
+                state.waiting >= self.waiting_max
+            } else {
+                state.waiting >= self.waiting_max / 2
+            };
+            if is_full || is_crowded {
                 return Err(Full);
             }
             let (sender, receiver) = oneshot::channel();
@@ -145,6 +151,17 @@ impl Turns {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it is held; if it did, the state is still consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The address, or the network of 64 bits that one host of IPv6 has for itself.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let host = u128::from(u64::MAX);
+            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !host))
+        }
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -212,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_is_bounded_in_all_and_for_an_address_that_is_not_trusted() {
-        let turns = Turns::new(1, 20);
+        let turns = Turns::new(1, 34);
         let _used = turns.take(at(9)).await.unwrap();
         let mut waiting: Vec<_> = (0..WAITING_PER_ADDRESS_MAX)
             .map(|_| Box::pin(turns.take(at(1))))
@@ -225,12 +242,16 @@ mod tests {
             is_trusted: true,
             ..at(1)
         };
-        for _caller in WAITING_PER_ADDRESS_MAX..20 {
+        for _caller in WAITING_PER_ADDRESS_MAX..17 {
             let mut waits = Box::pin(turns.take(trusted));
             assert!(poll!(&mut waits).is_pending());
             waiting.push(waits);
         }
         assert_eq!(turns.take(at(2)).now_or_never().unwrap().unwrap_err(), Full);
+        assert!(
+            poll!(pin!(turns.take(trusted))).is_pending(),
+            "half are kept"
+        );
         waiting.clear();
         assert_eq!(turns.lock().waiting, 0);
         assert!(poll!(pin!(turns.take(at(2)))).is_pending());

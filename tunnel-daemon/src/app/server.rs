@@ -23,7 +23,7 @@ use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use super::status::{self, ServerSource};
-use crate::backend::{Admission, Backend, BackendSettings, LinkSettings};
+use crate::backend::{Admission, Backend, BackendSettings, Denied, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
@@ -120,6 +120,12 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
+    if let Some(path) = &plan.agents.deny {
+        settings.denied = Denied::load(path)?;
+        let (denied, path, hub) = (settings.denied.clone(), path.clone(), Arc::clone(&hub));
+        let following = denied.follow(path, hub, tasks.links.clone(), adit.clone(), stop.clone());
+        tasks.services.spawn_always("deny-list", following);
+    }
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -286,6 +292,7 @@ fn backend_settings(
         server,
         keepalive: plan.agents.keepalive.time,
         admission,
+        denied: Denied::default(),
         leases: watch::channel(0).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,

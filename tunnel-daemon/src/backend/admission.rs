@@ -51,6 +51,11 @@ impl Admission {
         }
     }
 
+    /// Whether agents may prove themselves by tokens.
+    pub(super) fn reviews_tokens(&self) -> bool {
+        self.tokens.is_some()
+    }
+
     /// Addresses that agents with links come from.
     pub(super) fn addresses(&self) -> &AdmittedAddresses {
         &self.addresses
@@ -61,28 +66,42 @@ impl Admission {
         locked(&self.logged).try_take(Instant::now())
     }
 
+    /// What there is to review of a call; `None`: its certificate will do. The headers need not be kept for it.
+    ///
+    /// # Errors
+    /// There is no token where one is needed, in upstream's words.
+    pub(super) fn token(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&Certificate>,
+    ) -> Result<Option<Token>, Refused> {
+        let Some((_reviewer, proof)) = &self.tokens else {
+            return Ok(None);
+        };
+        let shows_token = headers.contains_key(header::AUTHORIZATION);
+        if *proof == AgentProof::Either && certificate.is_some() && !shows_token {
+            return Ok(None);
+        }
+        bearer(headers).map(Some).map_err(|text| Refused {
+            reason: AgentRefusal::Token,
+            code: Code::Unknown,
+            text,
+        })
+    }
+
     /// Who the caller is. `certificate` is what its TLS session has proved. A cancelled call leaves nothing behind.
     ///
     /// # Errors
     /// It is nobody who may link, in upstream's words.
     pub(super) async fn identify(
         &self,
-        headers: &HeaderMap,
+        token: Option<Token>,
         certificate: Option<Certificate>,
         peer: PeerAddr,
     ) -> Result<AgentIdentity, Refused> {
-        let Some((reviewer, proof)) = &self.tokens else {
+        let (Some((reviewer, _proof)), Some(token)) = (&self.tokens, token) else {
             return Ok(AgentIdentity::of_certificate(certificate));
         };
-        let shows_token = headers.contains_key(header::AUTHORIZATION);
-        if *proof == AgentProof::Either && certificate.is_some() && !shows_token {
-            return Ok(AgentIdentity::of_certificate(certificate));
-        }
-        let token = bearer(headers).map_err(|text| Refused {
-            reason: AgentRefusal::Token,
-            code: Code::Unknown,
-            text,
-        })?;
         let caller = reviewer::Caller {
             address: address(peer),
             is_trusted: self.addresses.has(peer),

@@ -122,7 +122,8 @@ impl LaneListener {
             LaneRefusal::NoLink | LaneRefusal::Full | LaneRefusal::Handshake => {
                 tracing::debug!(%peer, %error, "no lane came of a connection");
             }
-            _ => tracing::warn!(%peer, %error, "lane refused"),
+            // Strangers get as far.
+            _ => tracing::debug!(%peer, %error, "lane refused"),
         }
         self.metrics.lane_refused(why);
     }

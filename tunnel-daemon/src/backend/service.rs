@@ -3,13 +3,17 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Duration;
 
 use adit_core::grant::Grants;
+use adit_core::ids::AgentId;
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, ServerHello};
+use adit_kube::token::Token;
 use futures_util::future::{Either, select};
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -19,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admission, Refused};
+use super::deny::{Denied, Rights};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
 use super::node::NodeDoor;
@@ -43,6 +48,8 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const STREAM_WINDOW_GO_BYTES: u32 = 2 << 20;
 /// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// How often a connection of somebody without a certificate is looked at, which may be without a link for two looks.
+const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
 /// Streams one agent connection may open; agents open one.
 const LINKS_PER_CONNECTION_MAX: u32 = 8;
 
@@ -56,6 +63,8 @@ pub struct BackendSettings {
     pub admission: Admission,
     /// Servers with leases; 0 where there are none.
     pub leases: watch::Receiver<usize>,
+    /// Who is refused, whatever is proved.
+    pub denied: Denied,
     /// What an agent may claim; empty: agents claim what they like.
     pub grants: Grants,
     /// Links one owner may hold under one agent id.
@@ -156,16 +165,26 @@ impl Backend {
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
         let never = CancellationToken::new();
+        let links = Arc::new(AtomicUsize::new(0));
         let served = connection.serve(self.settings.keepalive, never, |request, respond| {
             let who = Caller {
                 peer,
                 certificate: certificate.clone(),
                 account,
+                links: Arc::clone(&links),
             };
             self.call(request, respond, who)
         });
-        if let Err(error) = served.await {
-            tracing::debug!(%error, "agent connection ended");
+        let is_stranger = certificate.is_none() && self.settings.admission.reviews_tokens();
+        let idle = without_links(&links, is_stranger);
+        match select(pin!(served), pin!(idle)).await {
+            Either::Left((Ok(()), _idle)) => (),
+            Either::Left((Err(error), _idle)) => {
+                tracing::debug!(%error, "agent connection ended");
+            }
+            Either::Right(((), _served)) => {
+                tracing::debug!(%peer, "a connection without a link is closed");
+            }
         }
     }
 
@@ -202,6 +221,11 @@ impl Backend {
         let opens = node.map(|node| node.of_agent(&hello.agent, owner));
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
+            rights: Some(Arc::new(Rights {
+                denied: self.settings.denied.clone(),
+                agent: hello.agent.clone(),
+                identity: identity.clone(),
+            })),
             lanes_max,
             dials_max: link.dials_max,
             silence_max: link.isolation.half_closed_timeout,
@@ -244,10 +268,16 @@ impl Backend {
             );
             return None;
         }
+        let certificate = who.certificate.as_ref();
+        let token = self
+            .settings
+            .admission
+            .token(request.headers(), certificate);
+        let body = request.into_body();
         let backend = Arc::clone(self);
         let link = async move {
             // Boxed: what admission needs is gone once the link runs, which may be for days.
-            let admitted = Box::pin(backend.admit(hello, request, respond, who)).await;
+            let admitted = Box::pin(backend.admit(hello, token, body, respond, who)).await;
             if let Some(link) = admitted {
                 link.await;
             }
@@ -259,7 +289,8 @@ impl Backend {
     async fn admit(
         self: Arc<Self>,
         hello: AgentHello,
-        request: Request<RecvStream>,
+        token: Result<Option<Token>, Refused>,
+        mut body: RecvStream,
         mut respond: SendResponse<MessageBuf>,
         who: Caller,
     ) -> Option<impl Future<Output = ()> + Send + use<>> {
@@ -268,14 +299,26 @@ impl Backend {
             .certificate
             .as_ref()
             .map(|certificate| Arc::clone(certificate.holder()));
-        let identified = {
-            let admission = &self.settings.admission;
-            let identify = pin!(admission.identify(request.headers(), who.certificate, who.peer));
-            let gone = poll_fn(|cx| respond.poll_reset(cx));
-            match select(identify, gone).await {
-                Either::Left((identified, _gone)) => identified,
-                // The caller waits no more; its review ends with this.
-                Either::Right((_reset, _identify)) => return None,
+        let identified = match token {
+            Err(refused) => Err(refused),
+            Ok(token) => {
+                let admission = &self.settings.admission;
+                let identify = pin!(admission.identify(token, who.certificate, who.peer));
+                // Agents wait for the answer before they say anything. Others would fill a window meanwhile.
+                let speaks = poll_fn(|cx| match respond.poll_reset(cx) {
+                    Poll::Ready(_gone) => Poll::Ready(None),
+                    Poll::Pending => body.poll_data(cx).map(|data| data.and_then(Result::ok)),
+                });
+                match select(identify, speaks).await {
+                    Either::Left((identified, _speaks)) => identified,
+                    Either::Right((Some(_data), _identify)) => Err(Refused {
+                        reason: AgentRefusal::Metadata,
+                        code: Code::InvalidArgument,
+                        text: "packets came before the call was answered".to_owned(),
+                    }),
+                    // The caller waits no more; its review ends with this.
+                    Either::Right((None, _identify)) => return None,
+                }
             }
         };
         // Before the answer's headers: a refusal must be the whole answer.
@@ -293,6 +336,7 @@ impl Backend {
             }
         };
         let address = self.settings.admission.addresses().enter(who.peer);
+        let counted = CountedLink::new(who.links);
         if let Some(cookie) = who.account {
             let labels = Labels {
                 role: AccountRole::Link,
@@ -317,7 +361,7 @@ impl Backend {
         };
         let streams = LinkStreams {
             send,
-            recv: request.into_body(),
+            recv: body,
             withhold_bytes: withhold as usize,
         };
         let link = run_link(
@@ -335,7 +379,7 @@ impl Backend {
         );
         Some(async move {
             link.await;
-            drop(address);
+            drop((address, counted));
         })
     }
 
@@ -352,6 +396,7 @@ impl Backend {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
+        self.refuse_denied(&hello.agent, &identity)?;
         self.settings
             .grants
             .check(&identity.holders(), &hello.agent, &hello.identifiers)
@@ -377,12 +422,29 @@ impl Backend {
                 code: Code::ResourceExhausted,
                 text: error.to_string(),
             })?;
+        // Whoever judges links by a new list has seen this one, or has put the list in force before.
+        self.refuse_denied(&entered.handle.info.agent, &entered.handle.info.identity)?;
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
             let bells = Arc::clone(lanes).answer_bells();
             let _full = self.tasks.spawn("lane-bells", bells);
         }
         Ok(entered)
+    }
+}
+
+impl Backend {
+    /// # Errors
+    /// The deny list names the agent.
+    fn refuse_denied(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
+        let Some(entry) = self.settings.denied.entry_for(agent, identity) else {
+            return Ok(());
+        };
+        Err(Refused {
+            reason: AgentRefusal::Denied,
+            code: Code::PermissionDenied,
+            text: format!("the deny list of this server names {entry}"),
+        })
     }
 }
 
@@ -393,6 +455,41 @@ struct Caller {
     certificate: Option<Certificate>,
     /// The connection, as the kernel accounts for it.
     account: Option<u64>,
+    /// Links on its connection.
+    links: Arc<AtomicUsize>,
+}
+
+/// A link of a connection, for as long as it lives.
+struct CountedLink(Arc<AtomicUsize>);
+
+impl CountedLink {
+    fn new(links: Arc<AtomicUsize>) -> Self {
+        links.fetch_add(1, Relaxed);
+        Self(links)
+    }
+}
+
+impl Drop for CountedLink {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Ends when a connection of somebody without a certificate has had no link at one look after another: it holds a descriptor that
+/// others need, and agents connect anew for each attempt.
+async fn without_links(links: &AtomicUsize, is_stranger: bool) {
+    if !is_stranger {
+        return std::future::pending().await;
+    }
+    let mut looks = 0;
+    while looks < 2 {
+        tokio::time::sleep(LOOK_FOR_LINKS_EVERY).await;
+        looks = if links.load(Relaxed) > 0 {
+            0
+        } else {
+            looks + 1
+        };
+    }
 }
 
 fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {

@@ -1,6 +1,7 @@
 //! A leg's way over a lane: the lane is read and written in the task of the leg's own socket or stream, and only as
 //! fast as that takes bytes. TCP does the rest.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -191,7 +192,7 @@ impl LaneWay {
                 self.finish(TunnelEnd::Shutdown);
             }
         } else if self.probe.is_troubled()
-            && let Some(failure) = self.lane.as_ref().and_then(Lane::peer_is_gone)
+            && let Some(failure) = self.lane.as_ref().and_then(trouble)
         {
             self.fail(&failure);
         }
@@ -362,6 +363,14 @@ impl LaneWay {
 fn bytes_on_the_way(lane: Option<&Lane>) -> u32 {
     let bytes = lane.map_or(0, Lane::unacknowledged_bytes);
     u32::try_from(bytes).unwrap_or(u32::MAX)
+}
+
+/// Why a lane that is looked at is over: its peer is gone, or may have no tunnel any more.
+fn trouble(lane: &Lane) -> Option<LaneFailure> {
+    if lane.is_revoked() {
+        return Some(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+    }
+    lane.peer_is_gone()
 }
 
 impl Drop for LaneWay {

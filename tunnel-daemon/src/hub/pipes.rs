@@ -21,7 +21,7 @@ mod outcome;
 pub use outcome::{PipeEnd, PipeOutcome};
 
 use self::outcome::{Cut, conclude};
-use crate::lane::Pipe;
+use crate::lane::{LaneRights, Pipe};
 use crate::net::socket;
 use crate::telemetry::labels::{Driver, DriverReason, Engine};
 use crate::telemetry::tunnels::{PathQuality, Relayed};
@@ -61,6 +61,8 @@ struct Watched {
     submitted: Submitted,
     /// Gone when the tunnel is over.
     cause: Weak<Cause>,
+    /// Whether the agent may still have it.
+    rights: Option<Arc<dyn LaneRights>>,
     /// What was there at the last look, and since when.
     seen: [u64; 4],
     since: Instant,
@@ -160,6 +162,7 @@ impl PipeRelay {
             tls,
             mut kept,
         } = pipe;
+        let rights = kept.rights().cloned();
         let cause = Arc::new(Cause::new());
         let metrics = self.metrics.clone();
         let reason = DriverReason::from(self.handle.choice().basis);
@@ -196,7 +199,7 @@ impl PipeRelay {
         };
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
-                self.enter(submitted.clone(), watch.clone());
+                self.enter(submitted.clone(), watch.clone(), rights);
                 live.relayed_by(Box::new(Piped {
                     submitted: submitted.clone(),
                     overhead,
@@ -249,7 +252,7 @@ impl PipeRelay {
         }
     }
 
-    fn enter(&self, submitted: Submitted, cause: Weak<Cause>) {
+    fn enter(&self, submitted: Submitted, cause: Weak<Cause>, rights: Option<Arc<dyn LaneRights>>) {
         let mut watched = self.lock();
         if watched.len() == watched.capacity() {
             // As often as the list would grow, so that it holds at most twice as many as there are.
@@ -258,6 +261,7 @@ impl PipeRelay {
         watched.push(Watched {
             submitted,
             cause,
+            rights,
             seen: [0; 4],
             since: Instant::now(),
         });
@@ -336,6 +340,13 @@ impl PipeRelay {
 impl Watched {
     /// Why the tunnel has to end, if it has to.
     fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<Cut> {
+        if self
+            .rights
+            .as_ref()
+            .is_some_and(|rights| rights.are_revoked())
+        {
+            return Some(Cut::LaneLost);
+        }
         let lane = self.submitted.tcp_state(LANE);
         if lane.is_some_and(|lane| lane.is_unanswered && lane.silent_for > socket::LANE_SILENCE_MAX)
         {

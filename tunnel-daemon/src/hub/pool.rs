@@ -20,7 +20,7 @@ use super::lane_way::LaneHome;
 use super::leg::Carrier;
 use super::settle::{Unsettled, settle};
 use super::watch::LaneWatch;
-use crate::lane::{Lane, LaneFailure, LaneRoom, LinkSecret, Slot};
+use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
 use crate::net::agent_identity::AgentIdentity;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
@@ -51,6 +51,8 @@ const REFUSALS_PER_LOOK: usize = 64;
 pub struct PoolSettings {
     /// What the agent has proved to be: only the same agent may bind lanes.
     pub identity: AgentIdentity,
+    /// Whether the agent may still have tunnels; absent: it may for as long as lanes live.
+    pub rights: Option<Arc<dyn LaneRights>>,
     /// Most lanes of this link.
     pub lanes_max: usize,
     /// Most dials without an answer.
@@ -145,6 +147,9 @@ impl LanePool {
     /// Takes a lane that was just bound.
     pub fn add(self: &Arc<Self>, mut lane: Lane, slot: Slot) {
         lane.hold(slot);
+        if let Some(rights) = &self.settings.rights {
+            lane.depend_on(Arc::clone(rights));
+        }
         self.settings.metrics.lane_opened();
         self.keep(lane);
     }
@@ -288,6 +293,10 @@ impl LanePool {
 
     /// The lane, if a tunnel may be opened on it.
     fn usable(self: &Arc<Self>, mut waiting: Waiting) -> Option<Waiting> {
+        if self.gone.is_cancelled() {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+            return None;
+        }
         let waker = waiting.waker();
         let cx = &mut Context::from_waker(&waker);
         let mut refusals = 0;

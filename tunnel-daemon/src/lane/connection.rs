@@ -1,6 +1,7 @@
 //! A bound lane: the core's machine over a byte stream.
 
 use std::io;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use adit_core::lane::{FrameReader, FrameType, LaneEnd, LaneEvent, LaneRole, LaneViolation};
@@ -8,7 +9,7 @@ use adit_relay::{KernelTls, KernelTlsError, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::net::TcpStream;
 
-use super::pipe::{Kept, Pipe};
+use super::pipe::{Kept, LaneRights, Pipe};
 use super::room::Slot;
 use super::transport::Transport;
 #[cfg(test)]
@@ -143,6 +144,20 @@ impl Lane {
     /// Keeps a slot for as long as the lane lives.
     pub fn hold(&mut self, slot: Slot) {
         self.kept.held = Some(slot);
+    }
+
+    /// Ends tunnels once these are revoked.
+    pub fn depend_on(&mut self, rights: Arc<dyn LaneRights>) {
+        self.kept.rights = Some(rights);
+    }
+
+    /// Whether the other end may have no tunnel any more.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.kept
+            .rights
+            .as_ref()
+            .is_some_and(|rights| rights.are_revoked())
     }
 
     /// Whether a tunnel on it may be a pipe: its bytes are in clear text, or both ends' kernels can do its TLS.

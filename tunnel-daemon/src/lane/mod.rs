@@ -8,5 +8,5 @@ mod transport;
 
 pub use bind::{BindError, BindTo, LinkSecret, bind_to_server, greet_agent};
 pub use connection::{Lane, LaneFailure};
-pub use pipe::Pipe;
+pub use pipe::{LaneRights, Pipe};
 pub use room::{LaneRoom, Slot};

@@ -1,5 +1,7 @@
 //! What is left of a lane once its frames are over.
 
+use std::sync::Arc;
+
 use adit_relay::KernelTls;
 use bytes::Bytes;
 use tokio::net::TcpStream;
@@ -35,16 +37,30 @@ impl Pipe {
     }
 }
 
+/// Says whether an agent may have tunnels, as of now: its lanes outlive its link.
+pub trait LaneRights: std::fmt::Debug + Send + Sync {
+    /// It may have none any more.
+    fn are_revoked(&self) -> bool;
+}
+
 /// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a pipe also how it is counted
 /// once it is no more.
 #[derive(Debug, Default)]
 pub struct Kept {
+    /// Whether whoever holds the other end may still have tunnels; absent: it may.
+    pub(super) rights: Option<Arc<dyn LaneRights>>,
     pub(super) counted: Option<GaugeGuard>,
     pub(super) held: Option<Slot>,
     pub(super) closes: Option<(AditMetrics, LaneEnd)>,
 }
 
 impl Kept {
+    /// Whether whoever holds the other end may still have tunnels; absent: it may.
+    #[must_use]
+    pub fn rights(&self) -> Option<&Arc<dyn LaneRights>> {
+        self.rights.as_ref()
+    }
+
     /// The lane was lost.
     pub fn lost(&mut self) {
         if let Some((_, end)) = &mut self.closes {

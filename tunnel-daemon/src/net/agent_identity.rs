@@ -97,6 +97,7 @@ impl AgentIdentity {
                     namespace: &account.namespace,
                     name: &account.name,
                     node: account.node_name.as_deref(),
+                    pod: account.pod_uid.as_deref(),
                 });
                 certificate
                     .iter()

@@ -243,6 +243,8 @@ label! {
         Token = "token",
         /// The Kubernetes API did not say whose its token is.
         NotReviewed = "not_reviewed",
+        /// The deny list names it.
+        Denied = "denied",
         /// It is not granted the id or an identifier.
         NotGranted = "not_granted",
         /// Its owner holds as many links of that id as it may.

@@ -65,6 +65,7 @@ struct Inner {
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
+    links_denied: IntCounter,
     access_events_suppressed: IntCounter,
     open_tunnels: Arc<OpenTunnels>,
     redirect: RedirectMetrics,
@@ -213,6 +214,7 @@ impl AditMetrics {
                 "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
             ),
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
+            links_denied: families.counter("links_denied_total", "Links that ended because the deny list names their agent"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::default(),
@@ -424,6 +426,11 @@ impl AditMetrics {
     pub fn claimed_identity(&self) -> GaugeGuard {
         self.0.claimed_identities.inc();
         GaugeGuard::new(&self.0.claims_unverified)
+    }
+
+    /// The deny list has ended a link.
+    pub fn link_denied(&self) {
+        self.0.links_denied.inc();
     }
 
     /// An agent's call was refused.

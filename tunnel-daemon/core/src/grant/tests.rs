@@ -230,6 +230,7 @@ fn check_token(
         namespace,
         name,
         node: Some(node).filter(|node| !node.is_empty()),
+        pod: None,
     });
     let identifiers = Identifiers::parse(identifiers).unwrap();
     grants
@@ -306,6 +307,7 @@ fn an_agent_with_both_proofs_is_judged_as_one_of_them() {
             namespace: "n",
             name: "s",
             node: None,
+            pod: None,
         }),
     ];
     let check = |id: &str, identifiers: &str| {

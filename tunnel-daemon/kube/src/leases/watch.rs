@@ -14,14 +14,16 @@ use tokio::time::Instant;
 
 use super::{LeaseEvents, LeaseScope, ends, now};
 use crate::access::Api;
-use crate::request::{Lines, RequestError, send, watch as begin_watch};
+use crate::request::{Lines, RequestError, TIMEOUT, send, watch as begin_watch};
 
 /// Longest time between two looks at which leases have expired.
 const RESYNC: Duration = Duration::from_secs(10);
 /// The API server ends a watch after so many seconds, and a new one begins.
 const WATCH_SECONDS: u64 = 300;
-/// Longest silence of a watch: its own time, and some.
+/// Longest silence of a watch without leases: its own time, and some.
 const SILENCE_MAX: Duration = Duration::from_secs(WATCH_SECONDS + 30);
+/// And of one with leases, each of which is renewed every 15 s: then the list is asked for before any of them counts as expired.
+const SILENCE_WITH_LEASES_MAX: Duration = Duration::from_secs(20);
 /// Pauses between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
@@ -111,15 +113,20 @@ async fn begin(
             "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&sendInitialEvents=true\
              &resourceVersionMatch=NotOlderThan&resourceVersion="
         );
-        match watched(begin_watch(api, &scope.query(&query)).await) {
-            Ok(mut lines) => {
-                let began = Instant::now();
-                view.fill(&mut lines).await?;
+        let began = Instant::now();
+        let begun = watched(begin_watch(api, &scope.query(&query)).await);
+        let is_unknown = begun.as_ref().err().is_some_and(is_unknown);
+        if let Ok(mut lines) = begun {
+            // The whole of it in time, or the other way: an API server may know the parameters and not what they ask for.
+            let filled = tokio::time::timeout(TIMEOUT, view.fill(&mut lines)).await;
+            if let Ok(Ok(())) = filled {
                 events.listed(200, "", began.elapsed());
                 return Ok(lines);
             }
-            Err(error) if is_unknown(&error) => *streams = false,
-            Err(error) => return Err(error),
+            *streams = filled.is_ok();
+        }
+        if is_unknown {
+            *streams = false;
         }
     }
     let began = Instant::now();
@@ -154,33 +161,32 @@ fn is_unknown(error: &RequestError) -> bool {
 impl View {
     /// Takes what there is, up to the bookmark that says so.
     async fn fill(&mut self, lines: &mut Lines) -> Result<(), RequestError> {
-        let mut leases = BTreeMap::new();
-        std::mem::swap(&mut leases, &mut self.leases);
+        let mut fresh = Self {
+            leases: BTreeMap::new(),
+            version: String::new(),
+            out: self.out.clone(),
+        };
         loop {
-            let event =
-                tokio::time::timeout(crate::request::TIMEOUT, lines.next::<WatchEvent<Lease>>());
-            let failed = match event.await {
-                Ok(Ok(Some(WatchEvent::Bookmark(bookmark)))) => {
+            match lines.next::<WatchEvent<Lease>>().await? {
+                Some(WatchEvent::Bookmark(bookmark)) => {
                     let annotations = bookmark.metadata.annotations;
                     if annotations.contains_key("k8s.io/initial-events-end") {
+                        *self = fresh;
                         self.publish();
                         return Ok(());
                     }
-                    continue;
                 }
-                Ok(Ok(Some(event))) => match self.take(event) {
-                    None => continue,
-                    Some(error) => error,
-                },
-                Ok(Ok(None)) => RequestError::Transport(
-                    "the watch ended before its list was complete".to_owned(),
-                ),
-                Ok(Err(error)) => error,
-                Err(_elapsed) => RequestError::TimedOut,
-            };
-            // Half a list is none.
-            self.leases = leases;
-            return Err(failed);
+                Some(event) => {
+                    if let Some(error) = fresh.take(event) {
+                        return Err(error);
+                    }
+                }
+                None => {
+                    return Err(RequestError::Transport(
+                        "the watch ended before its list was complete".to_owned(),
+                    ));
+                }
+            }
         }
     }
 
@@ -199,7 +205,7 @@ impl View {
                 }
                 Ok(Ok(None)) => return None,
                 Ok(Err(error)) => return Some(error),
-                Err(_elapsed) if silent_since.elapsed() > SILENCE_MAX => {
+                Err(_elapsed) if silent_since.elapsed() > self.silence_max() => {
                     return Some(RequestError::TimedOut);
                 }
                 Err(_elapsed) => self.publish(),
@@ -249,6 +255,14 @@ impl View {
             *leased = Some(valid);
             is_new
         });
+    }
+
+    fn silence_max(&self) -> Duration {
+        if self.leases.is_empty() {
+            SILENCE_MAX
+        } else {
+            SILENCE_WITH_LEASES_MAX
+        }
     }
 
     fn until_next_expiry(&self) -> Duration {

@@ -5,6 +5,7 @@
 mod certificates;
 mod host;
 mod kernel_paths;
+mod kubernetes;
 mod places;
 mod report;
 mod servers;
@@ -53,6 +54,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             lines.extend(logging(&plan.log));
             lines.extend(host::relay_engine(plan.agents.data_path.relay_engine));
             lines.extend(certificates::of_server(plan, now));
+            lines.extend(kubernetes::of_server(plan)?);
             lines.extend(places::of_server(plan));
             lines.extend(kernel_paths::of_server(plan, &host));
         }
@@ -61,6 +63,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             lines.extend(logging(&plan.log));
             lines.extend(host::relay_engine(plan.data_path.relay_engine));
             lines.extend(certificates::of_agent(plan, now));
+            lines.extend(kubernetes::of_agent(plan)?);
             lines.extend(places::of_agent(plan));
             lines.extend(kernel_paths::of_agent(plan, &host));
             if options.connect {

@@ -19,6 +19,7 @@ use crate::net::stream::PeerAddr;
 fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
     LanePool::new(PoolSettings {
         identity: AgentIdentity::Unverified,
+        rights: None,
         lanes_max: 1,
         dials_max: 1,
         silence_max: Duration::from_secs(1),

@@ -149,6 +149,10 @@ pub(super) struct ServerFlags {
     /// ipv6=, cidr=, default-route=true; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
     agent_grants: Vec<String>,
+    /// Refuse these agents, and end their links: id=, cn=, dns=, uri=, serviceaccount=, node= or pod= of one a line; read again
+    /// whenever the file changes
+    #[arg(long, value_name = "FILE", help_heading = "Agents")]
+    agent_deny: Option<PathBuf>,
     /// Links one certificate, or one token's node, may hold under one agent id
     #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
     links_per_agent: NonZeroU32,
@@ -376,6 +380,7 @@ impl ServerFlags {
                 keepalive: KeepAlive::every(self.keepalive_time),
                 grants: Grants::parse(&self.agent_grants)
                     .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+                deny: self.agent_deny,
                 links_per_agent_max: self.links_per_agent,
                 data_path: self.data_path.plan(self.lanes_per_link),
             },

@@ -154,6 +154,7 @@ fn agent_listener(
         keepalive: server_keepalive(options.keepalive_time),
         grants: Grants::parse(&options.agent_grants)
             .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+        deny: Some(PathBuf::from(&options.agent_deny)).filter(|path| !path.as_os_str().is_empty()),
         links_per_agent_max: limits::LINKS_PER_AGENT,
         data_path: options.data_path.plan("--lanes-per-link")?,
     })

@@ -96,6 +96,8 @@ pub struct AgentListenerPlan {
     pub keepalive: KeepAlive,
     /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
     pub grants: Grants,
+    /// Agents that are refused, whatever they prove.
+    pub deny: Option<PathBuf>,
     /// Links one owner may hold under one agent id; more are refused.
     pub links_per_agent_max: NonZeroU32,
     /// Lanes and relay.

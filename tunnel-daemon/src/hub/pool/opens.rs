@@ -220,6 +220,7 @@ mod tests {
     fn pool() -> Arc<LanePool> {
         LanePool::new(PoolSettings {
             identity: AgentIdentity::Unverified,
+            rights: None,
             lanes_max: LANES,
             dials_max: 1,
             silence_max: Duration::from_secs(60),

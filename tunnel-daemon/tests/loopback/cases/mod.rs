@@ -9,6 +9,7 @@ mod bad_input;
 mod curl;
 mod cut_sockets;
 mod demo_colours;
+mod deny;
 mod descriptors;
 mod differential;
 mod draining;

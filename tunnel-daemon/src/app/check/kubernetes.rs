@@ -1,0 +1,75 @@
+//! What a command line needs of the Kubernetes API, as far as that is known without asking it.
+
+use adit_kube::access::{Api, Source};
+
+use super::{Capability, missing, ok};
+use crate::backend::Denied;
+use crate::config::plan::{AgentPlan, ServerPlan};
+
+/// Lines about the access of a server to the Kubernetes API, and its deny list.
+///
+/// # Errors
+/// No runtime could be made.
+pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
+    let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
+    let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
+    let mut lines = Vec::new();
+    if let Some(source) = of_tokens.or(of_leases) {
+        lines.push(api(source)?);
+    }
+    if let Some(path) = &plan.agents.deny {
+        lines.push(match Denied::load(path) {
+            Ok(_list) => ok("agent-deny", format!("{} can be used", path.display())),
+            Err(error) => missing("agent-deny", error.to_string(), "correct the file"),
+        });
+    }
+    Ok(lines)
+}
+
+/// Lines about the access of an agent.
+///
+/// # Errors
+/// No runtime could be made.
+pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
+    plan.leases
+        .as_ref()
+        .map(|leases| api(&leases.api))
+        .transpose()
+}
+
+/// Whether there is a configuration that can be used. The API server itself may come later.
+fn api(source: &Source) -> anyhow::Result<Capability> {
+    const NAME: &str = "kubernetes-api";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    Ok(match runtime.block_on(Api::open(source.clone())) {
+        Ok(_api) => ok(
+            NAME,
+            "its configuration can be used; whether it answers shows later",
+        ),
+        Err(error) => missing(
+            NAME,
+            error.to_string(),
+            "give a kubeconfig that names a cluster, a user, and files that this user may read",
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::status::model::Verdict;
+    use super::*;
+
+    #[test]
+    fn a_kubeconfig_that_cannot_be_used_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        let source = Source::Kubeconfig(file.clone());
+        assert_eq!(api(&source).unwrap().verdict, Verdict::Missing);
+        let content = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],
+            "clusters":[{"name":"a","cluster":{"server":"http://127.0.0.1:1"}}]}"#;
+        std::fs::write(&file, content).unwrap();
+        assert_eq!(api(&source).unwrap().verdict, Verdict::Ok);
+    }
+}

@@ -1,0 +1,117 @@
+//! The deny list: who is refused, and what ends when it changes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::support::connect;
+use crate::support::lanes::warm;
+use crate::support::raw::Connection;
+use crate::support::targets;
+use crate::support::wait::{until, within, within_for};
+use crate::support::ways::Way;
+use crate::support::world::{World, echo, sample};
+
+/// Time until a tunnel on a lane is found to be one of a denied agent.
+const SOON: Duration = Duration::from_secs(15);
+
+struct Denying {
+    world: World,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Denying {
+    async fn start(text: &str, flags: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("deny");
+        std::fs::write(&file, text).expect("a file");
+        let flag = format!("--agent-deny={}", file.display());
+        let world = World::start(&[&[flag.as_str()], flags].concat()).await;
+        Self {
+            world,
+            file,
+            _folder: folder,
+        }
+    }
+
+    /// As an editor saves it.
+    fn write(&self, text: &str) {
+        let new = self.file.with_extension("new");
+        std::fs::write(&new, text).expect("a file");
+        std::fs::rename(&new, &self.file).expect("a file");
+    }
+
+    fn value(&self, series: &str) -> f64 {
+        let text = self.world.server().metrics.scrape().text();
+        sample(&text, series).unwrap_or_else(|| panic!("no {series}"))
+    }
+}
+
+/// Rule 50: live links are judged again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let denying = Denying::start("# nobody yet\n", &["--proxy-strategies=destHost,default"]).await;
+    let world = &denying.world;
+    let other = world
+        .agent("agent-2", &["--agent-identifiers=host=elsewhere"])
+        .await;
+    let agent = world
+        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    world.links(2).await;
+    warm(world).await;
+    let mut on_lane = world.tunnel(&target).await;
+    echo(&mut on_lane, b"before").await;
+    denying.write("id=agent-1 # stolen\n");
+    world.links(1).await;
+    let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
+    assert!(!matches!(over, Ok(Some(_))), "{over:?}");
+    assert_eq!(denying.value("adit_links_denied_total"), 1.0);
+    // It comes again, and is told why not.
+    let refused = "adit_agents_refused_total{reason=\"denied\"}";
+    until("a refusal", || denying.value(refused) >= 1.0).await;
+    let connection = Connection::agent(world).await;
+    let mut call = connection
+        .call("/AgentService/Connect", &[("agentid", "agent-1")])
+        .await;
+    let headers = call.headers().await.expect("an answer");
+    assert_eq!(headers["grpc-status"], "7");
+    assert_eq!(
+        headers["grpc-message"],
+        "the deny list of this server names id=agent-1"
+    );
+    // The other one serves on, and what cannot be read changes nothing.
+    world.assert_serves(&target).await;
+    denying.write("nonsense\n");
+    until("another refusal", || denying.value(refused) >= 4.0).await;
+    world.links(1).await;
+    denying.write("");
+    world.links(2).await;
+    agent.stop().await;
+    other.stop().await;
+}
+
+/// Tunnels whose bytes this process does not see end as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relayed_tunnel_of_a_denied_agent_ends() {
+    let way = Way::Epoll;
+    let (port, _target) = targets::echo().await;
+    let denying = Denying::start("", way.flags()).await;
+    let world = &denying.world;
+    let agent = world.agent("agent-1", way.flags()).await;
+    warm(world).await;
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
+    connect::echo(&mut stream, b"before").await;
+    denying.write("cn=agent\n");
+    world.links(0).await;
+    let rest = within_for(
+        SOON,
+        "the tunnel's end",
+        tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 16]),
+    )
+    .await;
+    assert!(!matches!(rest, Ok(1..)), "{rest:?}");
+    within("the agent's end", agent.stop()).await;
+}
