@@ -430,3 +430,41 @@ async fn a_configuration_that_cannot_be_used_is_an_error_at_once() {
         "clusters":[{"name":"a","cluster":{"server":"https://a"}}],"users":[{"name":"u","user":{"tokenFile":"gone"}}]}"#;
     assert!(open("token", token).await.contains("gone"));
 }
+
+/// As cloud providers have it. The plugin runs with the first request, so one that is not there yet keeps nothing from starting.
+#[tokio::test]
+async fn a_credential_plugin_gives_the_token() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let api = FakeApi::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, plugin) = (
+        folder.path().join("kubeconfig"),
+        folder.path().join("plugin"),
+    );
+    let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).unwrap();
+    kubeconfig["users"][0]["user"] = json!({"exec": {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": plugin,
+        "interactiveMode": "Never",
+    }});
+    std::fs::write(&file, kubeconfig.to_string()).unwrap();
+    let opened = Api::open(Source::Kubeconfig(file)).await.unwrap();
+    let reviewer = Reviewer::new(opened, policy(), UNLIMITED, Arc::new(Counted::default()));
+    let token = api.issue(AGENT, AUDIENCE, "");
+    let refused = reviewer
+        .review(&Token::new(token.as_str()), at(1))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("auth exec"), "{refused}");
+    let answer = json!({
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "of-the-plugin"},
+    });
+    std::fs::write(&plugin, format!("#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")).unwrap();
+    std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+    reviewer.review(&Token::new(token), at(1)).await.unwrap();
+    let (_path, headers, _body) = api.state.lock().unwrap().last.clone().unwrap();
+    assert_eq!(headers["authorization"], "Bearer of-the-plugin");
+}

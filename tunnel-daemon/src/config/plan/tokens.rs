@@ -32,7 +32,7 @@ impl TokenPlan {
     /// `None`: all three names are empty, which is how tokens are left out. The flags' rules are upstream's.
     ///
     /// # Errors
-    /// Some are empty, by flag.
+    /// Some are empty, by flag; or all are, where both proofs are needed.
     pub fn of_flags(
         namespace: &str,
         service_account: &str,
@@ -47,7 +47,14 @@ impl TokenPlan {
             ("--authentication-audience", audience),
         ];
         if flags.iter().all(|(_flag, value)| value.is_empty()) {
-            return Ok(None);
+            // A security flag is never accepted without effect.
+            return match proof {
+                AgentProof::Either => Ok(None),
+                AgentProof::Both => Err(ConfigError::new(
+                    "--agent-proof=both asks agents for tokens, too: give --agent-namespace, --agent-service-account and \
+                     --authentication-audience",
+                )),
+            };
         }
         if let Some((flag, _empty)) = flags.iter().find(|(_flag, value)| value.is_empty()) {
             return Err(ConfigError::new(format!(

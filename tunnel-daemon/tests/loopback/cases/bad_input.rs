@@ -138,6 +138,7 @@ const CONTRADICTIONS: &[Wrong] = &[
     wrong(Server, &["--cluster-key="], &[], 2, &["--cluster-key"]),
     wrong(Server, &["--cluster-ca-cert="], &[], 1, &["--cluster-ca-cert", "--insecure-allow-unauthenticated-agents"]),
     wrong(Server, &[], &["--insecure-allow-unauthenticated-agents"], 2, &["--cluster-ca-cert", "--insecure-allow-unauthenticated-agents"]),
+    wrong(Server, &[], &["--agent-proof=both"], 1, &["--agent-proof=both", "--agent-service-account"]),
     wrong(Server, &["--cluster-ca-cert="], &["--insecure-allow-unauthenticated-agents", "--agent-grant=cn=a,id=a"], 1, &["--agent-grant", "--cluster-ca-cert"]),
     wrong(Server, &["--cluster-ca-cert="], &["--insecure-allow-unauthenticated-agents", "--allowed-destination=10.0.0.1:1"], 1, &["--allowed-destination", "--insecure-allow-unauthenticated-agents", "drop one"]),
     wrong(Server, &[], &["--allowed-destination=10.0.0.1:1", "--lanes-per-link=0"], 1, &["--allowed-destination", "--lanes-per-link", "drop one"]),

@@ -1,13 +1,14 @@
 //! Agents that prove themselves by a service account token: who is let in, in which words others are not, and what an agent
 //! with a token has.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use adit::app::agent::RunningAgent;
 use bytes::Bytes;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 
 use crate::support::api::{self, FakeApi, Fault};
 use crate::support::lanes;
@@ -81,6 +82,18 @@ impl Tokens {
         let ca = self.world.files.ca_file();
         let stream = tls::dial(self.world.server().agents, &ca, None).await;
         Connection::over(stream.expect("a handshake")).await
+    }
+
+    /// Whoever shows this pair of certificate and key, or none, is turned away by TLS.
+    async fn assert_no_handshake(&self, identity: Option<(&Path, &Path)>) {
+        let ca = self.world.files.ca_file();
+        let dialed = tls::dial(self.world.server().agents, &ca, identity).await;
+        // TLS 1.3 tells the client with the first read.
+        if let Ok(mut stream) = dialed {
+            let mut bytes = [0; 64];
+            let read = within("a refusal", stream.read(&mut bytes)).await;
+            assert!(read.is_err(), "{read:?}");
+        }
     }
 
     async fn connect(&self, connection: &Connection, values: &[&str]) -> Call {
@@ -342,17 +355,7 @@ async fn where_either_proof_will_do_what_is_shown_must_hold() {
     // Nor a certificate of another CA for the token's.
     let other = World::start(&[]).await;
     let (cert, key) = (other.files.cert("agent"), other.files.key("agent"));
-    let ca = tokens.world.files.ca_file();
-    let stream = tls::dial(tokens.world.server().agents, &ca, Some((&cert, &key))).await;
-    // TLS 1.3 tells the client with the first read.
-    if let Ok(mut stream) = stream {
-        let read = within(
-            "a refusal",
-            tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 64]),
-        )
-        .await;
-        assert!(read.is_err(), "{read:?}");
-    }
+    tokens.assert_no_handshake(Some((&cert, &key))).await;
     // And without either there is no link.
     let (status, message) = tokens.answer(&[]).await;
     assert_eq!(
@@ -372,16 +375,7 @@ async fn where_both_proofs_are_needed_one_will_not_do() {
         headers["grpc-message"],
         "Authentication context was not found in metadata"
     );
-    let ca = tokens.world.files.ca_file();
-    let stream = tls::dial(tokens.world.server().agents, &ca, None).await;
-    if let Ok(mut stream) = stream {
-        let read = within(
-            "a refusal",
-            tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 64]),
-        )
-        .await;
-        assert!(read.is_err(), "{read:?}");
-    }
+    tokens.assert_no_handshake(None).await;
     let file = format!("--token-path={}", tokens.token_file("node-1").display());
     let _agent = tokens.world.agent("agent-1", &[&file]).await;
     tokens.world.links(1).await;
