@@ -207,13 +207,12 @@ async fn load_once(source: Source) -> Result<Loaded, AccessError> {
                 why,
             };
             let kubeconfig = Kubeconfig::read_from(&path).map_err(|error| wrong(chain(&error)))?;
-            let config = handle
+            let mut config = handle
                 .block_on(Config::from_custom_kubeconfig(
                     kubeconfig.clone(),
                     &KubeConfigOptions::default(),
                 ))
                 .map_err(|error| wrong(chain(&error)))?;
-            let mut config = config;
             if proxy_of(&kubeconfig).is_none() && is_direct(&config) {
                 config.proxy_url = None;
             }

@@ -431,9 +431,7 @@ impl Backend {
         }
         Ok(entered)
     }
-}
 
-impl Backend {
     /// # Errors
     /// The deny list names the agent.
     fn refuse_denied(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {

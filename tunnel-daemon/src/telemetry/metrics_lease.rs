@@ -57,13 +57,7 @@ impl ServerLeaseMetrics {
 
 impl LeaseEvents for ServerLeaseMetrics {
     fn listed(&self, status: u16, reason: &str, time: Duration) {
-        let status = status.to_string();
-        self.lists
-            .with_label_values(&[status.as_str(), reason])
-            .inc();
-        self.list_seconds
-            .with_label_values(&[&status])
-            .observe(time.as_secs_f64());
+        count(&self.lists, &self.list_seconds, status, reason, time);
     }
 
     fn watched(&self, _status: u16, _reason: &str) {
@@ -74,13 +68,7 @@ impl LeaseEvents for ServerLeaseMetrics {
         if status == 200 {
             self.culled.inc();
         }
-        let status = status.to_string();
-        self.deletes
-            .with_label_values(&[status.as_str(), reason])
-            .inc();
-        self.delete_seconds
-            .with_label_values(&[&status])
-            .observe(time.as_secs_f64());
+        count(&self.deletes, &self.delete_seconds, status, reason, time);
     }
 }
 
@@ -110,13 +98,7 @@ impl AgentLeaseMetrics {
 
 impl LeaseEvents for AgentLeaseMetrics {
     fn listed(&self, status: u16, reason: &str, time: Duration) {
-        let status = status.to_string();
-        self.lists
-            .with_label_values(&[status.as_str(), reason])
-            .inc();
-        self.list_seconds
-            .with_label_values(&[&status])
-            .observe(time.as_secs_f64());
+        count(&self.lists, &self.list_seconds, status, reason, time);
     }
 
     fn watched(&self, status: u16, reason: &str) {
@@ -128,4 +110,19 @@ impl LeaseEvents for AgentLeaseMetrics {
     fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
         // Agents delete none.
     }
+}
+
+/// Counts one request, by its answer, and how long it took.
+fn count(
+    requests: &IntCounterVec,
+    seconds: &HistogramVec,
+    status: u16,
+    reason: &str,
+    time: Duration,
+) {
+    let status = status.to_string();
+    requests.with_label_values(&[status.as_str(), reason]).inc();
+    seconds
+        .with_label_values(&[&status])
+        .observe(time.as_secs_f64());
 }

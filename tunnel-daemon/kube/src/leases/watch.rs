@@ -34,7 +34,6 @@ pub type Leased = Option<BTreeSet<String>>;
 struct View {
     /// By name of the lease: the server, and when it ends.
     leases: BTreeMap<String, (String, Timestamp)>,
-    version: String,
     out: watch::Sender<Leased>,
 }
 
@@ -48,7 +47,6 @@ pub async fn run(
 ) {
     let mut view = View {
         leases: BTreeMap::new(),
-        version: String::new(),
         out: out.clone(),
     };
     let (first, longest) = PAUSES;
@@ -141,11 +139,10 @@ async fn begin(
     for lease in list.items {
         view.apply(lease);
     }
-    view.version = list.metadata.resource_version.unwrap_or_default();
     view.publish();
+    let version = list.metadata.resource_version.unwrap_or_default();
     let query = format!(
-        "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={}",
-        view.version
+        "&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
     );
     watched(begin_watch(api, &scope.query(&query)).await)
 }
@@ -163,7 +160,6 @@ impl View {
     async fn fill(&mut self, lines: &mut Lines) -> Result<(), RequestError> {
         let mut fresh = Self {
             leases: BTreeMap::new(),
-            version: String::new(),
             out: self.out.clone(),
         };
         loop {
