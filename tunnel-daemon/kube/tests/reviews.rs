@@ -226,10 +226,10 @@ async fn an_api_server_that_is_wrong_lets_nobody_in_and_is_asked_again() {
 async fn an_api_server_that_is_away_is_named() {
     let world = world().await;
     let token = world.api.issue(AGENT, AUDIENCE, "");
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // Bound, so that nobody else is given its port, and not listening.
+    let silent = tokio::net::TcpSocket::new_v4().unwrap();
+    silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let nobody = silent.local_addr().unwrap();
     let file = world.folder.path().join("nobody");
     let elsewhere = world
         .api

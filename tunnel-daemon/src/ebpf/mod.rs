@@ -6,6 +6,7 @@ pub mod account;
 pub mod attach;
 pub mod caps;
 pub mod cgroup;
+mod command;
 pub mod exempt;
 mod generations;
 pub mod maps;

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use aya::programs::{ProgramError, loaded_programs};
 
+use super::command;
+
 /// Cgroups that are looked at, the captured one and those below it.
 const CGROUPS_MAX: usize = 1024;
 /// Programs of one hook that are asked for. The kernel takes 64 on each cgroup, and adds up those of the cgroups above.
@@ -19,8 +21,6 @@ const PROGRAMS_MAX: u32 = 1024;
 
 /// Where programs rewrite the address of a call, by the kernel's number.
 const HOOKS: [(&str, u32); 2] = [("connect4", 10), ("connect6", 11)];
-/// `BPF_PROG_QUERY`.
-const PROG_QUERY: libc::c_long = 16;
 /// Those on the cgroup itself.
 const ATTACHED: u32 = 0;
 /// `BPF_F_QUERY_EFFECTIVE`: all that run for processes of the cgroup itself, those of cgroups above included, in that order.
@@ -126,12 +126,11 @@ impl Neighbours {
     }
 }
 
-/// Programs at the hooks of connect that run for processes of a cgroup, and of those below it, but for these of our `own`, and
-/// those that are as good as `gone`.
+/// Programs at the hooks of connect that run for processes of a cgroup, and of those below it, but for these of our `own`.
 ///
 /// # Errors
 /// The kernel does not tell, which takes CAP_NET_ADMIN: there may be some.
-pub fn neighbours(cgroup: &Path, own: &[u32], gone: &[u32]) -> io::Result<Neighbours> {
+pub fn neighbours(cgroup: &Path, own: &[u32]) -> io::Result<Neighbours> {
     let mut found = Neighbours::default();
     let here = File::open(cgroup)?;
     for (hook, number) in HOOKS {
@@ -139,7 +138,7 @@ pub fn neighbours(cgroup: &Path, own: &[u32], gone: &[u32]) -> io::Result<Neighb
         for id in query(here.as_fd(), number, EFFECTIVE)? {
             if own.contains(&id) {
                 place = Place::Behind;
-            } else if !gone.contains(&id) {
+            } else {
                 found.note(hook, id, place);
             }
         }
@@ -239,20 +238,10 @@ fn query(cgroup: BorrowedFd<'_>, hook: u32, flags: u32) -> io::Result<Vec<u32>> 
         count: PROGRAMS_MAX,
         ..Query::default()
     };
-    // SAFETY: the descriptor is borrowed, so it stays open for the call. The query is a local of the size that is named, and
-    // its last field is the last that the kernel writes. The numbers are as many as `count` says, and stay where they are
-    // until this function ends, since nothing is pushed; the kernel writes no more than that many.
-    let answer = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            PROG_QUERY,
-            &raw mut query,
-            size_of::<Query>(),
-        )
-    };
-    if answer != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: the descriptor is borrowed, so it stays open for the call. The last field of the query is the last that the kernel
+    // writes. The numbers are as many as `count` says, and stay where they are until this function ends, since nothing is
+    // pushed; the kernel writes no more than that many.
+    let _zero = unsafe { command::bpf(command::PROG_QUERY, &mut query) }?;
     ids.truncate(query.count as usize);
     Ok(ids)
 }

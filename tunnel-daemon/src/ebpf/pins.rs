@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
 
-use super::mounts;
+use super::{command, mounts};
 
 /// What names of folders begin with; the inode of their cgroup follows.
 const PREFIX: &str = "adit-redirect-";
@@ -78,23 +78,6 @@ pub fn cleared(folder: &Path) -> io::Result<()> {
     removed(folder)
 }
 
-/// Numbers of the programs that are pinned for a cgroup, as far as they can be told.
-#[must_use]
-pub fn programs(cgroup: &Path) -> Vec<u32> {
-    let Ok(folder) = folder(cgroup) else {
-        return Vec::new();
-    };
-    let folders = [beside(&folder), folder];
-    let pins = folders.into_iter().filter_map(|at| fs::read_dir(at).ok());
-    pins.flatten()
-        .flatten()
-        .filter_map(|pin| {
-            let link = FdLink::from(PinnedLink::from_pin(pin.path()).ok()?);
-            Some(link.info().ok()?.program_id())
-        })
-        .collect()
-}
-
 /// Lets go of all that is pinned for cgroups that were removed, whose folders nobody would ask for again: it would hold programs
 /// and maps until the host restarts. What cannot be looked at stays.
 pub fn sweep() {
@@ -149,7 +132,13 @@ fn is_of_no_cgroup(text: &str, link: u32) -> bool {
     number("link_id:") == Some(link.into()) && number("cgroup_id:") == Some(0)
 }
 
+/// Programs are off their cgroups when this returns: without being told to detach, the kernel does it some time after a link's pin
+/// is gone, and calls that a successor would let through would be denied until then.
 fn removed(folder: &Path) -> io::Result<()> {
+    for pin in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // What is no link, or on no cgroup any more, is only removed.
+        let _detached = command::detach_pinned(&pin.path());
+    }
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

@@ -122,8 +122,6 @@ pub struct Redirect {
     /// Locked before the maps.
     processes: Mutex<Processes>,
     attached: Mutex<Attached>,
-    /// Programs that were pinned for the cgroup when these came.
-    predecessors: Vec<u32>,
     /// Programs stay loaded as long as links hold them; the object itself is kept so that nothing depends on that.
     object: Mutex<aya::Ebpf>,
 }
@@ -158,7 +156,6 @@ impl Redirect {
             rules: Mutex::default(),
             processes: Mutex::default(),
             attached: Mutex::new(attached),
-            predecessors: pins::programs(path),
             object: Mutex::new(ebpf),
         })
     }
@@ -221,11 +218,7 @@ impl Redirect {
             // Those that are not loaded have none.
             .filter_map(|(_name, program)| Some(program.info().ok()?.id()))
             .collect();
-        // Those that were let go run for a moment more: the kernel detaches them some time after their files are gone.
-        let still = pins::programs(cgroup);
-        let mut gone = self.predecessors.clone();
-        gone.retain(|id| !still.contains(id));
-        neighbours(cgroup, &own, &gone)
+        neighbours(cgroup, &own)
     }
 
     /// Takes the programs off the cgroup: from now on calls go where they go.

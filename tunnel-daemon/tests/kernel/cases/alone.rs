@@ -352,6 +352,38 @@ fn programs_that_cannot_be_pinned_deny_nothing_once_their_redirect_is_gone() {
     drop(client);
 }
 
+/// The kernel itself would detach them some time later, and a call that comes at once would be denied now and then.
+#[test]
+fn programs_whose_pins_are_let_go_deny_nothing_from_that_moment() {
+    let test = "programs whose pins are let go";
+    if !ready(test) {
+        return;
+    }
+    let _mounted = match Bpffs::somewhere() {
+        Ok(mounted) => mounted,
+        Err(why) => return skip(test, &why),
+    };
+    let (cgroup, target) = (Cgroup::new(), target("127.39.0.1"));
+    let mut client = Client::start(Some(cgroup.path()));
+    for round in 0..20 {
+        let redirect = Redirect::attach(OBJECT, cgroup.path()).unwrap();
+        redirect
+            .set_rules(&[rule(target, Action::RedirectOrDeny(0))])
+            .unwrap();
+        redirect.pin(cgroup.path()).unwrap();
+        drop(redirect);
+        let denied = client.call(target).unwrap_err();
+        assert!(denied.contains("not permitted"), "{denied}");
+        unpin(cgroup.path()).unwrap();
+        let seen = client.call(target);
+        assert!(
+            seen.as_ref().is_ok_and(|seen| seen.is_direct()),
+            "{round}: {seen:?}"
+        );
+    }
+    drop(client);
+}
+
 #[test]
 fn programs_of_others_at_the_same_hook_are_known_by_name_and_by_when_they_run() {
     if !ready("neighbours") {

@@ -292,7 +292,8 @@ async fn a_target_that_refuses_is_not_asked_again_through_another_agent() {
             world.agent("other", &[]).await,
         ];
         world.links(2).await;
-        let closed = targets::closed_port().await.to_string();
+        let (_held, closed) = targets::closed_port();
+        let closed = closed.to_string();
         for _dial in 0..DIALS {
             let (status, _text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
             assert_eq!(status, 502);

@@ -113,7 +113,7 @@ async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
     );
 
     // Nobody listens there: the proxy's own answer, not a page.
-    let closed = targets::closed_port().await;
+    let (_held, closed) = targets::closed_port();
     let refused = curl(
         &through(&world, Some("client")),
         &format!("http://{closed}/"),

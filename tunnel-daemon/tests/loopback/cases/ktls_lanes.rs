@@ -219,7 +219,8 @@ async fn failed_dials_keep_their_lane_and_one_given_up_takes_it_along() {
         return;
     }
     let (world, _agent) = both(&[]).await;
-    let closed = targets::closed_port().await.to_string();
+    let (_held, closed) = targets::closed_port();
+    let closed = closed.to_string();
     for _dial in 0..20 {
         let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
         assert!(text.contains("connection refused"), "{status} {text}");

@@ -247,7 +247,8 @@ fn pause() -> Duration {
 async fn a_dial_error_reads_the_same_on_a_lane() {
     let (world, _agent) = World::with_agent().await;
     warm(&world).await;
-    let target = targets::closed_port().await.to_string();
+    let (_held, target) = targets::closed_port();
+    let target = target.to_string();
     let (status, text) = connect::refused(&world.connect(), &connect::head(&target)).await;
     assert!(text.contains("connection refused"), "{status} {text}");
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));

@@ -108,7 +108,7 @@ async fn carry(world: &World) {
     let mut rest = Vec::new();
     let read = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest);
     let _reset_or_closed = within("the reset", read).await;
-    let closed = targets::closed_port().await;
+    let (_held, closed) = targets::closed_port();
     for target in [closed.to_string(), "no-such-name.invalid:80".to_owned()] {
         let (status, _text) = connect::refused(&world.connect(), &connect::head(&target)).await;
         assert!(status >= 500, "{target}: {status}");

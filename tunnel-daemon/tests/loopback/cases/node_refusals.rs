@@ -10,6 +10,7 @@ use crate::support::lanes::{IDLE, value as at_server};
 use crate::support::node::{
     self, OPEN, assert_quiet, assert_reset, connect, echo, refusals, refused,
 };
+use crate::support::ports;
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
 use crate::support::wait::{until, within};
@@ -43,7 +44,8 @@ async fn assert_refused(world: &World, agent: &RunningAgent, listener: usize, re
 async fn what_is_not_on_the_list_is_refused_and_the_rest_is_served() {
     let (port, _target) = targets::echo().await;
     let (other, _other) = targets::echo().await;
-    let closed = targets::closed_port().await.port();
+    let (_held, closed) = targets::closed_port();
+    let closed = closed.port();
     let allowed = [
         format!("127.0.0.1:{port}"),
         format!("127.0.0.1:{closed}"),
@@ -116,16 +118,16 @@ async fn without_a_list_every_tunnel_is_refused() {
 /// Even when the list names them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_own_listeners_are_never_dialled() {
-    let own = targets::closed_port().await;
+    let own = ports::free();
     let flags = [
-        format!("--frontend=http-connect=tcp:0.0.0.0:{}", own.port()),
+        format!("--frontend=http-connect=tcp:0.0.0.0:{own}"),
         "--insecure-plaintext-frontend".to_owned(),
-        format!("--allowed-destination=127.0.0.0/8:{}", own.port()),
+        format!("--allowed-destination=127.0.0.0/8:{own}"),
     ];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let world = World::start(&flags).await;
     assert_eq!(world.server().frontends.len(), 1);
-    let names = ["127.0.0.1", "127.5.5.5", "0.0.0.0"].map(|ip| format!("{ip}:{}", own.port()));
+    let names = ["127.0.0.1", "127.5.5.5", "0.0.0.0"].map(|ip| format!("{ip}:{own}"));
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let agent = node::agent(&world, &names).await;
     world.links(1).await;

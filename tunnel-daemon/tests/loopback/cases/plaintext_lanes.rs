@@ -178,7 +178,8 @@ async fn lanes_stay_encrypted_unless_both_ends_say_otherwise() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_dial_leaves_the_lane_as_it_was() {
     let (world, _agent) = plain(&[]).await;
-    let closed = targets::closed_port().await.to_string();
+    let (_held, closed) = targets::closed_port();
+    let closed = closed.to_string();
     for _dial in 0..20 {
         let (status, text) = connect::refused(&world.connect(), &connect::head(&closed)).await;
         assert!(text.contains("connection refused"), "{status} {text}");

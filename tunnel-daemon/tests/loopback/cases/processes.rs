@@ -362,10 +362,8 @@ async fn a_compat_server_leaves_within_its_grace_with_a_client_stream_open() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     let (port, _target) = targets::echo().await;
-    let (target, closed) = (
-        format!("127.0.0.1:{port}"),
-        targets::closed_port().await.to_string(),
-    );
+    let (_held, closed) = targets::closed_port();
+    let (target, closed) = (format!("127.0.0.1:{port}"), closed.to_string());
     let processes = Processes::start(&[]).await;
     let _agent = processes.agent("agent-7", &[]);
     metric(processes.health, LINKS, 1.0).await;

@@ -219,7 +219,7 @@ async fn an_agent_takes_host_and_port_of_its_server_from_srv_records() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_nobody_answers_the_record_of_the_next_priority_is_tried() {
     let world = World::start(&[]).await;
-    let closed = targets::closed_port().await;
+    let (_held, closed) = targets::closed_port();
     let first = Record::of(closed.port());
     let second = Record {
         priority: 1,

@@ -142,7 +142,8 @@ async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_and_unknown_targets_say_why() {
     let (world, _agent) = World::with_agent().await;
-    let closed = targets::closed_port().await.to_string();
+    let (_held, closed) = targets::closed_port();
+    let closed = closed.to_string();
     for (target, text) in [
         (closed.as_str(), "connection refused"),
         ("nowhere.invalid:80", "no such host"),

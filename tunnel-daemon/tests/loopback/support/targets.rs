@@ -7,7 +7,7 @@ use std::time::Duration;
 use adit::net::tasks::Tasks;
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
 /// Connections of one target at once.
@@ -157,10 +157,15 @@ impl Sum {
     }
 }
 
-/// A port of 127.0.0.1 that refuses connections.
-pub(crate) async fn closed_port() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    listener.local_addr().expect("bound")
+/// An address that refuses connections as long as the socket lives: bound, so that nobody else is given its port, and not
+/// listening.
+pub(crate) fn closed_port() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket
+        .bind(([127, 0, 0, 1], 0).into())
+        .expect("a free port");
+    let address = socket.local_addr().expect("bound");
+    (socket, address)
 }
 
 /// An address that answers no dial: its queue of connections is full for as long as this lives.
