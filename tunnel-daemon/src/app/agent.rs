@@ -99,7 +99,10 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         alpn: Alpn::grpc(&plan.tls.alpn),
     })?;
     let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
-    let events = Arc::new(CountedReloads(metrics.adit().clone()));
+    let events = Arc::new(CountedReloads {
+        metrics: metrics.adit().clone(),
+        judge: None,
+    });
     services.spawn_always(
         "tls-files",
         reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),

@@ -7,16 +7,18 @@ use std::sync::Arc;
 use adit_core::http2::Limits;
 use adit_core::lane;
 use anyhow::Context as _;
+use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
 use super::admin::{AdminListener, AdminThread};
 use super::probes::HttpService;
-use crate::backend::Backend;
+use crate::backend::{Backend, Judge};
 use crate::config::address::{BindAddress, BindHost};
 use crate::config::limits;
 use crate::config::plan::{
     AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles,
 };
+use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
 use crate::frontend::events::FrontendContext;
@@ -103,17 +105,40 @@ impl AcceptEvents for Counted {
 }
 
 /// Counts and logs what comes of new TLS files.
-pub(super) struct CountedReloads(pub(super) AditMetrics);
+pub(super) struct CountedReloads {
+    pub(super) metrics: AditMetrics,
+    /// Judges agents anew when what their listener uses changes.
+    pub(super) judge: Option<Judge>,
+}
+
+/// As logs name it.
+const AGENT_LISTENER: &str = "agent listener";
 
 impl ReloadEvents for CountedReloads {
     fn loaded(&self, name: &'static str) {
         tracing::info!(files = name, "new TLS files are in use");
-        self.0.tls_reload(ReloadResult::Ok);
+        self.metrics.tls_reload(ReloadResult::Ok);
+        if let (AGENT_LISTENER, Some(judge)) = (name, &self.judge) {
+            judge.tls_changed();
+        }
     }
 
     fn failed(&self, name: &'static str, error: &TlsError) {
         tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
-        self.0.tls_reload(ReloadResult::Failed);
+        self.metrics.tls_reload(ReloadResult::Failed);
+    }
+}
+
+/// A listener whose clients show a certificate where there is a CA for them.
+pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
+    ServerTls {
+        cert: files.cert.clone(),
+        key: files.key.clone(),
+        client_ca: files.client_ca.clone(),
+        client_crl: None,
+        client_may_be_anonymous: false,
+        policy: policy.clone(),
+        alpn,
     }
 }
 
@@ -133,25 +158,36 @@ pub(super) struct Listening<'a> {
 }
 
 impl Listening<'_> {
+    /// What the listener for agents uses.
+    ///
+    /// # Errors
+    /// A TLS file, by name.
+    pub(super) fn agent_tls(&mut self) -> anyhow::Result<Arc<ReloadableServerTls>> {
+        let agents = &self.plan.agents;
+        let may_be_anonymous = agents
+            .tokens
+            .as_ref()
+            .is_some_and(|tokens| tokens.proof == AgentProof::Either);
+        let alpn = Alpn::grpc::<&str>(&[]).with_records(lane::ALPN);
+        let tls = ServerTls {
+            client_crl: agents.crl.clone(),
+            client_may_be_anonymous: may_be_anonymous,
+            ..server_tls(&agents.tls, &self.plan.tls, alpn)
+        };
+        self.tls(AGENT_LISTENER, tls)
+    }
+
     /// Listens for agents.
     ///
     /// # Errors
-    /// The address or a TLS file, by name.
+    /// The address, by name.
     pub(super) fn agents(
-        &mut self,
+        &self,
+        tls: Arc<ReloadableServerTls>,
         backend: Arc<Backend>,
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
         let agents = &self.plan.agents;
-        let tls = self.tls(
-            "agent listener",
-            &agents.tls,
-            Alpn::grpc::<&str>(&[]).with_records(lane::ALPN),
-            agents
-                .tokens
-                .as_ref()
-                .is_some_and(|tokens| tokens.proof == AgentProof::Either),
-        )?;
         let listener = self
             .bind(&listen_addr(&agents.bind)?)
             .context("agent port")?;
@@ -165,8 +201,11 @@ impl Listening<'_> {
                     return backend.serve_lane(stream).await;
                 }
                 tune_link(&stream);
-                let (peer, principal) = (stream.peer(), stream.principal().cloned());
-                let certificate = principal.map(Certificate::new);
+                let peer = stream.peer();
+                let certificate = stream.principal().map(|principal| {
+                    let now = UnixTime::now();
+                    Certificate::new(Arc::clone(principal), stream.certificates(), now)
+                });
                 let account = stream.tcp().and_then(|tcp| backend.accounts().cookie(tcp));
                 backend.serve(stream, peer, certificate, account).await;
             }
@@ -212,7 +251,7 @@ impl Listening<'_> {
                 };
                 (
                     listen_addr(bind)?,
-                    Some(self.tls("frontend", files, alpn, false)?),
+                    Some(self.tls("frontend", server_tls(files, &self.plan.tls, alpn))?),
                 )
             }
         };
@@ -257,18 +296,8 @@ impl Listening<'_> {
     fn tls(
         &mut self,
         name: &'static str,
-        files: &TlsFiles,
-        alpn: Alpn,
-        client_may_be_anonymous: bool,
+        tls: ServerTls,
     ) -> anyhow::Result<Arc<ReloadableServerTls>> {
-        let tls = ServerTls {
-            cert: files.cert.clone(),
-            key: files.key.clone(),
-            client_ca: files.client_ca.clone(),
-            client_may_be_anonymous,
-            policy: self.plan.tls.clone(),
-            alpn,
-        };
         let tls = Reloadable::load(tls).context(name)?;
         self.watched
             .push((name, Arc::clone(&tls) as Arc<dyn Reload>));

@@ -124,6 +124,8 @@ enum Route {
     NoProfiles,
     /// Answers for the admin socket.
     Json(Arc<dyn JsonSource>),
+    /// Changes on the admin socket, and what came of them.
+    Change(Arc<dyn JsonSource>),
 }
 
 /// Answers with JSON. Called on the admin thread, so it may look, and must not wait for the data path.
@@ -214,6 +216,12 @@ impl HttpService {
         self.route(path, Route::Json(source))
     }
 
+    /// Adds a path that changes something, by POST, and answers with JSON.
+    #[must_use]
+    pub fn change(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Change(source))
+    }
+
     fn route(mut self, path: &'static str, route: Route) -> Self {
         Arc::make_mut(&mut self.routes).push((path, route));
         self
@@ -228,15 +236,18 @@ impl HttpService {
         let Some(route) = self.find(request.uri().path()) else {
             return respond(StatusCode::NOT_FOUND, PLAIN, "404 page not found\n");
         };
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let mut refusal = respond(
-                StatusCode::METHOD_NOT_ALLOWED,
-                PLAIN,
-                "405 only GET and HEAD here\n",
-            );
+        let changes = matches!(route, Route::Change(_));
+        let (allowed, methods, text) = if changes {
+            (&[Method::POST][..], "POST", "405 only POST here\n")
+        } else {
+            let text = "405 only GET and HEAD here\n";
+            (&[Method::GET, Method::HEAD][..], "GET, HEAD", text)
+        };
+        if !allowed.contains(request.method()) {
+            let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, text);
             refusal
                 .headers_mut()
-                .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+                .insert(ALLOW, HeaderValue::from_static(methods));
             return refusal;
         }
         match route {
@@ -256,7 +267,7 @@ impl HttpService {
             }
             Route::OtherPort(port) => redirect(request, local, *port),
             Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),
-            Route::Json(source) => {
+            Route::Json(source) | Route::Change(source) => {
                 match source.json(request.uri().query().unwrap_or_default()).await {
                     Ok(body) => respond(StatusCode::OK, JSON, body),
                     Err(error) => respond(StatusCode::BAD_REQUEST, PLAIN, format!("400 {error}\n")),

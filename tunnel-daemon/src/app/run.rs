@@ -37,6 +37,9 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Command::Status(options) => {
             return status::print::run(options).unwrap_or_else(|error| fail(&error));
         }
+        Command::Links(options) => {
+            return status::links::run(options).unwrap_or_else(|error| fail(&error));
+        }
         Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
         Command::Check(options) => {
             return check::run(options).unwrap_or_else(|error| {
@@ -89,6 +92,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
             Command::Print(_)
             | Command::Status(_)
             | Command::Top(_)
+            | Command::Links(_)
             | Command::Check(_)
             | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
         }

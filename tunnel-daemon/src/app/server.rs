@@ -23,7 +23,7 @@ use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use super::status::{self, ServerSource};
-use crate::backend::{Admission, Backend, BackendSettings, Denied, LinkSettings};
+use crate::backend::{Admission, Backend, BackendSettings, Judge, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
@@ -120,12 +120,17 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
-    if let Some(path) = &plan.agents.deny {
-        settings.denied = Denied::load(path)?;
-        let (denied, path, hub) = (settings.denied.clone(), path.clone(), Arc::clone(&hub));
-        let following = denied.follow(path, hub, tasks.links.clone(), adit.clone(), stop.clone());
-        tasks.services.spawn_always("deny-list", following);
-    }
+    let agent_tls = listening.agent_tls()?;
+    let judge = Judge::load(plan.agents.deny.as_deref(), Arc::clone(&agent_tls))?;
+    settings.judge = judge.clone();
+    let following = judge.clone().follow(
+        plan.agents.deny.clone(),
+        Arc::clone(&hub),
+        tasks.links.clone(),
+        adit.clone(),
+        stop.clone(),
+    );
+    tasks.services.spawn_always("judge", following);
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
@@ -171,14 +176,17 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     };
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
-    let agents = listening.agents(backend, &tasks.links)?;
+    let agents = listening.agents(agent_tls, backend, &tasks.links)?;
     let mut frontends = Vec::new();
     for frontend in &plan.frontends {
         frontends.extend(listening.frontend(frontend, &hub, &context, &tasks.clients)?);
     }
     let watched = std::mem::take(&mut listening.watched);
     drop(listening);
-    let events = Arc::new(CountedReloads(adit.clone()));
+    let events = Arc::new(CountedReloads {
+        metrics: adit.clone(),
+        judge: Some(judge),
+    });
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, stop.clone());
     services.spawn_always("tls-files", watching);
     let gauges = gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
@@ -206,6 +214,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             account: accounting,
         },
         hub: Arc::clone(&hub),
+        metrics: adit.clone(),
     };
     let probes = Probes::start(plan, &metrics, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
@@ -292,7 +301,7 @@ fn backend_settings(
         server,
         keepalive: plan.agents.keepalive.time,
         admission,
-        denied: Denied::default(),
+        judge: Judge::default(),
         leases: watch::channel(0).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,

@@ -12,7 +12,6 @@ use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Hub, LanePool};
 use crate::lane::{BindError, Slot, greet_agent};
-use crate::net::agent_identity::Certificate;
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::AditMetrics;
@@ -65,11 +64,9 @@ impl LaneListener {
         }
         let account = stream.tcp().and_then(|tcp| self.accounts.cookie(tcp));
         let peer = stream.peer();
-        let certificate = stream
-            .principal()
-            .map(|one| Certificate::new(Arc::clone(one)));
-        let source = match &certificate {
-            Some(certificate) => Source::Certificate(Arc::clone(certificate.holder())),
+        let holder: Option<Arc<str>> = stream.principal().map(|one| one.holder().into());
+        let source = match &holder {
+            Some(holder) => Source::Certificate(Arc::clone(holder)),
             None if self.admitted.has(peer) => Source::Admitted,
             None => Source::Stranger,
         };
@@ -80,7 +77,7 @@ impl LaneListener {
         let mut place: Option<(Arc<LanePool>, Slot)> = None;
         let bound = greet_agent(stream, &self.server, self.security, |link| {
             let found = self.hub.lanes_of(link).ok_or(BindError::NoLink)?;
-            if !found.identity().may_bind(certificate.as_ref()) {
+            if !found.identity().may_bind(holder.as_deref()) {
                 return Err(BindError::NoLink);
             }
             // Before the lane is told that it is bound, so that its agent knows when there is no room.

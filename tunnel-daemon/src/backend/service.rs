@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admission, Refused};
-use super::deny::{Denied, Rights};
+use super::judge::{Judge, Rights};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
+use super::linkless::{CountedLink, without_links};
 use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
@@ -48,8 +49,6 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const STREAM_WINDOW_GO_BYTES: u32 = 2 << 20;
 /// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
 const SEND_BUFFER_BYTES: usize = 128 * 1024;
-/// How often a connection of somebody without a certificate is looked at, which may be without a link for two looks.
-const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
 /// Streams one agent connection may open; agents open one.
 const LINKS_PER_CONNECTION_MAX: u32 = 8;
 
@@ -63,8 +62,8 @@ pub struct BackendSettings {
     pub admission: Admission,
     /// Servers with leases; 0 where there are none.
     pub leases: watch::Receiver<usize>,
-    /// Who is refused, whatever is proved.
-    pub denied: Denied,
+    /// Who may stay.
+    pub judge: Judge,
     /// What an agent may claim; empty: agents claim what they like.
     pub grants: Grants,
     /// Links one owner may hold under one agent id.
@@ -209,7 +208,12 @@ impl Backend {
     }
 
     /// Lanes for a link whose agent knows them and has shown who it is.
-    fn pool(&self, hello: &AgentHello, identity: &AgentIdentity) -> Option<Arc<LanePool>> {
+    fn pool(
+        &self,
+        hello: &AgentHello,
+        identity: &AgentIdentity,
+        judged: u64,
+    ) -> Option<Arc<LanePool>> {
         let extensions = hello.extensions;
         let lanes_max = self.settings.lanes_per_link_max;
         if !extensions.link || !extensions.lanes || lanes_max == 0 {
@@ -221,11 +225,12 @@ impl Backend {
         let opens = node.map(|node| node.of_agent(&hello.agent, owner));
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
-            rights: Some(Arc::new(Rights {
-                denied: self.settings.denied.clone(),
-                agent: hello.agent.clone(),
-                identity: identity.clone(),
-            })),
+            rights: Some(Arc::new(Rights::new(
+                self.settings.judge.clone(),
+                hello.agent.clone(),
+                identity.clone(),
+                judged,
+            ))),
             lanes_max,
             dials_max: link.dials_max,
             silence_max: link.isolation.half_closed_timeout,
@@ -396,7 +401,8 @@ impl Backend {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
-        self.refuse_denied(&hello.agent, &identity)?;
+        let judged = self.settings.judge.changes();
+        self.judge(&hello.agent, &identity)?;
         self.settings
             .grants
             .check(&identity.holders(), &hello.agent, &hello.identifiers)
@@ -405,7 +411,7 @@ impl Backend {
                 code: Code::PermissionDenied,
                 text: format!("{error} to {owner}"),
             })?;
-        let pool = self.pool(&hello, &identity);
+        let pool = self.pool(&hello, &identity, judged);
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,
@@ -422,8 +428,10 @@ impl Backend {
                 code: Code::ResourceExhausted,
                 text: error.to_string(),
             })?;
-        // Whoever judges links by a new list has seen this one, or has put the list in force before.
-        self.refuse_denied(&entered.handle.info.agent, &entered.handle.info.identity)?;
+        // Whoever judges all links after a change has seen this one, or has counted the change before.
+        if self.settings.judge.changes() != judged {
+            self.judge(&entered.handle.info.agent, &entered.handle.info.identity)?;
+        }
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
             let bells = Arc::clone(lanes).answer_bells();
@@ -433,16 +441,16 @@ impl Backend {
     }
 
     /// # Errors
-    /// The deny list names the agent.
-    fn refuse_denied(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
-        let Some(entry) = self.settings.denied.entry_for(agent, identity) else {
-            return Ok(());
-        };
-        Err(Refused {
-            reason: AgentRefusal::Denied,
-            code: Code::PermissionDenied,
-            text: format!("the deny list of this server names {entry}"),
-        })
+    /// The agent may not stay.
+    fn judge(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
+        match self.settings.judge.objection(agent, identity) {
+            None => Ok(()),
+            Some(objection) => Err(Refused {
+                reason: objection.refusal(),
+                code: Code::PermissionDenied,
+                text: objection.text(),
+            }),
+        }
     }
 }
 
@@ -455,39 +463,6 @@ struct Caller {
     account: Option<u64>,
     /// Links on its connection.
     links: Arc<AtomicUsize>,
-}
-
-/// A link of a connection, for as long as it lives.
-struct CountedLink(Arc<AtomicUsize>);
-
-impl CountedLink {
-    fn new(links: Arc<AtomicUsize>) -> Self {
-        links.fetch_add(1, Relaxed);
-        Self(links)
-    }
-}
-
-impl Drop for CountedLink {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-/// Ends when a connection of somebody without a certificate has had no link at one look after another: it holds a descriptor that
-/// others need, and agents connect anew for each attempt.
-async fn without_links(links: &AtomicUsize, is_stranger: bool) {
-    if !is_stranger {
-        return std::future::pending().await;
-    }
-    let mut looks = 0;
-    while looks < 2 {
-        tokio::time::sleep(LOOK_FOR_LINKS_EVERY).await;
-        looks = if links.load(Relaxed) > 0 {
-            0
-        } else {
-            looks + 1
-        };
-    }
 }
 
 fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {

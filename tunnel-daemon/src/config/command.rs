@@ -24,6 +24,8 @@ pub enum Command {
     Status(StatusOptions),
     /// Show its open tunnels, live.
     Top(TopOptions),
+    /// Show links, or change some.
+    Links(LinksOptions),
     /// Say what this host and a command line allow.
     Check(CheckOptions),
     /// Open listeners in other network namespaces, for a server or an agent that started this.
@@ -65,6 +67,32 @@ pub struct StatusOptions {
     pub socket: PathBuf,
     /// As it came.
     pub json: bool,
+}
+
+/// What `adit links`, `adit drain` and `adit unlink` are told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinksOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// What for.
+    pub action: LinksAction,
+    /// Those of this peer only.
+    pub agent: Option<String>,
+    /// That of this number only.
+    pub link: Option<u64>,
+    /// As it came.
+    pub json: bool,
+}
+
+/// What is done with links.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinksAction {
+    /// They are shown.
+    Show,
+    /// New tunnels go to other agents.
+    Drain,
+    /// They end.
+    Unlink,
 }
 
 /// What `adit top` is told.

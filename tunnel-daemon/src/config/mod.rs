@@ -17,7 +17,7 @@ pub mod strategy;
 pub mod tls_policy;
 
 pub use command::{
-    CheckGiven, CheckOptions, Command, DemoOptions, NetnsHelperOptions, Parsed, StatusOptions,
-    TopOptions, TopSort, parse,
+    CheckGiven, CheckOptions, Command, DemoOptions, LinksAction, LinksOptions, NetnsHelperOptions,
+    Parsed, StatusOptions, TopOptions, TopSort, parse,
 };
 pub use error::ConfigError;

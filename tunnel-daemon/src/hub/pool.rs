@@ -132,6 +132,13 @@ impl LanePool {
         &self.settings.identity
     }
 
+    /// Ends the tunnels on its lanes, those that outlive their link included, within seconds.
+    pub fn revoke(&self) {
+        if let Some(rights) = &self.settings.rights {
+            rights.revoke();
+        }
+    }
+
     /// Most lanes at once.
     #[must_use]
     pub fn lanes_max(&self) -> usize {

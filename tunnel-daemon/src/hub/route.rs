@@ -62,6 +62,13 @@ pub struct LinkHandle {
     pub since: Instant,
 }
 
+impl LinkHandle {
+    /// Ends the link once its task takes one more command.
+    pub async fn end(self) {
+        let _over = self.commands.send(Command::Stop).await;
+    }
+}
+
 /// Caps on dials of the whole process.
 #[derive(Clone, Copy, Debug)]
 pub struct DialLimits {

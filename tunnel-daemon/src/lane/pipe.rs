@@ -41,6 +41,9 @@ impl Pipe {
 pub trait LaneRights: std::fmt::Debug + Send + Sync {
     /// It may have none any more.
     fn are_revoked(&self) -> bool;
+
+    /// From now on it may have none.
+    fn revoke(&self);
 }
 
 /// A lane's share of what limits the number of lanes, and the gauge it is counted in. Of a pipe also how it is counted

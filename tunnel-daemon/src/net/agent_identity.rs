@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use adit_core::grant::{Account, Holder, Names};
 use adit_kube::account::ServiceAccount;
+use rustls_pki_types::{CertificateDer, UnixTime};
 
 use super::principal::Principal;
 
@@ -30,14 +31,31 @@ pub enum AgentIdentity {
 pub struct Certificate {
     principal: Arc<Principal>,
     holder: Arc<str>,
+    chain: Arc<[CertificateDer<'static>]>,
+    verified: UnixTime,
 }
 
 impl Certificate {
-    /// Of the peer of a TLS connection.
+    /// Of the peer of a TLS connection: what it has shown, its own first, and when that was verified.
     #[must_use]
-    pub fn new(principal: Arc<Principal>) -> Self {
+    pub fn new(
+        principal: Arc<Principal>,
+        chain: &[CertificateDer<'static>],
+        verified: UnixTime,
+    ) -> Self {
         let holder = principal.holder().into();
-        Self { principal, holder }
+        Self {
+            principal,
+            holder,
+            chain: chain.into(),
+            verified,
+        }
+    }
+
+    /// What was shown, its own first, and when it was verified.
+    #[must_use]
+    pub fn shown(&self) -> (&[CertificateDer<'static>], UnixTime) {
+        (&self.chain, self.verified)
     }
 
     /// Its holder, see [`Principal::holder`].
@@ -109,17 +127,23 @@ impl AgentIdentity {
         }
     }
 
-    /// Whether a connection may become a lane of this agent's link, by the certificate of its TLS session: that of the link,
-    /// or none where the link has shown none. It still has to prove that it knows the link's secret.
+    /// The certificate that it has shown.
     #[must_use]
-    pub fn may_bind(&self, shown: Option<&Certificate>) -> bool {
-        let shown = shown.map(Certificate::holder);
+    pub fn certificate(&self) -> Option<&Certificate> {
         match self {
-            Self::Certificate(certificate) => shown == Some(&certificate.holder),
-            Self::ServiceAccount { certificate, .. } => {
-                shown == certificate.as_ref().map(Certificate::holder)
-            }
+            Self::Certificate(certificate) => Some(certificate),
+            Self::ServiceAccount { certificate, .. } => certificate.as_ref(),
+            Self::Unverified => None,
+        }
+    }
+
+    /// Whether a connection may become a lane of this agent's link, by the holder of its TLS session's certificate: that of the
+    /// link's, or none where the link has shown none. It still has to prove that it knows the link's secret.
+    #[must_use]
+    pub fn may_bind(&self, holder: Option<&str>) -> bool {
+        match self {
             Self::Unverified => false,
+            _ => holder == self.certificate().map(|shown| shown.holder.as_ref()),
         }
     }
 }
@@ -129,14 +153,15 @@ mod tests {
     use super::*;
 
     fn certificate(name: &str) -> Certificate {
-        Certificate::new(Arc::new(Principal {
+        let principal = Principal {
             subject: format!("CN={name}"),
             common_name: Some(name.to_owned()),
             organizations: Vec::new(),
             names: Vec::new(),
             rest_sha256: None,
             certificate_sha256: [0; 32],
-        }))
+        };
+        Certificate::new(Arc::new(principal), &[], UnixTime::now())
     }
 
     fn account(node: &str) -> Arc<ServiceAccount> {
@@ -161,8 +186,8 @@ mod tests {
             (&by_token, false, false, true),
             (&AgentIdentity::Unverified, false, false, false),
         ] {
-            assert_eq!(identity.may_bind(Some(&a)), own, "{identity:?}");
-            assert_eq!(identity.may_bind(Some(&b)), other, "{identity:?}");
+            assert_eq!(identity.may_bind(Some(&a.holder)), own, "{identity:?}");
+            assert_eq!(identity.may_bind(Some(&b.holder)), other, "{identity:?}");
             assert_eq!(identity.may_bind(None), none, "{identity:?}");
         }
     }

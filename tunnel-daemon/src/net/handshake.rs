@@ -61,7 +61,7 @@ pub async fn accept_tls(
     tls: &ReloadableServerTls,
     deadline: Duration,
 ) -> Result<ByteStream, HandshakeError> {
-    let mut config = tls.current();
+    let mut config = Arc::clone(&tls.current().config);
     let secrets = tls.spec().alpn.gives_records().then(Arc::default);
     if let Some(secrets) = &secrets {
         Arc::make_mut(&mut config).key_log = Arc::<TrafficSecrets>::clone(secrets);

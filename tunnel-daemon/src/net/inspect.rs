@@ -5,7 +5,11 @@ use std::io::Read as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::{ca, principal::Principal};
+use super::{
+    ca, crl,
+    principal::Principal,
+    tls::{TlsError, TlsFiles},
+};
 
 /// More than any bundle has; the rest of a longer file is not looked at.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -34,6 +38,19 @@ pub fn certificates(path: &Path) -> std::io::Result<Vec<Inspected>> {
         .read_to_end(&mut bytes)?;
     let all = ca::certificates(&bytes).filter_map(|der| inspect(&der));
     Ok(all.collect())
+}
+
+/// What makes the revocation lists of a file refuse too much or too little of what the CAs of a bundle have issued, one phrase
+/// each.
+///
+/// # Errors
+/// One of the files cannot be used.
+pub fn revocation(ca: &Path, crl: &Path) -> Result<Vec<String>, TlsError> {
+    let files = TlsFiles::read(&[ca, crl])?;
+    let (ca, bundle) = files.pair(ca)?;
+    let roots = ca::parse_bundle(ca, bundle)?;
+    let (crl, lists) = files.pair(crl)?;
+    crl::parse(crl, lists, &roots).map(|parsed| parsed.flaws)
 }
 
 fn inspect(der: &[u8]) -> Option<Inspected> {

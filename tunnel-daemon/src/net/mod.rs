@@ -8,6 +8,7 @@ pub mod buffered;
 mod ca;
 mod cipher;
 pub mod clear;
+mod crl;
 pub mod descriptors;
 pub mod dial;
 pub mod direct;

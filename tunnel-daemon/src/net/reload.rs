@@ -15,10 +15,11 @@ use notify::{
     event::{AccessKind, AccessMode, ModifyKind},
 };
 use rustls::{ServerConfig, server::ServerSessionMemoryCache};
+use rustls_pki_types::{CertificateDer, UnixTime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
+use super::tls::{ClientTls, ServerSide, ServerTls, TlsError, TlsFiles, TlsSpec};
 
 /// How often files are read again without any notification: network file systems send none.
 pub const POLL_PERIOD: Duration = Duration::from_secs(30);
@@ -83,6 +84,26 @@ impl Reloadable<ServerTls> {
         self.change(|config| config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX));
     }
 
+    /// Judges a client's certificate by the files in use now, as if the time were still that of its handshake: who holds one
+    /// that has expired since is let be. The chain begins with the client's own.
+    ///
+    /// # Errors
+    /// It would be refused: it is on a revocation list, or no CA of these vouches for it.
+    pub fn judge(
+        &self,
+        chain: &[CertificateDer<'static>],
+        at: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let current = self.current.load();
+        match (&current.clients, chain) {
+            (Some(verifier), [own, intermediates @ ..]) => verifier
+                .verify_client_cert(own, intermediates, at)
+                .map(|_verified| ()),
+            // None is asked for, or none was shown: others decide.
+            _ => Ok(()),
+        }
+    }
+
     /// Puts another clock in place of the system's.
     #[cfg(test)]
     pub(super) fn set_clock(&self, clock: &Arc<dyn rustls::time_provider::TimeProvider>) {
@@ -91,10 +112,13 @@ impl Reloadable<ServerTls> {
 
     /// The next handshake uses a copy that differs in this. A reload at the same moment is not lost.
     fn change(&self, change: impl Fn(&mut ServerConfig)) {
-        let _before = self.current.rcu(|config| {
-            let mut config = ServerConfig::clone(config);
-            change(&mut config);
-            config
+        let _before = self.current.rcu(|side| {
+            let mut config = Arc::clone(&side.config);
+            change(Arc::make_mut(&mut config));
+            ServerSide {
+                config,
+                clients: side.clients.clone(),
+            }
         });
     }
 }

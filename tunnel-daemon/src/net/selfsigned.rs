@@ -9,9 +9,11 @@ use std::{
 };
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
+    DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair,
+    KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
+use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
 /// How long the certificates are valid.
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
@@ -112,6 +114,48 @@ impl ThrowawayCa {
             cert_pem: cert.pem(),
             key_pem: key.serialize_pem(),
         })
+    }
+
+    /// A revocation list of this CA that names these certificates; all PEM.
+    ///
+    /// # Errors
+    /// One of them is no certificate.
+    #[expect(clippy::disallowed_methods, reason = "revocation lists have dates")]
+    pub fn revoke(&self, certificates: &[&str]) -> Result<String, SelfSignedError> {
+        let failed = |cause| SelfSignedError::Certificate {
+            names: "a revocation list".to_owned(),
+            cause,
+        };
+        let now = SystemTime::now();
+        let entry = |pem: &&str| {
+            let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok();
+            let serial = der.as_ref().and_then(|der| {
+                let (_rest, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
+                Some(SerialNumber::from_slice(certificate.raw_serial()))
+            });
+            let serial_number =
+                serial.ok_or_else(|| failed(rcgen::Error::CouldNotParseCertificate))?;
+            Ok(RevokedCertParams {
+                serial_number,
+                revocation_time: now.into(),
+                reason_code: None,
+                invalidity_date: None,
+            })
+        };
+        let revoked_certs = certificates
+            .iter()
+            .map(entry)
+            .collect::<Result<Vec<_>, SelfSignedError>>()?;
+        let list = CertificateRevocationListParams {
+            this_update: (now - CLOCK_SKEW).into(),
+            next_update: (now + LIFETIME).into(),
+            crl_number: SerialNumber::from(1_u64),
+            issuing_distribution_point: None,
+            revoked_certs,
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let signed = list.signed_by(&self.issuer).map_err(failed)?;
+        signed.pem().map_err(failed)
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use rustls::ProtocolVersion;
+use rustls_pki_types::CertificateDer;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -161,6 +162,15 @@ impl ByteStream {
             Self::Tcp(..) | Self::Unix(_) => None,
             Self::Tls(tls) => tls.principal.as_ref(),
         }
+    }
+
+    /// The certificates that the peer has shown, its own first; empty without TLS.
+    #[must_use]
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        let session = self.as_tls().map(|tls| tls.io.get_ref().1);
+        session
+            .and_then(|session| session.peer_certificates())
+            .unwrap_or_default()
     }
 
     /// The application protocol agreed upon.

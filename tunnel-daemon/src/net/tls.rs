@@ -9,7 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use rustls::{ClientConfig, ServerConfig, server::WebPkiClientVerifier};
+use rustls::{
+    ClientConfig, ServerConfig,
+    crypto::CryptoProvider,
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+};
 use rustls_pki_types::ServerName;
 use sha2::{Digest, Sha256};
 
@@ -17,7 +21,7 @@ pub use super::tls_error::TlsError;
 use super::{
     ca,
     cipher::{aes_in_hardware, provider, versions},
-    identity,
+    crl, identity,
 };
 use crate::config::tls_policy::TlsPolicy;
 
@@ -122,6 +126,8 @@ pub struct ServerTls {
     pub key: PathBuf,
     /// Client certificates are asked for and verified against this bundle; without it none is asked for.
     pub client_ca: Option<PathBuf>,
+    /// Certificates on these revocation lists are refused, and those whose issuer has no list among them.
+    pub client_crl: Option<PathBuf>,
     /// A client may come without one; a certificate that does not verify still ends the handshake.
     pub client_may_be_anonymous: bool,
     /// Versions and suites.
@@ -143,41 +149,78 @@ pub struct ClientTls {
     pub alpn: Alpn,
 }
 
+/// What a listener uses.
+pub struct ServerSide {
+    /// For handshakes.
+    pub(super) config: Arc<ServerConfig>,
+    /// What judges certificates of clients, if these are asked for.
+    pub(super) clients: Option<Arc<dyn ClientCertVerifier>>,
+}
+
 impl TlsSpec for ServerTls {
-    type Config = ServerConfig;
+    type Config = ServerSide;
 
     fn paths(&self) -> Vec<&Path> {
         [&self.cert, &self.key]
             .into_iter()
             .chain(&self.client_ca)
+            .chain(&self.client_crl)
             .map(PathBuf::as_path)
             .collect()
     }
 
-    fn build(&self, files: &TlsFiles) -> Result<ServerConfig, TlsError> {
+    fn build(&self, files: &TlsFiles) -> Result<ServerSide, TlsError> {
         let provider = provider(&self.policy);
         let identity =
             identity::parse_identity(files.pair(&self.cert)?, files.pair(&self.key)?, &provider)?;
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?;
-        let builder = match &self.client_ca {
-            Some(path) => {
-                let (path, bytes) = files.pair(path)?;
-                let roots = Arc::new(ca::parse_bundle(path, bytes)?);
-                let mut verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
-                if self.client_may_be_anonymous {
-                    verifier = verifier.allow_unauthenticated();
-                }
-                builder.with_client_cert_verifier(verifier.build().map_err(refused)?)
-            }
+        let clients = self.client_verifier(files, provider)?;
+        let builder = match &clients {
+            Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
             None => builder.with_no_client_auth(),
         };
         let mut config = builder.with_cert_resolver(identity);
         config.alpn_protocols.clone_from(&self.alpn.protocols);
         config.ignore_client_order = aes_in_hardware();
         config.enable_secret_extraction = self.alpn.gives_records();
-        Ok(config)
+        Ok(ServerSide {
+            config: Arc::new(config),
+            clients,
+        })
+    }
+}
+
+impl ServerTls {
+    /// `None`: no certificate is asked for.
+    fn client_verifier(
+        &self,
+        files: &TlsFiles,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
+        let Some(ca) = &self.client_ca else {
+            return Ok(None);
+        };
+        let (path, bytes) = files.pair(ca)?;
+        let roots = ca::parse_bundle(path, bytes)?;
+        let lists = match &self.client_crl {
+            Some(crl) => {
+                let (path, bytes) = files.pair(crl)?;
+                let crl::Lists { lists, flaws } = crl::parse(path, bytes, &roots)?;
+                for flaw in flaws {
+                    tracing::warn!(file = %path.display(), "revocation lists: {flaw}");
+                }
+                lists
+            }
+            None => Vec::new(),
+        };
+        let mut verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).with_crls(lists);
+        if self.client_may_be_anonymous {
+            verifier = verifier.allow_unauthenticated();
+        }
+        verifier.build().map(Some).map_err(refused)
     }
 }
 
@@ -246,7 +289,7 @@ impl TlsFiles {
     }
 
     /// A file's path, for error texts, and its content.
-    fn pair(&self, path: &Path) -> Result<(&Path, &[u8]), TlsError> {
+    pub(super) fn pair(&self, path: &Path) -> Result<(&Path, &[u8]), TlsError> {
         let not_read = || TlsError::Unreadable {
             path: path.to_owned(),
             cause: std::io::ErrorKind::NotFound.into(),

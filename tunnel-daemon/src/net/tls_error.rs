@@ -37,6 +37,22 @@ pub enum TlsError {
         /// What the parser said.
         reason: String,
     },
+    /// No block `X509 CRL` that decodes.
+    #[error("{} holds no PEM block X509 CRL that can be decoded; give a PEM file with at least one revocation list (openssl ca -gencrl)", .path.display())]
+    NoCrl {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A block decodes, but what it holds is no revocation list.
+    #[error("{}: revocation list {position} of the file is not valid: {reason}; replace or remove that block", .path.display())]
+    BadCrl {
+        /// The file.
+        path: PathBuf,
+        /// Which `X509 CRL` block, counted from 1.
+        position: usize,
+        /// What the parser said.
+        reason: String,
+    },
     /// No private key block in the file.
     #[error("{} holds no private key; give a PEM file with a block PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY", .path.display())]
     NoKey {

@@ -41,9 +41,11 @@ macro_rules! label {
     };
 }
 
+mod agent;
 mod kernel;
 mod lane;
 
+pub use agent::{AgentRefusal, LinkEnding, TokenReview};
 pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
 };
@@ -231,42 +233,6 @@ label! {
         Shutdown = "shutdown",
         /// File descriptors of this process.
         Descriptors = "descriptors",
-    }
-}
-
-label! {
-    /// Why an agent's call was refused.
-    AgentRefusal {
-        /// Its metadata cannot be read.
-        Metadata = "metadata",
-        /// Its token is missing, or is not let in.
-        Token = "token",
-        /// The Kubernetes API did not say whose its token is.
-        NotReviewed = "not_reviewed",
-        /// The deny list names it.
-        Denied = "denied",
-        /// It is not granted the id or an identifier.
-        NotGranted = "not_granted",
-        /// Its owner holds as many links of that id as it may.
-        LinksPerAgent = "links_per_agent",
-        /// This process has no room for another link.
-        Process = "process",
-    }
-}
-
-label! {
-    /// What came of a review of an agent's token.
-    TokenReview {
-        /// The agent is let in.
-        Ok = "ok",
-        /// It is not.
-        Denied = "denied",
-        /// The Kubernetes API could not be asked, or its answer is of no use.
-        Error = "error",
-        /// It did not answer in time.
-        Timeout = "timeout",
-        /// It was not asked: too many agents waited.
-        Overload = "overload",
     }
 }
 

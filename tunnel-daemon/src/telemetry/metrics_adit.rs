@@ -12,8 +12,8 @@ use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
     AgentRefusal, DialCap, Direction, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
-    LaneDial, LaneEnd, LaneRefusal, LaneState, Listener, NodeRefusal, Path, PeerKind, ReloadResult,
-    TunnelEnd,
+    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path, PeerKind,
+    ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
@@ -65,7 +65,7 @@ struct Inner {
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
-    links_denied: IntCounter,
+    links_ended: Counters<LinkEnding>,
     access_events_suppressed: IntCounter,
     open_tunnels: Arc<OpenTunnels>,
     redirect: RedirectMetrics,
@@ -214,7 +214,7 @@ impl AditMetrics {
                 "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
             ),
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
-            links_denied: families.counter("links_denied_total", "Links that ended because the deny list names their agent"),
+            links_ended: families.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::default(),
@@ -428,9 +428,9 @@ impl AditMetrics {
         GaugeGuard::new(&self.0.claims_unverified)
     }
 
-    /// The deny list has ended a link.
-    pub fn link_denied(&self) {
-        self.0.links_denied.inc();
+    /// The server has ended a link.
+    pub fn link_ended(&self, why: LinkEnding) {
+        self.0.links_ended.of(why).inc();
     }
 
     /// An agent's call was refused.

@@ -341,9 +341,16 @@ mod tests {
         assert_eq!(report.failed, ["script hangs"]);
         let child = std::fs::read_to_string(&told).unwrap();
         let left = PathBuf::from(format!("/proc/{}/stat", child.trim()));
-        // Gone, or a zombie that its new parent has not asked for.
-        let state = std::fs::read_to_string(left).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        // Gone, or a zombie that its new parent has not asked for. Who is killed may be busy dying for a moment.
+        let (end, mut state) = (Instant::now() + Duration::from_secs(30), String::new());
+        while Instant::now() < end {
+            state = std::fs::read_to_string(&left).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z ") {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{state}");
     }
 
     #[test]

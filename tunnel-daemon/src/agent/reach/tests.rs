@@ -117,6 +117,7 @@ impl TlsServer {
             cert: files.cert("server"),
             key: files.key("server"),
             client_ca: None,
+            client_crl: None,
             client_may_be_anonymous: false,
             policy: TlsPolicy::default(),
             alpn: Alpn::grpc::<&str>(&[]),

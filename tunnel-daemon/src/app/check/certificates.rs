@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::{degraded, missing, ok};
+use crate::app::listeners::server_tls;
 use crate::app::status::model::Capability;
 use crate::config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
 use crate::config::tls_policy::TlsPolicy;
 use crate::net::inspect::{self, Inspected};
 use crate::net::reload::Reloadable;
-use crate::net::tls::{Alpn, ClientTls, ServerTls, TlsError};
+use crate::net::tls::{Alpn, ClientTls, TlsError};
 
 /// With less time left a certificate is about to be a problem.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -43,14 +44,7 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
     }
     let mut lines = Vec::new();
     for (name, files) in groups {
-        let loaded = Reloadable::load(ServerTls {
-            cert: files.cert.clone(),
-            key: files.key.clone(),
-            client_ca: files.client_ca.clone(),
-            client_may_be_anonymous: false,
-            policy: plan.tls.clone(),
-            alpn: Alpn::http11(),
-        });
+        let loaded = Reloadable::load(server_tls(files, &plan.tls, Alpn::http11()));
         lines.push(pair(
             name,
             loaded.map(|_loaded| ()),
@@ -61,7 +55,33 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
             lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
     }
+    let lists = plan.agents.crl.as_deref();
+    lines.extend(
+        plan.agents
+            .tls
+            .client_ca
+            .as_deref()
+            .zip(lists)
+            .map(|(ca, crl)| revocation(ca, crl)),
+    );
     lines
+}
+
+fn revocation(ca: &Path, crl: &Path) -> Capability {
+    const NAME: &str = "agent-crl";
+    let flaws = inspect::revocation(ca, crl);
+    match flaws.as_deref() {
+        Err(error) => missing(NAME, error.to_string(), "correct the file"),
+        Ok([]) => ok(
+            NAME,
+            format!("{} has a current list of each CA", crl.display()),
+        ),
+        Ok(flaws) => degraded(
+            NAME,
+            format!("{}: {}", crl.display(), flaws.join("; ")),
+            "put a current list of that CA into the file",
+        ),
+    }
 }
 
 /// Lines about everything an agent reads.

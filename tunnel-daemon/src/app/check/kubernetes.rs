@@ -3,7 +3,7 @@
 use adit_kube::access::{Api, Source};
 
 use super::{Capability, missing, ok};
-use crate::backend::Denied;
+use crate::backend::check_deny_list;
 use crate::config::plan::{AgentPlan, ServerPlan};
 
 /// Lines about the access of a server to the Kubernetes API, and its deny list.
@@ -18,8 +18,8 @@ pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
         lines.push(api(source)?);
     }
     if let Some(path) = &plan.agents.deny {
-        lines.push(match Denied::load(path) {
-            Ok(_list) => ok("agent-deny", format!("{} can be used", path.display())),
+        lines.push(match check_deny_list(path) {
+            Ok(()) => ok("agent-deny", format!("{} can be used", path.display())),
             Err(error) => missing("agent-deny", error.to_string(), "correct the file"),
         });
     }

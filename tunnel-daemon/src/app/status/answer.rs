@@ -1,9 +1,10 @@
 //! The paths of the admin socket: questions in, JSON out, never more than a bounded number of rows.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::model::{API, Role, Status, TunnelStatus, Tunnels};
+use super::model::{API, LinkStatus, Links, Role, Status, TunnelStatus, Tunnels};
 use crate::app::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
@@ -11,8 +12,10 @@ use crate::telemetry::labels::Label as _;
 use crate::telemetry::tunnels::TunnelView;
 use crate::telemetry::{LiveTunnel, OpenTunnels, TENANT, TunnelSide};
 
-/// Links in one answer.
+/// Links in one answer about everything.
 pub const LINKS_MAX: usize = 1000;
+/// Links in one answer about links: about 3 MB.
+pub const LINKS_LISTED_MAX: usize = 10_000;
 /// Tunnels in one answer, unless the question says otherwise.
 pub const TUNNELS: usize = 100;
 /// Most tunnels in one answer: about 3 MB.
@@ -28,6 +31,65 @@ pub(in crate::app) trait Source: Send + Sync + 'static {
     fn status(&self) -> Status;
     /// Its open tunnels.
     fn tunnels(&self) -> &Arc<OpenTunnels>;
+    /// Its links.
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_>;
+    /// Changes links, and says which.
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_>;
+}
+
+/// Links on their way, or why there are none.
+pub(in crate::app) type LinksFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<LinkRows, String>> + Send + 'a>>;
+
+/// Links of an answer, and how many there are in all.
+pub(in crate::app) struct LinkRows {
+    pub(in crate::app) rows: Vec<LinkStatus>,
+    pub(in crate::app) total: u64,
+}
+
+/// What may be done to links of a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::app) enum LinkChange {
+    /// New tunnels go to other agents while there are any.
+    Drain,
+    /// The link ends, and with it its tunnels.
+    Unlink,
+}
+
+/// Which links are meant.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(in crate::app) struct LinkQuery {
+    agent: Option<String>,
+    link: Option<u64>,
+}
+
+impl LinkQuery {
+    /// `agent=ID`, `link=N`, both or nothing, in the form of URLs.
+    ///
+    /// # Errors
+    /// Names what is wrong and what may be written.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut asked = Self::default();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match name.as_ref() {
+                "agent" => asked.agent = Some(value.into_owned()),
+                "link" => {
+                    let number = value.parse();
+                    asked.link = Some(
+                        number.map_err(|_no_number| format!("link {value:?}: write a number"))?,
+                    );
+                }
+                _ => return Err(format!("{name:?}: write agent=ID or link=N")),
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Whether a link is meant; `number` as far as it has one.
+    pub(in crate::app) fn is_about(&self, number: Option<u64>, peer: &str) -> bool {
+        self.agent.as_deref().is_none_or(|agent| agent == peer)
+            && self.link.is_none_or(|link| number == Some(link))
+    }
 }
 
 /// The paths of an admin socket.
@@ -38,7 +100,53 @@ pub(in crate::app) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) ->
     };
     HttpService::default()
         .json("/v1/status", Arc::new(status))
+        .json("/v1/links", Arc::new(LinksAnswer(Arc::clone(&source))))
+        .change(
+            "/v1/drain",
+            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Drain)),
+        )
+        .change(
+            "/v1/unlink",
+            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Unlink)),
+        )
         .json("/v1/tunnels", Arc::new(TunnelsAnswer { source }))
+}
+
+struct LinksAnswer(Arc<dyn Source>);
+
+impl JsonSource for LinksAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let asked = LinkQuery::parse(query)?;
+            links(&*self.0, self.0.links(&asked).await?)
+        })
+    }
+}
+
+struct ChangeAnswer(Arc<dyn Source>, LinkChange);
+
+impl JsonSource for ChangeAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let asked = LinkQuery::parse(query)?;
+            // Never all of them by an oversight.
+            if asked == LinkQuery::default() {
+                return Err("name links by agent=ID or link=N".to_owned());
+            }
+            links(&*self.0, self.0.change(&asked, self.1).await?)
+        })
+    }
+}
+
+fn links(source: &dyn Source, found: LinkRows) -> Result<Vec<u8>, String> {
+    let answer = Links {
+        api: API,
+        role: source.role(),
+        id: source.id().to_owned(),
+        links: found.rows,
+        links_total: found.total,
+    };
+    serde_json::to_vec(&answer).map_err(|error| error.to_string())
 }
 
 struct StatusAnswer {
@@ -266,6 +374,22 @@ mod tests {
         assert!(bytes < 10_000 * 1024, "{bytes} bytes, a KiB a row at most");
         drop(entries);
         assert!(table.all().is_empty());
+    }
+
+    #[test]
+    fn links_are_named_by_agent_or_by_number() {
+        let asked = LinkQuery::parse("agent=a%26b%20c").unwrap();
+        assert!(asked.is_about(Some(1), "a&b c") && !asked.is_about(Some(1), "a"));
+        let both = LinkQuery::parse("agent=a&link=7").unwrap();
+        assert!(both.is_about(Some(7), "a"));
+        assert!(!both.is_about(Some(8), "a") && !both.is_about(None, "a"));
+        for (query, part) in [
+            ("link=x", "write a number"),
+            ("agents=a", "agent=ID or link=N"),
+        ] {
+            let error = LinkQuery::parse(query).unwrap_err();
+            assert!(error.contains(part), "{query}: {error}");
+        }
     }
 
     #[test]

@@ -72,7 +72,20 @@ impl Socket {
     /// # Errors
     /// See [`AskError`].
     pub fn text(&self, question: &str) -> Result<String, AskError> {
-        let answer = self.exchange(question)?;
+        self.answer("GET", question)
+    }
+
+    /// Has the process change something, and says what came of it.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub fn change<T: DeserializeOwned>(&self, question: &str) -> Result<T, AskError> {
+        let answer = self.answer("POST", question)?;
+        serde_json::from_str(&answer).map_err(|error| self.not_understood(&error))
+    }
+
+    fn answer(&self, method: &str, question: &str) -> Result<String, AskError> {
+        let answer = self.exchange(method, question)?;
         let body = self.body(&answer)?;
         let version = serde_json::from_str::<Value>(body)
             .ok()
@@ -95,14 +108,14 @@ impl Socket {
         serde_json::from_str(&answer).map_err(|error| self.not_understood(&error))
     }
 
-    fn exchange(&self, question: &str) -> Result<Vec<u8>, AskError> {
+    fn exchange(&self, method: &str, question: &str) -> Result<Vec<u8>, AskError> {
         let mut stream = UnixStream::connect(&self.path).map_err(|cause| self.failed(cause))?;
         let asked = (|| {
             stream.set_read_timeout(Some(PATIENCE))?;
             stream.set_write_timeout(Some(PATIENCE))?;
             write!(
                 stream,
-                "GET {question} HTTP/1.1\r\nHost: adit\r\nConnection: close\r\n\r\n"
+                "{method} {question} HTTP/1.1\r\nHost: adit\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
             )?;
             let mut answer = Vec::new();
             stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;

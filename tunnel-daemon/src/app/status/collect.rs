@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adit_core::registry::Condition;
 use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, RelayHandle};
+use futures_util::future::join_all;
 
-use super::answer::{LINKS_MAX, Source};
+use super::answer::{
+    LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
+};
 use super::model::{
     API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory,
     Readiness, RelayStatus, Role, Status, TunnelCounts,
@@ -21,8 +24,11 @@ use crate::app::redirect_view::RedirectView;
 use crate::config::plan::DataPathPlan;
 use crate::hub::{Hub, LanePool, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
-use crate::telemetry::OpenTunnels;
-use crate::telemetry::labels::Path;
+use crate::telemetry::labels::{LinkEnding, Path};
+use crate::telemetry::{AditMetrics, OpenTunnels};
+
+/// For links that take no more commands at the moment.
+const CHANGE_TIME: Duration = Duration::from_secs(5);
 
 /// What server and agent have in common.
 pub(in crate::app) struct Common {
@@ -49,6 +55,7 @@ pub(in crate::app) struct Common {
 pub(in crate::app) struct ServerSource {
     pub(in crate::app) common: Common,
     pub(in crate::app) hub: Arc<Hub>,
+    pub(in crate::app) metrics: AditMetrics,
 }
 
 /// An agent.
@@ -185,6 +192,36 @@ impl Source for ServerSource {
         &self.common.id
     }
 
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
+        let (rows, _handles) = self.chosen(of);
+        Box::pin(std::future::ready(Ok(rows)))
+    }
+
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_> {
+        let (rows, handles) = self.chosen(of);
+        Box::pin(async move {
+            let unlinking = handles.into_iter().filter_map(|link| match change {
+                LinkChange::Drain => {
+                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is drained, as the admin socket was asked to");
+                    self.hub.set_draining(link.id);
+                    None
+                }
+                LinkChange::Unlink => {
+                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is ended, as the admin socket was asked to");
+                    if let Some(lanes) = &link.lanes {
+                        lanes.revoke();
+                    }
+                    self.metrics.link_ended(LinkEnding::Unlinked);
+                    Some(link.end())
+                }
+            });
+            tokio::time::timeout(CHANGE_TIME, join_all(unlinking))
+                .await
+                .map_err(|_elapsed| "a link takes no commands now; ask again".to_owned())?;
+            Ok(rows)
+        })
+    }
+
     fn status(&self) -> Status {
         let tally = Tally::of(&self.common.tunnels, false);
         let mut links = self.hub.links();
@@ -195,13 +232,7 @@ impl Source for ServerSource {
                 .map(|link| link.lanes.as_deref().map(pool_lanes)),
         );
         links.truncate(LINKS_MAX);
-        let conditions = self.hub.with_registry(|registry| {
-            let conditions = links.iter().map(|link| registry.condition(link.id));
-            conditions.collect::<Vec<_>>()
-        });
-        let links = std::iter::zip(&links, conditions)
-            .map(|(link, condition)| self.link(link, condition, &tally))
-            .collect();
+        let links = self.rows(&links, &tally);
         let mut status = self.common.status(Role::Server, &tally, links, all);
         status.pending_dials = Some(self.hub.pending_dials() as u64);
         status
@@ -213,9 +244,32 @@ impl Source for ServerSource {
 }
 
 impl ServerSource {
+    /// The links that were asked for, as rows and as they are.
+    fn chosen(&self, of: &LinkQuery) -> (LinkRows, Vec<LinkHandle>) {
+        let mut links = self.hub.links();
+        links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));
+        links.sort_by_key(|link| link.id.0);
+        let total = links.len() as u64;
+        links.truncate(LINKS_LISTED_MAX);
+        let rows = self.rows(&links, &Tally::of(&self.common.tunnels, false));
+        (LinkRows { rows, total }, links)
+    }
+
+    fn rows(&self, links: &[LinkHandle], tally: &Tally) -> Vec<LinkStatus> {
+        let conditions = self.hub.with_registry(|registry| {
+            let conditions = links.iter().map(|link| registry.condition(link.id));
+            conditions.collect::<Vec<_>>()
+        });
+        std::iter::zip(links, conditions)
+            .map(|(link, condition)| self.link(link, condition, tally))
+            .collect()
+    }
+
     fn link(&self, link: &LinkHandle, condition: Option<Condition>, tally: &Tally) -> LinkStatus {
         let info = &link.info;
         LinkStatus {
+            link: Some(link.id.0),
+            identifiers: Some(info.identifiers.encode()),
             peer: info.agent.as_str().to_owned(),
             address: info.address.to_string(),
             principal: info.identity.owner().map(ToString::to_string),
@@ -248,15 +302,42 @@ impl Source for AgentSource {
 
     fn status(&self) -> Status {
         let tally = Tally::of(&self.common.tunnels, true);
-        let mut links = self.servers.links();
+        let links = self.servers.links();
         let all = Totals::of(
             links
                 .iter()
                 .map(|link| link.lanes.as_ref().map(keeper_lanes)),
         );
+        let mut links = self.rows(&tally);
         links.truncate(LINKS_MAX);
+        self.common.status(Role::Agent, &tally, links, all)
+    }
+
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
+        let mut rows = self.rows(&Tally::of(&self.common.tunnels, true));
+        rows.retain(|link| of.is_about(None, &link.peer));
+        let total = rows.len() as u64;
+        rows.truncate(LINKS_LISTED_MAX);
+        Box::pin(std::future::ready(Ok(LinkRows { rows, total })))
+    }
+
+    fn change(&self, _of: &LinkQuery, _change: LinkChange) -> LinksFuture<'_> {
+        let why = "this is an agent, and a server drains and ends links: ask its server".to_owned();
+        Box::pin(std::future::ready(Err(why)))
+    }
+
+    fn tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.common.tunnels
+    }
+}
+
+impl AgentSource {
+    fn rows(&self, tally: &Tally) -> Vec<LinkStatus> {
         let draining = self.servers.is_draining();
-        let links = links.iter().map(|link| LinkStatus {
+        let links = self.servers.links();
+        let rows = links.iter().map(|link| LinkStatus {
+            link: None,
+            identifiers: None,
             peer: link.server.as_str().to_owned(),
             address: link.address.to_string(),
             principal: None,
@@ -272,12 +353,7 @@ impl Source for AgentSource {
             budget_bytes: self.common.link_budget_bytes,
             lanes: link.lanes.as_ref().map(keeper_lanes),
         });
-        let links = links.collect();
-        self.common.status(Role::Agent, &tally, links, all)
-    }
-
-    fn tunnels(&self) -> &Arc<OpenTunnels> {
-        &self.common.tunnels
+        rows.collect()
     }
 }
 

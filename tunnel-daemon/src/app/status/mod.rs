@@ -1,8 +1,9 @@
-//! What a running server or agent tells on its admin socket, and how `adit status` and `adit top` show it.
+//! What a running server or agent tells on its admin socket, and how `adit status`, `adit top` and `adit links` show it.
 
 pub mod answer;
 mod client;
 mod collect;
+pub mod links;
 pub mod model;
 pub mod print;
 pub(super) mod text;

@@ -189,15 +189,36 @@ pub struct TunnelCounts {
     pub bytes_to_client: u64,
 }
 
+/// `GET /v1/links`, and on a server what `POST /v1/unlink` and `POST /v1/drain` were done to.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Links {
+    /// [`API`].
+    pub api: u32,
+    /// What runs.
+    pub role: Role,
+    /// Its id, as told to peers.
+    pub id: String,
+    /// Those that were asked for, in order of arrival; at most [`super::answer::LINKS_LISTED_MAX`].
+    pub links: Vec<LinkStatus>,
+    /// How many there are of these.
+    pub links_total: u64,
+}
+
 /// One link.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LinkStatus {
+    /// Its number, as logs of a server have it; `None` on an agent.
+    #[serde(default)]
+    pub link: Option<u64>,
     /// The agent's id on a server, the server's on an agent.
     pub peer: String,
     /// Where the connection comes from, or on an agent the address it was opened to.
     pub address: String,
-    /// Whom the agent's certificate names; only on a server.
+    /// Who the agent has proved to be, by certificate or token; only on a server.
     pub principal: Option<String>,
+    /// What the agent claims to be good for, as identifiers are written (`host=a&ipv4=10.0.0.1`); only on a server.
+    #[serde(default)]
+    pub identifiers: Option<String>,
     /// `adit`, or `go` for a peer without our extensions.
     pub dialect: String,
     /// For how long it has been there.

@@ -244,6 +244,8 @@ pub(in crate::app) mod tests {
     /// With the longest of everything.
     pub(in crate::app) fn status() -> Status {
         let link = LinkStatus {
+            link: Some(7),
+            identifiers: Some("host=a".to_owned()),
             peer: "agent-\x1b[31m-with-a-very-long-name.example.org".to_owned(),
             address: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned(),
             principal: Some("CN=agent".to_owned()),

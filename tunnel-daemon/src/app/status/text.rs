@@ -88,7 +88,7 @@ pub(in crate::app) fn micros(micros: u64) -> String {
     }
 }
 
-/// `text` on lines of at most `width` characters, broken at spaces.
+/// `text` on lines of at most `width` characters, broken at spaces, and inside words that are longer.
 pub(in crate::app) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -97,7 +97,14 @@ pub(in crate::app) fn wrapped(text: &str, width: usize) -> Vec<String> {
                 line.push(' ');
                 line.push_str(word);
             }
-            _ => lines.push(word.to_owned()),
+            _ => {
+                let letters: Vec<char> = word.chars().collect();
+                lines.extend(
+                    letters
+                        .chunks(width)
+                        .map(|part| part.iter().collect::<String>()),
+                );
+            }
         }
     }
     lines
@@ -115,6 +122,12 @@ mod tests {
         assert_eq!(clean("\u{4e2d}x", 4), "?x");
         assert_eq!(clean_middle("node-a.example.org:10250", 12), "node-~:10250");
         assert_eq!(clean_middle("short", 12), "short");
+    }
+
+    #[test]
+    fn lines_break_at_spaces_and_inside_words_that_fit_no_line() {
+        assert_eq!(wrapped("a bb  cccccc d", 4), ["a bb", "cccc", "cc d"]);
+        assert_eq!(wrapped(" ", 4), [""; 0]);
     }
 
     #[test]

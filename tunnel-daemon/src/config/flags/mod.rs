@@ -19,8 +19,8 @@ use clap::{Parser, Subcommand};
 use self::agent::AgentFlags;
 use self::redirect::NetnsHelperFlags;
 use self::server::ServerFlags;
-use self::view::{CheckFlags, StatusFlags, TopFlags};
-use super::command::{Command, DemoOptions, Parsed};
+use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
+use super::command::{Command, DemoOptions, LinksAction, Parsed};
 use super::error::ConfigError;
 use super::plan::LaneSecurity;
 
@@ -44,6 +44,12 @@ enum Sub {
     Status(StatusFlags),
     /// Show the open tunnels of a running server or agent, live
     Top(TopFlags),
+    /// Show the links of a running server or agent, each with what its agent has proved and claims
+    Links(LinksFlags),
+    /// Have a running server send new tunnels to other agents than this one, while there are any
+    Drain(LinkFlags),
+    /// Have a running server end the links of an agent, and its tunnels; it may come back
+    Unlink(LinkFlags),
     /// Say what this host and these flags allow, and what is missing
     Check(CheckFlags),
     /// Started by server and agent for themselves
@@ -107,6 +113,9 @@ pub(super) fn parse(
         }),
         Sub::Status(flags) => Command::Status(flags.options()),
         Sub::Top(flags) => Command::Top(flags.options()?),
+        Sub::Links(flags) => Command::Links(flags.options()),
+        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
+        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
         Sub::Check(flags) => flags.command(env)?,
         Sub::NetnsHelper(flags) => Command::NetnsHelper(flags.options()),
     };

@@ -149,6 +149,15 @@ pub(super) struct ServerFlags {
     /// ipv6=, cidr=, default-route=true; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
     agent_grants: Vec<String>,
+    /// Certificate revocation lists (PEM) of the CAs in --cluster-ca-cert: agents with a revoked certificate are refused, and their
+    /// links end; read again whenever the file changes
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "cluster_ca_cert",
+        help_heading = "Agents"
+    )]
+    agent_crl: Option<PathBuf>,
     /// Refuse these agents, and end their links: id=, cn=, dns=, uri=, serviceaccount=, node= or pod= of one a line; read again
     /// whenever the file changes
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
@@ -380,6 +389,7 @@ impl ServerFlags {
                 keepalive: KeepAlive::every(self.keepalive_time),
                 grants: Grants::parse(&self.agent_grants)
                     .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+                crl: self.agent_crl,
                 deny: self.agent_deny,
                 links_per_agent_max: self.links_per_agent,
                 data_path: self.data_path.plan(self.lanes_per_link),

@@ -1,11 +1,12 @@
-//! `adit status`, `adit top` and `adit check`: what looks and changes nothing.
+//! `adit status`, `adit top`, `adit links`, `adit drain`, `adit unlink` and `adit check`: what asks a running process, or the host.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::values::duration;
 use crate::config::command::{
-    self, CheckGiven, CheckOptions, Command, StatusOptions, TopOptions, TopSort,
+    self, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
+    TopSort,
 };
 use crate::config::error::ConfigError;
 
@@ -44,6 +45,37 @@ pub(super) struct TopFlags {
     interval: Duration,
 }
 
+#[derive(clap::Args, Debug)]
+pub(super) struct LinksFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// Only links of this agent (of this server, where an agent is asked)
+    #[arg(long, value_name = "ID")]
+    agent: Option<String>,
+    /// The answer as it came, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct LinkFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    #[command(flatten)]
+    chosen: ChosenLinks,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = true)]
+struct ChosenLinks {
+    /// All links of this agent
+    #[arg(long, value_name = "ID")]
+    agent: Option<String>,
+    /// The link of this number, as `adit links` shows it
+    #[arg(long, value_name = "N")]
+    link: Option<u64>,
+}
+
 const CHECK_HELP: &str = "\
 Exit codes: 0 all is ok; 1 something is degraded; 2 something is missing or broken.
 
@@ -75,6 +107,30 @@ impl StatusFlags {
         StatusOptions {
             socket: self.socket.admin_socket,
             json: self.json,
+        }
+    }
+}
+
+impl LinksFlags {
+    pub(super) fn options(self) -> LinksOptions {
+        LinksOptions {
+            socket: self.socket.admin_socket,
+            action: LinksAction::Show,
+            agent: self.agent,
+            link: None,
+            json: self.json,
+        }
+    }
+}
+
+impl LinkFlags {
+    pub(super) fn options(self, action: LinksAction) -> LinksOptions {
+        LinksOptions {
+            socket: self.socket.admin_socket,
+            action,
+            agent: self.chosen.agent,
+            link: self.chosen.link,
+            json: false,
         }
     }
 }

@@ -134,6 +134,11 @@ fn agent_listener(
         },
         AgentProof::Either,
     )?;
+    if !options.agent_crl.is_empty() && options.cluster_ca_cert.is_empty() {
+        return fail(
+            "--agent-crl is about certificates of agents, and none is asked for: give --cluster-ca-cert",
+        );
+    }
     let authenticated = !options.cluster_ca_cert.is_empty() || tokens.is_some();
     let insecure = options.insecure_allow_unauthenticated_agents;
     if authenticated && insecure {
@@ -154,7 +159,8 @@ fn agent_listener(
         keepalive: server_keepalive(options.keepalive_time),
         grants: Grants::parse(&options.agent_grants)
             .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
-        deny: Some(PathBuf::from(&options.agent_deny)).filter(|path| !path.as_os_str().is_empty()),
+        crl: file(&options.agent_crl),
+        deny: file(&options.agent_deny),
         links_per_agent_max: limits::LINKS_PER_AGENT,
         data_path: options.data_path.plan("--lanes-per-link")?,
     })
@@ -164,8 +170,13 @@ fn tls_files(cert: &str, key: &str, client_ca: &str) -> TlsFiles {
     TlsFiles {
         cert: PathBuf::from(cert),
         key: PathBuf::from(key),
-        client_ca: Some(PathBuf::from(client_ca)).filter(|ca| !ca.as_os_str().is_empty()),
+        client_ca: file(client_ca),
     }
+}
+
+/// Empty is none.
+fn file(path: &str) -> Option<PathBuf> {
+    Some(PathBuf::from(path)).filter(|path| !path.as_os_str().is_empty())
 }
 
 /// gRPC-Go takes a time that is not positive as "not set".

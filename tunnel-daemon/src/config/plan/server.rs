@@ -96,6 +96,8 @@ pub struct AgentListenerPlan {
     pub keepalive: KeepAlive,
     /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
     pub grants: Grants,
+    /// Revocation lists of agents' certificates.
+    pub crl: Option<PathBuf>,
     /// Agents that are refused, whatever they prove.
     pub deny: Option<PathBuf>,
     /// Links one owner may hold under one agent id; more are refused.

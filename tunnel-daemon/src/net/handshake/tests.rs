@@ -31,6 +31,7 @@ fn world() -> World {
         cert: files.cert("server"),
         key: files.key("server"),
         client_ca: Some(files.ca_file()),
+        client_crl: None,
         client_may_be_anonymous: false,
         policy: TlsPolicy::default(),
         alpn: Alpn::grpc(&no_extra),

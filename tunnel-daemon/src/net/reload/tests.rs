@@ -31,6 +31,7 @@ fn load(directory: &Path) -> Arc<ReloadableServerTls> {
         cert,
         key,
         client_ca: None,
+        client_crl: None,
         client_may_be_anonymous: false,
         policy,
         alpn,
@@ -87,6 +88,7 @@ fn emptied_client_ca_never_replaces_a_full_one() {
     fs::write(&ca, ThrowawayCa::new("clients").unwrap().cert_pem()).unwrap();
     let spec = ServerTls {
         client_ca: Some(ca.clone()),
+        client_crl: None,
         client_may_be_anonymous: false,
         ..load(directory.path()).spec().clone()
     };

@@ -48,9 +48,9 @@ async fn status(socket: &Path) -> Status {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_read_only_and_knows_its_paths() {
+async fn it_knows_its_paths_and_their_methods() {
     let (_world, socket) = world().await;
-    for path in ["/v1/status", "/v1/tunnels"] {
+    for path in ["/v1/status", "/v1/tunnels", "/v1/links"] {
         for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
             let (head, _body) = ask(&socket, &request(method, path)).await;
             assert!(head.starts_with("HTTP/1.1 405"), "{method} {path}: {head}");
@@ -65,6 +65,13 @@ async fn it_is_read_only_and_knows_its_paths() {
         let (head, body) = ask(&socket, &request("GET", path)).await;
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         assert!(body.contains(&format!("\"api\":{API}")), "{body}");
+    }
+    for path in ["/v1/drain", "/v1/unlink"] {
+        for method in ["GET", "HEAD", "PUT", "DELETE"] {
+            let (head, _body) = ask(&socket, &request(method, path)).await;
+            assert!(head.starts_with("HTTP/1.1 405"), "{method} {path}: {head}");
+            assert!(head.lines().any(|line| line == "allow: POST"), "{head}");
+        }
     }
     for path in ["/", "/v1", "/v1/", "/v1/statuses", "/v2/status", "/metrics"] {
         let (head, _body) = ask(&socket, &request("GET", path)).await;

@@ -68,7 +68,10 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
     world.links(1).await;
     let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
     assert!(!matches!(over, Ok(Some(_))), "{over:?}");
-    assert_eq!(denying.value("adit_links_denied_total"), 1.0);
+    assert_eq!(
+        denying.value("adit_links_ended_total{reason=\"denied\"}"),
+        1.0
+    );
     // It comes again, and is told why not.
     let refused = "adit_agents_refused_total{reason=\"denied\"}";
     until("a refusal", || denying.value(refused) >= 1.0).await;

@@ -261,6 +261,7 @@ async fn session() -> (ByteStream, ByteStream) {
         cert: files.cert("server"),
         key: files.key("server"),
         client_ca: Some(files.ca_file()),
+        client_crl: None,
         client_may_be_anonymous: false,
         policy: TlsPolicy::default(),
         alpn: Alpn::grpc::<&str>(&[]).with_records(PROTOCOL),

@@ -3,6 +3,7 @@
 mod abandoned_dials;
 mod admin;
 mod admin_http;
+mod admin_links;
 mod agents;
 mod alpn_fronts;
 mod bad_input;
@@ -54,6 +55,7 @@ mod plaintext_lanes;
 mod platforms;
 mod processes;
 mod relay_engine;
+mod revocation;
 mod silent_peers;
 mod slow_readers;
 mod sockets;

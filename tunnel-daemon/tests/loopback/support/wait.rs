@@ -49,17 +49,22 @@ pub(crate) fn until_for(
     })
 }
 
-/// Looks at a number until it has not changed for a second: whatever made it grow is held back.
+/// Looks at a number until it has not changed for a second: whatever made it grow is held back. A look may take a good part of
+/// that, as at the table of all sockets of a host.
 #[track_caller]
 pub(crate) fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
-    const LOOKS: u32 = 100;
+    const STILL: Duration = Duration::from_secs(1);
+    const LOOKS: u32 = 5;
     within(what, async move {
-        let (mut last, mut looks) = (number(), 0);
-        while looks < LOOKS {
+        let (mut last, mut looks, mut since) = (number(), 0, Instant::now());
+        while looks < LOOKS || since.elapsed() < STILL {
             tokio::time::sleep(POLL).await;
             let now = number();
-            looks = if now == last { looks + 1 } else { 0 };
-            last = now;
+            if now == last {
+                looks += 1;
+            } else {
+                (last, looks, since) = (now, 0, Instant::now());
+            }
         }
     })
 }

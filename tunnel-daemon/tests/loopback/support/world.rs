@@ -28,6 +28,11 @@ impl World {
     /// A server with both dialects on unix sockets and no agents. `flags` are added to the command line; `{certs}` in them is
     /// the directory of the certificates, and `!--NAME` takes a flag out that is there otherwise.
     pub(crate) async fn start(flags: &[&str]) -> Self {
+        Self::start_with(|_files| (), flags).await
+    }
+
+    /// As [`World::start`], once `prepare` has added to the certificates.
+    pub(crate) async fn start_with(prepare: impl FnOnce(&ThrowawayFiles), flags: &[&str]) -> Self {
         // The last one is in no DNS: only a test's own forward proxy knows it.
         let names = ["127.0.0.1", "::1", "localhost", "server.test"].map(str::to_owned);
         let mut world = Self {
@@ -36,6 +41,7 @@ impl World {
             server: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         };
+        prepare(&world.files);
         world.serve("0").await;
         world
     }

@@ -56,6 +56,7 @@ fn greeting<I: Incoming>(
         cert: files.cert("server"),
         key: files.key("server"),
         client_ca: None,
+        client_crl: None,
         client_may_be_anonymous: false,
         policy: TlsPolicy::default(),
         alpn: Alpn::http11(),

@@ -1,0 +1,132 @@
+//! Rule 50: what becomes of agents whose certificates were good when they came.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use adit::net::selfsigned::{ThrowawayCa, ThrowawayFiles, Usage};
+
+use crate::support::lanes::{value, warm};
+use crate::support::targets;
+use crate::support::wait::{until, within_for};
+use crate::support::world::{World, echo};
+
+/// Time until a tunnel on a lane is found to be one of an agent that may not stay.
+const SOON: Duration = Duration::from_secs(15);
+const ENDED: &str = "adit_links_ended_total{reason=\"certificate\"}";
+const HANDSHAKES: &str = "adit_handshakes_failed_total{reason=\"failed\"}";
+
+fn crl(files: &ThrowawayFiles) -> PathBuf {
+    files.dir().join("crl.pem")
+}
+
+/// As an editor saves it.
+fn write(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).expect("a file");
+    std::fs::rename(&new, path).expect("a file");
+}
+
+/// A revocation list of the world's CA that names the certificate of this name.
+fn revoke(files: &ThrowawayFiles, names: &[&str]) {
+    let certificates = names
+        .iter()
+        .map(|name| std::fs::read_to_string(files.cert(name)).expect("a certificate"));
+    let certificates: Vec<String> = certificates.collect();
+    let certificates: Vec<&str> = certificates.iter().map(String::as_str).collect();
+    write(
+        &crl(files),
+        &files.ca().revoke(&certificates).expect("a list"),
+    );
+}
+
+/// A second agent, `agent-2`, with a certificate of its own.
+fn prepare(files: &ThrowawayFiles) {
+    files.issue("agent-2", Usage::Client, &[]).expect("a pair");
+    revoke(files, &[]);
+}
+
+fn as_second(files: &ThrowawayFiles) -> [String; 4] {
+    [
+        "!--agent-cert".to_owned(),
+        "!--agent-key".to_owned(),
+        format!("--agent-cert={}", files.cert("agent-2").display()),
+        format!("--agent-key={}", files.key("agent-2").display()),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let flags = [
+        "--agent-crl={certs}/crl.pem",
+        "--proxy-strategies=destHost,default",
+    ];
+    let world = World::start_with(prepare, &flags).await;
+    let second = as_second(&world.files);
+    let second: Vec<&str> = second.iter().map(String::as_str).collect();
+    let other = [&second[..], &["--agent-identifiers=host=elsewhere"]].concat();
+    let other = world.agent("agent-2", &other).await;
+    let agent = world
+        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
+        .await;
+    world.links(2).await;
+    warm(&world).await;
+    let mut on_lane = world.tunnel(&target).await;
+    echo(&mut on_lane, b"before").await;
+    revoke(&world.files, &["agent"]);
+    world.links(1).await;
+    let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
+    assert!(!matches!(over, Ok(Some(_))), "{over:?}");
+    assert_eq!(value(&world, ENDED), 1.0);
+    // It comes again, and its handshake fails.
+    until("a refusal", || value(&world, HANDSHAKES) >= 1.0).await;
+    world.assert_serves(&target).await;
+    // What is no list changes nothing.
+    write(&crl(&world.files), "nonsense\n");
+    let refused = value(&world, HANDSHAKES);
+    until("another refusal", || {
+        value(&world, HANDSHAKES) >= refused + 3.0
+    })
+    .await;
+    world.links(1).await;
+    revoke(&world.files, &["agent-2"]);
+    until("the other one's end", || value(&world, ENDED) == 2.0).await;
+    world.links(1).await;
+    agent.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_no_ca_vouches_for_any_more_loses_its_link() {
+    let world = World::start(&[]).await;
+    let agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let another = ThrowawayCa::new("another").expect("a CA").cert_pem();
+    // Both: nobody is refused while one is replaced by the other.
+    let both = format!("{}{another}", world.files.ca().cert_pem());
+    write(&world.files.ca_file(), &both);
+    let reloads = "adit_tls_reloads_total{result=\"ok\"}";
+    until("the bundle of both", || value(&world, reloads) >= 1.0).await;
+    write(&world.files.ca_file(), &another);
+    world.links(0).await;
+    assert_eq!(value(&world, ENDED), 1.0);
+    write(&world.files.ca_file(), &both);
+    world.links(1).await;
+    agent.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_list_of_its_issuer_no_certificate_is_let_in() {
+    let foreign = |files: &ThrowawayFiles| {
+        let another = ThrowawayCa::new("another").expect("a CA");
+        write(&crl(files), &another.revoke(&[]).expect("a list"));
+    };
+    let world = World::start_with(foreign, &["--agent-crl={certs}/crl.pem"]).await;
+    let agent = world.agent("agent-1", &[]).await;
+    until("refusals", || value(&world, HANDSHAKES) >= 3.0).await;
+    world.links(0).await;
+    revoke(&world.files, &[]);
+    world.links(1).await;
+    agent.stop().await;
+}
