@@ -83,6 +83,7 @@ struct Current {
     client: Client,
     files: Vec<PathBuf>,
     fingerprint: [u8; 32],
+    risk: Option<&'static str>,
 }
 
 impl std::fmt::Debug for State {
@@ -127,6 +128,11 @@ impl Api {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation.load(Relaxed)
+    }
+
+    /// What lets somebody between here and the API server answer in its place, as far as a client was made.
+    pub async fn risk(&self) -> Option<&'static str> {
+        self.state.lock().await.current.as_ref()?.risk
     }
 
     /// A client for the configuration as it is on disk now. Where new files cannot be used, the last configuration stays in
@@ -308,8 +314,27 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
     })
 }
 
+/// What lets somebody between here and the API server answer in its place.
+fn risk(config: &Config) -> Option<&'static str> {
+    if config.cluster_url.scheme_str() == Some("http") {
+        Some(
+            "it is asked in clear text (http://): whoever is in between says which agents are let in",
+        )
+    } else if config.accept_invalid_certs {
+        Some(
+            "its certificate is not verified (insecure-skip-tls-verify): whoever is in between says which agents are let in",
+        )
+    } else {
+        None
+    }
+}
+
 /// In a thread that may block: a credential plugin is a process.
 async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
+    let risk = risk(&loaded.config);
+    if let Some(risk) = risk {
+        tracing::warn!("the Kubernetes API cannot be trusted: {risk}");
+    }
     blocking(move || {
         let client =
             Client::try_from(loaded.config).map_err(|error| AccessError::Client(chain(&error)))?;
@@ -317,6 +342,7 @@ async fn connect(loaded: Loaded) -> Result<Current, AccessError> {
             client,
             files: loaded.files,
             fingerprint: loaded.fingerprint,
+            risk,
         })
     })
     .await

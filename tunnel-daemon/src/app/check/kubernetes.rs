@@ -1,8 +1,8 @@
 //! What a command line needs of the Kubernetes API, as far as that is known without asking it.
 
-use adit_kube::access::{Api, Source};
+use adit_kube::access::{AccessError, Api, Source};
 
-use super::{Capability, missing, ok};
+use super::{Capability, degraded, missing, ok};
 use crate::backend::check_deny_list;
 use crate::config::plan::{AgentPlan, ServerPlan};
 
@@ -43,10 +43,19 @@ fn api(source: &Source) -> anyhow::Result<Capability> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    Ok(match runtime.block_on(Api::open(source.clone())) {
-        Ok(_api) => ok(
+    let opened = runtime.block_on(async {
+        let api = Api::open(source.clone()).await?;
+        Ok::<_, AccessError>(api.risk().await)
+    });
+    Ok(match opened {
+        Ok(None) => ok(
             NAME,
             "its configuration can be used; whether it answers shows later",
+        ),
+        Ok(Some(risk)) => degraded(
+            NAME,
+            risk,
+            "give a kubeconfig with an https:// server and its certificate-authority",
         ),
         Err(error) => missing(
             NAME,
@@ -67,9 +76,20 @@ mod tests {
         let file = folder.path().join("kubeconfig");
         let source = Source::Kubeconfig(file.clone());
         assert_eq!(api(&source).unwrap().verdict, Verdict::Missing);
-        let content = r#"{"current-context":"a","contexts":[{"name":"a","context":{"cluster":"a"}}],
-            "clusters":[{"name":"a","cluster":{"server":"http://127.0.0.1:1"}}]}"#;
-        std::fs::write(&file, content).unwrap();
-        assert_eq!(api(&source).unwrap().verdict, Verdict::Ok);
+        for (cluster, verdict) in [
+            (r#"{"server":"https://127.0.0.1:1"}"#, Verdict::Ok),
+            (r#"{"server":"http://127.0.0.1:1"}"#, Verdict::Degraded),
+            (
+                r#"{"server":"https://127.0.0.1:1","insecure-skip-tls-verify":true}"#,
+                Verdict::Degraded,
+            ),
+        ] {
+            let content = format!(
+                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a"}}}}],
+                "clusters":[{{"name":"a","cluster":{cluster}}}]}}"#
+            );
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(api(&source).unwrap().verdict, verdict, "{cluster}");
+        }
     }
 }
