@@ -36,6 +36,8 @@ use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions};
 use anyhow::{Context as _, bail};
 
+use crate::reviews;
+
 /// Links, lanes and targets at once: above any limit of descriptors.
 const TASKS_MAX: usize = 200_000;
 /// Of groups that have nothing but a task or two that run for good, which do not count.
@@ -56,12 +58,17 @@ pub(crate) struct AgentPort {
     pub(crate) address: SocketAddr,
     /// The folder that `certs` wrote.
     pub(crate) certs: PathBuf,
+    /// By a token each, in place of the certificate.
+    pub(crate) tokens: bool,
 }
 
 /// See the module. Dropping it leaves them running until the runtime ends; [`Agents::stop`] does not.
 pub(crate) struct Agents {
     server: ServerAddress,
     tls: Arc<ReloadableClientTls>,
+    /// Where tokens are written, if they have some.
+    tokens: Option<PathBuf>,
+    lanes: bool,
     resolver: Arc<dyn Resolve>,
     context: LinkContext,
     /// What runs once for all of them.
@@ -78,15 +85,16 @@ struct Member {
 }
 
 impl Agents {
-    /// None yet.
+    /// None yet. `lanes`: they have some where the server takes them.
     ///
     /// # Errors
     /// The certificates are not there.
-    pub(crate) fn new(port: &AgentPort) -> anyhow::Result<Self> {
+    pub(crate) fn new(port: &AgentPort, lanes: bool) -> anyhow::Result<Self> {
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
             ca: port.certs.join("ca.pem"),
-            identity: Some((port.certs.join("agent.pem"), port.certs.join("agent.key"))),
+            identity: (!port.tokens)
+                .then(|| (port.certs.join("agent.pem"), port.certs.join("agent.key"))),
             policy: TlsPolicy::default(),
             alpn: Alpn::grpc::<&str>(&[]),
         })?;
@@ -117,6 +125,8 @@ impl Agents {
                 port: port.address.port(),
             },
             tls,
+            tokens: port.tokens.then(|| port.certs.clone()),
+            lanes,
             resolver,
             context,
             services,
@@ -151,6 +161,10 @@ impl Agents {
 
     fn start(&self, number: usize) -> anyhow::Result<Member> {
         let agent = AgentId::new(&format!("load-{number}"));
+        let token_path = match &self.tokens {
+            Some(folder) => Some(reviews::write_token(folder, number)?),
+            None => None,
+        };
         let settings = ServersSettings {
             addresses: vec![self.server.clone()],
             reach: Reach {
@@ -167,10 +181,10 @@ impl Agents {
                 identifiers: Identifiers::default(),
                 extensions: Extensions {
                     link: true,
-                    lanes: true,
+                    lanes: self.lanes,
                 },
             },
-            token_path: None,
+            token_path,
             count_source: CountSource::default(),
             policy: SyncPolicy {
                 interval: RETRY.0,

@@ -13,6 +13,7 @@ mod probe;
 mod process;
 mod quantile;
 mod relay;
+mod reviews;
 mod target;
 mod throttle;
 mod tie;
@@ -54,6 +55,12 @@ enum Command {
         /// Another name or address the server is reached by, beside those of loopback; repeatable.
         #[arg(long = "name")]
         names: Vec<String>,
+    },
+    /// Review tokens of agents as the Kubernetes API would, write a kubeconfig and an agent's token, print the address as JSON, and
+    /// end when standard input closes.
+    Reviews {
+        /// Folder to write to.
+        folder: PathBuf,
     },
     /// Measure, and print one JSON object.
     Run(RunArgs),
@@ -131,6 +138,9 @@ struct RunArgs {
     /// Folder with the pair of an agent and its CA, as `certs` writes it.
     #[arg(long, value_name = "FOLDER")]
     certs: Option<PathBuf>,
+    /// Agents prove themselves by a token each, for `reviews`, and not by their certificate.
+    #[arg(long, requires = "agents")]
+    tokens: bool,
     /// Process whose memory and CPU time count, as ROLE=PID; any number.
     #[arg(long = "process", value_name = "ROLE=PID")]
     processes: Vec<Process>,
@@ -155,6 +165,7 @@ fn play(role: Command) -> anyhow::Result<()> {
     match role {
         Command::Target { host } => target::serve(host),
         Command::Certs { folder, names } => certs::write(&folder, &names),
+        Command::Reviews { folder } => reviews::serve(&folder),
         Command::Run(args) => block_on(run(args)),
         Command::Relay { targets, options } => relay::serve(&targets, &options),
         Command::Probe { targets } => probe::wait(&targets),
@@ -189,7 +200,11 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         plan: &plan,
         dialer,
         control: args.control,
-        agents: agents.map(|(address, certs)| AgentPort { address, certs }),
+        agents: agents.map(|(address, certs)| AgentPort {
+            address,
+            certs,
+            tokens: args.tokens,
+        }),
         processes: args.processes,
     };
     let outcome = measure::run(load).await?;

@@ -12,6 +12,8 @@ pub(crate) enum Measurement {
     Idle,
     /// Memory and CPU time of a server that has many agents.
     Agents,
+    /// How many agents a second a server lets in.
+    Links,
     /// Round trips, each connection asking again once it has its answer.
     Echo,
     /// Round trips at a fixed rate, whatever the answers do.
@@ -55,9 +57,10 @@ pub(crate) struct Counted {
 }
 
 /// All of them, in order.
-const ALL: [Measurement; 9] = [
+const ALL: [Measurement; 10] = [
     Measurement::Idle,
     Measurement::Agents,
+    Measurement::Links,
     Measurement::Echo,
     Measurement::Paced,
     Measurement::Dials,

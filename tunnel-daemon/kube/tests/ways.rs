@@ -49,16 +49,16 @@ impl Ways {
     async fn start() -> Self {
         let api = FakeApi::start().await;
         let CertifiedKey { cert, signing_key } =
-            generate_simple_self_signed([NAME.to_owned()]).unwrap();
+            generate_simple_self_signed([NAME.to_owned()]).expect("it works");
         let key = PrivatePkcs8KeyDer::from(signing_key.serialize_der());
         let config = ServerConfig::builder()
             .with_no_client_auth()
             .with_single_cert(vec![cert.der().clone()], PrivateKeyDer::Pkcs8(key))
-            .unwrap();
+            .expect("it works");
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let mut serving = JoinSet::new();
-        let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (tls, behind) = (front.local_addr().unwrap(), api.address);
+        let front = TcpListener::bind("127.0.0.1:0").await.expect("it works");
+        let (tls, behind) = (front.local_addr().expect("it works"), api.address);
         serving.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((socket, _peer)) = front.accept().await {
@@ -68,13 +68,13 @@ impl Ways {
                     let Ok(mut near) = acceptor.accept(socket).await else {
                         return;
                     };
-                    let mut far = TcpStream::connect(behind).await.unwrap();
+                    let mut far = TcpStream::connect(behind).await.expect("it works");
                     drop(copy_bidirectional(&mut near, &mut far).await);
                 });
             }
         });
-        let proxying = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let proxy = proxying.local_addr().unwrap();
+        let proxying = TcpListener::bind("127.0.0.1:0").await.expect("it works");
+        let proxy = proxying.local_addr().expect("it works");
         let asked = Arc::new(Mutex::new(Vec::new()));
         let note = Arc::clone(&asked);
         serving.spawn(async move {
@@ -84,14 +84,16 @@ impl Ways {
                 connections.spawn(async move {
                     let mut head = Vec::new();
                     while !head.ends_with(b"\r\n\r\n") {
-                        head.push(near.read_u8().await.unwrap());
+                        head.push(near.read_u8().await.expect("it works"));
                     }
-                    let line = String::from_utf8(head).unwrap();
+                    let line = String::from_utf8(head).expect("it works");
                     note.lock()
-                        .unwrap()
-                        .push(line.lines().next().unwrap().to_owned());
-                    near.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-                    let mut far = TcpStream::connect(tls).await.unwrap();
+                        .expect("it works")
+                        .push(line.lines().next().expect("it works").to_owned());
+                    near.write_all(b"HTTP/1.1 200 OK\r\n\r\n")
+                        .await
+                        .expect("it works");
+                    let mut far = TcpStream::connect(tls).await.expect("it works");
                     drop(copy_bidirectional(&mut near, &mut far).await);
                 });
             }
@@ -109,12 +111,12 @@ impl Ways {
     /// A review by a kubeconfig with this cluster, and `certificate-authority-data` for the front.
     async fn review(&self, mut cluster: Value) -> Result<(), ReviewError> {
         cluster["certificate-authority-data"] = self.ca.clone().into();
-        let mut config: Value = serde_json::from_str(&self.api.kubeconfig()).unwrap();
+        let mut config: Value = serde_json::from_str(&self.api.kubeconfig()).expect("it works");
         config["clusters"][0]["cluster"] = cluster;
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("it works");
         let file = folder.path().join("kubeconfig");
-        std::fs::write(&file, config.to_string()).unwrap();
-        let api = Api::open(Source::Kubeconfig(file)).await.unwrap();
+        std::fs::write(&file, config.to_string()).expect("it works");
+        let api = Api::open(Source::Kubeconfig(file)).await.expect("it works");
         assert_eq!(api.risk().await, None);
         let policy = ReviewPolicy {
             namespace: "kube-system".to_owned(),

@@ -201,6 +201,14 @@ impl Site {
         self.serving(inside, &["target".to_owned(), format!("--host={host}")])
     }
 
+    /// Starts who reviews the tokens of agents, with a `kubeconfig` for it and a `token` in the folder.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn reviews(&self, inside: Inside<'_>) -> anyhow::Result<(Running, Targets)> {
+        self.serving(inside, &["reviews".to_owned(), self.at("")])
+    }
+
     /// Starts the bare relay in front of targets.
     ///
     /// # Errors

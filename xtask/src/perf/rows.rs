@@ -86,7 +86,7 @@ impl PartialOrd for Row {
 }
 
 /// First words of names, in the order of the table.
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 10] = [
     "down",
     "up",
     "echo",
@@ -96,6 +96,7 @@ const KINDS: [&str; 9] = [
     "isolation",
     "idle",
     "agents",
+    "links",
 ];
 
 fn subject(kind: &str, number: u64) -> Option<(&'static str, String)> {
@@ -109,6 +110,7 @@ fn subject(kind: &str, number: u64) -> Option<(&'static str, String)> {
             "dials",
             format!("dial, echo, close with {number} worker{plural}"),
         ),
+        "links" => ("links", format!("links of {number} agent{plural} at once")),
         _ => return None,
     })
 }
@@ -178,6 +180,7 @@ mod tests {
             words("agents_1000_idle_cpu_percent"),
             "1000 agents, idle server, % of a core"
         );
+        assert_eq!(words("links_300_per_s"), "links of 300 agents at once, 1/s");
         assert_eq!(
             words("agents_300_dial_p50_us"),
             "300 agents, dial and one echo, p50, us"

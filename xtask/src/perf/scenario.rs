@@ -153,9 +153,10 @@ pub(crate) struct Address {
 }
 
 /// All measurements, in the order in which they run.
-const MEASUREMENTS: [&str; 8] = [
+const MEASUREMENTS: [&str; 9] = [
     "idle",
     "agents",
+    "links",
     "echo",
     "paced",
     "dials",

@@ -20,8 +20,12 @@ const LIMIT: Duration = Duration::from_secs(10 * 60);
 /// with each, in every round.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// Where agents connect, among the addresses of a route; also the measurement that needs it.
+/// Where agents connect, among the addresses of a route; also a measurement that needs it.
 pub(crate) const AGENTS: &str = "agents";
+/// The other one.
+const LINKS: &str = "links";
+/// Among the addresses of a route whose agents prove themselves by tokens: who reviews these.
+pub(crate) const REVIEWS: &str = "reviews";
 
 /// Where a server tells its metrics, among the addresses of a route.
 pub(crate) const METRICS: &str = "metrics";
@@ -69,7 +73,7 @@ pub(crate) fn measure<'a>(
     // Not every path has a port for agents, and the Go load tool has none to connect.
     let has_agents = route.way != Way::GrpcGo && route.targets.contains_key(AGENTS);
     let one = |(name, plan): &(&'a str, LoadPlan)| {
-        if *name == AGENTS && !has_agents {
+        if [AGENTS, LINKS].contains(name) && !has_agents {
             return (*name, Ok(Sample::default()));
         }
         let outcome = load(tools, &site, &route, plan).map_err(|error| format!("{error:#}"));
@@ -142,6 +146,9 @@ pub(crate) fn load(
     if let (Some(port), true) = (route.targets.get(AGENTS), route.way != Way::GrpcGo) {
         command.arg(format!("--agents={port}"));
         command.arg(format!("--certs={}", site.at("")));
+        if route.targets.contains_key(REVIEWS) {
+            command.arg("--tokens");
+        }
     }
     for (role, id) in &route.processes {
         command.arg(format!("--process={role}={id}"));

@@ -27,7 +27,8 @@ pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::R
     let server = load.processes.iter().find(|one| one.role == SERVER);
     let server = server.context("name the server with --process=server=PID")?;
     let port = load.agents.as_ref();
-    let mut agents = Agents::new(port.context("say with --agents where agents connect")?)?;
+    let port = port.context("say with --agents where agents connect")?;
+    let mut agents = Agents::new(port, true)?;
     let mut counts = load.plan.agents.clone();
     counts.retain(|count| *count > 0);
     counts.sort_unstable();

@@ -9,6 +9,7 @@ mod dials;
 mod echo;
 mod idle;
 mod isolation;
+mod links;
 mod mixed;
 mod paced;
 
@@ -66,6 +67,7 @@ async fn one(
     match measurement {
         Measurement::Idle => idle::measure(load, outcome).await,
         Measurement::Agents => agents::measure(load, outcome).await,
+        Measurement::Links => links::measure(load, outcome).await,
         Measurement::Echo => echo::measure(load, outcome).await,
         Measurement::Paced => paced::measure(load, outcome).await,
         Measurement::Dials => dials::measure(load, outcome).await,
@@ -80,7 +82,7 @@ async fn one(
 fn rounds(plan: &Plan, measurement: Measurement) -> u32 {
     let count = match measurement {
         Measurement::Idle => plan.idle.len(),
-        Measurement::Agents => plan.agents.len(),
+        Measurement::Agents | Measurement::Links => plan.agents.len(),
         Measurement::Echo => plan.connections.len(),
         Measurement::Paced => plan.rates.len(),
         Measurement::Dials => plan.dialers.len(),

@@ -60,5 +60,6 @@ mod silent_peers;
 mod slow_readers;
 mod sockets;
 mod srv;
+mod token_crowds;
 mod tokens;
 mod tunnels;

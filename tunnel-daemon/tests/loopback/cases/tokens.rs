@@ -2,7 +2,6 @@
 //! with a token has.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use adit::app::agent::RunningAgent;
 use bytes::Bytes;
@@ -22,9 +21,9 @@ const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
 const AUDIENCE: &str = "system:konnectivity-server";
 
 /// A server that has tokens reviewed, and who reviews them.
-struct Tokens {
-    world: World,
-    api: FakeApi,
+pub(super) struct Tokens {
+    pub(super) world: World,
+    pub(super) api: FakeApi,
     folder: TempDir,
 }
 
@@ -43,7 +42,7 @@ fn token_flags(folder: &TempDir) -> Vec<String> {
 
 impl Tokens {
     /// Of a server that asks for nothing else.
-    async fn start(flags: &[&str]) -> Self {
+    pub(super) async fn start(flags: &[&str]) -> Self {
         Self::start_with(&[&["!--cluster-ca-cert"], flags].concat()).await
     }
 
@@ -59,6 +58,11 @@ impl Tokens {
             .collect();
         let world = World::start(&all).await;
         Self { world, api, folder }
+    }
+
+    /// The header of an agent with a new token of a node.
+    pub(super) fn bearer(&self, node: &str) -> String {
+        format!("Bearer {}", self.api.issue(AGENT, AUDIENCE, node))
     }
 
     /// A file with a new token of a node.
@@ -78,7 +82,7 @@ impl Tokens {
     }
 
     /// A connection to the agent port without a certificate.
-    async fn stranger(&self) -> Connection {
+    pub(super) async fn stranger(&self) -> Connection {
         let ca = self.world.files.ca_file();
         let stream = tls::dial(self.world.server().agents, &ca, None).await;
         Connection::over(stream.expect("a handshake")).await
@@ -408,50 +412,4 @@ async fn an_agent_with_a_token_opens_tunnels_to_the_control_plane() {
     tokens.world.links(1).await;
     let mut stream = node::connect(agent.target_listeners[0]).await;
     node::echo(&mut stream, b"from a pod").await;
-}
-
-/// 1,000 agents that come back at once, as after a server's restart. All are at one address, which has few places until the first
-/// of them is let in, so some have to come again, as agents do.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_agents_come_back_with_as_many_reviews() {
-    const AGENTS: usize = 1000;
-    let tokens = Tokens::start(&[]).await;
-    let began = std::time::Instant::now();
-    let mut connections = Vec::new();
-    // As many as one process has descriptors for, over connections that each have some.
-    for _connection in 0..AGENTS / 8 {
-        connections.push(tokens.stranger().await);
-    }
-    let token = |n| {
-        format!(
-            "Bearer {}",
-            tokens.api.issue(AGENT, AUDIENCE, &format!("node-{n}"))
-        )
-    };
-    let all: Vec<String> = (0..AGENTS).map(token).collect();
-    let mut waiting: Vec<usize> = (0..AGENTS).collect();
-    let mut links = Vec::new();
-    while !waiting.is_empty() && began.elapsed() < Duration::from_secs(30) {
-        let mut calls = Vec::new();
-        for n in waiting.drain(..) {
-            let id = format!("agent-{n}");
-            let headers = [("agentid", id.as_str()), ("authorization", all[n].as_str())];
-            let connection = &connections[n % connections.len()];
-            calls.push((n, connection.call("/AgentService/Connect", &headers).await));
-        }
-        for (n, mut call) in calls {
-            let headers = call.headers().await.expect("an answer");
-            if headers.contains_key("serverid") {
-                links.push(call);
-            } else {
-                assert_eq!(headers["grpc-status"], "8", "{headers:?}");
-                waiting.push(n);
-            }
-        }
-    }
-    assert_eq!(
-        (links.len(), tokens.world.server().links()),
-        (AGENTS, AGENTS)
-    );
-    assert_eq!(tokens.api.reviews(), AGENTS);
 }

@@ -23,20 +23,31 @@ use super::world::World;
 
 /// A link that offers lanes, and what the server grants it.
 pub(crate) async fn link(world: &World, connection: &Connection, id: &str) -> (Call, LaneGrant) {
+    let mut call = ask(connection, id, &[]).await;
+    let grant = grant(&mut call).await.expect("lanes are granted");
+    assert!(world.server().links() > 0);
+    (call, grant)
+}
+
+/// Asks for a link with lanes, under more headers.
+pub(crate) async fn ask(connection: &Connection, id: &str, more: &[(&str, &str)]) -> Call {
     let headers = [
         ("agentid", id),
         ("agentidentifiers", ""),
         ("adit-link", "1"),
         ("adit-lanes", "1"),
     ];
-    let mut call = connection.call("/AgentService/Connect", &headers).await;
+    let headers = [&headers[..], more].concat();
+    connection.call("/AgentService/Connect", &headers).await
+}
+
+/// What a server grants; `None`: it refuses the link.
+pub(crate) async fn grant(call: &mut Call) -> Option<LaneGrant> {
     let answer = call.headers().await.expect("an answer");
     let pairs = answer
         .iter()
         .map(|(name, value)| (name.as_str(), value.to_str().expect("ASCII")));
-    let hello = ServerHello::from_headers(pairs).expect("a welcome");
-    assert!(world.server().links() > 0);
-    (call, hello.lane_grant.expect("lanes are granted"))
+    ServerHello::from_headers(pairs).ok()?.lane_grant
 }
 
 /// As an agent that would have nothing but TLS.
@@ -71,7 +82,12 @@ impl Stub {
     /// The same without a certificate, at any server that has the world's.
     pub(crate) async fn nobody(server: SocketAddr, world: &World) -> Self {
         let tcp = TcpStream::connect(server).await;
-        Self::secured(tcp.expect("it listens"), world, None).await
+        Self::nobody_over(tcp.expect("it listens"), world).await
+    }
+
+    /// The same, over a connection that is there already.
+    pub(crate) async fn nobody_over(tcp: TcpStream, world: &World) -> Self {
+        Self::secured(tcp, world, None).await
     }
 
     async fn secured(tcp: TcpStream, world: &World, identity: Option<(&Path, &Path)>) -> Self {

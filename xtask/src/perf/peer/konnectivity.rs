@@ -14,6 +14,15 @@ use crate::perf::turn::{AGENTS, METRICS};
 /// Among the metrics of whoever accounts.
 const ACCOUNTED: &str = "adit_ebpf_account_attached 1";
 
+/// What a server is told that lets agents in by the tokens of the load. Both peers would ask few reviews a second by default.
+const REVIEWING: [&str; 5] = [
+    "--agent-namespace=kube-system",
+    "--agent-service-account=konnectivity-agent",
+    "--authentication-audience=system:konnectivity-server",
+    "--kubeconfig-qps=10000",
+    "--kubeconfig-burst=10000",
+];
+
 /// A program and its leading arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -34,6 +43,8 @@ pub(crate) struct Konnectivity {
     cgroups: Option<PathBuf>,
     /// Whether it is nothing without accounting.
     is_accounted: bool,
+    /// Whether agents prove themselves by tokens, and not by certificates.
+    has_tokens: bool,
 }
 
 impl Program {
@@ -59,6 +70,7 @@ impl Konnectivity {
             only: None,
             cgroups: None,
             is_accounted: false,
+            has_tokens: false,
         })
     }
 
@@ -76,6 +88,7 @@ impl Konnectivity {
             only: None,
             cgroups: None,
             is_accounted: false,
+            has_tokens: false,
         }
     }
 
@@ -97,6 +110,7 @@ impl Konnectivity {
             only: None,
             cgroups: None,
             is_accounted: false,
+            has_tokens: false,
         }
     }
 
@@ -132,6 +146,14 @@ impl Konnectivity {
         self
     }
 
+    /// The same with agents that prove themselves by tokens.
+    pub(crate) fn with_tokens(mut self) -> Self {
+        self.has_tokens = true;
+        self.name.push_str("-tokens");
+        self.version.push_str(", agents with tokens");
+        self
+    }
+
     /// The same once more: how far its own rows lie apart.
     pub(crate) fn again(mut self) -> Self {
         self.name.push_str("-again");
@@ -164,6 +186,7 @@ impl Konnectivity {
             only: None,
             cgroups: None,
             is_accounted: false,
+            has_tokens: false,
         }
     }
 }
@@ -222,40 +245,46 @@ impl Peer for Konnectivity {
             let args = [program.args.as_slice(), flags].concat();
             site.spawn(name, inside, &program.path, &args)
         };
-        let server = start(
-            "server",
-            near,
-            &self.server,
-            &[
-                format!("--mode={}", way.dialect()),
-                format!("--uds-name={}", site.at("s.sock")),
-                "--server-port=0".to_owned(),
-                format!("--agent-port={agent_port}"),
-                format!("--health-port={health_port}"),
-                format!("--admin-port={admin_port}"),
-                format!("--cluster-cert={}", site.at("server.pem")),
-                format!("--cluster-key={}", site.at("server.key")),
-                format!("--cluster-ca-cert={}", site.at("ca.pem")),
-                "--v=0".to_owned(),
-            ],
-        )?;
-        let agent = start(
-            "agent",
-            far,
-            &self.agent,
-            &[
-                format!("--proxy-server-host={}", site.near_host()),
-                format!("--proxy-server-port={agent_port}"),
-                format!("--ca-cert={}", site.at("ca.pem")),
-                format!("--agent-cert={}", site.at("agent.pem")),
-                format!("--agent-key={}", site.at("agent.key")),
-                format!("--health-server-port={agent_health}"),
-                format!("--admin-server-port={}", free_port()?),
-                "--sync-interval=200ms".to_owned(),
-                "--sync-interval-cap=1s".to_owned(),
-                "--v=0".to_owned(),
-            ],
-        )?;
+        let reviews = if self.has_tokens {
+            let (reviews, addresses) = site.reviews(near)?;
+            targets.extend(addresses);
+            Some(reviews)
+        } else {
+            None
+        };
+        let mut server_flags = vec![
+            format!("--mode={}", way.dialect()),
+            format!("--uds-name={}", site.at("s.sock")),
+            "--server-port=0".to_owned(),
+            format!("--agent-port={agent_port}"),
+            format!("--health-port={health_port}"),
+            format!("--admin-port={admin_port}"),
+            format!("--cluster-cert={}", site.at("server.pem")),
+            format!("--cluster-key={}", site.at("server.key")),
+            "--v=0".to_owned(),
+        ];
+        let mut agent_flags = vec![
+            format!("--proxy-server-host={}", site.near_host()),
+            format!("--proxy-server-port={agent_port}"),
+            format!("--ca-cert={}", site.at("ca.pem")),
+            format!("--health-server-port={agent_health}"),
+            format!("--admin-server-port={}", free_port()?),
+            "--sync-interval=200ms".to_owned(),
+            "--sync-interval-cap=1s".to_owned(),
+            "--v=0".to_owned(),
+        ];
+        if self.has_tokens {
+            server_flags.extend(REVIEWING.map(str::to_owned));
+            server_flags.push(format!("--kubeconfig={}", site.at("kubeconfig")));
+            let token = site.at("token");
+            agent_flags.push(format!("--service-account-token-path={token}"));
+        } else {
+            server_flags.push(format!("--cluster-ca-cert={}", site.at("ca.pem")));
+            agent_flags.push(format!("--agent-cert={}", site.at("agent.pem")));
+            agent_flags.push(format!("--agent-key={}", site.at("agent.key")));
+        }
+        let server = start("server", near, &self.server, &server_flags)?;
+        let agent = start("agent", far, &self.agent, &agent_flags)?;
         site.wait_until_ready(health_port)?;
         if self.is_accounted {
             site.wait_until_ready(agent_health)?;
@@ -275,7 +304,7 @@ impl Peer for Konnectivity {
                 Some(own) => Place::Outside { _cgroups: own },
                 None => site.load_namespace().into(),
             },
-            running: vec![agent, server, target],
+            running: [agent, server, target].into_iter().chain(reviews).collect(),
         })
     }
 }

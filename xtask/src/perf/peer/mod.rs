@@ -114,6 +114,8 @@ pub(crate) fn find(
     match name {
         "direct" => Ok(Box::new(Plain::direct())),
         "upstream" => Ok(Box::new(Konnectivity::upstream(programs)?)),
+        "upstream-tokens" => Ok(Box::new(Konnectivity::upstream(programs)?.with_tokens())),
+        "adit-tokens" => Ok(Box::new(adit(programs)?.with_tokens())),
         "adit" => Ok(Box::new(adit(programs)?)),
         "adit-plaintext" => Ok(Box::new(adit(programs)?.in_clear())),
         "adit-link" => Ok(Box::new(adit(programs)?.without_lanes())),

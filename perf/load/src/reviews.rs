@@ -1,0 +1,137 @@
+//! What a server needs of a Kubernetes API to let agents in by tokens: a TokenReview is answered by what the token says of itself.
+//! Nobody has signed it; the server under test cannot tell.
+
+use std::convert::Infallible;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// Whose tokens they are.
+const NAMESPACE: &str = "kube-system";
+const ACCOUNT: &str = "konnectivity-agent";
+/// What they are for.
+const AUDIENCE: &str = "system:konnectivity-server";
+/// Longer than any measurement.
+const LIFETIME_SECONDS: u64 = 24 * 3600;
+
+/// Writes a token bound to a node of that number, and says where.
+///
+/// # Errors
+/// The folder is not writable.
+pub(crate) fn write_token(folder: &Path, number: usize) -> anyhow::Result<PathBuf> {
+    #[expect(clippy::disallowed_methods, reason = "tokens end by the time of day")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let claims = json!({
+        "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
+        "aud": [AUDIENCE],
+        "exp": now + LIFETIME_SECONDS,
+        "kubernetes.io": {"namespace": NAMESPACE, "node": {"name": format!("node-{number}")}},
+    });
+    let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
+    let path = folder.join(format!("token-{number}"));
+    fs::write(&path, token).with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
+}
+
+/// Answers until standard input closes.
+///
+/// # Errors
+/// No port is free, or the folder is not writable.
+pub(crate) fn serve(folder: &Path) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    let address = listener.local_addr()?.to_string();
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "load",
+        "contexts": [{"name": "load", "context": {"cluster": "load", "user": "load"}}],
+        "clusters": [{"name": "load", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "load", "user": {"token": "of-the-server"}}],
+    });
+    fs::write(folder.join("kubeconfig"), kubeconfig.to_string())?;
+    // For the agent behind the measured path; those of the load have others.
+    fs::rename(write_token(folder, usize::MAX)?, folder.join("token"))?;
+    let _serving = runtime.spawn(accept(listener));
+    println!("{}", json!({"reviews": address}));
+    crate::tie::until_stdin_closes()
+}
+
+async fn accept(listener: TcpListener) {
+    let mut connections = JoinSet::new();
+    while let Ok((socket, _peer)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
+        connections.spawn(async move {
+            let _late_answers = socket.set_nodelay(true);
+            let serve =
+                http1::Builder::new().serve_connection(TokioIo::new(socket), service_fn(answer));
+            // Whoever breaks off is gone.
+            let _gone = serve.await;
+        });
+    }
+}
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let body = request.into_body().collect().await;
+    let body = body.map(http_body_util::Collected::to_bytes);
+    let review: Value = serde_json::from_slice(&body.unwrap_or_default()).unwrap_or_default();
+    let reviewed = reviewed(review).map(|review| review.to_string());
+    let mut response = Response::new(Full::from(reviewed.clone().unwrap_or_default()));
+    *response.status_mut() = match reviewed {
+        Some(_review) => StatusCode::CREATED,
+        None => StatusCode::BAD_REQUEST,
+    };
+    let json = http::HeaderValue::from_static("application/json");
+    response
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, json);
+    Ok(response)
+}
+
+/// The review with its answer; `None`: it has no such token.
+fn reviewed(mut review: Value) -> Option<Value> {
+    let token = review["spec"]["token"].as_str()?;
+    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    let node = &claims["kubernetes.io"]["node"]["name"];
+    review["status"] = json!({
+        "authenticated": true,
+        "audiences": claims["aud"],
+        "user": {
+            "username": claims["sub"],
+            "extra": {"authentication.kubernetes.io/node-name": [node]},
+        },
+    });
+    Some(review)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_review_says_what_its_token_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_token(folder.path(), 7).unwrap();
+        let token = fs::read_to_string(path).unwrap();
+        let answer = reviewed(json!({"spec": {"token": token}})).unwrap();
+        let status = &answer["status"];
+        assert_eq!(status["audiences"], json!([AUDIENCE]));
+        let extra = &status["user"]["extra"]["authentication.kubernetes.io/node-name"];
+        assert_eq!(*extra, json!(["node-7"]));
+        assert_eq!(reviewed(json!({"spec": {"token": "a.b.c"}})), None);
+    }
+}
