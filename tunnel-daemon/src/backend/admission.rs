@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,9 +22,15 @@ use crate::telemetry::rate::TokenBucket;
 const LOGGED_PER_SECOND: u32 = 5;
 const LOGGED_BURST: u32 = 50;
 
+/// Metadata of one caller that may always wait for a review: what agents say as a rule.
+const SMALL_BYTES: usize = 4 * 1024;
+/// Metadata of all other callers that wait, together: a caller that nobody knows may say 256 KiB.
+const LARGE_BYTES_MAX: usize = 16 << 20;
+
 /// Decides who may link.
 pub struct Admission {
     tokens: Option<(Reviewer, AgentProof)>,
+    large: LargeCallers,
     addresses: AdmittedAddresses,
     logged: Mutex<TokenBucket>,
 }
@@ -42,6 +49,7 @@ impl Admission {
     pub fn new(tokens: Option<(Reviewer, AgentProof)>) -> Self {
         Self {
             tokens,
+            large: LargeCallers::default(),
             addresses: AdmittedAddresses::default(),
             logged: Mutex::new(TokenBucket::new(
                 LOGGED_PER_SECOND,
@@ -86,6 +94,25 @@ impl Admission {
             reason: AgentRefusal::Token,
             code: Code::Unknown,
             text,
+        })
+    }
+
+    /// Room for what a caller says, which is kept until its token is reviewed.
+    ///
+    /// # Errors
+    /// It is much, and so is what others say who wait.
+    pub(super) fn room(&self, headers: &HeaderMap) -> Result<Option<LargeCaller>, Refused> {
+        let lengths = headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len());
+        let bytes = lengths.sum();
+        if bytes <= SMALL_BYTES {
+            return Ok(None);
+        }
+        self.large.enter(bytes).map(Some).ok_or_else(|| Refused {
+            reason: AgentRefusal::NotReviewed,
+            code: Code::ResourceExhausted,
+            text: "too many agents with much metadata wait for a review of their tokens".to_owned(),
         })
     }
 
@@ -153,6 +180,33 @@ fn address(peer: PeerAddr) -> Option<IpAddr> {
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while these are held; if it did, the state is still consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of callers that say more than others. Clones share the count.
+#[derive(Clone, Default)]
+struct LargeCallers(Arc<AtomicUsize>);
+
+/// One of them; what it takes is given back when it is dropped.
+pub(super) struct LargeCaller {
+    all: LargeCallers,
+    bytes: usize,
+}
+
+impl LargeCallers {
+    fn enter(&self, bytes: usize) -> Option<LargeCaller> {
+        let more = |held: usize| Some(held + bytes).filter(|held| *held <= LARGE_BYTES_MAX);
+        self.0.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(LargeCaller {
+            all: self.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for LargeCaller {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes, Relaxed);
+    }
 }
 
 /// How many links there are from each address. Clones share the counts.
@@ -239,6 +293,25 @@ mod tests {
         ] {
             assert_eq!(with(values), Err(text.to_owned()), "{values:?}");
         }
+    }
+
+    #[test]
+    fn callers_that_say_much_wait_within_a_budget_and_others_always() {
+        let admission = Admission::new(None);
+        let saying = |bytes| {
+            let mut headers = HeaderMap::new();
+            let value = HeaderValue::from_bytes(&vec![b'a'; bytes]).unwrap();
+            headers.insert("agentidentifiers", value);
+            headers
+        };
+        let most: Vec<_> = (0..LARGE_BYTES_MAX / (256 << 10))
+            .map(|_| admission.room(&saying((256 << 10) - 16)).unwrap())
+            .collect();
+        let refused = admission.room(&saying(SMALL_BYTES)).err().unwrap();
+        assert_eq!(refused.code, Code::ResourceExhausted);
+        assert!(admission.room(&saying(1000)).unwrap().is_none());
+        drop(most);
+        assert!(admission.room(&saying(SMALL_BYTES)).unwrap().is_some());
     }
 
     #[test]

@@ -205,10 +205,11 @@ impl Judge {
             let Some(objection) = self.objection(&link.info.agent, &link.info.identity) else {
                 continue;
             };
+            let Some(end) = link.end() else { continue };
             let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
             let why = objection.text();
             tracing::warn!(agent = %link.info.agent, link = link.id.0, principal, why, "a link is ended");
-            match tasks.spawn("end-link", link.end()) {
+            match tasks.spawn("end-link", end) {
                 Ok(_ending) => metrics.link_ended(objection.ending()),
                 Err(_full) => all = false,
             }

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Admission, Refused};
+use super::admission::{Admission, LargeCaller, Refused};
 use super::judge::{Judge, Rights};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
@@ -274,10 +274,14 @@ impl Backend {
             return None;
         }
         let certificate = who.certificate.as_ref();
-        let token = self
-            .settings
-            .admission
-            .token(request.headers(), certificate);
+        let admission = &self.settings.admission;
+        let headers = request.headers();
+        let token = admission
+            .token(headers, certificate)
+            .and_then(|token| match token {
+                Some(token) => Ok(Some((token, admission.room(headers)?))),
+                None => Ok(None),
+            });
         let body = request.into_body();
         let backend = Arc::clone(self);
         let link = async move {
@@ -294,7 +298,7 @@ impl Backend {
     async fn admit(
         self: Arc<Self>,
         hello: AgentHello,
-        token: Result<Option<Token>, Refused>,
+        token: Result<Option<(Token, Option<LargeCaller>)>, Refused>,
         mut body: RecvStream,
         mut respond: SendResponse<MessageBuf>,
         who: Caller,
@@ -307,6 +311,7 @@ impl Backend {
         let identified = match token {
             Err(refused) => Err(refused),
             Ok(token) => {
+                let (token, _room) = token.unzip();
                 let admission = &self.settings.admission;
                 let identify = pin!(admission.identify(token, who.certificate, who.peer));
                 // Agents wait for the answer before they say anything. Others would fill a window meanwhile.

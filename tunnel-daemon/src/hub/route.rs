@@ -60,12 +60,33 @@ pub struct LinkHandle {
     pub lanes: Option<Arc<LanePool>>,
     /// Since when it is there.
     pub since: Instant,
+    is_ending: Arc<AtomicBool>,
 }
 
 impl LinkHandle {
-    /// Ends the link once its task takes one more command.
-    pub async fn end(self) {
-        let _over = self.commands.send(Command::Stop).await;
+    /// Ends the link once its task takes one more command; `None`: somebody has begun to. Dropping the future undoes that.
+    pub fn end(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        if self.is_ending.swap(true, Relaxed) {
+            return None;
+        }
+        let commands = self.commands.clone();
+        let begun = Begun(Some(Arc::clone(&self.is_ending)));
+        Some(async move {
+            let mut begun = begun;
+            let _over = commands.send(Command::Stop).await;
+            begun.0 = None;
+        })
+    }
+}
+
+/// The end of a link that its task has not heard of yet.
+struct Begun(Option<Arc<AtomicBool>>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(is_ending) = &self.0 {
+            is_ending.store(false, Relaxed);
+        }
     }
 }
 
@@ -181,6 +202,7 @@ impl Hub {
             mailbox: Arc::new(Mailbox::default()),
             lanes,
             since: Instant::now(),
+            is_ending: Arc::default(),
         };
         let info = &handle.info;
         let principal = info.identity.owner().map(AsRef::as_ref);

@@ -211,8 +211,11 @@ impl Source for ServerSource {
                     if let Some(lanes) = &link.lanes {
                         lanes.revoke();
                     }
-                    self.metrics.link_ended(LinkEnding::Unlinked);
-                    Some(link.end())
+                    let end = link.end();
+                    if end.is_some() {
+                        self.metrics.link_ended(LinkEnding::Unlinked);
+                    }
+                    end
                 }
             });
             tokio::time::timeout(CHANGE_TIME, join_all(unlinking))

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::support::connect;
 use crate::support::lanes::warm;
+use crate::support::node;
 use crate::support::raw::Connection;
 use crate::support::targets;
 use crate::support::wait::{until, within, within_for};
@@ -94,6 +95,29 @@ async fn an_agent_that_is_denied_loses_its_link_and_its_tunnels() {
     world.links(2).await;
     agent.stop().await;
     other.stop().await;
+}
+
+/// Tunnels that the agent has opened end as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denied_agent_reaches_the_control_plane_no_more() {
+    let (port, _target) = targets::echo().await;
+    let destination = format!("127.0.0.1:{port}");
+    let allowed = format!("--allowed-destination={destination}");
+    let denying = Denying::start("", &[&allowed]).await;
+    let agent = node::agent(&denying.world, &[&destination]).await;
+    denying.world.links(1).await;
+    let mut stream = node::connect(agent.target_listeners[0]).await;
+    node::echo(&mut stream, b"before").await;
+    denying.write("cn=agent\n");
+    denying.world.links(0).await;
+    let rest = within_for(
+        SOON,
+        "the tunnel's end",
+        tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 16]),
+    )
+    .await;
+    assert!(!matches!(rest, Ok(1..)), "{rest:?}");
+    within("the agent's end", agent.stop()).await;
 }
 
 /// Tunnels whose bytes this process does not see end as well.
