@@ -1,9 +1,8 @@
 //! A streaming decoder: HTTP/2 payload in, packets out; `DATA` payload is handed on as it arrives.
 //!
 //! A `DATA` message in the field order every known peer uses is not collected first: each piece that
-//! arrives leaves as a `DATA` of its own, which the protocol allows. Everything else is collected (up to
-//! the message limit) and judged by prost. Memory held is at most one message, and that only for messages
-//! that are not plain `DATA`.
+//! arrives leaves as a `DATA` of its own, which the protocol allows. Everything else is collected, if it is
+//! no longer than [`COLLECTED_BYTES_MAX`], and judged by prost. No more than that is held.
 
 #[doc(hidden)]
 pub mod fuzz;
@@ -12,7 +11,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use prost::Message as _;
 
 use super::packet::{Packet, Received, Violation};
-use super::{GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX, packets as raw};
+use super::{COLLECTED_BYTES_MAX, GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX, packets as raw};
 use crate::ids::ConnId;
 
 /// Longest head of a `DATA` message before its payload: see the encoder.
@@ -165,7 +164,7 @@ impl Decoder {
                             left: payload,
                         };
                     }
-                    Head::Other if length > MESSAGE_BYTES_MAX => {
+                    Head::Other if length > COLLECTED_BYTES_MAX => {
                         self.state = State::Skip { left: length };
                         return Ok(Some(Received::Violation(Violation::Oversize(None))));
                     }

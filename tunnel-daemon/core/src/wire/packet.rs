@@ -99,7 +99,7 @@ pub enum Violation {
     PayloadMismatch(i32),
     /// `DATA` with connection id 0.
     DataWithoutConn,
-    /// A message above [`super::MESSAGE_BYTES_MAX`]; the connection, if its head named one.
+    /// `DATA` above [`super::MESSAGE_BYTES_MAX`], with its connection, or another message above [`super::COLLECTED_BYTES_MAX`].
     Oversize(Option<ConnId>),
 }
 

@@ -2,10 +2,10 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use super::{DATA_HEAD_MAX, Decoder, State, StreamError, judge};
+use super::{DATA_HEAD_MAX, Decoder, Head, State, StreamError, judge, parse_head};
 use crate::wire::encode::MessageBuf;
 use crate::wire::packet::{Packet, Received};
-use crate::wire::{GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX};
+use crate::wire::{COLLECTED_BYTES_MAX, GRPC_PREFIX_BYTES, MESSAGE_BYTES_MAX};
 
 /// Lengths of pieces that an input may choose.
 const CUTS_MAX: usize = 15;
@@ -76,7 +76,7 @@ fn assert_held_is_explained(decoder: &Decoder) {
         State::Prefix => held < GRPC_PREFIX_BYTES,
         State::Head { .. } => held < DATA_HEAD_MAX,
         State::Payload { .. } | State::Skip { .. } => held == 0,
-        State::Whole { length } => held < *length && *length <= MESSAGE_BYTES_MAX,
+        State::Whole { length } => held < *length && *length <= COLLECTED_BYTES_MAX,
     };
     assert!(explained, "{held} bytes held in {state:?}");
     if let State::Whole { length } = state {
@@ -122,6 +122,10 @@ fn by_prost(mut stream: &[u8]) -> Option<Vec<Received>> {
             return None;
         }
         let (message, after) = rest.split_at_checked(length)?;
+        let is_collected = matches!(parse_head(message, length), Head::Other);
+        if is_collected && length > COLLECTED_BYTES_MAX {
+            return None;
+        }
         out.push(judge(Bytes::copy_from_slice(message), length));
         stream = after;
     }

@@ -231,6 +231,42 @@ fn a_full_size_message_passes() {
     assert_eq!(got, Ok(vec![Received::Packet(full)]));
 }
 
+/// A peer that begins long messages and does not end them would have us hold as much for each of its streams.
+#[test]
+fn what_is_collected_is_short_and_the_rest_of_it_is_skipped_unheld() {
+    let text = "x".repeat(COLLECTED_BYTES_MAX);
+    let odd = raw::Packet {
+        payload: Some(raw::packet::Payload::Data(raw::Data {
+            connect_id: 5,
+            error: "not what peers send".to_owned(),
+            data: vec![0; COLLECTED_BYTES_MAX].into(),
+        })),
+        r#type: raw::PacketType::Data.into(),
+    };
+    let dial = Packet::DialReq {
+        dial: DialId(1),
+        protocol: "tcp".to_owned(),
+        address: text.clone(),
+        window: 0,
+    };
+    let close = Packet::CloseRsp {
+        conn: ConnId(5),
+        error: text,
+    };
+    for message in [odd, dial.into_raw(), close.into_raw()] {
+        let mut stream = frame(&message.encode_to_vec());
+        let mut decoder = Decoder::default();
+        decoder.push(Bytes::copy_from_slice(&stream[..COLLECTED_BYTES_MAX]));
+        let oversize = Received::Violation(Violation::Oversize(None));
+        assert_eq!(decoder.next(), Ok(Some(oversize.clone())));
+        assert_eq!(decoder.next(), Ok(None));
+        assert_eq!((decoder.available(), decoder.joined.capacity()), (0, 0));
+        stream.extend(frame(&Packet::Drain.into_raw().encode_to_vec()));
+        let expected = vec![oversize, Received::Packet(Packet::Drain)];
+        assert_eq!(decode(&stream, &[1000]), Ok(expected));
+    }
+}
+
 #[test]
 fn compression_and_truncation_end_the_stream() {
     assert_eq!(
@@ -292,10 +328,10 @@ fn a_piece_keeps_little_beside_its_own_bytes() {
 /// The same for data in a message of another shape, of which a budget counts the data only.
 #[test]
 fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
-    for held in [1, COPY_BELOW_BYTES, 50_000] {
+    for held in [1, COPY_BELOW_BYTES, 2000] {
         let data = raw::Data {
             connect_id: 1,
-            error: "x".repeat(400_000),
+            error: "x".repeat(COLLECTED_BYTES_MAX - 3000),
             data: vec![7; held].into(),
         };
         let message = raw::Packet {
@@ -319,7 +355,7 @@ fn a_piece_keeps_nothing_of_the_other_fields_of_its_message() {
 fn what_was_joined_is_not_kept_by_a_piece_nor_by_the_stream() {
     let long = Packet::CloseRsp {
         conn: ConnId(1),
-        error: "x".repeat(1 << 20),
+        error: "x".repeat(COLLECTED_BYTES_MAX - 100),
     };
     let crumb = Packet::Data {
         conn: ConnId(2),
