@@ -19,6 +19,7 @@ mod forward_proxy;
 mod frames_of_clients;
 mod gone_behind_bytes;
 mod grants;
+mod held_messages;
 mod hostile_agents;
 mod hostile_clients;
 mod hostile_lanes;

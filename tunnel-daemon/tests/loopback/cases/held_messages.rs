@@ -1,0 +1,65 @@
+//! Peers that begin long messages on many streams and do not finish them: none of it is held.
+
+use bytes::Bytes;
+
+use super::processes::Processes;
+use crate::support::process::at_least;
+use crate::support::raw::{Call, Connection};
+use crate::support::tls;
+use crate::support::wait::within;
+
+/// Streams of a client, and links of an agent's certificate.
+const STREAMS: usize = 256;
+const LINKS: usize = 64;
+/// A server opens so many links for one connection.
+const LINKS_PER_CONNECTION: usize = 8;
+/// Of each message, which says that it has 4 MiB.
+const SENT_BYTES: usize = 3 << 20;
+/// Half of that would be 500 MiB.
+const RESIDENT_MAX: u64 = 64 << 20;
+
+/// The beginning of a message that is anything but DATA.
+fn begin(call: &mut Call) {
+    static FILLER: [u8; SENT_BYTES] = [b'x'; SENT_BYTES];
+    let length = u32::try_from(4 << 20).expect("it fits").to_be_bytes();
+    // A dial, as far as its first field goes.
+    call.bytes([&[0][..], &length, &[0x08, 0x00]].concat());
+    call.bytes(Bytes::from_static(&FILLER));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_are_begun_on_many_streams_take_no_memory() {
+    let processes = Processes::start(&[]).await;
+    let world = &processes.world;
+    let (ca, cert, key) = (
+        world.files.ca_file(),
+        world.files.cert("agent"),
+        world.files.key("agent"),
+    );
+    let client = Connection::client(world).await;
+    let before = processes.server.resident_bytes();
+    let mut calls = Vec::new();
+    for _stream in 0..STREAMS {
+        let mut call = client.proxy().await;
+        begin(&mut call);
+        calls.push(call);
+    }
+    let mut connections = Vec::new();
+    for number in 0..LINKS {
+        if number % LINKS_PER_CONNECTION == 0 {
+            let dialed = tls::dial(processes.agents, &ca, Some((&cert, &key)));
+            let stream = within("a TLS handshake", dialed).await.expect("welcome");
+            connections.push(Connection::over(stream).await);
+        }
+        let connection = connections.last().expect("one at least");
+        let mut call = connection.link(&format!("agent-{number}"), "").await;
+        begin(&mut call);
+        calls.push(call);
+    }
+    let offences = "adit_protocol_offences_total{kind=\"oversize\"}";
+    at_least(processes.health, offences, (STREAMS + LINKS) as f64).await;
+    // Whatever is on its way still has windows, which others test.
+    let more = processes.server.resident_bytes().saturating_sub(before);
+    assert!(more < RESIDENT_MAX, "{more} bytes more");
+    drop(calls);
+}
