@@ -1,43 +1,91 @@
-//! How much memory this process may use: its cgroup's limit, else the machine's.
+//! How much memory this process may use: the tightest limit of its memory cgroups, of either version, else the machine's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::ebpf::mounts::{self, Mount};
+
 /// Assumed where nothing can be read, bytes.
 const FALLBACK_BYTES: u64 = 4 << 30;
-/// Where cgroup2 may be mounted: plain and hybrid hosts.
-const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
-/// The smallest `memory.max` from this process's cgroup2 up to the root, else `MemTotal`, bytes.
-#[must_use]
-pub(super) fn limit() -> u64 {
-    let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = cgroup
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))
-        .unwrap_or("/");
-    let limits = MOUNTS
-        .iter()
-        .filter_map(|mount| tightest(Path::new(mount), path));
-    let machine = fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| mem_total(&text));
-    limits.chain(machine).min().unwrap_or(FALLBACK_BYTES)
+/// A limit, and whose it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct MemoryLimit {
+    pub(super) bytes: u64,
+    /// The file that it stands in; `None`: it is assumed.
+    pub(super) file: Option<PathBuf>,
 }
 
-fn tightest(mount: &Path, cgroup: &str) -> Option<u64> {
-    let mut dir = PathBuf::from(mount);
-    dir.push(cgroup.trim_start_matches('/'));
-    let ancestors = dir.ancestors().take_while(|dir| dir.starts_with(mount));
+/// The limit of this process, bytes.
+#[must_use]
+pub(super) fn limit() -> u64 {
+    found().bytes
+}
+
+/// The same, and where it was found.
+#[must_use]
+pub(super) fn found() -> MemoryLimit {
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let [unified, controllers] =
+        ["cgroup2", "cgroup"].map(|kind| mounts::of_kind(kind).unwrap_or_default());
+    let unified = unified.iter().filter_map(|mount| {
+        let cgroup = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+        tightest(mount, cgroup, "memory.max")
+    });
+    let version_1 = controllers
+        .iter()
+        .filter(|mount| names(&mount.options, "memory"))
+        .filter_map(|mount| tightest(mount, version_1_path(&cgroups)?, "memory.limit_in_bytes"));
+    let machine = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| mem_total(&text))
+        .map(|bytes| (bytes, PathBuf::from("/proc/meminfo")));
+    // The machine's first: a cgroup without a limit has a larger number, or the same.
+    let all = machine.into_iter().chain(unified).chain(version_1);
+    match all.min_by_key(|(bytes, _file)| *bytes) {
+        Some((bytes, file)) => MemoryLimit {
+            bytes,
+            file: Some(file),
+        },
+        None => MemoryLimit {
+            bytes: FALLBACK_BYTES,
+            file: None,
+        },
+    }
+}
+
+/// Whether a list by commas has this name.
+fn names(list: &str, name: &str) -> bool {
+    list.split(',').any(|one| one == name)
+}
+
+/// The memory cgroup of version 1 in the text of `/proc/PID/cgroup`: `4:memory:/a/b`.
+fn version_1_path(cgroups: &str) -> Option<&str> {
+    cgroups.lines().find_map(|line| {
+        let (_hierarchy, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        names(controllers, "memory").then_some(path)
+    })
+}
+
+/// The smallest number in a file of this name from a cgroup up to the root of what is mounted. In a container the mount is its
+/// cgroup, whatever path the kernel names.
+fn tightest(mount: &Mount, cgroup: &str, file: &str) -> Option<(u64, PathBuf)> {
+    let below = Path::new(cgroup).strip_prefix(&mount.root);
+    let folder = match below {
+        Ok(below) => mount.point.join(below),
+        Err(_elsewhere) => mount.point.clone(),
+    };
+    let ancestors = folder
+        .ancestors()
+        .take_while(|folder| folder.starts_with(&mount.point));
     ancestors
-        .filter_map(|dir| {
-            fs::read_to_string(dir.join("memory.max"))
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
+        .filter_map(|folder| {
+            let file = folder.join(file);
+            let bytes = fs::read_to_string(&file).ok()?.trim().parse().ok()?;
+            Some((bytes, file))
         })
-        .min()
+        .min_by_key(|(bytes, _file)| *bytes)
 }
 
 fn mem_total(meminfo: &str) -> Option<u64> {
@@ -63,12 +111,32 @@ mod tests {
 
     #[test]
     fn the_tightest_limit_on_the_way_to_the_root_counts() {
-        let mount = tempfile::tempdir().unwrap();
-        let leaf = mount.path().join("a/b");
+        let folder = tempfile::tempdir().unwrap();
+        let mount = |root: &str| Mount {
+            root: root.into(),
+            point: folder.path().to_owned(),
+            options: String::new(),
+        };
+        let leaf = folder.path().join("a/b");
         fs::create_dir_all(&leaf).unwrap();
         fs::write(leaf.join("memory.max"), "max\n").unwrap();
-        fs::write(mount.path().join("a/memory.max"), "1000\n").unwrap();
-        assert_eq!(tightest(mount.path(), "/a/b"), Some(1000));
-        assert_eq!(tightest(mount.path(), "/"), None);
+        let middle = folder.path().join("a/memory.max");
+        fs::write(&middle, "1000\n").unwrap();
+        let limit = |root, cgroup| tightest(&mount(root), cgroup, "memory.max");
+        assert_eq!(limit("/", "/a/b"), Some((1000, middle)));
+        assert_eq!(limit("/", "/"), None);
+        // As in a container: what is mounted is a part of the host's tree, or the path is that of the host.
+        let own = folder.path().join("memory.max");
+        fs::write(&own, "2000\n").unwrap();
+        assert_eq!(limit("/pods/1", "/pods/1"), Some((2000, own.clone())));
+        assert_eq!(limit("/pods/1", "/elsewhere"), Some((2000, own)));
+    }
+
+    #[test]
+    fn the_memory_cgroup_of_version_1_is_found_among_others() {
+        let text = "8:pids:/p\n4:cpu,memory:/docker/a:b\n2:memoryless:/x\n0::/unified\n";
+        assert_eq!(version_1_path(text), Some("/docker/a:b"));
+        assert_eq!(version_1_path("0::/x\n"), None);
+        assert!(names("rw,memory", "memory") && !names("rw,memory_recursiveprot", "memory"));
     }
 }

@@ -57,7 +57,7 @@ fn own_of(mounts: &[Mount], cgroups: &str) -> Result<PathBuf, String> {
             "/proc/self/cgroup names no cgroup of version 2: mount cgroup2".to_owned()
         })?;
     let mut elsewhere = None;
-    for Mount { root, point } in mounts {
+    for Mount { root, point, .. } in mounts {
         match Path::new(path).strip_prefix(root) {
             Ok(below) => return Ok(point.join(below)),
             Err(_outside) => elsewhere = Some(point),

@@ -16,6 +16,8 @@ pub struct Mount {
     pub root: PathBuf,
     /// Where.
     pub point: PathBuf,
+    /// What the file system is told; of a version 1 cgroup its controllers.
+    pub options: String,
 }
 
 /// The mounts of a kind of file system, in the kernel's order.
@@ -35,14 +37,16 @@ pub(super) fn among(text: &[u8], kind: &str) -> Vec<Mount> {
 }
 
 fn mount(line: &[u8], kind: &str) -> Option<Mount> {
-    // Fields: id, parent, device, root, mount point, options, any number of others, a hyphen, kind.
+    // Fields: id, parent, device, root, mount point, options, any number of others, a hyphen, kind, source, options.
     let mut fields = line.split(|byte| *byte == b' ');
     let (root, point) = (fields.nth(3)?, fields.next()?);
     let _options = fields.next()?;
     fields.find(|field| *field == b"-")?;
-    (fields.next()? == kind.as_bytes()).then(|| Mount {
+    let (found, _source, options) = (fields.next()?, fields.next()?, fields.next());
+    (found == kind.as_bytes()).then(|| Mount {
         root: unescaped(root),
         point: unescaped(point),
+        options: String::from_utf8_lossy(options.unwrap_or_default()).into_owned(),
     })
 }
 
@@ -126,6 +130,7 @@ mod tests {
             let both = Mount {
                 root: path.into(),
                 point: path.into(),
+                options: "rw".to_owned(),
             };
             assert_eq!(among(line.as_bytes(), "cgroup2"), [both], "{escaped}");
         }

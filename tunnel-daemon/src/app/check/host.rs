@@ -8,6 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use super::{degraded, missing, ok};
+use crate::app::memory::{self, MemoryLimit};
 use crate::app::status::model::Capability;
 use crate::ebpf::caps;
 use crate::ebpf::release::Release;
@@ -18,6 +19,8 @@ const FLOOR: Release = Release::new(6, 1, 0);
 const SPLICE_BATCHED: Release = Release::new(6, 5, 0);
 /// Fewer descriptors are too few for a cluster: each tunnel takes two.
 const DESCRIPTORS: u64 = 65_536;
+/// With less memory, bytes, the budgets are smaller than they are meant to be.
+const MEMORY: u64 = 128 << 20;
 /// What a pipe for splicing holds, and what all of a user's pipes should hold together.
 const PIPE_BYTES: u64 = 1 << 20;
 
@@ -43,6 +46,7 @@ pub(super) struct Facts {
     kernel_tls: Result<(), String>,
     /// Open files: now, and at most.
     descriptors: (Option<u64>, Option<u64>),
+    memory: MemoryLimit,
 }
 
 impl Facts {
@@ -64,6 +68,7 @@ impl Facts {
             pipe_pages_soft: number("/proc/sys/fs/pipe-user-pages-soft"),
             kernel_tls: adit_relay::probe_kernel_tls().map_err(|error| error.to_string()),
             descriptors: (limit.current, limit.maximum),
+            memory: memory::found(),
         }
     }
 
@@ -103,6 +108,7 @@ pub(super) fn lines(facts: &Facts) -> Vec<Capability> {
         sockmap(),
         kernel_tls(facts),
         descriptors(facts),
+        memory_line(facts),
     ]
 }
 
@@ -295,6 +301,30 @@ fn descriptors(facts: &Facts) -> Capability {
     }
 }
 
+fn memory_line(facts: &Facts) -> Capability {
+    const NAME: &str = "memory";
+    let MemoryLimit { bytes, file } = &facts.memory;
+    let size = format!("{} MiB", bytes >> 20);
+    let Some(file) = file else {
+        return degraded(
+            NAME,
+            format!("{size} are assumed: no limit and no size of this machine can be read"),
+            "mount /proc and the cgroup file systems",
+        );
+    };
+    let text = format!("{size}, says {}", file.display());
+    if *bytes >= MEMORY {
+        return ok(NAME, text);
+    }
+    degraded(
+        NAME,
+        format!(
+            "{text}: few readers can pause at once before tunnels are ended for want of memory"
+        ),
+        "raise the limit of the cgroup (MemoryMax=, resources.limits.memory) to 128 MiB or more",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,6 +342,10 @@ mod tests {
             pipe_pages_soft: Some(16_384),
             kernel_tls: Ok(()),
             descriptors: (Some(1024), Some(1 << 20)),
+            memory: MemoryLimit {
+                bytes: 1 << 30,
+                file: Some("/proc/meminfo".into()),
+            },
         }
     }
 
@@ -337,7 +371,7 @@ mod tests {
     #[test]
     fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
         type Change = fn(&mut Facts);
-        let changes: [(&str, Verdict, Change); 17] = [
+        let changes: [(&str, Verdict, Change); 19] = [
             ("kernel", Verdict::Degraded, |f| {
                 f.release = Some("5.15.0".into())
             }),
@@ -377,6 +411,8 @@ mod tests {
             ("descriptors", Verdict::Degraded, |f| {
                 f.descriptors = (None, Some(1024))
             }),
+            ("memory", Verdict::Degraded, |f| f.memory.bytes = 64 << 20),
+            ("memory", Verdict::Degraded, |f| f.memory.file = None),
         ];
         for (number, (name, expected, change)) in changes.into_iter().enumerate() {
             let mut facts = best();
@@ -413,7 +449,7 @@ mod tests {
     #[test]
     fn this_host_answers_each_question() {
         let lines = lines(&Facts::gather());
-        assert_eq!(lines.len(), 10);
+        assert_eq!(lines.len(), 11);
         // Wherever tests run there is a /proc.
         assert!(
             lines.iter().all(|line| !line.text.contains("mount /proc")),
