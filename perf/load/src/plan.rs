@@ -109,7 +109,10 @@ impl Default for Plan {
             // Not every path has a port for agents, and counts are for who counts beside us.
             measurements: ALL
                 .into_iter()
-                .filter(|one| !matches!(one, Measurement::Agents | Measurement::Counted))
+                .filter(|one| {
+                    use Measurement::{Agents, Counted, Links};
+                    !matches!(one, Agents | Links | Counted)
+                })
                 .collect(),
             seconds: 1.0,
             streams: vec![1, 8, 64],

@@ -108,8 +108,8 @@ fn every_measurement_of_a_plan_gives_its_numbers() {
     assert_eq!(values["isolation_completed"], 1.0);
 }
 
-/// A server in this process, with an HTTP CONNECT frontend at `s.sock` in `folder`.
-fn server(folder: &Path) -> (Runtime, RunningServer) {
+/// A server in this process, with an HTTP CONNECT frontend at `s.sock` in `folder`; agents prove themselves as these flags say.
+fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
     let at = |name: &str| folder.join(name).display().to_string();
     let args = [
         "adit".to_owned(),
@@ -117,14 +117,14 @@ fn server(folder: &Path) -> (Runtime, RunningServer) {
         format!("--frontend=http-connect=unix:{}", at("s.sock")),
         format!("--cluster-cert={}", at("server.pem")),
         format!("--cluster-key={}", at("server.key")),
-        format!("--cluster-ca-cert={}", at("ca.pem")),
         "--agent-bind-address=127.0.0.1".to_owned(),
         "--agent-port=0".to_owned(),
         "--health-bind-address=127.0.0.1".to_owned(),
         "--health-port=0".to_owned(),
         "--admin-port=off".to_owned(),
     ];
-    let parsed = parse(args.into_iter().map(Into::into), &|_name: &str| None);
+    let args = args.into_iter().chain(proof.iter().cloned());
+    let parsed = parse(args.map(Into::into), &|_name: &str| None);
     let parsed = parsed
         .map_err(|error| error.rendered().to_string())
         .unwrap();
@@ -143,7 +143,11 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
     let folder = tempfile::tempdir().unwrap();
     let written = load().arg("certs").arg(folder.path()).status().unwrap();
     assert!(written.success());
-    let (runtime, server) = server(folder.path());
+    let ca = format!(
+        "--cluster-ca-cert={}",
+        folder.path().join("ca.pem").display()
+    );
+    let (runtime, server) = server(folder.path(), &[ca]);
     let output = load()
         .args(["run", "--way=http-connect"])
         .args(["--control", &target.addresses["control"]])
@@ -182,6 +186,43 @@ fn agents_of_the_load_are_connected_with_lanes_and_serve_dials() {
         .find_map(|line| line.strip_prefix("adit_lanes_opened_total "))
         .unwrap();
     assert!(opened.parse::<f64>().unwrap() >= 2.0 * AGENTS as f64);
+    runtime.block_on(server.stop(Some(Duration::ZERO)));
+}
+
+#[test]
+fn agents_with_tokens_are_let_in_by_the_reviews_of_the_load() {
+    let target = serve(&["target".to_owned()]);
+    let folder = tempfile::tempdir().unwrap();
+    let written = load().arg("certs").arg(folder.path()).status().unwrap();
+    assert!(written.success());
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let _reviews = serve(&["reviews".to_owned(), at("")]);
+    let flags = [
+        "--agent-namespace=kube-system".to_owned(),
+        "--agent-service-account=konnectivity-agent".to_owned(),
+        "--authentication-audience=system:konnectivity-server".to_owned(),
+        format!("--kubeconfig={}", at("kubeconfig")),
+    ];
+    let (runtime, server) = server(folder.path(), &flags);
+    let output = load()
+        .args(["run", "--way=tcp", "--tokens"])
+        .args(["--control", &target.addresses["control"]])
+        .args(["--agents", &server.agents.to_string()])
+        .args(["--certs", &at("")])
+        .args([
+            "--targets",
+            &serde_json::to_string(&target.addresses).unwrap(),
+        ])
+        .args(["--plan", r#"{"measurements": ["links"], "agents": [40]}"#])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let outcome = serde_json::from_slice::<Outcome>(&output.stdout).unwrap();
+    assert!(outcome.values["links_40_per_s"] > 0.0);
+    let text = server.metrics.scrape().text();
+    let reviews = "adit_token_reviews_total{result=\"ok\"} 40";
+    assert!(text.lines().any(|line| line == reviews), "{text}");
     runtime.block_on(server.stop(Some(Duration::ZERO)));
 }
 

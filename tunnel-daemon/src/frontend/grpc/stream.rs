@@ -261,7 +261,7 @@ impl<E: StreamEvents> ProxyStream<E> {
                     self.events.read_failed(tonic::Code::ResourceExhausted);
                     // What was said before goes before the reset.
                     self.flush(cx);
-                    return self.give_up("a message is too long", "oversize");
+                    return self.give_up("message above 4 MiB (16 KiB if no DATA)", "oversize");
                 }
                 return Ok(());
             }
