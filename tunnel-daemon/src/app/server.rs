@@ -18,7 +18,9 @@ use super::descriptors;
 use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
-use super::probes::{Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel};
+use super::probes::{
+    Detail, HttpService, NO_AGENT, NO_WORD, Readiness, ReadinessAsker, readiness_channel,
+};
 use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
@@ -193,10 +195,17 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     services.spawn_always("gauges", gauges);
 
     let stopping = Arc::new(AtomicBool::new(false));
-    let asker = readiness(&hub, &stopping, &tasks.services);
+    let asker = readiness(&hub, &stopping, &tasks.services, plan.compat);
     let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
     let account_line = account::line(&accounting);
-    let detail = Arc::new(move || format!("{relaying}{}{account_line}", view.detail()));
+    let silent = Arc::clone(&hub);
+    let detail = Arc::new(move || {
+        let silent = match silent.with_registry(Registry::suspected) {
+            0 => String::new(),
+            links => format!("[-]links {links} say nothing: new dials avoid them\n"),
+        };
+        format!("{silent}{relaying}{}{account_line}", view.detail())
+    });
     let source = ServerSource {
         common: status::Common {
             id: plan.server_id.as_str().to_owned(),
@@ -317,17 +326,25 @@ fn backend_settings(
     })
 }
 
-/// Ready while the first strategy has an agent and nobody asked to stop.
-fn readiness(hub: &Arc<Hub>, stopping: &Arc<AtomicBool>, services: &Tasks) -> ReadinessAsker {
+/// Ready while the first strategy has an agent and nobody asked to stop. With native flags that agent must have been heard lately;
+/// in compat mode registration counts, as upstream: a server that is not ready hides its own service, and locks its agents out.
+fn readiness(
+    hub: &Arc<Hub>,
+    stopping: &Arc<AtomicBool>,
+    services: &Tasks,
+    compat: bool,
+) -> ReadinessAsker {
     let (asker, questions) = readiness_channel();
     let (hub, stopping) = (Arc::clone(hub), Arc::clone(stopping));
     services.spawn_always("readiness", async move {
         questions
             .answer(move || {
-                if !stopping.load(Relaxed) && hub.with_registry(Registry::is_ready) {
-                    Readiness::Ready
-                } else {
+                if stopping.load(Relaxed) || !hub.with_registry(Registry::is_ready) {
                     Readiness::NotReady(NO_AGENT.into())
+                } else if !compat && !hub.with_registry(Registry::is_heard) {
+                    Readiness::NotReady(NO_WORD.into())
+                } else {
+                    Readiness::Ready
                 }
             })
             .await;
@@ -354,6 +371,8 @@ async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>)
                 lanes.sweep().await;
             }
         }
+        let silent = hub.with_registry(Registry::suspected);
+        metrics.set_links_silent(silent);
         metrics
             .held_bytes()
             .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));

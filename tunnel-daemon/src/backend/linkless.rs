@@ -1,40 +1,58 @@
-//! Connections of the agent port that carry no link.
+//! Links of one connection of the agent port, and connections that carry none.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use adit_core::ids::LinkId;
 
 /// How often a connection of somebody without a certificate is looked at, which may be without a link for two looks.
 const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
-/// A link of a connection, for as long as it lives.
-pub(super) struct CountedLink(Arc<AtomicUsize>);
 
-impl CountedLink {
-    pub(super) fn new(links: Arc<AtomicUsize>) -> Self {
-        links.fetch_add(1, Relaxed);
-        Self(links)
+/// The links of a connection. Clones share them.
+#[derive(Clone, Default)]
+pub(super) struct ConnectionLinks(Arc<Mutex<Vec<LinkId>>>);
+
+/// One of them, for as long as it lives.
+pub(super) struct ConnectionLink {
+    links: ConnectionLinks,
+    id: LinkId,
+}
+
+impl ConnectionLinks {
+    /// One more.
+    pub(super) fn enter(&self, id: LinkId) -> ConnectionLink {
+        self.lock().push(id);
+        ConnectionLink {
+            links: self.clone(),
+            id,
+        }
+    }
+
+    /// All of them now.
+    pub(super) fn all(&self) -> Vec<LinkId> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<LinkId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for CountedLink {
+impl Drop for ConnectionLink {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.links.lock().retain(|id| *id != self.id);
     }
 }
 
 /// Ends when a connection of somebody without a certificate has had no link at one look after another: it holds a descriptor that
 /// others need, and agents connect anew for each attempt.
-pub(super) async fn without_links(links: &AtomicUsize, is_stranger: bool) {
+pub(super) async fn without_links(links: &ConnectionLinks, is_stranger: bool) {
     if !is_stranger {
         return std::future::pending().await;
     }
     let mut looks = 0;
     while looks < 2 {
         tokio::time::sleep(LOOK_FOR_LINKS_EVERY).await;
-        looks = if links.load(Relaxed) > 0 {
-            0
-        } else {
-            looks + 1
-        };
+        looks = if links.all().is_empty() { looks + 1 } else { 0 };
     }
 }

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use super::admission::{Admission, LargeCaller, Refused};
 use super::judge::{Judge, Rights};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
-use super::linkless::{CountedLink, without_links};
+use super::linkless::{ConnectionLinks, without_links};
 use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
@@ -164,13 +163,15 @@ impl Backend {
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
         };
         let never = CancellationToken::new();
-        let links = Arc::new(AtomicUsize::new(0));
-        let served = connection.serve(self.settings.keepalive, never, |request, respond| {
+        let links = ConnectionLinks::default();
+        let every = self.settings.keepalive;
+        let silence = |is_silent| self.tell_silence(&links, is_silent);
+        let served = connection.serve_watched(every, never, silence, |request, respond| {
             let who = Caller {
                 peer,
                 certificate: certificate.clone(),
                 account,
-                links: Arc::clone(&links),
+                links: links.clone(),
             };
             self.call(request, respond, who)
         });
@@ -183,6 +184,24 @@ impl Backend {
             }
             Either::Right(((), _served)) => {
                 tracing::debug!(%peer, "a connection without a link is closed");
+            }
+        }
+    }
+
+    /// The peer of these links says nothing, or is heard again.
+    fn tell_silence(&self, links: &ConnectionLinks, is_silent: bool) {
+        for link in links.all() {
+            self.hub.suspect(link, is_silent);
+            let agent = self.hub.agent_of(link);
+            let agent = agent.as_ref().map_or("", AgentId::as_str);
+            if is_silent {
+                tracing::warn!(
+                    agent,
+                    link = link.0,
+                    "an agent says nothing: new dials go to others of its kind"
+                );
+            } else {
+                tracing::info!(agent, link = link.0, "an agent is heard again");
             }
         }
     }
@@ -346,7 +365,7 @@ impl Backend {
             }
         };
         let address = self.settings.admission.addresses().enter(who.peer);
-        let counted = CountedLink::new(who.links);
+        let counted = who.links.enter(entered.handle.id);
         if let Some(cookie) = who.account {
             let labels = Labels {
                 role: AccountRole::Link,
@@ -467,7 +486,7 @@ struct Caller {
     /// The connection, as the kernel accounts for it.
     account: Option<u64>,
     /// Links on its connection.
-    links: Arc<AtomicUsize>,
+    links: ConnectionLinks,
 }
 
 fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {

@@ -230,6 +230,11 @@ impl Hub {
         locked(&self.registry).set_draining(link);
     }
 
+    /// Prefers other agents of its key while its peer says nothing.
+    pub fn suspect(&self, link: LinkId, is_silent: bool) {
+        locked(&self.registry).set_suspected(link, is_silent);
+    }
+
     /// Gives a link no dials until [`Self::revive`].
     pub fn retire(&self, link: LinkId) {
         locked(&self.registry).retire(link);

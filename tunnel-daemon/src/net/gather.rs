@@ -13,7 +13,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
     time::Duration,
@@ -21,7 +21,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
 use super::buffered::{borrow, give_back};
@@ -48,9 +48,13 @@ pub(super) struct Flusher<S> {
     delay: Option<Pin<Box<Sleep>>>,
 }
 
-/// Whether the peer has said anything. Does not keep the stream open.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Heard(Arc<AtomicBool>);
+/// When the peer has last said anything. Does not keep the stream open.
+#[derive(Clone, Debug)]
+pub(super) struct Heard {
+    since: Instant,
+    /// Milliseconds after that.
+    last: Arc<AtomicU64>,
+}
 
 #[derive(Debug)]
 struct State<S> {
@@ -84,7 +88,7 @@ struct Held {
 pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
     let state = Arc::new(Mutex::new(State {
         inner,
-        heard: Heard::default(),
+        heard: Heard::new(),
         held: None,
         more: false,
         answers: Answers::default(),
@@ -102,9 +106,22 @@ fn lock<S>(state: &Mutex<State<S>>) -> MutexGuard<'_, State<S>> {
 }
 
 impl Heard {
-    /// Whether it has since the last time this was asked.
-    pub(super) fn take(&self) -> bool {
-        self.0.swap(false, Relaxed)
+    /// Now.
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            last: Arc::default(),
+        }
+    }
+
+    fn note(&self) {
+        let now = u64::try_from(self.since.elapsed().as_millis());
+        self.last.store(now.unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// When that was, to the millisecond; where nothing was said yet, when the stream came.
+    pub(super) fn last(&self) -> Instant {
+        self.since + Duration::from_millis(self.last.load(Relaxed))
     }
 }
 
@@ -329,7 +346,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut state.inner).poll_read(cx, buf);
         if buf.filled().len() > before {
-            state.heard.0.store(true, Relaxed);
+            state.heard.note();
         }
         polled
     }

@@ -14,7 +14,7 @@ use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, RecvStream, client};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::gather::{Flusher, Gather, Heard, gather};
@@ -35,6 +35,10 @@ const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
 /// An unanswered keepalive ping ends the connection after this, unless anything else comes: the answer may have to wait behind
 /// all that is on its way, here and there.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// A watched peer that has said nothing for so long is asked.
+const ASK_AFTER: Duration = Duration::from_secs(3);
+/// And is suspected when it has said nothing for so long.
+const SUSPECT_AFTER: Duration = Duration::from_secs(4);
 
 /// gRPC status codes used here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -263,16 +267,49 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
     pub async fn serve<F>(
-        mut self: Box<Self>,
+        self: Box<Self>,
         keepalive_every: Duration,
+        leaving: CancellationToken,
+        on_call: F,
+    ) -> Result<(), ConnectionError>
+    where
+        F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
+    {
+        let mut this = self;
+        let (ping, heard) = (this.http2.ping_pong(), this.flusher.heard());
+        let keepalive = Box::pin(keepalive(ping, keepalive_every, heard));
+        this.run(keepalive, leaving, on_call).await
+    }
+
+    /// As [`Self::serve`]; `silence` is told when the peer has said nothing for 4 s, though it was asked, and when it is heard again.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn serve_watched<F>(
+        self: Box<Self>,
+        keepalive_every: Duration,
+        leaving: CancellationToken,
+        silence: impl Fn(bool),
+        on_call: F,
+    ) -> Result<(), ConnectionError>
+    where
+        F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
+    {
+        let mut this = self;
+        let (ping, heard) = (this.http2.ping_pong(), this.flusher.heard());
+        let watch = Box::pin(watch(ping, keepalive_every, heard, silence));
+        this.run(watch, leaving, on_call).await
+    }
+
+    async fn run<F>(
+        self: Box<Self>,
+        mut keepalive: Pin<Box<impl Future<Output = ()>>>,
         leaving: CancellationToken,
         mut on_call: F,
     ) -> Result<(), ConnectionError>
     where
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
-        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
-        let mut keepalive = Box::pin(keepalive(ping, keepalive_every, heard));
         let mut leaving = Some(Box::pin(leaving.cancelled_owned()));
         let mut calls = FuturesUnordered::new();
         let mut connection = Some(self);
@@ -373,14 +410,53 @@ async fn keepalive(ping: Option<PingPong>, every: Duration, heard: Heard) {
     };
     loop {
         tokio::time::sleep(every).await;
-        let _before = heard.take();
+        let mut known = heard.last();
         let mut answer = pin!(ping.ping(Ping::opaque()));
         loop {
             match timeout(PING_TIMEOUT, answer.as_mut()).await {
                 Ok(Ok(_pong)) => break,
-                Err(_elapsed) if heard.take() => (),
+                Err(_elapsed) if heard.last() > known => known = heard.last(),
                 Ok(Err(_)) | Err(_) => return,
             }
+        }
+    }
+}
+
+/// Pings a peer that has said nothing for [`ASK_AFTER`], and says when it has said nothing for [`SUSPECT_AFTER`] and when it is
+/// heard again. Completes when nothing has come for `every` and [`PING_TIMEOUT`].
+async fn watch(ping: Option<PingPong>, every: Duration, heard: Heard, silence: impl Fn(bool)) {
+    const LOOK: Duration = SUSPECT_AFTER.saturating_sub(ASK_AFTER);
+    let Some(mut ping) = ping else {
+        return std::future::pending().await;
+    };
+    loop {
+        let quiet = heard.last() + ASK_AFTER;
+        if Instant::now() < quiet {
+            tokio::time::sleep_until(quiet).await;
+            continue;
+        }
+        let mut answer = pin!(ping.ping(Ping::opaque()));
+        let mut is_silent = false;
+        loop {
+            let looked = Instant::now();
+            match timeout(LOOK, answer.as_mut()).await {
+                Ok(Ok(_pong)) => break,
+                Ok(Err(_broken)) => return,
+                // Whoever was stopped itself for a while has heard nobody meanwhile.
+                Err(_elapsed) if looked.elapsed() > 2 * LOOK => continue,
+                Err(_elapsed) => (),
+            }
+            let quiet = heard.last().elapsed();
+            if quiet >= every.saturating_add(PING_TIMEOUT) {
+                return;
+            }
+            if is_silent != (quiet >= SUSPECT_AFTER) {
+                is_silent = !is_silent;
+                silence(is_silent);
+            }
+        }
+        if is_silent {
+            silence(false);
         }
     }
 }
@@ -414,7 +490,6 @@ mod tests {
     use super::*;
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::time::Instant;
 
     const WINDOWS: Windows = Windows {
         frame_bytes: SMALL_FRAME_BYTES,
@@ -459,6 +534,41 @@ mod tests {
         let end = serving.await;
         assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
         assert!(silent.elapsed() <= 2 * PING_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_its_first_word()
+    {
+        const EVERY: Duration = Duration::from_secs(60);
+        let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+        let (near, mut far) = tokio::io::duplex(1 << 16);
+        far.write_all(greeting).await.expect("it is open");
+        let connection = accept(&server_builder(WINDOWS), near).await;
+        let connection = connection.expect("HTTP/2");
+        let told = std::cell::RefCell::new(Vec::new());
+        let silence = |is_silent| told.borrow_mut().push((is_silent, Instant::now()));
+        let never = CancellationToken::new();
+        let serving = connection.serve_watched(EVERY, never, silence, |_request, _respond| None);
+        let mut serving = pin!(serving);
+        let mut said = Instant::now();
+        for _twice in 0..2 {
+            let going_on = timeout(Duration::from_secs(10), serving.as_mut()).await;
+            assert!(going_on.is_err(), "{going_on:?}");
+            let [(true, suspected)] = told.take()[..] else {
+                panic!("it is suspected once");
+            };
+            let after = suspected - said;
+            assert!((4..=5).contains(&after.as_secs()), "{after:?}");
+            said = Instant::now();
+            far.write_all(window_update).await.expect("it is open");
+            let heard = timeout(Duration::from_secs(2), serving.as_mut()).await;
+            assert!(heard.is_err() && matches!(told.take()[..], [(false, _)]));
+        }
+        let silent = Instant::now();
+        let end = serving.await;
+        assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
+        assert!(silent.elapsed() <= EVERY + PING_TIMEOUT + SUSPECT_AFTER);
     }
 
     /// With answers that have nothing to leave with, too.

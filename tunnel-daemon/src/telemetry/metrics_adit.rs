@@ -65,6 +65,7 @@ struct Inner {
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
+    links_silent: IntGauge,
     links_ended: Counters<LinkEnding>,
     access_events_suppressed: IntCounter,
     open_tunnels: Arc<OpenTunnels>,
@@ -214,6 +215,7 @@ impl AditMetrics {
                 "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
             ),
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
+            links_silent: families.gauge("links_silent", "Links whose agents have said nothing for 4 seconds, though they were asked"),
             links_ended: families.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
@@ -426,6 +428,13 @@ impl AditMetrics {
     pub fn claimed_identity(&self) -> GaugeGuard {
         self.0.claimed_identities.inc();
         GaugeGuard::new(&self.0.claims_unverified)
+    }
+
+    /// So many agents say nothing.
+    pub fn set_links_silent(&self, links: usize) {
+        self.0
+            .links_silent
+            .set(i64::try_from(links).unwrap_or(i64::MAX));
     }
 
     /// The server has ended a link.

@@ -40,8 +40,10 @@ pub enum Standing {
 pub enum Condition {
     /// It takes dials.
     Serving,
-    /// It takes dials that no other link takes.
+    /// It takes dials that no other link of its key takes.
     Draining,
+    /// The same, behind those that drain: its peer has said nothing for a while.
+    Suspected,
     /// It takes none, since its agent reads nothing.
     Retired,
     /// It takes none, since another principal holds its agent id.
@@ -69,9 +71,22 @@ struct Link {
     agent: AgentId,
     principal: Option<Arc<str>>,
     keys: Vec<Key>,
-    phase: Phase,
+    draining: bool,
+    suspected: bool,
     /// Takes no dials for now, see [`Registry::retire`].
     retired: bool,
+}
+
+impl Link {
+    fn phase(&self) -> Phase {
+        match self {
+            Self {
+                suspected: true, ..
+            } => Phase::Suspected,
+            Self { draining: true, .. } => Phase::Draining,
+            _ => Phase::Ready,
+        }
+    }
 }
 
 /// Who claims an agent id: its owner, and all its live links in order of arrival.
@@ -114,7 +129,8 @@ impl Registry {
             agent: agent.clone(),
             principal: principal.clone(),
             keys,
-            phase: Phase::Ready,
+            draining: false,
+            suspected: false,
             retired: false,
         });
         let claims = self.agents.entry(agent).or_insert_with(|| Claims {
@@ -176,23 +192,35 @@ impl Registry {
             Condition::Shadowed
         } else if known.retired {
             Condition::Retired
-        } else if known.phase == Phase::Draining {
-            Condition::Draining
         } else {
-            Condition::Serving
+            match known.phase() {
+                Phase::Ready => Condition::Serving,
+                Phase::Draining => Condition::Draining,
+                Phase::Suspected => Condition::Suspected,
+            }
         })
     }
 
     /// Marks a link as draining, for good. Unknown links have no effect.
     pub fn set_draining(&mut self, link: LinkId) {
+        self.change(link, |known| known.draining = true);
+    }
+
+    /// Marks a link as one whose peer says nothing, or is heard again. Unknown links have no effect.
+    pub fn set_suspected(&mut self, link: LinkId, suspected: bool) {
+        self.change(link, |known| known.suspected = suspected);
+    }
+
+    fn change(&mut self, link: LinkId, change: impl FnOnce(&mut Link)) {
         let Some(known) = self.links.get_mut(&link) else {
             return;
         };
-        known.phase = Phase::Draining;
+        change(known);
+        let phase = known.phase();
         let (agent, keys) = (known.agent.clone(), known.keys.clone());
         for key in &keys {
             if let Some(pool) = self.pool_mut(key) {
-                pool.set_draining(&agent, link);
+                pool.set_phase(&agent, link, phase);
             }
         }
     }
@@ -231,27 +259,24 @@ impl Registry {
 
     /// Chooses a link for a destination host, never one of `exclude`.
     ///
-    /// The strategies are asked in order for a link that is not draining; only when none of them has one,
-    /// they are asked again for a draining one. Among equal agents `draw` decides, evenly when it is
-    /// uniform; within an agent the newest link does.
+    /// The first key decides that has any link: the strategies are asked in order, for networks the longest first. Within a key
+    /// a link that serves comes before one that drains, and that before one whose peer says nothing: who answers to the next
+    /// key may be another machine of the same address. Among equal agents `draw` decides, evenly when it is uniform; within an
+    /// agent the newest link does.
     #[must_use]
     pub fn pick(&self, host: &Host, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
-        [Phase::Ready, Phase::Draining]
-            .into_iter()
-            .find_map(|phase| {
-                self.strategies.iter().find_map(|strategy| match strategy {
-                    Strategy::Default => self.any.pick(phase, draw, exclude),
-                    Strategy::DefaultRoute => self.default_route.pick(phase, draw, exclude),
-                    Strategy::DestHost => self.hosts.get(host)?.pick(phase, draw, exclude),
-                    Strategy::DestCidr => match host {
-                        Host::Ip(ip) => self
-                            .nets
-                            .around(*ip)
-                            .find_map(|pool| pool.pick(phase, draw, exclude)),
-                        Host::Name(_) => None,
-                    },
-                })
-            })
+        self.strategies.iter().find_map(|strategy| match strategy {
+            Strategy::Default => self.any.pick(draw, exclude),
+            Strategy::DefaultRoute => self.default_route.pick(draw, exclude),
+            Strategy::DestHost => self.hosts.get(host)?.pick(draw, exclude),
+            Strategy::DestCidr => match host {
+                Host::Ip(ip) => self
+                    .nets
+                    .around(*ip)
+                    .find_map(|pool| pool.pick(draw, exclude)),
+                Host::Name(_) => None,
+            },
+        })
     }
 
     /// The identifier by which a link answers for a host, by the first strategy that it answers to: the host itself, or the
@@ -306,6 +331,24 @@ impl Registry {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.keys(self.strategies.first()) > 0
+    }
+
+    /// Whether an agent of the first strategy was heard lately: a server that has only links whose peers say nothing serves
+    /// nobody.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        match self.strategies.first() {
+            Strategy::Default => self.any.has_heard(),
+            Strategy::DefaultRoute => self.default_route.has_heard(),
+            Strategy::DestHost => self.hosts.values().any(Pool::has_heard),
+            Strategy::DestCidr => self.nets.pools.values().any(Pool::has_heard),
+        }
+    }
+
+    /// Number of live links whose peers say nothing.
+    #[must_use]
+    pub fn suspected(&self) -> usize {
+        self.links.values().filter(|link| link.suspected).count()
     }
 
     /// The strategies in use.
@@ -388,7 +431,7 @@ impl Registry {
                 Key::Host(host) => self.hosts.entry(host.clone()).or_default(),
                 Key::Net(net) => self.nets.entry(*net),
             };
-            pool.add(&link.agent, id, link.phase);
+            pool.add(&link.agent, id, link.phase());
         }
     }
 

@@ -5,22 +5,29 @@ use std::collections::hash_map::Entry;
 
 use crate::ids::{AgentId, LinkId};
 
-/// Whether a link takes new dials gladly or only when nobody else does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How gladly a link is given new dials: the next kind only where the key has none of the one before.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
     Ready,
     Draining,
+    /// Its peer says nothing.
+    Suspected,
 }
 
-/// Agents of one key, split by whether they have a link that is not draining.
+impl Phase {
+    /// All of them, the best first.
+    const ALL: [Self; 3] = [Self::Ready, Self::Draining, Self::Suspected];
+}
+
+/// Agents of one key, by the best of their links.
 ///
 /// Adding, removing and marking cost O(links of that agent under this key). A pick is O(1) unless links
 /// are excluded.
 #[derive(Default, Debug)]
 pub(super) struct Pool {
     members: HashMap<AgentId, Member>,
-    ready: Vec<AgentId>,
-    draining: Vec<AgentId>,
+    /// By [`Phase`].
+    lists: [Vec<AgentId>; Phase::ALL.len()],
 }
 
 #[derive(Debug)]
@@ -34,12 +41,8 @@ struct Member {
 
 impl Member {
     fn phase(&self) -> Phase {
-        let any_ready = self.links.iter().any(|&(_, phase)| phase == Phase::Ready);
-        if any_ready {
-            Phase::Ready
-        } else {
-            Phase::Draining
-        }
+        let phases = self.links.iter().map(|&(_, phase)| phase);
+        phases.min().unwrap_or(Phase::Suspected)
     }
 }
 
@@ -54,11 +57,7 @@ impl Pool {
         match self.members.entry(agent.clone()) {
             Entry::Occupied(mut member) => member.get_mut().links.push((link, phase)),
             Entry::Vacant(free) => {
-                let list = if phase == Phase::Ready {
-                    &mut self.ready
-                } else {
-                    &mut self.draining
-                };
+                let list = list_of(&mut self.lists, phase);
                 free.insert(Member {
                     links: vec![(link, phase)],
                     list: phase,
@@ -70,10 +69,11 @@ impl Pool {
         self.settle(agent);
     }
 
-    pub(super) fn set_draining(&mut self, agent: &AgentId, link: LinkId) {
+    /// What a link is from now on.
+    pub(super) fn set_phase(&mut self, agent: &AgentId, link: LinkId, phase: Phase) {
         if let Some(member) = self.members.get_mut(agent) {
-            for (_, phase) in member.links.iter_mut().filter(|(id, _)| *id == link) {
-                *phase = Phase::Draining;
+            for (_, its) in member.links.iter_mut().filter(|(id, _)| *id == link) {
+                *its = phase;
             }
         }
         self.settle(agent);
@@ -91,19 +91,25 @@ impl Pool {
         }
     }
 
-    /// One agent at random (`draw`) that has a link in `phase`, by its newest such link; never one of
-    /// `exclude`.
+    /// Whether an agent has a link whose peer was heard.
+    pub(super) fn has_heard(&self) -> bool {
+        let lists = Phase::ALL.iter().zip(&self.lists);
+        let mut heard = lists.filter(|(phase, _)| **phase != Phase::Suspected);
+        heard.any(|(_, list)| !list.is_empty())
+    }
+
+    /// One agent at random (`draw`) among those with a link of the best phase that there is, by its newest such link; never one
+    /// of `exclude`.
     ///
-    /// Agents with an excluded link come last: when the newest link of an agent just failed, its older
+    /// Agents with an excluded link come last within a phase: when the newest link of an agent just failed, its older
     /// ones are the least likely to be better.
-    pub(super) fn pick(&self, phase: Phase, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
-        match phase {
-            Phase::Ready => self.pick_from(&self.ready, phase, draw, exclude),
-            // An agent counts as ready while one link is; with that one excluded a draining one is left.
-            Phase::Draining => self
-                .pick_from(&self.draining, phase, draw, exclude)
-                .or_else(|| self.pick_from(&self.ready, phase, draw, exclude)),
-        }
+    pub(super) fn pick(&self, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
+        Phase::ALL.into_iter().find_map(|phase| {
+            // An agent counts by its best link; with that one excluded a worse one is left.
+            let lists = Phase::ALL.iter().zip(&self.lists);
+            let mut lists = lists.filter(|(list, _)| **list <= phase).rev();
+            lists.find_map(|(_, list)| self.pick_from(list, phase, draw, exclude))
+        })
     }
 
     fn pick_from(
@@ -134,13 +140,6 @@ impl Pool {
         second_choice
     }
 
-    fn list_mut(&mut self, phase: Phase) -> &mut Vec<AgentId> {
-        match phase {
-            Phase::Ready => &mut self.ready,
-            Phase::Draining => &mut self.draining,
-        }
-    }
-
     /// Moves an agent to the list that its links call for.
     fn settle(&mut self, agent: &AgentId) {
         let Some(member) = self.members.get(agent) else {
@@ -151,7 +150,7 @@ impl Pool {
             return;
         }
         self.unlist(from, at);
-        let list = self.list_mut(to);
+        let list = list_of(&mut self.lists, to);
         list.push(agent.clone());
         let at = list.len() - 1;
         if let Some(member) = self.members.get_mut(agent) {
@@ -161,7 +160,7 @@ impl Pool {
 
     /// Takes an entry out of a list; the last entry moves into its place.
     fn unlist(&mut self, phase: Phase, at: usize) {
-        let list = self.list_mut(phase);
+        let list = list_of(&mut self.lists, phase);
         if at < list.len() {
             list.swap_remove(at);
         }
@@ -171,5 +170,14 @@ impl Pool {
         if let Some(member) = self.members.get_mut(&moved) {
             member.at = at;
         }
+    }
+}
+
+fn list_of(lists: &mut [Vec<AgentId>; Phase::ALL.len()], phase: Phase) -> &mut Vec<AgentId> {
+    let [ready, draining, suspected] = lists;
+    match phase {
+        Phase::Ready => ready,
+        Phase::Draining => draining,
+        Phase::Suspected => suspected,
     }
 }

@@ -184,13 +184,14 @@ fn dest_cidr_takes_the_longest_prefix_and_falls_back_to_shorter_ones() {
     world.remove(4);
     assert_eq!(
         world.choices("10.1.2.3:1"),
-        [2],
-        "a shorter prefix that is ready beats a draining one"
+        [3],
+        "one that drains beats a shorter prefix, whose agents may know another machine of that address"
     );
+    world.remove(3);
+    assert_eq!(world.choices("10.1.2.3:1"), [2]);
     world.remove(2);
     world.remove(1);
-    assert_eq!(world.choices("10.1.2.3:1"), [3]);
-    world.remove(3);
+    assert_eq!(world.choices("10.1.2.3:1"), []);
     assert_eq!(world.0.keys(Strategy::DestCidr), 0);
 }
 
@@ -214,7 +215,7 @@ fn the_newest_live_link_of_an_agent_takes_new_dials() {
 }
 
 #[test]
-fn a_draining_agent_is_chosen_only_when_no_strategy_has_another() {
+fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
     let mut world = World::new("destHost,default");
     world.add(1, "a", "host=h");
     world.add(2, "b", "host=h");
@@ -224,16 +225,35 @@ fn a_draining_agent_is_chosen_only_when_no_strategy_has_another() {
     world.drain(2);
     assert_eq!(
         world.choices("h:1"),
-        [3],
-        "the next strategy, before a draining match"
-    );
-    world.drain(3);
-    assert_eq!(
-        world.choices("h:1"),
         [1, 2],
-        "all drain: the first strategy's matches"
+        "not the next strategy, as upstream (D-33)"
     );
+    assert_eq!(world.choices("other:1"), [3]);
+    world.drain(3);
     assert_eq!(world.choices("other:1"), [1, 2, 3]);
+}
+
+/// Rule 36: the same address may be another machine behind an agent of the next strategy.
+#[test]
+fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key() {
+    let mut world = World::new("destHost,default");
+    world.add(1, "a", "host=h");
+    world.add(2, "b", "host=h");
+    world.add(3, "c", "");
+    let suspect = |world: &mut World, link, is| world.0.set_suspected(LinkId(link), is);
+    suspect(&mut world, 1, true);
+    assert_eq!(world.choices("h:1"), [2]);
+    assert_eq!(world.0.condition(LinkId(1)), Some(Condition::Suspected));
+    world.drain(2);
+    assert_eq!(world.choices("h:1"), [2], "who drains answers still");
+    assert!(world.0.is_heard());
+    suspect(&mut world, 2, true);
+    assert_eq!(world.choices("h:1"), [1, 2]);
+    assert!(world.0.is_ready() && !world.0.is_heard());
+    suspect(&mut world, 1, false);
+    assert_eq!(world.choices("h:1"), [1]);
+    suspect(&mut world, 2, false);
+    assert_eq!(world.0.condition(LinkId(2)), Some(Condition::Draining));
 }
 
 #[test]

@@ -281,6 +281,7 @@ impl ServerSource {
             condition: match condition {
                 Some(Condition::Serving) => "serving",
                 Some(Condition::Draining) => "draining",
+                Some(Condition::Suspected) => "silent",
                 Some(Condition::Retired) => "retired",
                 Some(Condition::Shadowed) => "shadowed",
                 None => "leaving",

@@ -46,7 +46,7 @@ enum Sub {
     Top(TopFlags),
     /// Show the links of a running server or agent, each with what its agent has proved and claims
     Links(LinksFlags),
-    /// Have a running server send new tunnels to other agents than this one, while there are any
+    /// Have a running server send new tunnels to other agents of the same kind, while there are any
     Drain(LinkFlags),
     /// Have a running server end the links of an agent, and its tunnels; it may come back
     Unlink(LinkFlags),

@@ -57,6 +57,7 @@ mod platforms;
 mod processes;
 mod relay_engine;
 mod revocation;
+mod silent_agents;
 mod silent_peers;
 mod slow_readers;
 mod sockets;

@@ -1,4 +1,4 @@
-//! Any history of links coming, draining, retiring and going, against the rules over a plain list.
+//! Any history of links coming, draining, falling silent, retiring and going, against the rules over a plain list.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +19,8 @@ enum Step {
     },
     Remove(usize),
     Drain(usize),
+    /// Or is heard again, if it is suspected.
+    Suspect(usize),
     /// Or revives it, if it is retired.
     Retire(usize),
 }
@@ -29,6 +31,7 @@ fn step() -> impl Strategy_<Value = Step> {
             .prop_map(|(agent, hosts, principal)| Step::Add { agent, hosts, principal }),
         2 => any::<usize>().prop_map(Step::Remove),
         2 => any::<usize>().prop_map(Step::Drain),
+        2 => any::<usize>().prop_map(Step::Suspect),
         2 => any::<usize>().prop_map(Step::Retire),
     ]
 }
@@ -40,15 +43,27 @@ struct Row {
     hosts: u8,
     principal: bool,
     draining: bool,
+    suspected: bool,
     retired: bool,
+}
+
+impl Row {
+    /// The less, the rather.
+    fn rank(&self) -> u8 {
+        if self.suspected {
+            2
+        } else {
+            u8::from(self.draining)
+        }
+    }
 }
 
 /// The rules again, over a plain list: who may be chosen for a host, and with which preference.
 fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64> {
-    let newest = |by_host: bool, draining: bool| -> BTreeSet<u64> {
+    let newest = |by_host: bool, rank: u8| -> BTreeSet<u64> {
         let usable = rows.iter().filter(|row| {
             owners.get(&row.agent) == Some(&row.principal)
-                && row.draining == draining
+                && row.rank() == rank
                 && !row.retired
                 && (!by_host || row.hosts & (1 << host) != 0)
         });
@@ -58,11 +73,11 @@ fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64>
             .into_values()
             .collect()
     };
-    // An agent with any link that is ready (under that key) is not asked for its draining ones, but then
-    // the first pass has found it already.
-    [(true, false), (false, false), (true, true), (false, true)]
+    // An agent with any better link (under that key) is not asked for its worse ones, but then the pass before has found it.
+    [true, false]
         .into_iter()
-        .map(|(by_host, draining)| newest(by_host, draining))
+        .flat_map(|by_host| (0..3).map(move |rank| (by_host, rank)))
+        .map(|(by_host, rank)| newest(by_host, rank))
         .find(|set| !set.is_empty())
         .unwrap_or_default()
 }
@@ -84,7 +99,7 @@ proptest! {
                         LinkId(link), AgentId::new(&agent.to_string()), &identifiers, Some(principal_name));
                     owners.entry(agent).or_insert(principal);
                     prop_assert_eq!(standing == Standing::Serving, owners[&agent] == principal);
-                    rows.push(Row { link, agent, hosts, principal, draining: false, retired: false });
+                    rows.push(Row { link, agent, hosts, principal, draining: false, suspected: false, retired: false });
                 }
                 Step::Remove(at) if !rows.is_empty() => {
                     let gone = rows.remove(at % rows.len());
@@ -102,6 +117,11 @@ proptest! {
                     rows[at].draining = true;
                     world.drain(rows[at].link);
                 }
+                Step::Suspect(at) if !rows.is_empty() => {
+                    let at = at % rows.len();
+                    rows[at].suspected = !rows[at].suspected;
+                    world.0.set_suspected(LinkId(rows[at].link), rows[at].suspected);
+                }
                 Step::Retire(at) if !rows.is_empty() => {
                     let at = at % rows.len();
                     rows[at].retired = !rows[at].retired;
@@ -111,7 +131,7 @@ proptest! {
                         world.0.revive(LinkId(rows[at].link));
                     }
                 }
-                Step::Remove(_) | Step::Drain(_) | Step::Retire(_) => (),
+                Step::Remove(_) | Step::Drain(_) | Step::Suspect(_) | Step::Retire(_) => (),
             }
             for host in 0..3u8 {
                 let chosen: BTreeSet<u64> = world.choices(&format!("h{host}:1")).into_iter().collect();
@@ -128,6 +148,10 @@ proptest! {
                 .map(|row| row.agent)
                 .collect();
             prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
+            let heard = rows.iter().any(|row| {
+                owners[&row.agent] == row.principal && !row.retired && !row.suspected && row.hosts & 7 != 0
+            });
+            prop_assert_eq!(world.0.is_heard(), heard);
         }
     }
 }

@@ -1,0 +1,86 @@
+//! Agents that are there and say nothing, as when they are stopped or the network drops everything: new dials go to others of
+//! their kind, and it is said (rules 38 and 43).
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::processes::Processes;
+use crate::support::process::{Process, ask, metric};
+use crate::support::wait::{until, within};
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const SILENT: &str = "adit_links_silent";
+/// A dial that meets a living agent; on a busy machine, too.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+async fn serves(processes: &Processes, target: &str) {
+    let began = Instant::now();
+    let socket = processes.world.connect();
+    let mut stream = within("a tunnel", connect::open(&socket, target)).await;
+    connect::echo(&mut stream, b"still served").await;
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+}
+
+/// Until the kernel has stopped it; what it was doing until then is its own.
+async fn stop(agent: &Process) {
+    agent.signal(Signal::STOP);
+    until("it to be stopped", || {
+        agent.status_field("State").starts_with('T')
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let processes = Processes::start(&[]).await;
+    let (one, other) = (processes.agent("one", &[]), processes.agent("other", &[]));
+    metric(processes.health, LINKS, 2.0).await;
+    serves(&processes, &target).await;
+    stop(&one).await;
+    let silent = Instant::now();
+    metric(processes.health, SILENT, 1.0).await;
+    // It may have spoken the moment before, and gauges are a second old.
+    let suspected = silent.elapsed();
+    assert!((3..=8).contains(&suspected.as_secs()), "{suspected:?}");
+    let ready = ask(processes.health, "/readyz?verbose").await;
+    assert!(
+        ready.contains(" 200 ") && ready.contains("[-]links 1 say nothing"),
+        "{ready}"
+    );
+    for _dial in 0..30 {
+        serves(&processes, &target).await;
+    }
+    one.signal(Signal::CONT);
+    metric(processes.health, SILENT, 0.0).await;
+    let log = processes.server.log();
+    assert!(log.contains("an agent says nothing") && log.contains("an agent is heard again"));
+    // Who serves now is the other way round.
+    stop(&other).await;
+    metric(processes.health, SILENT, 1.0).await;
+    for _dial in 0..10 {
+        serves(&processes, &target).await;
+    }
+    other.signal(Signal::CONT);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_only_agent_says_nothing_is_not_ready_until_it_speaks() {
+    let processes = Processes::start(&[]).await;
+    let agent = processes.agent("only", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    stop(&agent).await;
+    metric(processes.health, SILENT, 1.0).await;
+    let ready = ask(processes.health, "/readyz").await;
+    let text = "agents are connected, and none of them says anything";
+    assert!(ready.contains(" 500 ") && ready.ends_with(text), "{ready}");
+    agent.signal(Signal::CONT);
+    let began = Instant::now();
+    metric(processes.health, SILENT, 0.0).await;
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    let ready = ask(processes.health, "/readyz").await;
+    assert!(ready.contains(" 200 "), "{ready}");
+}
