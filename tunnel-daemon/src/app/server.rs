@@ -1,12 +1,15 @@
 //! The server: hub, listeners, probes, and the order in which they stop.
 
+mod gauges;
+#[cfg(test)]
+mod tests;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
-use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -191,7 +194,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     });
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, stop.clone());
     services.spawn_always("tls-files", watching);
-    let gauges = gauges(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
+    let gauges = gauges::keep(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
     services.spawn_always("gauges", gauges);
 
     let stopping = Arc::new(AtomicBool::new(false));
@@ -352,39 +355,6 @@ fn readiness(
     asker
 }
 
-/// Gauges that are sums of others' counts, brought up to date once a second.
-async fn gauges(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
-    const EVERY: Duration = Duration::from_secs(1);
-    /// Turns between looks after idle lanes.
-    const LANES_EVERY: u64 = 30;
-    /// Links whose lanes are glanced at in one go: some microseconds each, and a server may have ten thousand of them.
-    const LINKS_PER_GO: usize = 64;
-    let mut retried = 0;
-    for turn in 1_u64.. {
-        let links = hub.links().into_iter();
-        for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
-            if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
-                tokio::task::yield_now().await;
-            }
-            lanes.glance().await;
-            if turn.is_multiple_of(LANES_EVERY) {
-                lanes.sweep().await;
-            }
-        }
-        let silent = hub.with_registry(Registry::suspected);
-        metrics.set_links_silent(silent);
-        metrics
-            .held_bytes()
-            .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));
-        let now = hub.retried_dials();
-        for _dial in retried..now {
-            metrics.dial_retried();
-        }
-        retried = now;
-        tokio::time::sleep(EVERY).await;
-    }
-}
-
 /// The admin thread and its listeners; dropping it closes them.
 struct Probes {
     _thread: AdminThread,
@@ -509,6 +479,3 @@ impl RunningServer {
         );
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -9,6 +9,7 @@ mod closing;
 mod conduit;
 mod driver;
 mod endpoint;
+mod handle;
 mod lane_way;
 mod leg;
 mod link_way;
@@ -28,14 +29,13 @@ pub use closing::{Closing, part};
 pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
 pub use driver::LinkDriver;
 pub use endpoint::{reset_on_close, serve_target};
+pub use handle::LinkHandle;
 pub use lane_way::LaneHome;
 pub use leg::{Carrier, Incoming, Leg, LegWatch};
 pub use pipes::{PipeEnd, PipeOutcome, PipeRelay};
 pub use pool::{AgentOpen, AgentOpens, LanePool, PoolSettings};
 pub use pump::{PumpEnd, PumpOutcome, pump};
-pub use route::{
-    DialLimits, Entered, Hub, LinkGuard, LinkHandle, LinkInfo, OpenTunnel, TooManyLinks,
-};
+pub use route::{DialLimits, Entered, Hub, LinkGuard, LinkInfo, OpenTunnel, TooManyLinks};
 pub use settle::{Unsettled, settle};
 pub use task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
 pub use watch::LaneWatch;

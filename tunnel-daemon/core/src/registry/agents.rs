@@ -1,13 +1,12 @@
 //! Live links by the keys they answer to, and who owns an agent id.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::Hash;
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use super::nets::{Nets, remove_from};
 use super::pool::{Phase, Pool};
 use super::strategy::{Strategies, Strategy};
 use crate::ids::{AgentId, LinkId};
@@ -465,69 +464,4 @@ fn longest_around(keys: &[Key], host: &Host) -> Option<IpNet> {
         _ => None,
     });
     around.max_by_key(IpNet::prefix_len)
-}
-
-/// Removes a link from the pool under `key`, and the pool when nobody is left; true if it was removed.
-fn remove_from<K: Eq + Hash>(
-    pools: &mut HashMap<K, Pool>,
-    key: &K,
-    agent: &AgentId,
-    link: LinkId,
-) -> bool {
-    let Some(pool) = pools.get_mut(key) else {
-        return false;
-    };
-    pool.remove(agent, link);
-    pool.len() == 0 && pools.remove(key).is_some()
-}
-
-/// Pools by network. A lookup masks the address once per prefix length that is in use.
-#[derive(Default, Debug)]
-struct Nets {
-    pools: HashMap<IpNet, Pool>,
-    /// How many networks have a prefix length.
-    v4_lengths: BTreeMap<u8, usize>,
-    v6_lengths: BTreeMap<u8, usize>,
-}
-
-impl Nets {
-    fn lengths(&mut self, net: IpNet) -> &mut BTreeMap<u8, usize> {
-        match net {
-            IpNet::V4(_) => &mut self.v4_lengths,
-            IpNet::V6(_) => &mut self.v6_lengths,
-        }
-    }
-
-    fn entry(&mut self, net: IpNet) -> &mut Pool {
-        if !self.pools.contains_key(&net) {
-            *self.lengths(net).entry(net.prefix_len()).or_default() += 1;
-        }
-        self.pools.entry(net).or_default()
-    }
-
-    fn remove(&mut self, net: IpNet, agent: &AgentId, link: LinkId) {
-        if !remove_from(&mut self.pools, &net, agent, link) {
-            return;
-        }
-        let lengths = self.lengths(net);
-        match lengths.get_mut(&net.prefix_len()) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => {
-                lengths.remove(&net.prefix_len());
-            }
-        }
-    }
-
-    /// The pools of all networks around `ip`, the longest prefix first.
-    fn around(&self, ip: IpAddr) -> impl Iterator<Item = &Pool> {
-        let lengths = if ip.is_ipv4() {
-            &self.v4_lengths
-        } else {
-            &self.v6_lengths
-        };
-        lengths
-            .keys()
-            .rev()
-            .filter_map(move |length| self.pools.get(&IpNet::new(ip, *length).ok()?.trunc()))
-    }
 }

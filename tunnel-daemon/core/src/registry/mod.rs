@@ -1,6 +1,7 @@
 //! Live agents and the strategies that choose one for a dial.
 
 mod agents;
+mod nets;
 mod pool;
 mod strategy;
 

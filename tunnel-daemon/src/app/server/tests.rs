@@ -4,6 +4,7 @@ use std::pin::pin;
 
 use adit_core::ids::AgentId;
 use adit_core::lane::{FrameReader, LaneRole};
+use adit_core::session::ProcessBudget;
 use adit_core::wire::identifiers::Identifiers;
 use bytes::Bytes;
 use tokio::net::{TcpListener, TcpStream};
@@ -69,7 +70,7 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     pool.add(lane, pool.slot().unwrap());
 
     // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
-    let mut looks = pin!(gauges(metrics.adit().clone(), budget, hub));
+    let mut looks = pin!(gauges::keep(metrics.adit().clone(), budget, hub));
     let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
     assert!(early.is_err());
     assert_eq!(pool.idle_lanes(), 1);
@@ -93,7 +94,11 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     }
     // Said behind the last of them.
     let held = || metrics.adit().held_bytes().get();
-    let mut looks = pin!(gauges(metrics.adit().clone(), budget, Arc::clone(&hub)));
+    let mut looks = pin!(gauges::keep(
+        metrics.adit().clone(),
+        budget,
+        Arc::clone(&hub)
+    ));
     assert!(futures_util::poll!(looks.as_mut()).is_pending());
     assert_eq!(held(), 0, "it is in the middle of them");
     assert!(futures_util::poll!(looks.as_mut()).is_pending());

@@ -1,0 +1,58 @@
+//! How others reach a link task.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use adit_core::ids::LinkId;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::conduit::Mailbox;
+use super::pool::LanePool;
+use super::route::LinkInfo;
+use super::task::Command;
+
+/// How others reach a link task.
+#[derive(Clone)]
+pub struct LinkHandle {
+    /// Names the link.
+    pub id: LinkId,
+    /// Its peer.
+    pub info: Arc<LinkInfo>,
+    /// Bounded; full means busy.
+    pub commands: mpsc::Sender<Command>,
+    /// Where legs of this link report.
+    pub mailbox: Arc<Mailbox>,
+    /// Its lanes, if it may have some.
+    pub lanes: Option<Arc<LanePool>>,
+    /// Since when it is there.
+    pub since: Instant,
+    pub(super) is_ending: Arc<AtomicBool>,
+}
+
+impl LinkHandle {
+    /// Ends the link once its task takes one more command; `None`: somebody has begun to. Dropping the future undoes that.
+    pub fn end(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        if self.is_ending.swap(true, Relaxed) {
+            return None;
+        }
+        let commands = self.commands.clone();
+        let begun = Begun(Some(Arc::clone(&self.is_ending)));
+        Some(async move {
+            let mut begun = begun;
+            let _over = commands.send(Command::Stop).await;
+            begun.0 = None;
+        })
+    }
+}
+
+/// The end of a link that its task has not heard of yet.
+struct Begun(Option<Arc<AtomicBool>>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(is_ending) = &self.0 {
+            is_ending.store(false, Relaxed);
+        }
+    }
+}

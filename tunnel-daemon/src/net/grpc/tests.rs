@@ -1,0 +1,118 @@
+//! Connections over pipes in memory, in a time of their own.
+
+use super::*;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+const WINDOWS: Windows = Windows {
+    frame_bytes: SMALL_FRAME_BYTES,
+    stream_bytes: 65_535,
+    send_buffer_bytes: 65_535,
+};
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
+    let builder = server_builder(WINDOWS);
+    for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
+        let (near, mut far) = tokio::io::duplex(1024);
+        far.write_all(said).await.expect("it is open");
+        let greeted = timeout(2 * GREETING_TIMEOUT, accept(&builder, near));
+        let error = greeted.await.expect("an end").err();
+        assert!(
+            matches!(error, Some(ConnectionError::NoGreeting)),
+            "{error:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
+    const EVERY: Duration = Duration::from_secs(60);
+    /// Between two frames of the peer, which answers no ping.
+    const SPEAKS: Duration = Duration::from_secs(10);
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    far.write_all(greeting).await.expect("it is open");
+    let connection = accept(&server_builder(WINDOWS), near).await;
+    let connection = connection.expect("HTTP/2");
+    let serving = connection.serve(EVERY, CancellationToken::new(), |_request, _respond| None);
+    let mut serving = pin!(serving);
+    for _frame in 0..30 {
+        let given_up = timeout(SPEAKS, serving.as_mut()).await;
+        assert!(given_up.is_err(), "{given_up:?}");
+        far.write_all(window_update).await.expect("it is open");
+    }
+    let silent = Instant::now();
+    let end = serving.await;
+    assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
+    assert!(silent.elapsed() <= 2 * PING_TIMEOUT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_its_first_word() {
+    const EVERY: Duration = Duration::from_secs(60);
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    far.write_all(greeting).await.expect("it is open");
+    let connection = accept(&server_builder(WINDOWS), near).await;
+    let connection = connection.expect("HTTP/2");
+    let told = std::cell::RefCell::new(Vec::new());
+    let silence = |is_silent| told.borrow_mut().push((is_silent, Instant::now()));
+    let never = CancellationToken::new();
+    let serving = connection.serve_watched(EVERY, never, silence, |_request, _respond| None);
+    let mut serving = pin!(serving);
+    let mut said = Instant::now();
+    for _twice in 0..2 {
+        let going_on = timeout(Duration::from_secs(10), serving.as_mut()).await;
+        assert!(going_on.is_err(), "{going_on:?}");
+        let [(true, suspected)] = told.take()[..] else {
+            panic!("it is suspected once");
+        };
+        let after = suspected - said;
+        assert!((4..=5).contains(&after.as_secs()), "{after:?}");
+        said = Instant::now();
+        far.write_all(window_update).await.expect("it is open");
+        let heard = timeout(Duration::from_secs(2), serving.as_mut()).await;
+        assert!(heard.is_err() && matches!(told.take()[..], [(false, _)]));
+    }
+    let silent = Instant::now();
+    let end = serving.await;
+    assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
+    assert!(silent.elapsed() <= EVERY + PING_TIMEOUT + SUSPECT_AFTER);
+}
+
+/// With answers that have nothing to leave with, too.
+#[tokio::test(start_paused = true)]
+async fn a_ping_is_answered_where_nothing_else_is_said() {
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    far.write_all(greeting).await.expect("it is open");
+    let connection = accept(&server_builder(WINDOWS), near).await;
+    let connection = connection.expect("HTTP/2");
+    let every = Duration::from_secs(60);
+    let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
+    let answered = async {
+        let ping = b"\0\0\x08\x06\0\0\0\0\0a number";
+        let answer = b"\0\0\x08\x06\x01\0\0\0\0a number";
+        far.write_all(ping).await.expect("it is open");
+        let mut said: Vec<u8> = Vec::new();
+        while !said.windows(answer.len()).any(|some| some == answer) {
+            let read = far.read_buf(&mut said).await;
+            assert!(read.is_ok_and(|bytes| bytes > 0), "it is open");
+        }
+    };
+    tokio::select! {
+        end = serving => panic!("{end:?}"),
+        answered = timeout(Duration::from_millis(10), answered) => answered.expect("an answer"),
+    }
+}
+
+#[test]
+fn messages_are_percent_encoded_and_read_back() {
+    assert_eq!(encode_message("100% ü"), "100%25 %C3%BC");
+    let trailers = status(Code::Unavailable, "no agent");
+    assert_eq!(trailers.get("grpc-status").unwrap(), "14");
+    assert_eq!(trailers.get("grpc-message").unwrap(), "no agent");
+}
