@@ -266,39 +266,37 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     ///
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
-    pub async fn serve<F>(
-        self: Box<Self>,
+    pub fn serve<F>(
+        mut self: Box<Self>,
         keepalive_every: Duration,
         leaving: CancellationToken,
         on_call: F,
-    ) -> Result<(), ConnectionError>
+    ) -> impl Future<Output = Result<(), ConnectionError>>
     where
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
-        let mut this = self;
-        let (ping, heard) = (this.http2.ping_pong(), this.flusher.heard());
+        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
         let keepalive = Box::pin(keepalive(ping, keepalive_every, heard));
-        this.run(keepalive, leaving, on_call).await
+        self.run(keepalive, leaving, on_call)
     }
 
     /// As [`Self::serve`]; `silence` is told when the peer has said nothing for 4 s, though it was asked, and when it is heard again.
     ///
     /// # Errors
     /// As there.
-    pub async fn serve_watched<F>(
-        self: Box<Self>,
+    pub fn serve_watched<F>(
+        mut self: Box<Self>,
         keepalive_every: Duration,
         leaving: CancellationToken,
         silence: impl Fn(bool),
         on_call: F,
-    ) -> Result<(), ConnectionError>
+    ) -> impl Future<Output = Result<(), ConnectionError>>
     where
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
-        let mut this = self;
-        let (ping, heard) = (this.http2.ping_pong(), this.flusher.heard());
+        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
         let watch = Box::pin(watch(ping, keepalive_every, heard, silence));
-        this.run(watch, leaving, on_call).await
+        self.run(watch, leaving, on_call)
     }
 
     async fn run<F>(
