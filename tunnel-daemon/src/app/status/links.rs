@@ -63,7 +63,7 @@ fn outcome(changed: &Links, action: LinksAction) -> String {
     out += if action == LinksAction::Unlink {
         "an agent that is not in --agent-deny links again\n"
     } else {
-        "new tunnels go to others of its kind while there are any; `adit unlink` takes it back\n"
+        "new tunnels go to others of its kind, if any; `adit unlink` takes it back\n"
     };
     out
 }
