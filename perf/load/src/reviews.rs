@@ -24,6 +24,9 @@ const NAMESPACE: &str = "kube-system";
 const ACCOUNT: &str = "konnectivity-agent";
 /// What they are for.
 const AUDIENCE: &str = "system:konnectivity-server";
+/// Around the claims of a token: an empty header, and what would be a signature.
+const HEAD: &str = "e30.";
+const TAIL: &str = ".c2ln";
 /// Longer than any measurement.
 const LIFETIME_SECONDS: u64 = 24 * 3600;
 
@@ -40,7 +43,7 @@ pub(crate) fn write_token(folder: &Path, number: usize) -> anyhow::Result<PathBu
         "exp": now + LIFETIME_SECONDS,
         "kubernetes.io": {"namespace": NAMESPACE, "node": {"name": format!("node-{number}")}},
     });
-    let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims.to_string()));
+    let token = format!("{HEAD}{}{TAIL}", URL_SAFE_NO_PAD.encode(claims.to_string()));
     let path = folder.join(format!("token-{number}"));
     fs::write(&path, token).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
@@ -87,8 +90,7 @@ async fn accept(listener: TcpListener) {
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await;
     let body = body.map(http_body_util::Collected::to_bytes);
-    let review: Value = serde_json::from_slice(&body.unwrap_or_default()).unwrap_or_default();
-    let reviewed = reviewed(review).map(|review| review.to_string());
+    let reviewed = reviewed(&body.unwrap_or_default()).map(|review| review.to_string());
     let mut response = Response::new(Full::from(reviewed.clone().unwrap_or_default()));
     *response.status_mut() = match reviewed {
         Some(_review) => StatusCode::CREATED,
@@ -101,21 +103,27 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
     Ok(response)
 }
 
-/// The review with its answer; `None`: it has no such token.
-fn reviewed(mut review: Value) -> Option<Value> {
-    let token = review["spec"]["token"].as_str()?;
-    let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
+/// The answer to a review; `None`: it has no token of ours. Go's clients write reviews as protobuf and read JSON as well, so the
+/// token is looked for in the bytes.
+fn reviewed(review: &[u8]) -> Option<Value> {
+    let text = String::from_utf8_lossy(review);
+    let (_before, token) = text.split_once(HEAD)?;
+    let (claims, _behind) = token.split_once(TAIL)?;
+    let claims = URL_SAFE_NO_PAD.decode(claims).ok()?;
     let claims: Value = serde_json::from_slice(&claims).ok()?;
     let node = &claims["kubernetes.io"]["node"]["name"];
-    review["status"] = json!({
-        "authenticated": true,
-        "audiences": claims["aud"],
-        "user": {
-            "username": claims["sub"],
-            "extra": {"authentication.kubernetes.io/node-name": [node]},
+    Some(json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "status": {
+            "authenticated": true,
+            "audiences": claims["aud"],
+            "user": {
+                "username": claims["sub"],
+                "extra": {"authentication.kubernetes.io/node-name": [node]},
+            },
         },
-    });
-    Some(review)
+    }))
 }
 
 #[cfg(test)]
@@ -127,11 +135,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = write_token(folder.path(), 7).unwrap();
         let token = fs::read_to_string(path).unwrap();
-        let answer = reviewed(json!({"spec": {"token": token}})).unwrap();
-        let status = &answer["status"];
-        assert_eq!(status["audiences"], json!([AUDIENCE]));
-        let extra = &status["user"]["extra"]["authentication.kubernetes.io/node-name"];
-        assert_eq!(*extra, json!(["node-7"]));
-        assert_eq!(reviewed(json!({"spec": {"token": "a.b.c"}})), None);
+        let json = json!({"spec": {"token": token}}).to_string();
+        let protobuf = [b"k8s\0\x12\xff", token.as_bytes(), b"\x12\x03aud"].concat();
+        for review in [json.as_bytes(), &protobuf] {
+            let answer = reviewed(review).unwrap();
+            let status = &answer["status"];
+            assert_eq!(status["audiences"], json!([AUDIENCE]));
+            let extra = &status["user"]["extra"]["authentication.kubernetes.io/node-name"];
+            assert_eq!(*extra, json!(["node-7"]));
+        }
+        assert_eq!(reviewed(b"a.b.c"), None);
     }
 }
