@@ -12,8 +12,8 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const SILENT: &str = "adit_links_silent";
-/// A dial that meets a living agent; on a busy machine, too.
-const AT_ONCE: Duration = Duration::from_secs(3);
+/// Less than the 25 s after which a dial to a stopped agent fails, and enough for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(15);
 
 async fn serves(processes: &Processes, target: &str) {
     let began = Instant::now();
@@ -41,11 +41,8 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     metric(processes.health, LINKS, 2.0).await;
     serves(&processes, &target).await;
     stop(&one).await;
-    let silent = Instant::now();
+    // How soon is a matter of `net::grpc`, whose tests have a time of their own.
     metric(processes.health, SILENT, 1.0).await;
-    // It may have spoken the moment before, and gauges are a second old.
-    let suspected = silent.elapsed();
-    assert!((3..=8).contains(&suspected.as_secs()), "{suspected:?}");
     let ready = ask(processes.health, "/readyz?verbose").await;
     assert!(
         ready.contains(" 200 ") && ready.contains("[-]links 1 say nothing"),
