@@ -12,6 +12,7 @@ use super::tokens::Tokens;
 use crate::support::lanes::value;
 use crate::support::raw::{Call, Connection};
 use crate::support::stub_lane::{Stub, ask, grant};
+use crate::support::wait::until;
 
 const AGENTS: usize = 1000;
 /// Most of all links and lanes that may take.
@@ -111,8 +112,10 @@ async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
         .await;
     let bound = lanes.iter().flatten().count();
     assert_eq!((bound, lanes.len()), (AGENTS, AGENTS));
-    assert_eq!(value(&tokens.world, "adit_lanes{state=\"idle\"}"), 1000.0);
-    // They were silent all the while, and half of them were let wait.
+    // An agent learns a moment before its lane is counted.
+    let idle = "adit_lanes{state=\"idle\"}";
+    until("all lanes", || value(&tokens.world, idle) == 1000.0).await;
+    // They were silent all the while; as many as are let wait were, and more if the first had to go meanwhile.
     let mut silent = strangers
         .into_iter()
         .map(|mut stranger| async move { stranger.piece().await.is_some() })
@@ -121,5 +124,5 @@ async fn a_thousand_agents_get_lanes_beside_silent_strangers() {
     while let Some(is_greeted) = silent.next().await {
         greeted += usize::from(is_greeted);
     }
-    assert_eq!(greeted, 128, "the server has said hello to so many");
+    assert!(greeted >= 128, "the server has said hello to {greeted}");
 }
