@@ -101,7 +101,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
     let events = Arc::new(CountedReloads {
         metrics: metrics.adit().clone(),
-        judge: None,
+        authorizer: None,
     });
     services.spawn_always(
         "tls-files",

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::admin::{AdminListener, AdminThread};
 use super::probes::HttpService;
-use crate::backend::{Backend, Judge};
+use crate::backend::{AgentAuthorizer, Backend};
 use crate::config::address::{BindAddress, BindHost};
 use crate::config::limits;
 use crate::config::plan::{
@@ -108,7 +108,7 @@ impl AcceptEvents for Counted {
 pub(super) struct CountedReloads {
     pub(super) metrics: AditMetrics,
     /// Judges agents anew when what their listener uses changes.
-    pub(super) judge: Option<Judge>,
+    pub(super) authorizer: Option<AgentAuthorizer>,
 }
 
 /// As logs name it.
@@ -118,8 +118,8 @@ impl ReloadEvents for CountedReloads {
     fn loaded(&self, name: &'static str) {
         tracing::info!(files = name, "new TLS files are in use");
         self.metrics.tls_reload(ReloadResult::Ok);
-        if let (AGENT_LISTENER, Some(judge)) = (name, &self.judge) {
-            judge.tls_changed();
+        if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
+            authorizer.tls_changed();
         }
     }
 

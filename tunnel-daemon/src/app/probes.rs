@@ -29,8 +29,8 @@ const NO_PROFILES: &str = "404 no profiles here: this program is not written in 
 
 /// Body of a server that is not ready, when the reason is that no agent is connected.
 pub const NO_AGENT: &str = "no connection to any proxy agent";
-/// Reason of a server whose agents all say nothing.
-pub const NO_WORD: &str = "agents are connected, and none of them says anything";
+/// Reason of a server without an agent that responds.
+pub const ALL_SILENT: &str = "agents are connected, but none of them responds";
 /// Reason of an agent that is not ready because it has no link.
 pub const NO_SERVER: &str = "no servers connected";
 

@@ -22,13 +22,13 @@ use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
 use super::probes::{
-    Detail, HttpService, NO_AGENT, NO_WORD, Readiness, ReadinessAsker, readiness_channel,
+    ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel,
 };
 use super::redirect::Captured;
 use super::relay;
 use super::run::wait_until;
 use super::status::{self, ServerSource};
-use crate::backend::{Admission, Backend, BackendSettings, Judge, LinkSettings};
+use crate::backend::{Admission, AgentAuthorizer, Backend, BackendSettings, LinkSettings};
 use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
@@ -126,9 +126,9 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
     let agent_tls = listening.agent_tls()?;
-    let judge = Judge::load(plan.agents.deny.as_deref(), Arc::clone(&agent_tls))?;
-    settings.judge = judge.clone();
-    let following = judge.clone().follow(
+    let authorizer = AgentAuthorizer::load(plan.agents.deny.as_deref(), Arc::clone(&agent_tls))?;
+    settings.authorizer = authorizer.clone();
+    let following = authorizer.clone().follow(
         plan.agents.deny.clone(),
         Arc::clone(&hub),
         tasks.links.clone(),
@@ -190,11 +190,11 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     drop(listening);
     let events = Arc::new(CountedReloads {
         metrics: adit.clone(),
-        judge: Some(judge),
+        authorizer: Some(authorizer),
     });
     let watching = reload::watch(watched, reload::POLL_PERIOD, events, stop.clone());
     services.spawn_always("tls-files", watching);
-    let gauges = gauges::keep(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
+    let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
     services.spawn_always("gauges", gauges);
 
     let stopping = Arc::new(AtomicBool::new(false));
@@ -205,7 +205,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let detail = Arc::new(move || {
         let silent = match silent.with_registry(Registry::suspected) {
             0 => String::new(),
-            links => format!("[-]links {links} say nothing: new dials avoid them\n"),
+            links => format!("[-]links {links} silent: new dials avoid them\n"),
         };
         format!("{silent}{relaying}{}{account_line}", view.detail())
     });
@@ -313,7 +313,7 @@ fn backend_settings(
         server,
         keepalive: plan.agents.keepalive.time,
         admission,
-        judge: Judge::default(),
+        authorizer: AgentAuthorizer::default(),
         leases: watch::channel(0).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
@@ -345,7 +345,7 @@ fn readiness(
                 if stopping.load(Relaxed) || !hub.with_registry(Registry::is_ready) {
                     Readiness::NotReady(NO_AGENT.into())
                 } else if !compat && !hub.with_registry(Registry::is_heard) {
-                    Readiness::NotReady(NO_WORD.into())
+                    Readiness::NotReady(ALL_SILENT.into())
                 } else {
                     Readiness::Ready
                 }

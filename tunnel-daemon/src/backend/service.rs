@@ -22,10 +22,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{Admission, LargeCaller, Refused};
-use super::judge::{Judge, Rights};
+use super::authorizer::{AgentAuthorizer, Rights};
+use super::connection_links::{ConnectionLinks, without_links};
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
-use super::linkless::{ConnectionLinks, without_links};
 use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
@@ -62,7 +62,7 @@ pub struct BackendSettings {
     /// Servers with leases; 0 where there are none.
     pub leases: watch::Receiver<usize>,
     /// Who may stay.
-    pub judge: Judge,
+    pub authorizer: AgentAuthorizer,
     /// What an agent may claim; empty: agents claim what they like.
     pub grants: Grants,
     /// Links one owner may hold under one agent id.
@@ -188,7 +188,7 @@ impl Backend {
         }
     }
 
-    /// The peer of these links says nothing, or is heard again.
+    /// The agent of these links has become silent, or responds again.
     fn tell_silence(&self, links: &ConnectionLinks, is_silent: bool) {
         for link in links.all() {
             self.hub.suspect(link, is_silent);
@@ -198,10 +198,10 @@ impl Backend {
                 tracing::warn!(
                     agent,
                     link = link.0,
-                    "an agent says nothing: new dials go to others of its kind"
+                    "agent is silent: new dials go to other agents of the same key"
                 );
             } else {
-                tracing::info!(agent, link = link.0, "an agent is heard again");
+                tracing::info!(agent, link = link.0, "agent responds again");
             }
         }
     }
@@ -245,7 +245,7 @@ impl Backend {
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
             rights: Some(Arc::new(Rights::new(
-                self.settings.judge.clone(),
+                self.settings.authorizer.clone(),
                 hello.agent.clone(),
                 identity.clone(),
                 judged,
@@ -425,8 +425,8 @@ impl Backend {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
-        let judged = self.settings.judge.changes();
-        self.judge(&hello.agent, &identity)?;
+        let judged = self.settings.authorizer.changes();
+        self.authorize(&hello.agent, &identity)?;
         self.settings
             .grants
             .check(&identity.holders(), &hello.agent, &hello.identifiers)
@@ -453,8 +453,8 @@ impl Backend {
                 text: error.to_string(),
             })?;
         // Whoever judges all links after a change has seen this one, or has counted the change before.
-        if self.settings.judge.changes() != judged {
-            self.judge(&entered.handle.info.agent, &entered.handle.info.identity)?;
+        if self.settings.authorizer.changes() != judged {
+            self.authorize(&entered.handle.info.agent, &entered.handle.info.identity)?;
         }
         if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
             // Without room there is none for the link, either.
@@ -466,13 +466,13 @@ impl Backend {
 
     /// # Errors
     /// The agent may not stay.
-    fn judge(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
-        match self.settings.judge.objection(agent, identity) {
+    fn authorize(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
+        match self.settings.authorizer.denial(agent, identity) {
             None => Ok(()),
-            Some(objection) => Err(Refused {
-                reason: objection.refusal(),
+            Some(denial) => Err(Refused {
+                reason: denial.refusal(),
                 code: Code::PermissionDenied,
-                text: objection.text(),
+                text: denial.text(),
             }),
         }
     }

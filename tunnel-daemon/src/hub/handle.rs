@@ -37,19 +37,19 @@ impl LinkHandle {
             return None;
         }
         let commands = self.commands.clone();
-        let begun = Begun(Some(Arc::clone(&self.is_ending)));
+        let pending = PendingEnd(Some(Arc::clone(&self.is_ending)));
         Some(async move {
-            let mut begun = begun;
+            let mut pending = pending;
             let _over = commands.send(Command::Stop).await;
-            begun.0 = None;
+            pending.0 = None;
         })
     }
 }
 
 /// The end of a link that its task has not heard of yet.
-struct Begun(Option<Arc<AtomicBool>>);
+struct PendingEnd(Option<Arc<AtomicBool>>);
 
-impl Drop for Begun {
+impl Drop for PendingEnd {
     fn drop(&mut self) {
         if let Some(is_ending) = &self.0 {
             is_ending.store(false, Relaxed);

@@ -10,7 +10,7 @@ use x509_parser::x509::X509Name;
 use super::{pem, tls_error::TlsError};
 
 /// The lists of a file.
-pub(super) struct Lists {
+pub(super) struct RevocationLists {
     pub(super) lists: Vec<CertificateRevocationListDer<'static>>,
     /// What makes them refuse too much or too little, one phrase each.
     pub(super) flaws: Vec<String>,
@@ -18,7 +18,11 @@ pub(super) struct Lists {
 
 /// Reads lists for certificates that `roots` vouch for. `path` is for texts only; `bytes` is what was read from it. Whether a list
 /// is signed by its issuer is judged with each certificate.
-pub(super) fn parse(path: &Path, bytes: &[u8], roots: &RootCertStore) -> Result<Lists, TlsError> {
+pub(super) fn parse(
+    path: &Path,
+    bytes: &[u8],
+    roots: &RootCertStore,
+) -> Result<RevocationLists, TlsError> {
     let lists: Vec<CertificateRevocationListDer<'static>> = pem::blocks(bytes)
         .into_iter()
         .filter(|block| block.label == "X509 CRL" && !block.has_headers)
@@ -51,7 +55,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8], roots: &RootCertStore) -> Result<
     });
     let flaws = missing.chain(outdated).collect();
     drop(read);
-    Ok(Lists { lists, flaws })
+    Ok(RevocationLists { lists, flaws })
 }
 
 /// Subjects of trust anchors that have issued none of the lists.

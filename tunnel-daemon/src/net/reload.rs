@@ -84,12 +84,12 @@ impl Reloadable<ServerTls> {
         self.change(|config| config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX));
     }
 
-    /// Judges a client's certificate by the files in use now, as if the time were still that of its handshake: who holds one
-    /// that has expired since is let be. The chain begins with the client's own.
+    /// Verifies a client's certificate by the files in use now and the time of its handshake: a certificate that has expired since
+    /// is accepted. The chain begins with the client's own certificate.
     ///
     /// # Errors
     /// It would be refused: it is on a revocation list, or no CA of these vouches for it.
-    pub fn judge(
+    pub fn verify_client_again(
         &self,
         chain: &[CertificateDer<'static>],
         at: UnixTime,

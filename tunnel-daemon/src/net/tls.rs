@@ -207,7 +207,7 @@ impl ServerTls {
         let lists = match &self.client_crl {
             Some(crl) => {
                 let (path, bytes) = files.pair(crl)?;
-                let crl::Lists { lists, flaws } = crl::parse(path, bytes, &roots)?;
+                let crl::RevocationLists { lists, flaws } = crl::parse(path, bytes, &roots)?;
                 for flaw in flaws {
                     tracing::warn!(file = %path.display(), "revocation lists: {flaw}");
                 }

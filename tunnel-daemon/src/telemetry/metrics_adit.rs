@@ -215,7 +215,7 @@ impl AditMetrics {
                 "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
             ),
             agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
-            links_silent: families.gauge("links_silent", "Links whose agents have said nothing for 4 seconds, though they were asked"),
+            links_silent: families.gauge("links_silent", "Links without a byte from their agent for 4 seconds, a PING included"),
             links_ended: families.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
@@ -430,7 +430,7 @@ impl AditMetrics {
         GaugeGuard::new(&self.0.claims_unverified)
     }
 
-    /// So many agents say nothing.
+    /// Sets the number of links whose agent is silent.
     pub fn set_links_silent(&self, links: usize) {
         self.0
             .links_silent

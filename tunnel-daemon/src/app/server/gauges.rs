@@ -10,7 +10,7 @@ use crate::hub::Hub;
 use crate::telemetry::AditMetrics;
 
 /// Gauges that are sums of others' counts, brought up to date once a second.
-pub(super) async fn keep(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
+pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
     const EVERY: Duration = Duration::from_secs(1);
     /// Turns between looks after idle lanes.
     const LANES_EVERY: u64 = 30;

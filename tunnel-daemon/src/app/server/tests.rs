@@ -70,7 +70,7 @@ async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
     pool.add(lane, pool.slot().unwrap());
 
     // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
-    let mut looks = pin!(gauges::keep(metrics.adit().clone(), budget, hub));
+    let mut looks = pin!(gauges::update(metrics.adit().clone(), budget, hub));
     let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
     assert!(early.is_err());
     assert_eq!(pool.idle_lanes(), 1);
@@ -94,7 +94,7 @@ async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
     }
     // Said behind the last of them.
     let held = || metrics.adit().held_bytes().get();
-    let mut looks = pin!(gauges::keep(
+    let mut looks = pin!(gauges::update(
         metrics.adit().clone(),
         budget,
         Arc::clone(&hub)

@@ -306,13 +306,8 @@ impl Source for AgentSource {
 
     fn status(&self) -> Status {
         let tally = Tally::of(&self.common.tunnels, true);
-        let links = self.servers.links();
-        let all = Totals::of(
-            links
-                .iter()
-                .map(|link| link.lanes.as_ref().map(keeper_lanes)),
-        );
         let mut links = self.rows(&tally);
+        let all = Totals::of(links.iter().map(|link| link.lanes));
         links.truncate(LINKS_MAX);
         self.common.status(Role::Agent, &tally, links, all)
     }

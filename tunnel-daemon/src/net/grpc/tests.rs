@@ -2,13 +2,25 @@
 
 use super::*;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 const WINDOWS: Windows = Windows {
     frame_bytes: SMALL_FRAME_BYTES,
     stream_bytes: 65_535,
     send_buffer_bytes: 65_535,
 };
+
+/// A frame that asks for no answer.
+const WINDOW_UPDATE: &[u8] = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
+
+/// A connection behind the client's preface, and the client's end of it.
+async fn greeted() -> (Box<ServerConnection<DuplexStream>>, DuplexStream) {
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    far.write_all(greeting).await.expect("it is open");
+    let connection = accept(&server_builder(WINDOWS), near).await;
+    (connection.expect("HTTP/2"), far)
+}
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_greet_is_not_waited_for_without_limit() {
@@ -30,18 +42,13 @@ async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
     const EVERY: Duration = Duration::from_secs(60);
     /// Between two frames of the peer, which answers no ping.
     const SPEAKS: Duration = Duration::from_secs(10);
-    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
-    let (near, mut far) = tokio::io::duplex(1 << 16);
-    far.write_all(greeting).await.expect("it is open");
-    let connection = accept(&server_builder(WINDOWS), near).await;
-    let connection = connection.expect("HTTP/2");
+    let (connection, mut far) = greeted().await;
     let serving = connection.serve(EVERY, CancellationToken::new(), |_request, _respond| None);
     let mut serving = pin!(serving);
     for _frame in 0..30 {
         let given_up = timeout(SPEAKS, serving.as_mut()).await;
         assert!(given_up.is_err(), "{given_up:?}");
-        far.write_all(window_update).await.expect("it is open");
+        far.write_all(WINDOW_UPDATE).await.expect("it is open");
     }
     let silent = Instant::now();
     let end = serving.await;
@@ -52,12 +59,7 @@ async fn a_peer_that_is_heard_is_not_given_up_for_an_answer_that_is_late() {
 #[tokio::test(start_paused = true)]
 async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_its_first_word() {
     const EVERY: Duration = Duration::from_secs(60);
-    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    let window_update = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x01";
-    let (near, mut far) = tokio::io::duplex(1 << 16);
-    far.write_all(greeting).await.expect("it is open");
-    let connection = accept(&server_builder(WINDOWS), near).await;
-    let connection = connection.expect("HTTP/2");
+    let (connection, mut far) = greeted().await;
     let told = std::cell::RefCell::new(Vec::new());
     let silence = |is_silent| told.borrow_mut().push((is_silent, Instant::now()));
     let never = CancellationToken::new();
@@ -73,7 +75,7 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
         let after = suspected - said;
         assert!((4..=5).contains(&after.as_secs()), "{after:?}");
         said = Instant::now();
-        far.write_all(window_update).await.expect("it is open");
+        far.write_all(WINDOW_UPDATE).await.expect("it is open");
         let heard = timeout(Duration::from_secs(2), serving.as_mut()).await;
         assert!(heard.is_err() && matches!(told.take()[..], [(false, _)]));
     }
@@ -86,11 +88,7 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
 /// With answers that have nothing to leave with, too.
 #[tokio::test(start_paused = true)]
 async fn a_ping_is_answered_where_nothing_else_is_said() {
-    let (near, mut far) = tokio::io::duplex(1 << 16);
-    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-    far.write_all(greeting).await.expect("it is open");
-    let connection = accept(&server_builder(WINDOWS), near).await;
-    let connection = connection.expect("HTTP/2");
+    let (connection, mut far) = greeted().await;
     let every = Duration::from_secs(60);
     let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
     let answered = async {

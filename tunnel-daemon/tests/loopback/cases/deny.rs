@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+
 use crate::support::connect;
 use crate::support::lanes::warm;
 use crate::support::node;
@@ -46,6 +48,13 @@ impl Denying {
         let text = self.world.server().metrics.scrape().text();
         sample(&text, series).unwrap_or_else(|| panic!("no {series}"))
     }
+}
+
+/// The client's end of a tunnel of a denied agent.
+async fn assert_ends(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut some = [0; 16];
+    let rest = within_for(SOON, "the tunnel's end", stream.read(&mut some)).await;
+    assert!(!matches!(rest, Ok(1..)), "{rest:?}");
 }
 
 /// Rule 50: live links are judged again.
@@ -110,13 +119,7 @@ async fn a_denied_agent_reaches_the_control_plane_no_more() {
     node::echo(&mut stream, b"before").await;
     denying.write("cn=agent\n");
     denying.world.links(0).await;
-    let rest = within_for(
-        SOON,
-        "the tunnel's end",
-        tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 16]),
-    )
-    .await;
-    assert!(!matches!(rest, Ok(1..)), "{rest:?}");
+    assert_ends(&mut stream).await;
     within("the agent's end", agent.stop()).await;
 }
 
@@ -133,12 +136,6 @@ async fn a_relayed_tunnel_of_a_denied_agent_ends() {
     connect::echo(&mut stream, b"before").await;
     denying.write("cn=agent\n");
     world.links(0).await;
-    let rest = within_for(
-        SOON,
-        "the tunnel's end",
-        tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 16]),
-    )
-    .await;
-    assert!(!matches!(rest, Ok(1..)), "{rest:?}");
+    assert_ends(&mut stream).await;
     within("the agent's end", agent.stop()).await;
 }

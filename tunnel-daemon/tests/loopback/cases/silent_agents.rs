@@ -45,7 +45,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     metric(processes.health, SILENT, 1.0).await;
     let ready = ask(processes.health, "/readyz?verbose").await;
     assert!(
-        ready.contains(" 200 ") && ready.contains("[-]links 1 say nothing"),
+        ready.contains(" 200 ") && ready.contains("[-]links 1 silent"),
         "{ready}"
     );
     for _dial in 0..30 {
@@ -54,7 +54,7 @@ async fn a_stopped_agent_is_avoided_while_another_answers_and_comes_back() {
     one.signal(Signal::CONT);
     metric(processes.health, SILENT, 0.0).await;
     let log = processes.server.log();
-    assert!(log.contains("an agent says nothing") && log.contains("an agent is heard again"));
+    assert!(log.contains("agent is silent") && log.contains("agent responds again"));
     // Who serves now is the other way round.
     stop(&other).await;
     metric(processes.health, SILENT, 1.0).await;
@@ -72,7 +72,7 @@ async fn a_server_whose_only_agent_says_nothing_is_not_ready_until_it_speaks() {
     stop(&agent).await;
     metric(processes.health, SILENT, 1.0).await;
     let ready = ask(processes.health, "/readyz").await;
-    let text = "agents are connected, and none of them says anything";
+    let text = "agents are connected, but none of them responds";
     assert!(ready.contains(" 500 ") && ready.ends_with(text), "{ready}");
     agent.signal(Signal::CONT);
     let began = Instant::now();

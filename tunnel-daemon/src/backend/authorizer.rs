@@ -1,4 +1,4 @@
-//! Whether an agent may stay: judged when it links, and again when the deny list, the CA or a revocation list changes.
+//! Authorizes agents by deny list, CA and revocation lists: when they link, and again whenever one of these changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::telemetry::labels::{AgentRefusal, LinkEnding};
 
 /// How often the file is read, where its changes cannot be watched.
 const POLL: Duration = Duration::from_secs(30);
-/// Links that are judged in one go: a tenth of a millisecond each where a signature has to be verified.
+/// Links checked before other tasks run: verifying a signature takes a tenth of a millisecond.
 const LINKS_PER_GO: usize = 16;
 /// Longest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
@@ -52,29 +52,29 @@ pub enum DenyFileError {
     },
 }
 
-/// What is in force. Clones share it.
+/// The deny list and the TLS files in force. Clones share them.
 #[derive(Clone, Default)]
-pub struct Judge(Arc<InForce>);
+pub struct AgentAuthorizer(Arc<InForce>);
 
 #[derive(Default)]
 struct InForce {
     denied: ArcSwap<DenyList>,
     /// Of the agent listener.
     tls: Option<Arc<ReloadableServerTls>>,
-    /// How often something of it has changed.
+    /// Number of changes so far.
     changes: AtomicU64,
     changed: Notify,
 }
 
 /// Why an agent may not stay.
-pub(super) enum Objection {
+pub(super) enum Denial {
     /// The deny list has this entry.
     Denied(String),
     /// Its certificate was let in once, and would be no more.
     Certificate(rustls::Error),
 }
 
-impl Objection {
+impl Denial {
     /// What the agent is told.
     pub(super) fn text(&self) -> String {
         match self {
@@ -100,7 +100,7 @@ impl Objection {
     }
 }
 
-impl Judge {
+impl AgentAuthorizer {
     /// Reads the deny list, if there is one. `tls` is what the agent listener uses.
     ///
     /// # Errors
@@ -123,20 +123,22 @@ impl Judge {
         self.0.changed.notify_one();
     }
 
-    /// How often something has changed: who was judged before the last change has to be judged again.
+    /// Number of changes so far; agents checked before the last change have to be checked again.
     pub(super) fn changes(&self) -> u64 {
         self.0.changes.load(Acquire)
     }
 
     /// Why an agent may not stay, if so.
-    pub(super) fn objection(&self, agent: &AgentId, identity: &AgentIdentity) -> Option<Objection> {
+    pub(super) fn denial(&self, agent: &AgentId, identity: &AgentIdentity) -> Option<Denial> {
         let list = self.0.denied.load();
         if let Some(entry) = list.entry_for(agent, &identity.holders()) {
-            return Some(Objection::Denied(entry.to_owned()));
+            return Some(Denial::Denied(entry.to_owned()));
         }
         let (tls, certificate) = (self.0.tls.as_ref()?, identity.certificate()?);
         let (chain, verified) = certificate.shown();
-        tls.judge(chain, verified).err().map(Objection::Certificate)
+        tls.verify_client_again(chain, verified)
+            .err()
+            .map(Denial::Certificate)
     }
 
     /// Follows the deny list, if there is one, and what the agent listener uses, until `stop`. Whoever may not stay loses links at
@@ -150,14 +152,14 @@ impl Judge {
         stop: CancellationToken,
     ) {
         let watched = denied.map(|path| (Changes::of(&[&path]), path));
-        let (mut told, mut judged) = (None, 0);
+        let (mut told, mut checked) = (None, 0);
         loop {
             if let Some((_changes, path)) = &watched {
                 self.read_again(path, &mut told).await;
             }
             let now = self.changes();
-            if judged != now && self.judge(&hub, &tasks, &metrics).await {
-                judged = now;
+            if checked != now && self.check_links(&hub, &tasks, &metrics).await {
+                checked = now;
             }
             let file_changes = async {
                 match &watched {
@@ -196,21 +198,21 @@ impl Judge {
     }
 
     /// Ends the links of agents that may not stay. False: some could not be ended yet.
-    async fn judge(&self, hub: &Hub, tasks: &Tasks, metrics: &AditMetrics) -> bool {
+    async fn check_links(&self, hub: &Hub, tasks: &Tasks, metrics: &AditMetrics) -> bool {
         let mut all = true;
         for (at, link) in hub.links().into_iter().enumerate() {
             if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
                 tokio::task::yield_now().await;
             }
-            let Some(objection) = self.objection(&link.info.agent, &link.info.identity) else {
+            let Some(denial) = self.denial(&link.info.agent, &link.info.identity) else {
                 continue;
             };
             let Some(end) = link.end() else { continue };
             let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
-            let why = objection.text();
+            let why = denial.text();
             tracing::warn!(agent = %link.info.agent, link = link.id.0, principal, why, "a link is ended");
             match tasks.spawn("end-link", end) {
-                Ok(_ending) => metrics.link_ended(objection.ending()),
+                Ok(_ending) => metrics.link_ended(denial.ending()),
                 Err(_full) => all = false,
             }
         }
@@ -220,7 +222,7 @@ impl Judge {
 
 /// What one agent's lanes depend on: it may stay, and was not unlinked.
 pub(super) struct Rights {
-    judge: Judge,
+    authorizer: AgentAuthorizer,
     agent: AgentId,
     identity: AgentIdentity,
     are_revoked: AtomicBool,
@@ -230,9 +232,14 @@ pub(super) struct Rights {
 
 impl Rights {
     /// Of an agent that may stay as of `judged` changes.
-    pub(super) fn new(judge: Judge, agent: AgentId, identity: AgentIdentity, judged: u64) -> Self {
+    pub(super) fn new(
+        authorizer: AgentAuthorizer,
+        agent: AgentId,
+        identity: AgentIdentity,
+        judged: u64,
+    ) -> Self {
         Self {
-            judge,
+            authorizer,
             agent,
             identity,
             are_revoked: AtomicBool::new(false),
@@ -243,9 +250,9 @@ impl Rights {
 
 impl LaneRights for Rights {
     fn are_revoked(&self) -> bool {
-        let changes = self.judge.changes();
+        let changes = self.authorizer.changes();
         if !self.are_revoked.load(Acquire) && self.judged.load(Acquire) != changes {
-            match self.judge.objection(&self.agent, &self.identity) {
+            match self.authorizer.denial(&self.agent, &self.identity) {
                 Some(_objection) => self.revoke(),
                 None => self.judged.store(changes, Release),
             }
