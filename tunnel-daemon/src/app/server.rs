@@ -135,7 +135,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         adit.clone(),
         stop.clone(),
     );
-    tasks.services.spawn_always("judge", following);
+    tasks.services.spawn_always("agent-authorizer", following);
     let own = Arc::new(OwnListeners::default());
     settings.node = node::door(
         &plan.destinations,
