@@ -481,14 +481,27 @@ impl fmt::Display for Denied {
                 write!(f, "destination {}:{port}", Excerpt(name))?;
             }
         }
-        f.write_str(match self.why {
-            Why::NotListed => " is not on the list of allowed destinations",
-            Why::Guarded => {
+        f.write_str(self.why.text())
+    }
+}
+
+impl Why {
+    fn text(self) -> &'static str {
+        match self {
+            Self::NotListed => " is not on the list of allowed destinations",
+            Self::Guarded => {
                 " is a metadata, link-local or loopback address that no list entry names"
             }
-            Why::OwnListener => " is where this process itself listens",
-        })
+            Self::OwnListener => " is where this process itself listens",
+        }
     }
+}
+
+/// Whether an agent's text is that of a [`Denied`]: it says what the agent may dial, and nothing of the target.
+#[must_use]
+pub fn is_denial(text: &str) -> bool {
+    let all = [Why::NotListed, Why::Guarded, Why::OwnListener];
+    all.iter().any(|why| text.ends_with(why.text()))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 
 pub mod connect;
 pub mod destination;
+pub mod dial;
 pub mod failure;
 pub mod grant;
 pub mod http2;

@@ -1,8 +1,10 @@
 //! One connection to one server: open it, learn who answered, run its link.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -10,10 +12,11 @@ use adit_core::ids::{ServerId, TunnelKey};
 use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
 use adit_core::wire::metadata::{AgentHello, HelloError, ServerHello};
 use adit_core::wire::packet::PacketType;
+use adit_relay::tcp_state;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::LaneKeeper;
@@ -24,7 +27,8 @@ use crate::hub::{
 };
 use crate::lane::LaneRoom;
 use crate::net::dial::Dialer;
-use crate::net::grpc::{self, ConnectionError, Windows};
+use crate::net::grpc::{self, ConnectionError, Patience, Windows};
+use crate::net::socket::probe_after;
 use crate::net::tasks::Tasks;
 use crate::net::together::together;
 use crate::telemetry::CountedTunnel;
@@ -46,8 +50,12 @@ const PACKET_BYTES_ADIT: usize = 64 * 1024;
 const CONTROL_MAX: usize = 65_536;
 /// Dials at once for one server.
 const DIALS_MAX: usize = 4096;
-/// Servers refuse pings that come more often.
+/// Servers in Go refuse pings that come more often.
 const PING_EVERY_MIN: Duration = Duration::from_secs(30);
+/// Towards a server in Go the kernel asks: keepalive probes after this, each second.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
+/// A kernel that has acknowledged nothing for this long, probes included, belongs to a server that is silent.
+const PROBES_SILENT: Duration = Duration::from_secs(4);
 
 /// Why there is no link.
 #[derive(Debug, thiserror::Error)]
@@ -92,12 +100,20 @@ pub struct Opened {
     connection: Option<Running>,
     /// The connection lives as long as this.
     requests: SendRequest<MessageBuf>,
+    silence: Silence,
+}
+
+/// For how long a server has been silent, as its connection tells; zero: it is not.
+pub struct Silence {
+    told: watch::Receiver<Duration>,
+    /// Of a server in Go: its socket.
+    socket: Option<OwnedFd>,
 }
 
 /// A connection, boxed because it is moved from the call to the link and may outlive it.
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Opens the `Connect` call over a fresh connection.
+/// Opens the `Connect` call over a fresh connection. `socket`: a descriptor of its TCP socket, if it has one.
 ///
 /// # Errors
 /// See [`ConnectError`]. A cancelled call leaves nothing behind once `io` is dropped.
@@ -106,6 +122,7 @@ pub async fn open<S>(
     authority: &str,
     identity: &Identity,
     keepalive: Duration,
+    socket: Option<OwnedFd>,
 ) -> Result<Opened, ConnectError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -116,8 +133,21 @@ where
         send_buffer_bytes: SEND_BUFFER_BYTES,
     };
     let (requests, connection) = grpc::connect(&grpc::client_builder(windows), io).await?;
+    let (tell, told) = watch::channel(Duration::ZERO);
+    let is_adit = Arc::new(AtomicBool::new(false));
+    let asks = Arc::clone(&is_adit);
+    let patience = move || {
+        if asks.load(Relaxed) {
+            Patience::asking(keepalive.max(PING_EVERY_MIN))
+        } else {
+            Patience::rarely_asking(PING_EVERY_MIN)
+        }
+    };
     let mut connection: Running = Box::pin(async move {
-        match connection.run(keepalive.max(PING_EVERY_MIN)).await {
+        let silence = |quiet| {
+            tell.send_replace(quiet);
+        };
+        match connection.run(patience, silence).await {
             Err(error @ ConnectionError::Silent) => {
                 tracing::info!(%error, "connection to a server dropped");
             }
@@ -147,9 +177,18 @@ where
         recv: response.into_body(),
         withhold_bytes: 0,
     };
+    is_adit.store(server.extensions.link, Relaxed);
+    let socket = socket.filter(|_| !server.extensions.link);
+    if let Some(socket) = &socket
+        && let Err(error) = probe_after(socket, PROBE_AFTER)
+    {
+        tracing::debug!(%error, "the kernel does not probe a server");
+    }
+    let silence = Silence { told, socket };
     Ok(Opened {
         server,
         streams,
+        silence,
         connection: (!has_ended).then_some(connection),
         requests,
     })
@@ -256,6 +295,8 @@ pub struct AgentLink {
     pub address: Arc<str>,
     /// Since when it is there.
     pub since: Instant,
+    /// The server is silent.
+    pub is_silent: bool,
 }
 
 impl LinkContext {
@@ -278,7 +319,11 @@ impl Opened {
         self,
         context: &LinkContext,
         lanes_max: usize,
-    ) -> (AgentLink, impl Future<Output = LinkOver> + Send + 'static) {
+    ) -> (
+        AgentLink,
+        Silence,
+        impl Future<Output = LinkOver> + Send + 'static,
+    ) {
         let credit = self.server.extensions.link;
         let config = LinkConfig {
             role: Role::Agent,
@@ -307,6 +352,7 @@ impl Opened {
             credit,
             address: Arc::from(""),
             since: Instant::now(),
+            is_silent: false,
         };
         let hooks = Hooks {
             context: context.clone(),
@@ -326,7 +372,43 @@ impl Opened {
         );
         let (tasks, requests) = (context.tasks.clone(), self.requests);
         let running = run(driver, self.connection, requests, tasks);
-        (handle, running)
+        (handle, self.silence, running)
+    }
+}
+
+impl Silence {
+    /// Of a server that is never silent.
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
+        let (_never, told) = watch::channel(Duration::ZERO);
+        let socket = None;
+        Self { told, socket }
+    }
+
+    /// Tells when the server has fallen silent, and when it is heard again. Runs until its connection ends.
+    pub async fn watch(mut self, tell: impl Fn(bool)) {
+        let mut was_silent = false;
+        let mut every = tokio::time::interval(PROBES_SILENT / 4);
+        loop {
+            tokio::select! {
+                told = self.told.changed() => if told.is_err() {
+                    return;
+                },
+                _now = every.tick(), if self.socket.is_some() => (),
+            }
+            let is_silent = !self.told.borrow().is_zero() || self.probes_are_unanswered();
+            if is_silent != was_silent {
+                was_silent = is_silent;
+                tell(is_silent);
+            }
+        }
+    }
+
+    /// Whether the kernel at the other end says nothing. One that answers may belong to a process that does not.
+    fn probes_are_unanswered(&self) -> bool {
+        let socket = self.socket.as_ref();
+        let state = socket.and_then(|socket| tcp_state(socket).ok());
+        state.is_some_and(|state| state.silent_for >= PROBES_SILENT && state.is_unanswered)
     }
 }
 
@@ -435,6 +517,7 @@ impl LinkHooks for Hooks {
             Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),
             Event::UnknownType(_)
             | Event::UnrecognizedResponse
+            | Event::LateAnswer
             | Event::DialAbandoned
             | Event::LateCredit => (),
         }

@@ -1,15 +1,17 @@
 //! All connections of one agent: finds servers, keeps one link to each, replaces what is lost.
 
 use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
-use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -18,7 +20,7 @@ mod turns;
 
 use self::turns::{Share, Turns};
 use super::lanes::{LaneKeeper, OpenError};
-use super::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, open};
+use super::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, Silence, open};
 use super::reach::{Reach, ReachError, Reached};
 use super::sync::{Attempt, SyncPolicy, SyncState};
 use crate::config::address::ServerAddress;
@@ -67,6 +69,7 @@ struct Shared {
     links: Mutex<Vec<(u64, AgentLink)>>,
     links_changed: watch::Sender<()>,
     connected: Arc<AtomicUsize>,
+    heard: Arc<AtomicUsize>,
     changed: Notify,
     /// Turns to open a lane, of all links together.
     opening: Turns,
@@ -146,7 +149,8 @@ impl Servers {
             state,
             links: Mutex::new(Vec::new()),
             links_changed: watch::Sender::new(()),
-            connected: Arc::new(AtomicUsize::new(0)),
+            connected: Arc::default(),
+            heard: Arc::default(),
             changed: Notify::new(),
             opening: Turns::default(),
         });
@@ -162,10 +166,16 @@ impl Servers {
         ServerLanes(Arc::clone(&self.shared))
     }
 
-    /// Servers held now, shared for readiness.
+    /// Servers with a link now, shared for readiness.
     #[must_use]
     pub fn connected(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.shared.connected)
+    }
+
+    /// Those of them that are not silent.
+    #[must_use]
+    pub fn heard(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.shared.heard)
     }
 
     /// Links now, in order of arrival.
@@ -214,6 +224,23 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether there is a link to a server that is not silent.
+fn serves(links: &[(u64, AgentLink)], server: &ServerId) -> bool {
+    let mut links = links.iter();
+    links.any(|(_, link)| link.server == *server && !link.is_silent)
+}
+
+/// A newer link has taken the place of this one, which lives as long as its tunnels.
+fn supersede(link: &AgentLink, tasks: &Tasks) {
+    let commands = link.commands.clone();
+    let telling = async move {
+        let _over = commands.send(Command::Finish).await;
+    };
+    if tasks.spawn("supersede", telling).is_err() {
+        tracing::debug!(server = %link.server, "a link that was replaced is kept");
+    }
+}
+
 fn announce_drain(link: &AgentLink, tasks: &Tasks) {
     // Dials that end together, as at a deadline, may fill the queue for a moment. A link that is over needs no word.
     if let Err(TrySendError::Full(drain)) = link.commands.try_send(Command::Drain) {
@@ -227,7 +254,7 @@ fn announce_drain(link: &AgentLink, tasks: &Tasks) {
     }
 }
 
-/// A server that is held. Dropping it lets go, however its link ended: what is held is not tried again.
+/// A link to a server. Dropping it lets go, however the link ended: a server that is held is not tried again.
 struct Held {
     shared: Arc<Shared>,
     server: ServerId,
@@ -237,8 +264,20 @@ struct Held {
 
 impl Held {
     /// Says how the link ended.
-    async fn until(self, running: impl Future<Output = LinkOver>) {
-        let over = running.await;
+    async fn until(self, running: impl Future<Output = LinkOver>, silence: Silence) {
+        let watch = silence.watch(|is_silent| {
+            self.shared
+                .tell_silence(&self.server, self.serial, is_silent);
+        });
+        let over = {
+            let (mut running, mut watch) = (pin!(running), pin!(watch.fuse()));
+            loop {
+                tokio::select! {
+                    over = &mut running => break over,
+                    () = &mut watch => (),
+                }
+            }
+        };
         tracing::info!(server = %self.server, reason = %over, "server connection ended");
         let metrics = &self.shared.context.metrics;
         let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
@@ -329,7 +368,7 @@ impl Shared {
     fn keep(self: &Arc<Self>, at: usize, opened: Opened, serial: u64) {
         let server = opened.server.server.clone();
         let credit = opened.server.extensions.link;
-        let (mut link, running) = opened.start(&self.context, self.settings.lanes_max);
+        let (mut link, silence, running) = opened.start(&self.context, self.settings.lanes_max);
         if let Some(address) = self.settings.addresses.get(at) {
             link.address = address.to_string().into();
         }
@@ -356,7 +395,7 @@ impl Shared {
             serial,
             lanes,
         };
-        let link = held.until(running);
+        let link = held.until(running, silence);
         if self.context.tasks.spawn("link", link).is_err() {
             tracing::error!(%server, "no room for another link: too many targets are open");
         } else if let Some(keeping) = keeping
@@ -414,10 +453,45 @@ impl Shared {
 
     /// A link is gone, or never ran.
     fn forget(&self, server: &ServerId, serial: u64) {
+        let mut links = locked(&self.links);
         // By identity: a slow end must not take its own successor away.
-        locked(&self.links).retain(|(id, _)| *id != serial);
+        links.retain(|(id, _)| *id != serial);
+        if !serves(&links, server) {
+            locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
+        }
+        drop(links);
         self.links_changed.send_replace(());
-        locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
+        self.publish();
+        self.changed.notify_one();
+    }
+
+    /// The server at the other end of a link has fallen silent, or is heard again.
+    fn tell_silence(&self, server: &ServerId, serial: u64, is_silent: bool) {
+        let mut links = locked(&self.links);
+        if let Some((_, link)) = links.iter_mut().find(|(id, _)| *id == serial) {
+            link.is_silent = is_silent;
+        }
+        // Under the lock of the links, as in `forget`.
+        let mut state = locked(&self.state);
+        if is_silent {
+            tracing::warn!(%server, "server is silent: another connection to it is tried");
+            if !serves(&links, server) {
+                state.suspect(server, Instant::now());
+            }
+        } else {
+            tracing::info!(%server, "server responds again");
+            state.regain(server);
+            let newer = links
+                .iter()
+                .filter(|(id, link)| *id > serial && link.server == *server);
+            if newer.count() > 0
+                && let Some((_, link)) = links.iter().find(|(id, _)| *id == serial)
+            {
+                supersede(link, &self.context.tasks);
+            }
+        }
+        drop(state);
+        drop(links);
         self.publish();
         self.changed.notify_one();
     }
@@ -434,19 +508,28 @@ impl Shared {
             }
         };
         let Reached { stream, authority } = self.settings.reach.connect(address).await?;
+        // A descriptor of its own: the stream is about to belong to HTTP/2.
+        let socket = stream
+            .tcp()
+            .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
         let identity = Identity {
             hello: self.settings.hello.clone(),
             token: token.map(Masked::new),
         };
-        Ok(open(stream, &authority, &identity, self.settings.keepalive).await?)
+        let keepalive = self.settings.keepalive;
+        Ok(open(stream, &authority, &identity, keepalive, socket).await?)
     }
 
     fn publish(&self) {
+        let links = locked(&self.links);
+        let servers: BTreeSet<&ServerId> = links.iter().map(|(_, link)| &link.server).collect();
+        let connected = servers.len();
+        drop(servers);
+        drop(links);
         let state = locked(&self.state);
-        self.connected.store(state.held(), Relaxed);
-        self.context
-            .metrics
-            .set_open_server_connections(state.held());
+        self.connected.store(connected, Relaxed);
+        self.heard.store(state.held(), Relaxed);
+        self.context.metrics.set_open_server_connections(connected);
         self.context
             .metrics
             .set_known_server_count(state.known_count());

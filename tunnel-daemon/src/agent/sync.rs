@@ -260,6 +260,23 @@ impl SyncState {
         address.not_before = Some(now + pause.mul_f64(1.0 + JITTER * chance.clamp(0.0, 1.0)));
     }
 
+    /// A held server is silent: its addresses are tried at once, as if it were gone.
+    pub fn suspect(&mut self, server: &ServerId, now: Instant) {
+        self.lost(server, now, 0.0);
+        for address in &mut self.addresses {
+            if !address.is_dead {
+                address.not_before = Some(now);
+            }
+        }
+    }
+
+    /// A silent server is heard again.
+    pub fn regain(&mut self, server: &ServerId) {
+        if !self.held.contains(server) {
+            self.held.push(server.clone());
+        }
+    }
+
     /// A held server is gone; its addresses may be tried again after one interval at most, at once if their pause was over.
     /// So may all whose last attempt led somewhere: behind a balancer the next connection may lead to it, whichever the last
     /// one led to. That others were met again and again while it was held says nothing against them now.

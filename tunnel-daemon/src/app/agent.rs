@@ -21,7 +21,7 @@ use super::budgets::{isolation, isolation_here, process_budget};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::{NodeSide, NodeSideParts};
-use super::probes::{Detail, HttpService, NO_SERVER, Readiness, readiness_channel};
+use super::probes::{Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, readiness_channel};
 use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
@@ -285,14 +285,16 @@ fn probes(
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
     let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
     let (asker, questions) = readiness_channel();
-    let connected = servers.connected();
+    let (connected, heard, compat) = (servers.connected(), servers.heard(), plan.compat);
     services.spawn_always("readiness", async move {
         questions
             .answer(move || {
-                if connected.load(Relaxed) > 0 {
-                    Readiness::Ready
-                } else {
+                if connected.load(Relaxed) == 0 {
                     Readiness::NotReady(NO_SERVER.into())
+                } else if heard.load(Relaxed) == 0 && !compat {
+                    Readiness::NotReady(SERVERS_SILENT.into())
+                } else {
+                    Readiness::Ready
                 }
             })
             .await;

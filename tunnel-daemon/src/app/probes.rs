@@ -29,6 +29,8 @@ const NO_PROFILES: &str = "404 no profiles here: this program is not written in 
 
 /// Body of a server that is not ready, when the reason is that no agent is connected.
 pub const NO_AGENT: &str = "no connection to any proxy agent";
+/// Reason of an agent without a server that responds.
+pub const SERVERS_SILENT: &str = "servers are connected, but none of them responds";
 /// Reason of a server without an agent that responds.
 pub const ALL_SILENT: &str = "agents are connected, but none of them responds";
 /// Reason of an agent that is not ready because it has no link.

@@ -203,7 +203,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let account_line = account::line(&accounting);
     let silent = Arc::clone(&hub);
     let detail = Arc::new(move || {
-        let silent = match silent.with_registry(Registry::suspected) {
+        let silent = match silent.with_registry(Registry::silent_links) {
             0 => String::new(),
             links => format!("[-]links {links} silent: new dials avoid them\n"),
         };
@@ -262,8 +262,10 @@ fn metrics_and_hub(plan: &ServerPlan) -> anyhow::Result<(ServerMetrics, Arc<Hub>
     let limits = DialLimits {
         pending_max: usize::try_from(plan.dial.pending_max.get())?,
         timeout: plan.dial.timeout,
+        dead_after: plan.dial.link_dead_after,
     };
     let registry = Registry::new(strategies.join(",").parse()?);
+    let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
     Ok((ServerMetrics::new(&strategies), Hub::new(registry, limits)))
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::dial::AnswerTimes;
 use adit_core::ids::{LinkId, TunnelKey};
 use adit_core::registry::Standing;
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
@@ -85,6 +86,7 @@ pub(super) async fn run_link(
         from_agent: metrics.packets(Segment::FromAgent),
         to_agent: metrics.packets(Segment::ToAgent),
         retired: None,
+        answers: Arc::clone(&handle.answers),
         metrics: metrics.clone(),
     };
     let mailbox = Arc::clone(&handle.mailbox);
@@ -121,6 +123,7 @@ struct Hooks {
     from_agent: PacketCounter,
     to_agent: PacketCounter,
     retired: Option<GaugeGuard>,
+    answers: Arc<AnswerTimes>,
 }
 
 impl LinkHooks for Hooks {
@@ -181,6 +184,10 @@ impl LinkHooks for Hooks {
             Event::UnrecognizedResponse => {
                 self.metrics
                     .dial_failure(DialFailureReason::UnrecognizedResponse);
+            }
+            Event::LateAnswer => {
+                self.answers.heard();
+                adit.late_dial_answer();
             }
             Event::Offence(violation) => adit.protocol_offence(violation.kind()),
             Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),

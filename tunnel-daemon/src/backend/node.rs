@@ -305,6 +305,7 @@ impl Record<'_> {
         self.asked.door.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),
+            agents_asked: None,
             destination: self.destination,
             bytes_to_target: bytes.0,
             bytes_to_client: bytes.1,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use adit_core::grant::Grants;
 use adit_core::ids::AgentId;
+use adit_core::registry::Silence;
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
@@ -165,7 +166,7 @@ impl Backend {
         let never = CancellationToken::new();
         let links = ConnectionLinks::default();
         let every = self.settings.keepalive;
-        let silence = |is_silent| self.tell_silence(&links, is_silent);
+        let silence = |quiet| self.tell_silence(&links, quiet);
         let served = connection.serve_watched(every, never, silence, |request, respond| {
             let who = Caller {
                 peer,
@@ -188,20 +189,25 @@ impl Backend {
         }
     }
 
-    /// The agent of these links has become silent, or responds again.
-    fn tell_silence(&self, links: &ConnectionLinks, is_silent: bool) {
+    /// The agent of these links has been silent for so long; zero: it responds.
+    fn tell_silence(&self, links: &ConnectionLinks, quiet: Duration) {
         for link in links.all() {
-            self.hub.suspect(link, is_silent);
-            let agent = self.hub.agent_of(link);
-            let agent = agent.as_ref().map_or("", AgentId::as_str);
-            if is_silent {
-                tracing::warn!(
-                    agent,
-                    link = link.0,
+            let Some((agent, silence)) = self.hub.set_silence(link, quiet) else {
+                continue;
+            };
+            let link = link.0;
+            match silence {
+                Silence::None => tracing::info!(%agent, link, "agent responds again"),
+                Silence::Suspected => tracing::warn!(
+                    %agent,
+                    link,
                     "agent is silent: new dials go to other agents of the same key"
-                );
-            } else {
-                tracing::info!(agent, link = link.0, "agent responds again");
+                ),
+                Silence::Dead => tracing::warn!(
+                    %agent,
+                    link,
+                    "agent is still silent: its link gets no dials until it responds"
+                ),
             }
         }
     }

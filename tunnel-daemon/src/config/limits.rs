@@ -85,6 +85,10 @@ pub const TARGET_DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(25);
 /// Idle time before an HTTP/2 ping, both programs (compat 2.3).
 pub const KEEPALIVE_TIME: Duration = Duration::from_secs(3600);
+/// A link whose agent has been silent for this long gets no dials.
+pub const LINK_DEAD_AFTER: Duration = Duration::from_secs(8);
+/// The least that may be set: silence is noticed after 4 s.
+pub const LINK_DEAD_AFTER_MIN: Duration = Duration::from_secs(5);
 /// What gRPC-Go uses when a listener's keepalive time is zero or negative.
 pub const KEEPALIVE_TIME_UNSET: Duration = Duration::from_secs(7200);
 /// Time for the request head of an HTTP-CONNECT client: upstream's.

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::grpc::StreamEvents;
 use crate::config::limits;
 use crate::ebpf::account::{Accounts, Labels};
-use crate::hub::{Leg, LegWatch, OpenTunnel, PipeRelay};
+use crate::hub::{AskedAgents, Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::net::stream::Connection;
@@ -136,6 +136,7 @@ pub struct ClientTunnel {
     dialect: ClientDialect,
     destination: String,
     agent: String,
+    asked: AskedAgents,
     dial_started: Instant,
     pending: Option<GaugeGuard>,
     open: Option<OpenGuard>,
@@ -157,6 +158,7 @@ impl ClientTunnel {
             dialect,
             destination: String::new(),
             agent: String::new(),
+            asked: AskedAgents::default(),
             dial_started: Instant::now(),
             pending: None,
             open: None,
@@ -170,12 +172,13 @@ impl ClientTunnel {
         }
     }
 
-    /// A dial starts.
-    pub fn dialing(&mut self, address: &str) {
+    /// A dial starts. It notes the agents it asks.
+    pub fn dialing(&mut self, address: &str) -> AskedAgents {
         cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
         self.pending = Some(self.context.metrics.pending_dial());
         self.over = false;
+        self.asked.clone()
     }
 
     /// The dial became a tunnel, which travels on `path`.
@@ -270,10 +273,16 @@ impl ClientTunnel {
             return;
         }
         self.entry = None;
+        let asked = match self.asked.len() {
+            0 => None,
+            1 if !self.agent.is_empty() => None,
+            _ => Some(self.asked.names()),
+        };
         let life = self.open.take().map(|open| open.age()).unwrap_or_default();
         self.context.access.record(&TunnelRecord {
             client_dialect: self.dialect,
             agent: &self.agent,
+            agents_asked: asked.as_deref(),
             destination: &self.destination,
             bytes_to_target: from_client,
             bytes_to_client: to_client,
@@ -375,8 +384,8 @@ impl StreamEvents for GrpcEvents {
             .protocol_offence(violation.kind());
     }
 
-    fn dialing(&mut self, address: &str) {
-        self.tunnel.dialing(address);
+    fn dialing(&mut self, address: &str) -> AskedAgents {
+        self.tunnel.dialing(address)
     }
 
     fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {

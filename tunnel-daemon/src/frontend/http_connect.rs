@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext, time_is_up};
 use crate::config::plan::ConnectPlan;
-use crate::hub::{Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
+use crate::hub::{AskedAgents, Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
@@ -109,11 +109,11 @@ where
         () = time_is_up(leaving) => return None,
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
-    tunnel.dialing(&request.authority);
+    let asked = tunnel.dialing(&request.authority);
     let relays = context.relay.as_ref();
     let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check() {
-        Ok(()) => dial(&mut io, &mut early, hub, &request, pipe).await,
+        Ok(()) => dial(&mut io, &mut early, hub, &request, pipe, &asked).await,
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
@@ -180,13 +180,14 @@ async fn dial<S>(
     hub: &Arc<Hub>,
     request: &Connect,
     pipe: bool,
+    asked: &AskedAgents,
 ) -> Option<Result<OpenTunnel<Carrier>, DialFailure>>
 where
     S: Connection,
 {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe));
+    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe, asked));
     loop {
         let room = early.len() < EARLY_BYTES_MAX;
         tokio::select! {

@@ -12,7 +12,7 @@ use bytes::BytesMut;
 
 use super::carry::Client;
 use super::events::{ClientTunnel, FrontendContext};
-use crate::hub::{Carrier, Hub, Leg, OpenTunnel, reset_on_close};
+use crate::hub::{AskedAgents, Carrier, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::net::blocks;
 use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
@@ -94,12 +94,12 @@ async fn open(
     let destination = wanted.to_string();
     let admission = context.admit();
     let mut tunnel = ClientTunnel::new(context, ClientDialect::Transparent);
-    tunnel.dialing(&destination);
+    let asked = tunnel.dialing(&destination);
     let mut early = BytesMut::new();
     let relays = context.relay.as_ref();
     let pipe = relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check() {
-        Ok(()) => dial(&mut io, &mut early, hub, &destination, pipe).await,
+        Ok(()) => dial(&mut io, &mut early, hub, &destination, pipe, &asked).await,
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
@@ -137,10 +137,11 @@ async fn dial(
     hub: &Arc<Hub>,
     destination: &str,
     pipe: bool,
+    asked: &AskedAgents,
 ) -> Option<Result<OpenTunnel<Carrier>, DialFailure>> {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", destination, pipe));
+    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", destination, pipe, asked));
     let mut speaks = true;
     loop {
         let room = speaks && early.len() < EARLY_BYTES_MAX;
@@ -161,6 +162,7 @@ async fn dial(
 mod tests {
     use std::io::{ErrorKind, Read as _};
     use std::net::SocketAddr;
+    use std::time::Duration;
 
     use adit_core::ids::AgentId;
     use adit_core::registry::Registry;
@@ -189,6 +191,7 @@ mod tests {
         let limits = DialLimits {
             pending_max: 1,
             timeout: None,
+            dead_after: Duration::from_secs(8),
         };
         let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
         let agent = LinkInfo {

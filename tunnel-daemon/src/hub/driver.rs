@@ -7,6 +7,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::TunnelKey;
@@ -28,6 +29,8 @@ use super::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams
 const FRAMES_PER_TURN: usize = 32;
 /// Turns before the task lets others run.
 const TURNS_PER_POLL: usize = 8;
+/// A dial may be on its way to a link that has just been replaced.
+const FINISH_AFTER: Duration = Duration::from_secs(2);
 /// Capacity asked for ahead, so that a packet rarely waits for one more grant.
 const RESERVE_BYTES: usize = 64 * 1024;
 
@@ -46,6 +49,8 @@ pub struct LinkDriver<H: LinkHooks> {
     synced_at: Moment,
     pace: Pace,
     paced: bool,
+    /// From then on it ends as soon as it has no tunnel.
+    finish_at: Option<Moment>,
 }
 
 impl<H: LinkHooks> LinkDriver<H> {
@@ -73,6 +78,7 @@ impl<H: LinkHooks> LinkDriver<H> {
             synced_at: Moment::default(),
             pace: Pace::default(),
             paced: false,
+            finish_at: None,
         }
     }
 
@@ -90,6 +96,10 @@ impl<H: LinkHooks> LinkDriver<H> {
             busy |= self.poll_send(cx, now)?;
             self.apply(now)?;
             if !busy && self.mailbox.is_empty() {
+                let is_due = self.finish_at.is_some_and(|at| at <= now);
+                if is_due && self.link.tunnels() == 0 {
+                    return Err(LinkOver::Replaced);
+                }
                 self.tell(news);
                 self.arm(cx);
                 return Ok(());
@@ -156,6 +166,11 @@ impl<H: LinkHooks> LinkDriver<H> {
                 }) => self.start_dial(request, conduit, reply, now),
                 Some(Command::Dialed(dialed)) => self.finish_dial(dialed, now),
                 Some(Command::Drain) => self.link.drain(),
+                Some(Command::Finish) => {
+                    self.link.drain();
+                    self.finish_at
+                        .get_or_insert_with(|| now.after(FINISH_AFTER));
+                }
                 Some(Command::Stop) | None => return Err(LinkOver::Stopped),
             }
         }
@@ -380,10 +395,9 @@ impl<H: LinkHooks> LinkDriver<H> {
 
     fn arm(&mut self, cx: &mut Context<'_>) {
         let look = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
-        let next = match (self.link.next_deadline(), look) {
-            (Some(deadline), Some(look)) => Some(deadline.min(look)),
-            (deadline, look) => deadline.or(look),
-        };
+        let finish = self.finish_at.filter(|at| *at > self.clock.now());
+        let times = [self.link.next_deadline(), look, finish];
+        let next = times.into_iter().flatten().min();
         let Some(at) = next else {
             self.sleep_at = None;
             return;

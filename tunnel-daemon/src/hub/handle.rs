@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use adit_core::dial::AnswerTimes;
 use adit_core::ids::LinkId;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -27,6 +28,10 @@ pub struct LinkHandle {
     pub lanes: Option<Arc<LanePool>>,
     /// Since when it is there.
     pub since: Instant,
+    /// How soon its agent answers dials.
+    pub answers: Arc<AnswerTimes>,
+    /// Its agent is silent; stays when the link ends.
+    pub(super) is_silent: Arc<AtomicBool>,
     pub(super) is_ending: Arc<AtomicBool>,
 }
 

@@ -1,35 +1,32 @@
-//! Which link carries a dial, and the table of live links.
+//! The table of live links.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use adit_core::failure::DialFailure;
-use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
-use adit_core::registry::{Condition, Registry, Standing};
-use adit_core::session::{CancelledDial, DialRequest};
+use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::registry::{Registry, Silence, Standing};
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::Instant;
 
+use super::clock::moment;
 use super::conduit::Mailbox;
+use super::dial::DialState;
 use super::handle::LinkHandle;
-use super::leg::{Carrier, Leg};
-use super::pool::{LanePool, OnLane};
+use super::leg::Leg;
+use super::pool::LanePool;
 use super::task::Command;
-use crate::config::limits;
 use crate::net::agent_identity::AgentIdentity;
 use crate::net::stream::PeerAddr;
+use crate::telemetry::DialCounts;
 
 /// Commands a link may have waiting; a full queue sends the dial to another agent.
 const COMMANDS_MAX: usize = 1024;
-/// A link task answers at its deadline; this much later the waiting side gives up by itself.
-const BACKSTOP: Duration = Duration::from_secs(1);
-/// For so long a further link of an agent may be a trial: one that looks for further servers connects, learns who has answered,
-/// and closes what leads to a server it has. That takes a round trip, of 100 ms on long paths.
-const TRIAL_TIME: Duration = Duration::from_millis(200);
+/// An agent in Go is given at least this long.
+const GO_DEAD_AFTER_MIN: Duration = Duration::from_secs(20);
 
 /// What is known of a link's peer.
 #[derive(Clone, Debug)]
@@ -53,6 +50,18 @@ pub struct DialLimits {
     pub pending_max: usize,
     /// Deadline of a dial; `None`: no limit.
     pub timeout: Option<Duration>,
+    /// A link whose agent has been silent for this long gets no dials.
+    pub dead_after: Duration,
+}
+
+impl DialLimits {
+    fn dead_after(&self, is_adit: bool) -> Duration {
+        if is_adit {
+            self.dead_after
+        } else {
+            self.dead_after.max(GO_DEAD_AFTER_MIN)
+        }
+    }
 }
 
 /// An open tunnel, as a frontend gets it.
@@ -72,12 +81,14 @@ pub struct Hub {
     registry: Mutex<Registry>,
     links: Mutex<HashMap<LinkId, LinkHandle>>,
     next_link: AtomicU64,
-    next_lane_conn: AtomicI64,
-    pending: Semaphore,
-    limits: DialLimits,
+    pub(super) next_lane_conn: AtomicI64,
+    pub(super) pending: Semaphore,
+    pub(super) limits: DialLimits,
     refusing: AtomicBool,
     cutting: AtomicBool,
-    retried: AtomicU64,
+    /// Links came, went, fell silent or were heard again.
+    pub(super) changed: Notify,
+    pub(super) dials: DialState,
 }
 
 /// What a link task gets when it is entered into the hub.
@@ -109,7 +120,8 @@ pub struct LinkGuard {
 impl Drop for LinkGuard {
     fn drop(&mut self) {
         let left = locked(&self.hub.links).remove(&self.id);
-        locked(&self.hub.registry).remove(self.id);
+        locked(&self.hub.registry).remove(self.id, moment());
+        self.hub.changed.notify_waiters();
         if let Some(lanes) = left.and_then(|handle| handle.lanes) {
             lanes.close();
         }
@@ -134,7 +146,8 @@ impl Hub {
             limits,
             refusing: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
-            retried: AtomicU64::new(0),
+            changed: Notify::new(),
+            dials: DialState::default(),
         })
     }
 
@@ -158,6 +171,8 @@ impl Hub {
             mailbox: Arc::new(Mailbox::default()),
             lanes,
             since: Instant::now(),
+            answers: Arc::default(),
+            is_silent: Arc::default(),
             is_ending: Arc::default(),
         };
         let info = &handle.info;
@@ -170,6 +185,7 @@ impl Hub {
         locked(&self.links).insert(id, handle.clone());
         let standing = registry.add(id, info.agent.clone(), &info.identifiers, principal);
         drop(registry);
+        self.changed.notify_waiters();
         Ok(Entered {
             handle,
             commands,
@@ -186,9 +202,25 @@ impl Hub {
         locked(&self.registry).set_draining(link);
     }
 
-    /// Prefers other agents of its key while its peer says nothing.
-    pub fn suspect(&self, link: LinkId, is_silent: bool) {
-        locked(&self.registry).set_suspected(link, is_silent);
+    /// The agent of a link has been silent for so long; zero: it is not. Returns the agent where that changes which dials the
+    /// link gets.
+    pub fn set_silence(&self, link: LinkId, quiet: Duration) -> Option<(AgentId, Silence)> {
+        let handle = self.handle(link)?;
+        let dead_after = self.limits.dead_after(handle.info.credit);
+        let silence = match quiet {
+            Duration::ZERO => Silence::None,
+            quiet if quiet < dead_after => Silence::Suspected,
+            _ => Silence::Dead,
+        };
+        if !locked(&self.registry).set_silence(link, silence) {
+            return None;
+        }
+        handle.is_silent.store(silence > Silence::None, Relaxed);
+        if silence == Silence::Suspected {
+            self.dials.suspicions.fetch_add(1, Relaxed);
+        }
+        self.changed.notify_waiters();
+        Some((handle.info.agent.clone(), silence))
     }
 
     /// Gives a link no dials until [`Self::revive`].
@@ -199,11 +231,18 @@ impl Hub {
     /// Gives a retired link dials again.
     pub fn revive(&self, link: LinkId) {
         locked(&self.registry).revive(link);
+        self.changed.notify_waiters();
     }
 
     /// Refuses new dials from now on; running tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
+    }
+
+    /// Whether [`Self::refuse_dials`] was called.
+    #[must_use]
+    pub fn refuses_dials(&self) -> bool {
+        self.refusing.load(Relaxed)
     }
 
     /// From now on links end because this process does.
@@ -220,6 +259,11 @@ impl Hub {
     /// Runs `read` over the registry; keep it short.
     pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
         read(&locked(&self.registry))
+    }
+
+    /// A link that lives.
+    pub(super) fn handle(&self, link: LinkId) -> Option<LinkHandle> {
+        locked(&self.links).get(&link).cloned()
     }
 
     /// Links now.
@@ -260,196 +304,10 @@ impl Hub {
         self.limits.pending_max - self.pending.available_permits()
     }
 
-    /// Dials that were given to another agent because the first could not take them.
+    /// What became of dials since the start.
     #[must_use]
-    pub fn retried_dials(&self) -> u64 {
-        self.retried.load(Relaxed)
-    }
-
-    /// Dials `address` through a matching agent. Dropping the call cancels the dial.
-    ///
-    /// # Errors
-    /// [`DialFailure`]; another agent is tried only while nobody can have seen the request.
-    pub async fn dial(
-        &self,
-        dial: DialId,
-        protocol: &str,
-        address: &str,
-    ) -> Result<OpenTunnel, DialFailure> {
-        let open = self.dial_for(dial, protocol, address, false).await?;
-        match open.carrier {
-            Carrier::Leg(carrier) => Ok(OpenTunnel {
-                carrier,
-                conn: open.conn,
-                link: open.link,
-                agent: open.agent,
-            }),
-            // Not asked for.
-            Carrier::Pipe(_) => Err(DialFailure::LinkLost),
-        }
-    }
-
-    /// As [`Self::dial`]; `pipe`: the client's end is a socket in clear text, so that the tunnel may do without frames.
-    ///
-    /// # Errors
-    /// As [`Self::dial`].
-    pub async fn dial_for(
-        &self,
-        dial: DialId,
-        protocol: &str,
-        address: &str,
-        pipe: bool,
-    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        if self.refusing.load(Relaxed) {
-            return Err(DialFailure::ShuttingDown);
-        }
-        if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
-            return Err(DialFailure::TooLong);
-        }
-        let Ok(_permit) = self.pending.try_acquire() else {
-            return Err(DialFailure::TooManyPending { per_agent: false });
-        };
-        let attempt = self.dial_any(dial, protocol, address, pipe);
-        match self.limits.timeout {
-            None => attempt.await,
-            Some(timeout) => tokio::time::timeout(timeout + BACKSTOP, attempt)
-                .await
-                .unwrap_or(Err(DialFailure::TimedOut)),
-        }
-    }
-
-    async fn dial_any(
-        &self,
-        dial: DialId,
-        protocol: &str,
-        address: &str,
-        pipe: bool,
-    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        let mut tried: Vec<LinkId> = Vec::new();
-        let mut failure = DialFailure::NoAgent;
-        let mut dialed = false;
-        while let Some(handle) = self.pick(address, &mut tried) {
-            if !self.outlasts_trial(&handle).await {
-                continue;
-            }
-            if dialed {
-                self.retried.fetch_add(1, Relaxed);
-            }
-            dialed = true;
-            let attempt = self.dial_on(&handle, dial, protocol, address, pipe);
-            match attempt.await {
-                Ok(tunnel) => return Ok(tunnel),
-                // Nobody has seen it, but its whole time is spent.
-                Err(CancelledDial {
-                    failure: failure @ DialFailure::SendTimedOut,
-                    ..
-                }) => return Err(failure),
-                Err(CancelledDial {
-                    failure: reason,
-                    written: false,
-                }) => failure = reason,
-                Err(CancelledDial {
-                    failure,
-                    written: true,
-                }) => return Err(failure),
-            }
-        }
-        Err(failure)
-    }
-
-    async fn dial_on(
-        &self,
-        handle: &LinkHandle,
-        dial: DialId,
-        protocol: &str,
-        address: &str,
-        pipe: bool,
-    ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
-        let opened = |carrier, conn| OpenTunnel {
-            carrier,
-            conn,
-            link: handle.id,
-            agent: handle.info.agent.clone(),
-        };
-        if let Some(lanes) = &handle.lanes {
-            let timeout = self.limits.timeout;
-            match lanes.open(protocol, address, timeout, pipe).await {
-                OnLane::Open(carrier) => {
-                    let conn = self.next_lane_conn.fetch_add(1, Relaxed);
-                    return Ok(opened(carrier, ConnId(conn)));
-                }
-                OnLane::Failed(failure) => {
-                    let written = !matches!(failure, DialFailure::TooManyPending { .. });
-                    return Err(CancelledDial { failure, written });
-                }
-                OnLane::NotSeen => (),
-            }
-        }
-        let (leg, conduit) = Leg::new(&handle.mailbox);
-        let (reply, outcome) = oneshot::channel();
-        let spare = DialId(rand::random::<i64>() & i64::MAX);
-        let request = DialRequest {
-            dial,
-            spare,
-            protocol: protocol.to_owned(),
-            address: address.to_owned(),
-        };
-        if handle
-            .commands
-            .try_send(Command::Dial {
-                request,
-                conduit,
-                reply,
-            })
-            .is_err()
-        {
-            return Err(CancelledDial {
-                failure: DialFailure::LinkBusy,
-                written: false,
-            });
-        }
-        match outcome.await {
-            Ok(Ok(conn)) => Ok(opened(Carrier::Leg(leg), conn)),
-            Ok(Err(cancelled)) => Err(cancelled),
-            Err(_dropped) => Err(CancelledDial {
-                failure: DialFailure::LinkLost,
-                written: true,
-            }),
-        }
-    }
-
-    /// Whether a link is still there once it can be no trial any more. Nothing is sent before: nobody would read it.
-    async fn outlasts_trial(&self, handle: &LinkHandle) -> bool {
-        let left = TRIAL_TIME.saturating_sub(handle.since.elapsed());
-        if left.is_zero() || !self.has_older(handle) {
-            return true;
-        }
-        tokio::select! {
-            biased;
-            () = handle.commands.closed() => false,
-            () = tokio::time::sleep(left) => true,
-        }
-    }
-
-    /// Whether the agent of a link had one before that takes dials.
-    fn has_older(&self, handle: &LinkHandle) -> bool {
-        let registry = locked(&self.registry);
-        let links = registry.links_of(&handle.info.agent).iter();
-        let mut older = links.take_while(|link| **link != handle.id);
-        older.any(|link| registry.condition(*link) == Some(Condition::Serving))
-    }
-
-    /// The next link to try, which is then among the tried. `None`: no other agent fits.
-    fn pick(&self, address: &str, tried: &mut Vec<LinkId>) -> Option<LinkHandle> {
-        let host = Host::of_address(address);
-        loop {
-            let link = locked(&self.registry).pick(&host, rand::random(), tried)?;
-            tried.push(link);
-            // A link that is just leaving is gone here before it is gone from the registry.
-            if let Some(handle) = locked(&self.links).get(&link) {
-                return Some(handle.clone());
-            }
-        }
+    pub fn dial_counts(&self) -> DialCounts {
+        self.dials.counts()
     }
 }
 

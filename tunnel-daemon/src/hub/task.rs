@@ -43,6 +43,8 @@ pub enum Command {
     Dialed(Dialed),
     /// Agent: announce that this agent is going away.
     Drain,
+    /// Agent: a newer link has taken the place of this one. It takes no more dials in the long run, and ends once it has no tunnel.
+    Finish,
     /// End the link: all tunnels are reset.
     Stop,
 }
@@ -106,6 +108,9 @@ pub enum LinkOver {
     /// The session machine gave up.
     #[error("{0}")]
     Failed(#[from] LinkFailure),
+    /// A newer link has taken its place, and its last tunnel is over.
+    #[error("replaced by a newer link")]
+    Replaced,
     /// Asked to by [`Command::Stop`], or every handle is gone.
     #[error("stopped")]
     Stopped,
@@ -122,7 +127,7 @@ impl LinkOver {
         gone: tonic::Code,
     ) -> Option<(Segment, tonic::Code, Option<PacketType>)> {
         match self {
-            Self::Finished | Self::Stopped => None,
+            Self::Finished | Self::Replaced | Self::Stopped => None,
             Self::Transport(error) => Some((received, code_of(error, gone), None)),
             Self::Send { error, kind } => Some((sent, code_of(error, gone), *kind)),
             Self::Stream(_) => Some((received, tonic::Code::Internal, None)),

@@ -147,6 +147,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
     let limits = DialLimits {
         pending_max: 1000,
         timeout: Some(Duration::from_secs(25)),
+        dead_after: Duration::from_secs(8),
     };
     let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
     let budget = Arc::new(ProcessBudget::new(1 << 30));
@@ -240,7 +241,11 @@ async fn world(credit: bool, isolation: Isolation) -> World {
 
 impl World {
     async fn open(&mut self) -> (Leg, DuplexStream) {
-        let open = self.hub.dial(DialId(7), "tcp", "target:1").await.unwrap();
+        let open = self
+            .hub
+            .dial(DialId(7), "tcp", "target:1", &AskedAgents::default())
+            .await
+            .unwrap();
         (open.carrier, self.targets.recv().await.unwrap())
     }
 
@@ -417,7 +422,7 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
     let world = world(true, Isolation::default()).await;
     let refused = world
         .hub
-        .dial(DialId(1), "tcp", "refused:1")
+        .dial(DialId(1), "tcp", "refused:1", &AskedAgents::default())
         .await
         .err()
         .unwrap();
@@ -425,7 +430,8 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
         matches!(&refused, DialFailure::Target(text) if text.contains("connection refused")),
         "{refused:?}"
     );
-    let pending = world.hub.dial(DialId(2), "tcp", "silent:1");
+    let asked = AskedAgents::default();
+    let pending = world.hub.dial(DialId(2), "tcp", "silent:1", &asked);
     let lose = async {
         while world.hub.pending_dials() == 0 {
             tokio::task::yield_now().await;
@@ -436,7 +442,11 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
     let (outcome, ()) = tokio::join!(pending, lose);
     assert_eq!(outcome.err(), Some(DialFailure::LinkLost));
     assert_eq!(
-        world.hub.dial(DialId(3), "tcp", "any:1").await.err(),
+        world
+            .hub
+            .dial(DialId(3), "tcp", "any:1", &AskedAgents::default())
+            .await
+            .err(),
         Some(DialFailure::NoAgent)
     );
     world.idle().await;
@@ -446,7 +456,8 @@ async fn a_refused_target_and_a_lost_link_are_told_at_once() {
 async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
     let world = world(true, Isolation::default()).await;
     {
-        let mut dial = std::pin::pin!(world.hub.dial(DialId(2), "tcp", "silent:1"));
+        let asked = AskedAgents::default();
+        let mut dial = std::pin::pin!(world.hub.dial(DialId(2), "tcp", "silent:1", &asked));
         let _pending = futures_util::poll!(&mut dial);
         while world.budget.granted_bytes() == 0 {
             tokio::task::yield_now().await;

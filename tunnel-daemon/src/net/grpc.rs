@@ -35,10 +35,10 @@ const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
 /// An unanswered keepalive ping ends the connection after this, unless anything else comes: the answer may have to wait behind
 /// all that is on its way, here and there.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// A watched peer that has said nothing for so long is asked.
+/// A watched peer that has been quiet for so long is sent a PING.
 const ASK_AFTER: Duration = Duration::from_secs(3);
-/// And is suspected when it has said nothing for so long.
-const SUSPECT_AFTER: Duration = Duration::from_secs(4);
+/// The answer to that PING may take this long before the peer counts as silent.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// gRPC status codes used here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -172,6 +172,35 @@ pub struct Windows {
     pub send_buffer_bytes: usize,
 }
 
+/// What is done about a peer that is quiet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// It is sent a PING after this.
+    pub ask_after: Duration,
+    /// The connection ends after this.
+    pub end_after: Duration,
+}
+
+impl Patience {
+    /// For a peer that may be asked at any time; `keepalive` is how often it would be asked otherwise.
+    #[must_use]
+    pub fn asking(keepalive: Duration) -> Self {
+        Self {
+            ask_after: ASK_AFTER,
+            end_after: keepalive.saturating_add(PING_TIMEOUT),
+        }
+    }
+
+    /// For a peer that takes a PING rarely: one `every` so often.
+    #[must_use]
+    pub fn rarely_asking(every: Duration) -> Self {
+        Self {
+            ask_after: every,
+            end_after: every.saturating_add(PING_TIMEOUT),
+        }
+    }
+}
+
 /// Settings of our server connections.
 #[must_use]
 pub fn server_builder(windows: Windows) -> Builder {
@@ -280,7 +309,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
         self.run(keepalive, leaving, on_call)
     }
 
-    /// As [`Self::serve`]; `silence` is told when the peer has said nothing for 4 s, though it was asked, and when it is heard again.
+    /// As [`Self::serve`]; `silence` is told each second for how long the peer has been silent, once that is 4 s or more though it
+    /// was asked, and zero when it is heard again.
     ///
     /// # Errors
     /// As there.
@@ -288,14 +318,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
         mut self: Box<Self>,
         keepalive_every: Duration,
         leaving: CancellationToken,
-        silence: impl Fn(bool),
+        silence: impl Fn(Duration),
         on_call: F,
     ) -> impl Future<Output = Result<(), ConnectionError>>
     where
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
         let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
-        let watch = Box::pin(watch(ping, keepalive_every, heard, silence));
+        let patience = move || Patience::asking(keepalive_every);
+        let watch = Box::pin(watch(ping, patience, heard, silence));
         self.run(watch, leaving, on_call)
     }
 
@@ -380,11 +411,15 @@ where
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
-    /// Runs until the connection ends.
+    /// Runs until the connection ends. `silence` is told as by [`ServerConnection::serve_watched`].
     ///
     /// # Errors
     /// Whatever ended the connection, a missed keepalive included.
-    pub async fn run(mut self, keepalive_every: Duration) -> Result<(), ConnectionError> {
+    pub async fn run(
+        mut self,
+        patience: impl Fn() -> Patience,
+        silence: impl Fn(Duration),
+    ) -> Result<(), ConnectionError> {
         let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
         let over = poll_fn(|cx| {
             let polled = Pin::new(&mut self.http2).poll(cx);
@@ -396,7 +431,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
         tokio::select! {
             biased;
             over = over => over,
-            () = keepalive(ping, keepalive_every, heard) => Err(ConnectionError::Silent),
+            () = watch(ping, patience, heard, silence) => Err(ConnectionError::Silent),
         }
     }
 }
@@ -420,41 +455,49 @@ async fn keepalive(ping: Option<PingPong>, every: Duration, heard: Heard) {
     }
 }
 
-/// Pings a peer that has said nothing for [`ASK_AFTER`], and says when it has said nothing for [`SUSPECT_AFTER`] and when it is
-/// heard again. Completes when nothing has come for `every` and [`PING_TIMEOUT`].
-async fn watch(ping: Option<PingPong>, every: Duration, heard: Heard, silence: impl Fn(bool)) {
-    const LOOK: Duration = SUSPECT_AFTER.saturating_sub(ASK_AFTER);
+/// Pings a peer that is quiet, and tells its silence each second from [`ANSWER_WITHIN`] after the PING on, and when it is heard
+/// again. Completes at the end of the patience.
+async fn watch(
+    ping: Option<PingPong>,
+    patience: impl Fn() -> Patience,
+    heard: Heard,
+    silence: impl Fn(Duration),
+) {
     let Some(mut ping) = ping else {
         return std::future::pending().await;
     };
     loop {
-        let quiet = heard.last() + ASK_AFTER;
-        if Instant::now() < quiet {
-            tokio::time::sleep_until(quiet).await;
+        // It may change meanwhile: what answers is known later than that something does.
+        let ask_at = heard.last() + patience().ask_after;
+        let now = Instant::now();
+        if now < ask_at {
+            tokio::time::sleep_until(ask_at.min(now + ASK_AFTER)).await;
             continue;
         }
         let mut answer = pin!(ping.ping(Ping::opaque()));
         let mut is_silent = false;
         loop {
             let looked = Instant::now();
-            match timeout(LOOK, answer.as_mut()).await {
+            match timeout(ANSWER_WITHIN, answer.as_mut()).await {
                 Ok(Ok(_pong)) => break,
                 Ok(Err(_broken)) => return,
                 // Whoever was stopped itself for a while has heard nobody meanwhile.
-                Err(_elapsed) if looked.elapsed() > 2 * LOOK => continue,
+                Err(_elapsed) if looked.elapsed() > 2 * ANSWER_WITHIN => continue,
                 Err(_elapsed) => (),
             }
-            let quiet = heard.last().elapsed();
-            if quiet >= every.saturating_add(PING_TIMEOUT) {
+            let (quiet, patience) = (heard.last().elapsed(), patience());
+            if quiet >= patience.end_after {
                 return;
             }
-            if is_silent != (quiet >= SUSPECT_AFTER) {
-                is_silent = !is_silent;
-                silence(is_silent);
+            if quiet >= patience.ask_after + ANSWER_WITHIN {
+                is_silent = true;
+                silence(quiet);
+            } else if std::mem::take(&mut is_silent) {
+                silence(Duration::ZERO);
             }
         }
         if is_silent {
-            silence(false);
+            silence(Duration::ZERO);
         }
     }
 }

@@ -45,6 +45,15 @@ pub fn tune_link(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(timeout))
 }
 
+/// Keepalive probes begin after this, as often as [`tune_link`] says.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn probe_after(socket: &impl AsFd, idle: Duration) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(idle);
+    SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}
+
 /// What a lane gets at both ends: as [`tune_stream`], but a peer that is gone is noticed within [`LANE_SILENCE_MAX`] while
 /// nothing is on its way. No TCP_USER_TIMEOUT: it would kill peers that merely do not read.
 pub fn tune_lane(socket: &impl AsFd) {

@@ -27,6 +27,8 @@ pub struct TunnelRecord<'a> {
     pub client_dialect: ClientDialect,
     /// The agent that served it; empty if none did.
     pub agent: &'a str,
+    /// All agents that were asked, in order and separated by commas, where they are not just that one.
+    pub agents_asked: Option<&'a str>,
     /// host:port as the client asked for it. A peer's text: cut and escaped here.
     pub destination: &'a str,
     /// Payload bytes from client to target.
@@ -117,6 +119,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         target: TARGET,
         client_dialect = record.client_dialect.as_str(),
         agent = cut(record.agent),
+        agents_asked = record.agents_asked.map(cut),
         destination = cut(record.destination),
         bytes_to_target = record.bytes_to_target,
         bytes_to_client = record.bytes_to_client,
@@ -155,6 +158,7 @@ mod tests {
         TunnelRecord {
             client_dialect: ClientDialect::HttpConnect,
             agent: "agent-1",
+            agents_asked: None,
             destination,
             bytes_to_target: 7,
             bytes_to_client: 4_000_000_000_000,
@@ -196,7 +200,7 @@ mod tests {
         assert_eq!(event["driver_reason"], "framed");
         assert_eq!(event["opened_by"], "client");
         assert!(
-            ["suppressed", "detail", "principal"]
+            ["suppressed", "detail", "principal", "agents_asked"]
                 .iter()
                 .all(|absent| event.get(absent).is_none()),
             "{text}"

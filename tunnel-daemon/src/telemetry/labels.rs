@@ -237,6 +237,18 @@ label! {
 }
 
 label! {
+    /// Why a dial asked another agent.
+    DialRetry {
+        /// The one before was not sent the dial.
+        NotSent = "not_sent",
+        /// The one before is slow to answer: a hedge.
+        Slow = "slow",
+        /// The one before is silent.
+        Silent = "silent",
+    }
+}
+
+label! {
     /// What came of new TLS files on disk.
     ReloadResult {
         /// The new files are in use.

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
+use super::dial_counts::DialCounts;
 use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, Direction, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
-    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path, PeerKind,
-    ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, DialRetry, Direction, Driver, DriverReason, Engine, HandshakeFailure,
+    Label as _, LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path,
+    PeerKind, ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
@@ -33,7 +34,10 @@ struct Inner {
     tunnel_bytes: Counters<Direction>,
     offences: IntCounterVec,
     foreign_packets: IntCounterVec,
-    dial_retries: IntCounter,
+    dial_retries: Counters<DialRetry>,
+    dials_waited: IntCounter,
+    late_dial_answers: IntCounter,
+    link_suspicions: IntCounter,
     dials_refused: Counters<DialCap>,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
@@ -112,8 +116,10 @@ impl AditMetrics {
                 "Packets ignored because they named a dial or tunnel that is not their link's, by packet type",
                 &["packet_type"],
             ),
-            dial_retries: families
-                .counter("dial_retries_total", "Dials given to another agent because the first could not take them"),
+            dial_retries: families.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
+            dials_waited: families.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
+            late_dial_answers: families.counter("late_dial_answers_total", "Answers to dials that had been called off"),
+            link_suspicions: families.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
             dials_refused: families.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
@@ -281,9 +287,27 @@ impl AditMetrics {
             .inc();
     }
 
-    /// A dial was given to another agent because the first could not take it.
-    pub fn dial_retried(&self) {
-        self.0.dial_retries.inc();
+    /// What became of dials between two looks.
+    pub fn dials(&self, before: &DialCounts, now: &DialCounts) {
+        let retries = &self.0.dial_retries;
+        retries
+            .of(DialRetry::NotSent)
+            .inc_by(now.retries - before.retries);
+        retries
+            .of(DialRetry::Slow)
+            .inc_by(now.hedges - before.hedges);
+        retries
+            .of(DialRetry::Silent)
+            .inc_by(now.failovers - before.failovers);
+        self.0.dials_waited.inc_by(now.waited - before.waited);
+        self.0
+            .link_suspicions
+            .inc_by(now.suspicions - before.suspicions);
+    }
+
+    /// An answer came to a dial that had been called off.
+    pub fn late_dial_answer(&self) {
+        self.0.late_dial_answers.inc();
     }
 
     /// A dial was refused.

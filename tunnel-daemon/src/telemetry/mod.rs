@@ -4,6 +4,7 @@
 //! scrape answered asks for text and serves it elsewhere.
 
 pub mod access;
+mod dial_counts;
 pub mod exposition;
 pub mod families;
 pub mod guard;
@@ -26,6 +27,7 @@ mod tests;
 pub mod tunnels;
 
 pub use access::{AccessLog, TunnelRecord, cut};
+pub use dial_counts::DialCounts;
 pub use exposition::Scrape;
 pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};
 pub use log::{LogError, LogGuard, LogOptions};

@@ -10,7 +10,7 @@ use super::labels::{
     AccountRole, DialCap, Direction, Driver, DriverReason, EndpointDialFailure, LinkDirection,
     PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
-use super::{AgentMetrics, Scrape, ServerMetrics};
+use super::{AgentMetrics, DialCounts, Scrape, ServerMetrics};
 
 const SERVER: &str = "konnectivity_network_proxy_server_";
 const AGENT: &str = "konnectivity_network_proxy_agent_";
@@ -293,7 +293,19 @@ fn own_families_start_at_zero_and_count() {
     adit.tunnel_bytes(Direction::ToClient).inc_by(1_000);
     adit.protocol_offence("data_without_conn");
     adit.foreign_packet("DATA");
-    adit.dial_retried();
+    let dials = DialCounts {
+        retries: 3,
+        hedges: 4,
+        failovers: 5,
+        waited: 6,
+        suspicions: 7,
+    };
+    let before = DialCounts {
+        retries: 2,
+        ..DialCounts::default()
+    };
+    adit.dials(&before, &dials);
+    adit.late_dial_answer();
     adit.dial_refused(DialCap::PerAgent);
     adit.tls_reload(ReloadResult::Failed);
     adit.control_overflow();
@@ -310,7 +322,12 @@ fn own_families_start_at_zero_and_count() {
             1.0,
         ),
         ("adit_foreign_packets_total{packet_type=\"DATA\"}", 1.0),
-        ("adit_dial_retries_total", 1.0),
+        ("adit_dial_retries_total{reason=\"not_sent\"}", 1.0),
+        ("adit_dial_retries_total{reason=\"slow\"}", 4.0),
+        ("adit_dial_retries_total{reason=\"silent\"}", 5.0),
+        ("adit_dials_waited_total", 6.0),
+        ("adit_link_suspicions_total", 7.0),
+        ("adit_late_dial_answers_total", 1.0),
         ("adit_dials_refused_total{cap=\"per_agent\"}", 1.0),
         ("adit_tls_reloads_total{result=\"failed\"}", 1.0),
         ("adit_control_overflows_total", 1.0),

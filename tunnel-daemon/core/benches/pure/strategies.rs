@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use adit_core::ids::{AgentId, LinkId};
 use adit_core::registry::{Registry, Standing, Strategies};
+use adit_core::session::Moment;
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
 
@@ -67,7 +68,8 @@ fn pick(strategies: &'static str, name: fn(u64) -> String) -> impl FnMut() {
         draw = draw.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let host = &hosts[at];
         at = (at + 1) % hosts.len();
-        let link = registry.pick(black_box(host), draw, &[]);
+        let scope = registry.scope(black_box(host), Moment::default());
+        let link = scope.and_then(|scope| registry.pick(&scope, draw, &[]));
         assert!(link.is_some(), "some agent takes it");
     }
 }

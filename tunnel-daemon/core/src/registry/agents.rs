@@ -3,6 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -10,12 +11,19 @@ use super::nets::{Nets, remove_from};
 use super::pool::{Phase, Pool};
 use super::strategy::{Strategies, Strategy};
 use crate::ids::{AgentId, LinkId};
+use crate::session::Moment;
 use crate::target::Host;
 use crate::wire::identifiers::Identifiers;
 
+/// How long the keys of a link that ended in silence are remembered: its agent has time to come back before dials for them go
+/// to the next strategy.
+pub(super) const SILENT_KEYS_FOR: Duration = Duration::from_secs(60);
+/// Most keys remembered so.
+const SILENT_KEYS_MAX: usize = 4096;
+
 /// What a link answers to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-enum Key {
+pub(super) enum Key {
     Any,
     DefaultRoute,
     Host(Host),
@@ -41,8 +49,10 @@ pub enum Condition {
     Serving,
     /// It takes dials that no other link of its key takes.
     Draining,
-    /// The same, behind those that drain: its peer has said nothing for a while.
+    /// The same, behind those that drain: its agent is silent.
     Suspected,
+    /// It takes none: its agent has been silent for too long.
+    Dead,
     /// It takes none, since its agent reads nothing.
     Retired,
     /// It takes none, since another principal holds its agent id.
@@ -56,31 +66,54 @@ pub enum Condition {
 /// over an older one only within the same principal, so nobody can take an agent's dials by claiming its id.
 #[derive(Debug)]
 pub struct Registry {
-    strategies: Strategies,
-    links: HashMap<LinkId, Link>,
+    pub(super) strategies: Strategies,
+    pub(super) links: HashMap<LinkId, Link>,
     agents: HashMap<AgentId, Claims>,
     any: Pool,
     default_route: Pool,
     hosts: HashMap<Host, Pool>,
-    nets: Nets,
+    pub(super) nets: Nets,
+    /// Agents prove their identifiers: they are granted, not merely claimed.
+    pub(super) granted: bool,
+    /// Number of retired links.
+    retired: usize,
+    /// Keys whose last link ended in silence, and when.
+    pub(super) silent: HashMap<Key, Moment>,
 }
 
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     agent: AgentId,
-    principal: Option<Arc<str>>,
-    keys: Vec<Key>,
+    pub(super) principal: Option<Arc<str>>,
+    pub(super) keys: Vec<Key>,
     draining: bool,
-    suspected: bool,
+    silence: Silence,
     /// Takes no dials for now, see [`Registry::retire`].
     retired: bool,
+}
+
+/// How long an agent has been silent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Silence {
+    /// It is not silent.
+    None,
+    /// Long enough to prefer others.
+    Suspected,
+    /// Too long to ask it.
+    Dead,
 }
 
 impl Link {
     fn phase(&self) -> Phase {
         match self {
+            Self { retired: true, .. } => Phase::Retired,
             Self {
-                suspected: true, ..
+                silence: Silence::Dead,
+                ..
+            } => Phase::Dead,
+            Self {
+                silence: Silence::Suspected,
+                ..
             } => Phase::Suspected,
             Self { draining: true, .. } => Phase::Draining,
             _ => Phase::Ready,
@@ -107,7 +140,16 @@ impl Registry {
             default_route: Pool::default(),
             hosts: HashMap::new(),
             nets: Nets::default(),
+            granted: false,
+            retired: 0,
+            silent: HashMap::new(),
         }
+    }
+
+    /// Agents may only have identifiers that were granted to them.
+    #[must_use]
+    pub fn with_granted_identifiers(self, granted: bool) -> Self {
+        Self { granted, ..self }
     }
 
     /// Adds a link as the newest of its agent. `principal` is whom the link's certificate or token names;
@@ -129,7 +171,7 @@ impl Registry {
             principal: principal.clone(),
             keys,
             draining: false,
-            suspected: false,
+            silence: Silence::None,
             retired: false,
         });
         let claims = self.agents.entry(agent).or_insert_with(|| Claims {
@@ -145,13 +187,28 @@ impl Registry {
     }
 
     /// Removes a link. When it was the last of its agent's owner, the principal that has waited longest
-    /// takes the agent id over. Unknown links have no effect.
-    pub fn remove(&mut self, link: LinkId) {
+    /// takes the agent id over. When it was the last of a key and its agent was silent, the key is remembered for a minute.
+    /// Unknown links have no effect.
+    pub fn remove(&mut self, link: LinkId, now: Moment) {
+        let serves = self
+            .condition(link)
+            .is_some_and(|condition| condition != Condition::Shadowed);
         let Some(gone) = self.links.remove(&link) else {
             return;
         };
+        self.retired -= usize::from(gone.retired);
         for key in &gone.keys {
             self.unlist(key, &gone.agent, link);
+        }
+        self.silent
+            .retain(|_, since| now.since(*since) < SILENT_KEYS_FOR);
+        if serves && (gone.silence > Silence::None || gone.retired) {
+            for key in &gone.keys {
+                let is_last = self.pool(key).is_none_or(Pool::is_empty);
+                if is_last && self.silent.len() < SILENT_KEYS_MAX {
+                    self.silent.insert(key.clone(), now);
+                }
+            }
         }
         let Some(claims) = self.agents.get_mut(&gone.agent) else {
             return;
@@ -189,13 +246,13 @@ impl Registry {
         let owner = self.agents.get(&known.agent).map(|claims| &claims.owner);
         Some(if owner != Some(&known.principal) {
             Condition::Shadowed
-        } else if known.retired {
-            Condition::Retired
         } else {
             match known.phase() {
                 Phase::Ready => Condition::Serving,
                 Phase::Draining => Condition::Draining,
                 Phase::Suspected => Condition::Suspected,
+                Phase::Dead => Condition::Dead,
+                Phase::Retired => Condition::Retired,
             }
         })
     }
@@ -205,9 +262,14 @@ impl Registry {
         self.change(link, |known| known.draining = true);
     }
 
-    /// Marks a link as one whose peer says nothing, or is heard again. Unknown links have no effect.
-    pub fn set_suspected(&mut self, link: LinkId, suspected: bool) {
-        self.change(link, |known| known.suspected = suspected);
+    /// Marks a link by how long its agent has been silent; false if nothing changed. Unknown links have no effect.
+    pub fn set_silence(&mut self, link: LinkId, silence: Silence) -> bool {
+        let known = self.links.get(&link);
+        let changes = known.is_some_and(|known| known.silence != silence);
+        if changes {
+            self.change(link, |known| known.silence = silence);
+        }
+        changes
     }
 
     fn change(&mut self, link: LinkId, change: impl FnOnce(&mut Link)) {
@@ -224,80 +286,25 @@ impl Registry {
         }
     }
 
-    /// Takes a link out of every choice until [`Self::revive`]: it does not take what is sent. It still holds its
-    /// agent id for its principal. Unknown links have no effect.
+    /// Gives a link no dials until [`Self::revive`]: it does not take what is sent. It still holds its
+    /// agent id for its principal, and its keys. Unknown links have no effect.
     pub fn retire(&mut self, link: LinkId) {
-        if let Some(known) = self.links.get_mut(&link) {
-            known.retired = true;
-        }
-        self.unlist_all(link);
+        self.set_retired(link, true);
     }
 
-    /// Takes a retired link back, in its old place among the links of its agent. Unknown links have no effect.
+    /// Gives a retired link dials again. Unknown links have no effect.
     pub fn revive(&mut self, link: LinkId) {
-        let Some(known) = self.links.get_mut(&link) else {
-            return;
-        };
-        known.retired = false;
-        let Some(claims) = self.agents.get(&known.agent) else {
-            return;
-        };
-        let owned = |id: &LinkId| {
-            self.links
-                .get(id)
-                .is_some_and(|link| link.principal == claims.owner)
-        };
-        let in_order: Vec<LinkId> = claims.links.iter().copied().filter(owned).collect();
-        for id in &in_order {
-            self.unlist_all(*id);
-        }
-        for id in in_order {
-            self.list(id);
-        }
+        self.set_retired(link, false);
     }
 
-    /// Chooses a link for a destination host, never one of `exclude`.
-    ///
-    /// The first key decides that has any link: the strategies are asked in order, for networks the longest first. Within a key
-    /// a link that serves comes before one that drains, and that before one whose peer says nothing: who answers to the next
-    /// key may be another machine of the same address. Among equal agents `draw` decides, evenly when it is uniform; within an
-    /// agent the newest link does.
-    #[must_use]
-    pub fn pick(&self, host: &Host, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
-        self.strategies.iter().find_map(|strategy| match strategy {
-            Strategy::Default => self.any.pick(draw, exclude),
-            Strategy::DefaultRoute => self.default_route.pick(draw, exclude),
-            Strategy::DestHost => self.hosts.get(host)?.pick(draw, exclude),
-            Strategy::DestCidr => match host {
-                Host::Ip(ip) => self
-                    .nets
-                    .around(*ip)
-                    .find_map(|pool| pool.pick(draw, exclude)),
-                Host::Name(_) => None,
-            },
-        })
-    }
-
-    /// The identifier by which a link answers for a host, by the first strategy that it answers to: the host itself, or the
-    /// longest network around it. `None`: by that strategy it answers for hosts of all kinds, or it answers to none.
-    #[must_use]
-    pub fn class(&self, host: &Host, link: LinkId) -> Option<String> {
-        let keys = &self.links.get(&link)?.keys;
-        for strategy in self.strategies.iter() {
-            let class = match strategy {
-                Strategy::Default => return None,
-                Strategy::DefaultRoute if keys.contains(&Key::DefaultRoute) => return None,
-                Strategy::DefaultRoute => None,
-                Strategy::DestHost => keys
-                    .contains(&Key::Host(host.clone()))
-                    .then(|| host.to_string()),
-                Strategy::DestCidr => longest_around(keys, host).map(|net| net.to_string()),
-            };
-            if class.is_some() {
-                return class;
-            }
+    fn set_retired(&mut self, link: LinkId, retired: bool) {
+        let Some(known) = self.links.get(&link) else {
+            return;
+        };
+        if known.retired != retired {
+            self.retired = self.retired - usize::from(known.retired) + usize::from(retired);
+            self.change(link, |known| known.retired = retired);
         }
-        None
     }
 
     /// Number of keys under a strategy, for `ready_backends`: agents, but for `destHost` distinct hosts and
@@ -307,9 +314,17 @@ impl Registry {
         match strategy {
             Strategy::Default => self.any.len(),
             Strategy::DefaultRoute => self.default_route.len(),
-            Strategy::DestHost => self.hosts.len(),
-            Strategy::DestCidr => self.nets.pools.len(),
+            Strategy::DestHost => self.counted(self.hosts.len(), self.hosts.values()),
+            Strategy::DestCidr => self.counted(self.nets.pools.len(), self.nets.pools.values()),
         }
+    }
+
+    /// How many of `all` pools have a link that is not retired. Looked at one by one only when there are retired links.
+    fn counted<'a>(&self, all: usize, pools: impl Iterator<Item = &'a Pool>) -> usize {
+        if self.retired == 0 {
+            return all;
+        }
+        pools.filter(|pool| pool.len() > 0).count()
     }
 
     /// Number of agents that some strategy in use has a key for, each counted once: for `ready_backend_connections`. Agents
@@ -332,8 +347,7 @@ impl Registry {
         self.keys(self.strategies.first()) > 0
     }
 
-    /// Whether an agent of the first strategy was heard lately: a server that has only links whose peers say nothing serves
-    /// nobody.
+    /// Whether an agent of the first strategy is not silent: a server whose agents are all silent serves no client.
     #[must_use]
     pub fn is_heard(&self) -> bool {
         match self.strategies.first() {
@@ -344,10 +358,11 @@ impl Registry {
         }
     }
 
-    /// Number of live links whose peers say nothing.
+    /// Number of live links whose agents are silent.
     #[must_use]
-    pub fn suspected(&self) -> usize {
-        self.links.values().filter(|link| link.suspected).count()
+    pub fn silent_links(&self) -> usize {
+        let silent = |link: &&Link| link.silence > Silence::None;
+        self.links.values().filter(silent).count()
     }
 
     /// The strategies in use.
@@ -408,22 +423,13 @@ impl Registry {
         keys
     }
 
-    fn unlist_all(&mut self, id: LinkId) {
+    /// Enters a known link into the pools of its keys.
+    fn list(&mut self, id: LinkId) {
         let Some(link) = self.links.get(&id) else {
             return;
         };
-        let (agent, keys) = (link.agent.clone(), link.keys.clone());
-        for key in &keys {
-            self.unlist(key, &agent, id);
-        }
-    }
-
-    /// Enters a known link into the pools of its keys, unless it is retired.
-    fn list(&mut self, id: LinkId) {
-        let Some(link) = self.links.get(&id).filter(|link| !link.retired) else {
-            return;
-        };
         for key in &link.keys {
+            self.silent.remove(key);
             let pool = match key {
                 Key::Any => &mut self.any,
                 Key::DefaultRoute => &mut self.default_route,
@@ -445,6 +451,15 @@ impl Registry {
         }
     }
 
+    pub(super) fn pool(&self, key: &Key) -> Option<&Pool> {
+        match key {
+            Key::Any => Some(&self.any),
+            Key::DefaultRoute => Some(&self.default_route),
+            Key::Host(host) => self.hosts.get(host),
+            Key::Net(net) => self.nets.pools.get(net),
+        }
+    }
+
     fn pool_mut(&mut self, key: &Key) -> Option<&mut Pool> {
         match key {
             Key::Any => Some(&mut self.any),
@@ -453,15 +468,4 @@ impl Registry {
             Key::Net(net) => self.nets.pools.get_mut(net),
         }
     }
-}
-
-fn longest_around(keys: &[Key], host: &Host) -> Option<IpNet> {
-    let Host::Ip(ip) = host else {
-        return None;
-    };
-    let around = keys.iter().filter_map(|key| match key {
-        Key::Net(net) if net.contains(ip) => Some(*net),
-        _ => None,
-    });
-    around.max_by_key(IpNet::prefix_len)
 }

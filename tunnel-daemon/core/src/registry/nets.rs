@@ -20,7 +20,7 @@ pub(super) fn remove_from<K: Eq + Hash>(
         return false;
     };
     pool.remove(agent, link);
-    pool.len() == 0 && pools.remove(key).is_some()
+    pool.is_empty() && pools.remove(key).is_some()
 }
 
 /// Pools by network. A lookup masks the address once per prefix length that is in use.
@@ -60,8 +60,8 @@ impl Nets {
         }
     }
 
-    /// The pools of all networks around `ip`, the longest prefix first.
-    pub(super) fn around(&self, ip: IpAddr) -> impl Iterator<Item = &Pool> {
+    /// The longest network around `ip` that has a pool.
+    pub(super) fn longest_around(&self, ip: IpAddr) -> Option<IpNet> {
         let lengths = if ip.is_ipv4() {
             &self.v4_lengths
         } else {
@@ -70,6 +70,7 @@ impl Nets {
         lengths
             .keys()
             .rev()
-            .filter_map(move |length| self.pools.get(&IpNet::new(ip, *length).ok()?.trunc()))
+            .filter_map(|length| Some(IpNet::new(ip, *length).ok()?.trunc()))
+            .find(|net| self.pools.contains_key(net))
     }
 }

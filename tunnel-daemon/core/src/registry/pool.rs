@@ -5,18 +5,32 @@ use std::collections::hash_map::Entry;
 
 use crate::ids::{AgentId, LinkId};
 
-/// How gladly a link is given new dials: the next kind only where the key has none of the one before.
+/// The preference among links of a key: a later phase is chosen only where the key has no link of an earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
     Ready,
     Draining,
-    /// Its peer says nothing.
+    /// The agent is silent.
     Suspected,
+    /// The agent has been silent for so long that its link gets no dials.
+    Dead,
+    /// The agent reads nothing: its link gets no dials, and does not count.
+    Retired,
 }
 
 impl Phase {
     /// All of them, the best first.
-    const ALL: [Self; 3] = [Self::Ready, Self::Draining, Self::Suspected];
+    const ALL: [Self; 5] = [
+        Self::Ready,
+        Self::Draining,
+        Self::Suspected,
+        Self::Dead,
+        Self::Retired,
+    ];
+
+    fn takes_dials(self) -> bool {
+        self < Self::Dead
+    }
 }
 
 /// Agents of one key, by the best of their links.
@@ -42,14 +56,20 @@ struct Member {
 impl Member {
     fn phase(&self) -> Phase {
         let phases = self.links.iter().map(|&(_, phase)| phase);
-        phases.min().unwrap_or(Phase::Suspected)
+        phases.min().unwrap_or(Phase::Retired)
     }
 }
 
 impl Pool {
-    /// Number of agents.
+    /// Number of agents, those without a link that reads excluded.
     pub(super) fn len(&self) -> usize {
-        self.members.len()
+        let [.., retired] = &self.lists;
+        self.members.len() - retired.len()
+    }
+
+    /// Whether it has no link at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
     }
 
     /// Adds a link as the agent's newest.
@@ -91,24 +111,37 @@ impl Pool {
         }
     }
 
-    /// Whether an agent has a link whose peer was heard.
+    /// Whether an agent has a link that is not silent.
     pub(super) fn has_heard(&self) -> bool {
         let lists = Phase::ALL.iter().zip(&self.lists);
-        let mut heard = lists.filter(|(phase, _)| **phase != Phase::Suspected);
+        let mut heard = lists.filter(|(phase, _)| **phase < Phase::Suspected);
         heard.any(|(_, list)| !list.is_empty())
     }
 
-    /// One agent at random (`draw`) among those with a link of the best phase that there is, by its newest such link; never one
-    /// of `exclude`.
+    /// Whether an agent has a link that gets no dials because the agent is silent.
+    pub(super) fn has_dead(&self) -> bool {
+        let members = self.members.values();
+        let mut phases = members.flat_map(|member| member.links.iter().map(|&(_, phase)| phase));
+        phases.any(|phase| phase == Phase::Dead)
+    }
+
+    /// One agent at random (`draw`) among those with a link of the best phase that takes dials, by its newest such link; never
+    /// one of `exclude`, and only one that `fits`.
     ///
     /// Agents with an excluded link come last within a phase: when the newest link of an agent just failed, its older
     /// ones are the least likely to be better.
-    pub(super) fn pick(&self, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
-        Phase::ALL.into_iter().find_map(|phase| {
+    pub(super) fn pick(
+        &self,
+        draw: u64,
+        exclude: &[LinkId],
+        fits: &impl Fn(LinkId) -> bool,
+    ) -> Option<LinkId> {
+        let mut phases = Phase::ALL.into_iter().filter(|phase| phase.takes_dials());
+        phases.find_map(|phase| {
             // An agent counts by its best link; with that one excluded a worse one is left.
             let lists = Phase::ALL.iter().zip(&self.lists);
             let mut lists = lists.filter(|(list, _)| **list <= phase).rev();
-            lists.find_map(|(_, list)| self.pick_from(list, phase, draw, exclude))
+            lists.find_map(|(_, list)| self.pick_from(list, phase, draw, exclude, fits))
         })
     }
 
@@ -118,6 +151,7 @@ impl Pool {
         phase: Phase,
         draw: u64,
         exclude: &[LinkId],
+        fits: &impl Fn(LinkId) -> bool,
     ) -> Option<LinkId> {
         let count = u64::try_from(list.len()).ok().filter(|count| *count > 0)?;
         let start = usize::try_from(draw % count).ok()?;
@@ -127,8 +161,9 @@ impl Pool {
                 continue;
             };
             let mut links = member.links.iter().rev();
-            let usable =
-                |&&(link, its): &&(LinkId, Phase)| its == phase && !exclude.contains(&link);
+            let usable = |&&(link, its): &&(LinkId, Phase)| {
+                its == phase && !exclude.contains(&link) && fits(link)
+            };
             let Some(&(link, _)) = links.find(usable) else {
                 continue;
             };
@@ -174,10 +209,12 @@ impl Pool {
 }
 
 fn list_of(lists: &mut [Vec<AgentId>; Phase::ALL.len()], phase: Phase) -> &mut Vec<AgentId> {
-    let [ready, draining, suspected] = lists;
+    let [ready, draining, suspected, dead, retired] = lists;
     match phase {
         Phase::Ready => ready,
         Phase::Draining => draining,
         Phase::Suspected => suspected,
+        Phase::Dead => dead,
+        Phase::Retired => retired,
     }
 }

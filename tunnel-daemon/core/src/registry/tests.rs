@@ -4,8 +4,11 @@ mod history;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Condition, Registry, Standing, Strategy};
+use std::time::Duration;
+
+use super::{Condition, Registry, Silence, Standing, Strategy};
 use crate::ids::{AgentId, LinkId};
+use crate::session::Moment;
 use crate::target::Host;
 use crate::wire::identifiers::Identifiers;
 
@@ -35,7 +38,11 @@ impl World {
     }
 
     fn remove(&mut self, link: u64) {
-        self.0.remove(LinkId(link));
+        self.0.remove(LinkId(link), Moment::default());
+    }
+
+    fn silence(&mut self, link: u64, silence: Silence) {
+        self.0.set_silence(LinkId(link), silence);
     }
 
     fn drain(&mut self, link: u64) {
@@ -50,7 +57,10 @@ impl World {
     fn choices_without(&self, address: &str, exclude: &[u64]) -> Vec<u64> {
         let exclude: Vec<LinkId> = exclude.iter().copied().map(LinkId).collect();
         let host = Host::of_address(address);
-        let draws = (0..60).filter_map(|draw| self.0.pick(&host, draw, &exclude));
+        let Some(scope) = self.0.scope(&host, Moment::default()) else {
+            return Vec::new();
+        };
+        let draws = (0..60).filter_map(|draw| self.0.pick(&scope, draw, &exclude));
         draws
             .map(|link| link.0)
             .collect::<BTreeSet<_>>()
@@ -67,10 +77,9 @@ fn default_spreads_evenly_over_all_agents() {
         world.add(link, agent, "");
     }
     let mut counts = BTreeMap::new();
+    let scope = world.0.scope(&Host::parse("x"), Moment::default()).unwrap();
     for draw in 0..300 {
-        *counts
-            .entry(world.0.pick(&Host::parse("x"), draw, &[]))
-            .or_insert(0) += 1;
+        *counts.entry(world.0.pick(&scope, draw, &[])).or_insert(0) += 1;
     }
     assert!(counts.values().all(|count| *count == 100), "{counts:?}");
     world.remove(1);
@@ -233,27 +242,105 @@ fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
     assert_eq!(world.choices("other:1"), [1, 2, 3]);
 }
 
-/// Rule 36: the same address may be another machine behind an agent of the next strategy.
+/// The same address may be another machine behind an agent of the next strategy.
 #[test]
 fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key() {
     let mut world = World::new("destHost,default");
     world.add(1, "a", "host=h");
     world.add(2, "b", "host=h");
     world.add(3, "c", "");
-    let suspect = |world: &mut World, link, is| world.0.set_suspected(LinkId(link), is);
-    suspect(&mut world, 1, true);
+    world.silence(1, Silence::Suspected);
     assert_eq!(world.choices("h:1"), [2]);
     assert_eq!(world.0.condition(LinkId(1)), Some(Condition::Suspected));
     world.drain(2);
-    assert_eq!(world.choices("h:1"), [2], "who drains answers still");
+    assert_eq!(world.choices("h:1"), [2], "a draining agent answers still");
     assert!(world.0.is_heard());
-    suspect(&mut world, 2, true);
+    world.silence(2, Silence::Suspected);
     assert_eq!(world.choices("h:1"), [1, 2]);
     assert!(world.0.is_ready() && !world.0.is_heard());
-    suspect(&mut world, 1, false);
+    world.silence(1, Silence::None);
     assert_eq!(world.choices("h:1"), [1]);
-    suspect(&mut world, 2, false);
+    world.silence(2, Silence::None);
     assert_eq!(world.0.condition(LinkId(2)), Some(Condition::Draining));
+}
+
+#[test]
+fn a_dead_link_gets_no_dials_counts_still_and_keeps_its_key() {
+    let mut world = World::new("destHost,default");
+    world.add(1, "a", "host=h");
+    world.add(2, "b", "host=h");
+    world.add(3, "c", "");
+    world.silence(1, Silence::Dead);
+    assert_eq!(world.choices("h:1"), [2]);
+    world.silence(2, Silence::Dead);
+    assert_eq!(world.0.condition(LinkId(2)), Some(Condition::Dead));
+    assert_eq!(world.choices("h:1"), [], "the next strategy is not asked");
+    let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
+    assert!(world.0.is_silent(&scope, Moment::default()));
+    // In compat mode an unready server would lock its agents out.
+    assert!(world.0.is_ready() && !world.0.is_heard());
+    assert_eq!(world.0.keys(Strategy::DestHost), 1);
+    assert_eq!(world.0.silent_links(), 2);
+    world.silence(2, Silence::None);
+    assert_eq!(world.choices("h:1"), [2]);
+}
+
+#[test]
+fn a_key_whose_last_link_ended_in_silence_is_remembered_for_a_minute() {
+    let minute = Moment(Duration::from_secs(60));
+    let before = Moment(Duration::from_secs(59));
+    for identifiers in ["host=10.1.2.3", "cidr=10.1.0.0/16"] {
+        let mut world = World::new("destHost,destCIDR,defaultRoute,default");
+        world.add(1, "a", identifiers);
+        world.add(2, "b", "cidr=10.0.0.0/8");
+        let host = Host::parse("10.1.2.3");
+        let own = world.0.scope(&host, Moment::default()).unwrap();
+        world.silence(1, Silence::Suspected);
+        world.remove(1);
+        let is_own = |world: &World, now| world.0.scope(&host, now) == Some(own.clone());
+        assert!(is_own(&world, before), "{identifiers}");
+        assert!(world.0.is_silent(&own, before) && !world.0.is_silent(&own, minute));
+        assert_eq!(world.0.pick(&own, 0, &[]), None, "{identifiers}");
+        assert_eq!(
+            world.0.pick(&world.0.scope(&host, minute).unwrap(), 0, &[]),
+            Some(LinkId(2))
+        );
+        world.add(3, "a", identifiers);
+        assert!(!world.0.is_silent(&own, before), "its agent is back");
+        world.remove(3);
+        assert!(
+            !is_own(&world, before),
+            "a link that ends in order leaves nothing"
+        );
+    }
+}
+
+#[test]
+fn another_attempt_asks_no_agent_that_merely_claims_the_key() {
+    let claim = |granted| {
+        let strategies = "destHost,default".parse().unwrap();
+        let mut registry = Registry::new(strategies).with_granted_identifiers(granted);
+        let identifiers = Identifiers::parse("host=h").unwrap();
+        for (link, principal) in [(1, "p"), (2, "p"), (3, "q")] {
+            let agent = AgentId::new(&link.to_string());
+            let _ = registry.add(LinkId(link), agent, &identifiers, Some(principal));
+        }
+        registry
+    };
+    let again = |registry: &Registry, host: &str| -> BTreeSet<u64> {
+        let scope = registry
+            .scope(&Host::parse(host), Moment::default())
+            .unwrap();
+        let again = |draw| registry.pick_again(&scope, Some("p"), draw, &[LinkId(1)]);
+        (0..30).filter_map(again).map(|link| link.0).collect()
+    };
+    assert_eq!(again(&claim(false), "h"), [2].into());
+    assert_eq!(again(&claim(true), "h"), [2, 3].into());
+    assert_eq!(
+        again(&claim(false), "any"),
+        [2, 3].into(),
+        "no claim is needed"
+    );
 }
 
 #[test]
@@ -307,7 +394,7 @@ fn a_shadowed_link_that_drained_inherits_as_draining() {
     assert_eq!(world.choices("x:1"), [2]);
 }
 
-/// Compat 30: out of all lists, and back in its old place.
+/// It takes no part in any choice, and is back in its old place.
 #[test]
 fn a_retired_link_is_not_chosen_until_it_is_revived() {
     let mut world = World::new("destHost,default");
@@ -318,7 +405,8 @@ fn a_retired_link_is_not_chosen_until_it_is_revived() {
     assert_eq!(world.choices("h:1"), [1]);
     world.0.retire(LinkId(1));
     world.0.retire(LinkId(1));
-    assert_eq!(world.choices("h:1"), [3]);
+    assert_eq!(world.choices("h:1"), [], "its key is still its own");
+    assert_eq!(world.choices("i:1"), [3]);
     let keys = |world: &World| [Strategy::DestHost, Strategy::Default].map(|s| world.0.keys(s));
     assert_eq!(keys(&world), [0, 1]);
     world.0.revive(LinkId(2));
@@ -360,11 +448,11 @@ fn excluded_links_are_never_chosen_and_their_agents_come_last() {
 }
 
 #[test]
-fn an_excluded_match_falls_to_the_next_strategy() {
+fn an_excluded_match_does_not_fall_to_the_next_strategy() {
     let mut world = World::new("destHost,default");
     world.add(1, "a", "host=h");
     world.add(2, "b", "");
-    assert_eq!(world.choices_without("h:1", &[1]), [2]);
+    assert_eq!(world.choices_without("h:1", &[1]), []);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::cancelled::CancelledDials;
 use super::slab::Slab;
 use super::tunnel::{Tunnel, TunnelEnd};
 use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
@@ -120,6 +121,8 @@ pub enum Event {
     Foreign(PacketType),
     /// An answer to a dial that is not pending.
     UnrecognizedResponse,
+    /// An answer to a dial that was called off.
+    LateAnswer,
     /// A client left while its dial was pending.
     DialAbandoned,
     /// A `WINDOW`, `FIN` or `RESET` for a tunnel already gone.
@@ -141,6 +144,7 @@ pub struct Link {
     pub(super) conns: HashMap<ConnId, TunnelKey>,
     pub(super) dials: HashMap<DialId, TunnelKey>,
     pub(super) dial_order: VecDeque<(Moment, TunnelKey)>,
+    pub(super) cancelled: CancelledDials,
     pub(super) conn_last: i64,
     pub(super) control: VecDeque<Control>,
     pub(super) windows: VecDeque<TunnelKey>,
@@ -170,6 +174,7 @@ impl Link {
             conns: HashMap::new(),
             dials: HashMap::new(),
             dial_order: VecDeque::new(),
+            cancelled: CancelledDials::default(),
             conn_last: 0,
             control: VecDeque::new(),
             windows: VecDeque::new(),

@@ -6,6 +6,7 @@
 //! what does not fit ends the tunnel that is to blame.
 
 mod budget;
+mod cancelled;
 mod closing;
 mod deliver;
 mod link;

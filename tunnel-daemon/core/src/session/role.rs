@@ -68,7 +68,12 @@ impl Link {
         now: Moment,
     ) {
         let Some(key) = self.dials.remove(&dial) else {
-            self.count(Event::UnrecognizedResponse);
+            let is_late = self.cancelled.take(dial, now);
+            self.count(if is_late {
+                Event::LateAnswer
+            } else {
+                Event::UnrecognizedResponse
+            });
             if conn.0 != 0 && !self.conns.contains_key(&conn) && self.forget(conn) {
                 self.control(Packet::CloseReq { conn });
             }
@@ -280,7 +285,7 @@ impl Link {
                 self.dials.remove(&dial);
                 self.count(Event::DialAbandoned);
                 if self.config.role == Role::Server && written {
-                    self.control(Packet::DialCls { dial });
+                    self.call_off(dial, now);
                 }
                 self.drop_dial(key);
             }
@@ -343,6 +348,12 @@ impl Link {
         self.conns.clear();
         self.dials.clear();
         self.control.clear();
+    }
+
+    /// Tells the agent that a dial is not wanted any more. Its answer may be on the way.
+    pub(super) fn call_off(&mut self, dial: DialId, now: Moment) {
+        self.cancelled.add(dial, now);
+        self.control(Packet::DialCls { dial });
     }
 
     pub(super) fn fail_dial(&mut self, key: TunnelKey, failure: DialFailure) {

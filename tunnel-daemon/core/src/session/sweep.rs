@@ -5,7 +5,6 @@ use super::tunnel::{OutEnd, Phase, TunnelEnd};
 use super::{Moment, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::TunnelKey;
-use crate::wire::packet::Packet;
 
 impl Link {
     /// When [`Self::handle_tick`] has something to do at the earliest.
@@ -30,7 +29,7 @@ impl Link {
             }
             self.dial_order.pop_front();
             if pending {
-                self.time_out_dial(key);
+                self.time_out_dial(key, now);
             }
         }
         if self.sweep_at.is_some_and(|at| at <= now) {
@@ -38,7 +37,7 @@ impl Link {
         }
     }
 
-    fn time_out_dial(&mut self, key: TunnelKey) {
+    fn time_out_dial(&mut self, key: TunnelKey, now: Moment) {
         if let Some(Phase::Dialing { dial, written, .. }) = self.tunnels.get(key).map(|t| t.phase) {
             self.dials.remove(&dial);
             if !written {
@@ -47,7 +46,7 @@ impl Link {
             }
             self.fail_dial(key, DialFailure::TimedOut);
             if self.config.role == Role::Server {
-                self.control(Packet::DialCls { dial });
+                self.call_off(dial, now);
             }
         }
     }

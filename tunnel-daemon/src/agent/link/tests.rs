@@ -53,7 +53,7 @@ async fn response_headers_are_waited_for_ten_seconds() {
     };
     let identity = identity();
     let started = Instant::now();
-    let opening = open(ours, "server", &identity, Duration::from_secs(3600));
+    let opening = open(ours, "server", &identity, Duration::from_secs(3600), None);
     let opened = tokio::select! {
         opened = opening => opened,
         () = silent => panic!("the agent hung up"),
@@ -118,10 +118,10 @@ async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
     };
     let (identity, context) = (identity(), context(0));
     let agent = async {
-        let opening = open(ours, "server", &identity, Duration::from_secs(3600));
+        let opening = open(ours, "server", &identity, Duration::from_secs(3600), None);
         let opened = opening.await.expect("it has answered");
         assert!(opened.connection.is_none(), "it would be polled again");
-        opened.start(&context, 0).1.await
+        opened.start(&context, 0).2.await
     };
     let both = async { tokio::join!(agent, server) };
     let (over, ()) = timeout(Duration::from_secs(30), both)
@@ -164,8 +164,8 @@ async fn each_dial_of_a_burst_is_refused_when_there_is_no_room_for_targets() {
     };
     let (identity, context) = (identity(), context(0));
     let agent = async {
-        let opening = open(ours, "server", &identity, Duration::from_secs(3600));
-        let (_link, running) = opening.await.unwrap().start(&context, 0);
+        let opening = open(ours, "server", &identity, Duration::from_secs(3600), None);
+        let (_link, _silence, running) = opening.await.unwrap().start(&context, 0);
         running.await
     };
     tokio::select! {

@@ -141,7 +141,9 @@ async fn a_server_whose_link_panics_is_held_no_more() {
         serial: 1,
         lanes: None,
     };
-    tasks.spawn("link", held.until(fault())).unwrap();
+    tasks
+        .spawn("link", held.until(fault(), Silence::none()))
+        .unwrap();
     while tasks.panics() == 0 {
         tokio::task::yield_now().await;
     }
@@ -161,6 +163,7 @@ async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
         credit: false,
         address: Arc::from(""),
         since: std::time::Instant::now(),
+        is_silent: false,
     };
     announce_drain(&link, &Tasks::new(1));
     drop(link);

@@ -7,7 +7,7 @@ use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 
 use crate::hub::Hub;
-use crate::telemetry::AditMetrics;
+use crate::telemetry::{AditMetrics, DialCounts};
 
 /// Gauges that are sums of others' counts, brought up to date once a second.
 pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub: Arc<Hub>) {
@@ -16,7 +16,7 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
     const LANES_EVERY: u64 = 30;
     /// Links whose lanes are glanced at in one go: some microseconds each, and a server may have ten thousand of them.
     const LINKS_PER_GO: usize = 64;
-    let mut retried = 0;
+    let mut counted = DialCounts::default();
     for turn in 1_u64.. {
         let links = hub.links().into_iter();
         for (at, lanes) in links.filter_map(|link| link.lanes).enumerate() {
@@ -28,16 +28,14 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
                 lanes.sweep().await;
             }
         }
-        let silent = hub.with_registry(Registry::suspected);
+        let silent = hub.with_registry(Registry::silent_links);
         metrics.set_links_silent(silent);
         metrics
             .held_bytes()
             .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));
-        let now = hub.retried_dials();
-        for _dial in retried..now {
-            metrics.dial_retried();
-        }
-        retried = now;
+        let now = hub.dial_counts();
+        metrics.dials(&counted, &now);
+        counted = now;
         tokio::time::sleep(EVERY).await;
     }
 }

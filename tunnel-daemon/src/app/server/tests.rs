@@ -37,6 +37,7 @@ fn hub() -> Arc<Hub> {
     let dials = DialLimits {
         pending_max: 1,
         timeout: None,
+        dead_after: Duration::from_secs(8),
     };
     Hub::new(Registry::new("default".parse().unwrap()), dials)
 }

@@ -282,6 +282,7 @@ impl ServerSource {
                 Some(Condition::Serving) => "serving",
                 Some(Condition::Draining) => "draining",
                 Some(Condition::Suspected) => "silent",
+                Some(Condition::Dead) => "dead",
                 Some(Condition::Retired) => "retired",
                 Some(Condition::Shadowed) => "shadowed",
                 None => "leaving",

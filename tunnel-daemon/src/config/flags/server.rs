@@ -255,6 +255,9 @@ pub(super) struct ServerFlags {
         help_heading = "Dials"
     )]
     pending_dials: NonZeroU32,
+    /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = duration, help_heading = "Dials")]
+    link_dead_after: Duration,
 
     /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; repeatable
     /// [default: agents may open nothing]
@@ -360,6 +363,7 @@ impl ServerFlags {
                 timeout: Some(self.dial_timeout).filter(|timeout| !timeout.is_zero()),
                 pending_per_agent_max: self.pending_dials_per_agent,
                 pending_max: self.pending_dials,
+                link_dead_after: self.link_dead_after,
             },
             isolation: self.isolation.plan(),
             account: self.account.plan(),

@@ -82,6 +82,8 @@ pub struct DialPlan {
     pub pending_per_agent_max: NonZeroU32,
     /// Dials in flight over all agents; more are refused.
     pub pending_max: NonZeroU32,
+    /// A link whose agent has been silent for this long gets no dials; of an agent in Go at least 20 s.
+    pub link_dead_after: Duration,
 }
 
 impl DialPlan {
@@ -90,6 +92,13 @@ impl DialPlan {
             return Err(ConfigError::new(format!(
                 "--pending-dials-per-agent {} must not be above --pending-dials {}",
                 self.pending_per_agent_max, self.pending_max
+            )));
+        }
+        if self.link_dead_after < limits::LINK_DEAD_AFTER_MIN {
+            return Err(ConfigError::new(format!(
+                "--link-dead-after {:?} is below {:?}: a link is suspected after 4 s",
+                self.link_dead_after,
+                limits::LINK_DEAD_AFTER_MIN
             )));
         }
         Ok(())
@@ -105,6 +114,7 @@ impl Default for DialPlan {
             timeout: Some(limits::DIAL_TIMEOUT),
             pending_per_agent_max: PER_AGENT,
             pending_max: ALL,
+            link_dead_after: limits::LINK_DEAD_AFTER,
         }
     }
 }

@@ -348,12 +348,12 @@ impl<E: StreamEvents> ProxyStream<E> {
                 window: 0,
             });
         }
-        self.events.dialing(&address);
+        let asked = self.events.dialing(&address);
         if let Err(failure) = self.admission.check() {
             return self.finish_dial(dial, Err(failure));
         }
         let hub = Arc::clone(&self.hub);
-        let work = Box::pin(async move { hub.dial(dial, &protocol, &address).await });
+        let work = Box::pin(async move { hub.dial(dial, &protocol, &address, &asked).await });
         self.state = State::Dialing { dial, work };
         Ok(())
     }

@@ -3,7 +3,7 @@
 use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 
-use crate::hub::{Leg, OpenTunnel};
+use crate::hub::{AskedAgents, Leg, OpenTunnel};
 
 /// What a stream tells the world. Called inside its task: must not block.
 pub trait StreamEvents: Send {
@@ -23,8 +23,8 @@ pub trait StreamEvents: Send {
     fn answer_lost(&mut self);
     /// The client broke the protocol.
     fn offence(&mut self, violation: Violation);
-    /// A dial starts.
-    fn dialing(&mut self, address: &str);
+    /// A dial starts. It notes the agents it asks.
+    fn dialing(&mut self, address: &str) -> AskedAgents;
     /// The dial has an outcome; for a tunnel, the agent that carries it.
     fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>);
     /// The tunnel's leg, before its first byte.

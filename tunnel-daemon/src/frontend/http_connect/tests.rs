@@ -27,6 +27,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let limits = DialLimits {
         pending_max: 1,
         timeout: None,
+        dead_after: Duration::from_secs(8),
     };
     let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
     let metrics = ServerMetrics::new(&["default"]);
@@ -141,6 +142,7 @@ fn the_state_of_a_connection_stays_small() {
     let limits = DialLimits {
         pending_max: 1,
         timeout: None,
+        dead_after: Duration::from_secs(8),
     };
     let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
     let metrics = ServerMetrics::new(&["default"]);

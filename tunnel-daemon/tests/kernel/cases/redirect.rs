@@ -205,7 +205,8 @@ pub(super) fn no_loop(home: &str, at: &str, all: &str) {
     let agent = world.agent(&server, Some(clients.path()));
     let mut client = Client::start(Some(clients.path()));
     for _ in 0..5 {
-        assert!(!client.call(target).unwrap().is_direct());
+        let seen = client.call(target).unwrap();
+        assert!(!seen.is_direct(), "{seen:?}");
     }
     // One tunnel for each call: none came back through the redirect.
     server.metric_is("adit_redirect_calls_total{outcome=\"redirected\"}", 5.0);

@@ -14,6 +14,7 @@ mod deny;
 mod descriptors;
 mod differential;
 mod draining;
+mod failover;
 mod files;
 mod forward_proxy;
 mod frames_of_clients;

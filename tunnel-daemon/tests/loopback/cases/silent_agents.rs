@@ -24,7 +24,7 @@ async fn serves(processes: &Processes, target: &str) {
 }
 
 /// Until the kernel has stopped it; what it was doing until then is its own.
-async fn stop(agent: &Process) {
+pub(super) async fn stop(agent: &Process) {
     agent.signal(Signal::STOP);
     until("it to be stopped", || {
         agent.status_field("State").starts_with('T')

@@ -1,15 +1,22 @@
 //! A load balancer of connections.
 
+use std::future::{Future as _, poll_fn};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// Leads connections to servers in turns.
 pub(crate) struct Balancer {
     pub(crate) address: SocketAddr,
     servers: Arc<Mutex<Vec<SocketAddr>>>,
+    /// Connections of this number and before pass nothing on.
+    frozen: watch::Sender<usize>,
+    accepted: Arc<Mutex<usize>>,
     _accepting: JoinSet<()>,
 }
 
@@ -19,6 +26,9 @@ impl Balancer {
         let address = listener.local_addr().expect("bound");
         let servers = Arc::new(Mutex::new(servers.to_vec()));
         let behind = Arc::clone(&servers);
+        let frozen = watch::Sender::new(0);
+        let accepted = Arc::new(Mutex::new(0));
+        let (thaws, count) = (frozen.clone(), Arc::clone(&accepted));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let (mut copying, mut turn) = (JoinSet::new(), 0_usize);
@@ -28,10 +38,13 @@ impl Balancer {
                     servers.get(turn % servers.len().max(1)).copied()
                 };
                 turn += 1;
+                *count.lock().expect("a number") = turn;
                 let Some(server) = server else { continue };
+                let (number, frozen) = (turn, thaws.subscribe());
                 copying.spawn(async move {
                     if let Ok(mut far) = TcpStream::connect(server).await {
-                        let _over = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                        let copy = tokio::io::copy_bidirectional(&mut near, &mut far);
+                        unless_frozen(number, frozen, copy).await;
                     }
                 });
             }
@@ -39,12 +52,50 @@ impl Balancer {
         Self {
             address,
             servers,
+            frozen,
+            accepted,
             _accepting: accepting,
         }
+    }
+
+    /// As a NAT that forgets: connections that are there pass nothing on any more, and do not end; new ones work.
+    pub(crate) fn freeze(&self) {
+        let accepted = *self.accepted.lock().expect("a number");
+        self.frozen.send_replace(accepted);
+    }
+
+    /// All connections work again. No byte is lost.
+    pub(crate) fn thaw(&self) {
+        self.frozen.send_replace(0);
     }
 
     /// From now on these.
     pub(crate) fn lead_to(&self, servers: &[SocketAddr]) {
         *self.servers.lock().expect("a list") = servers.to_vec();
+    }
+}
+
+/// Polls `copy` only while connections of this number are not frozen.
+async fn unless_frozen<T>(
+    number: usize,
+    mut frozen: watch::Receiver<usize>,
+    copy: impl Future<Output = T>,
+) {
+    let mut copy = pin!(copy);
+    loop {
+        let is_frozen = number <= *frozen.borrow_and_update();
+        let mut changed = pin!(frozen.changed());
+        let over = poll_fn(|cx| {
+            if changed.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(false);
+            }
+            if is_frozen {
+                return Poll::Pending;
+            }
+            copy.as_mut().poll(cx).map(|_over| true)
+        });
+        if over.await {
+            return;
+        }
     }
 }

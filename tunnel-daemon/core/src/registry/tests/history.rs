@@ -7,7 +7,7 @@ use proptest::strategy::Strategy as Strategy_;
 
 use super::World;
 use crate::ids::{AgentId, LinkId};
-use crate::registry::{Standing, Strategy};
+use crate::registry::{Silence, Standing, Strategy};
 use crate::wire::identifiers::Identifiers;
 
 #[derive(Clone, Debug)]
@@ -19,8 +19,8 @@ enum Step {
     },
     Remove(usize),
     Drain(usize),
-    /// Or is heard again, if it is suspected.
-    Suspect(usize),
+    /// Or is heard again, if it is dead already.
+    Silence(usize),
     /// Or revives it, if it is retired.
     Retire(usize),
 }
@@ -31,7 +31,7 @@ fn step() -> impl Strategy_<Value = Step> {
             .prop_map(|(agent, hosts, principal)| Step::Add { agent, hosts, principal }),
         2 => any::<usize>().prop_map(Step::Remove),
         2 => any::<usize>().prop_map(Step::Drain),
-        2 => any::<usize>().prop_map(Step::Suspect),
+        2 => any::<usize>().prop_map(Step::Silence),
         2 => any::<usize>().prop_map(Step::Retire),
     ]
 }
@@ -43,23 +43,32 @@ struct Row {
     hosts: u8,
     principal: bool,
     draining: bool,
-    suspected: bool,
+    silence: Silence,
     retired: bool,
 }
 
 impl Row {
     /// The less, the rather.
     fn rank(&self) -> u8 {
-        if self.suspected {
-            2
-        } else {
-            u8::from(self.draining)
+        match self.silence {
+            Silence::None => u8::from(self.draining),
+            Silence::Suspected => 2,
+            Silence::Dead => 3,
         }
     }
 }
 
-/// The rules again, over a plain list: who may be chosen for a host, and with which preference.
-fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64> {
+/// The rules again, over a plain list: which links may be chosen for a host, and with which preference. `silent`: hosts whose last
+/// link ended in silence.
+fn allowed(
+    rows: &[Row],
+    owners: &BTreeMap<u8, bool>,
+    host: u8,
+    silent: &BTreeSet<u8>,
+) -> BTreeSet<u64> {
+    let names =
+        |row: &Row| owners.get(&row.agent) == Some(&row.principal) && row.hosts & (1 << host) != 0;
+    let by_host = silent.contains(&host) || rows.iter().any(names);
     let newest = |by_host: bool, rank: u8| -> BTreeSet<u64> {
         let usable = rows.iter().filter(|row| {
             owners.get(&row.agent) == Some(&row.principal)
@@ -74,10 +83,8 @@ fn allowed(rows: &[Row], owners: &BTreeMap<u8, bool>, host: u8) -> BTreeSet<u64>
             .collect()
     };
     // An agent with any better link (under that key) is not asked for its worse ones, but then the pass before has found it.
-    [true, false]
-        .into_iter()
-        .flat_map(|by_host| (0..3).map(move |rank| (by_host, rank)))
-        .map(|(by_host, rank)| newest(by_host, rank))
+    (0..3)
+        .map(|rank| newest(by_host, rank))
         .find(|set| !set.is_empty())
         .unwrap_or_default()
 }
@@ -88,6 +95,7 @@ proptest! {
         let mut world = World::new("destHost,default");
         let mut rows: Vec<Row> = Vec::new();
         let mut owners: BTreeMap<u8, bool> = BTreeMap::new();
+        let mut silent: BTreeSet<u8> = BTreeSet::new();
         for (link, step) in (0u64..).zip(steps) {
             match step {
                 Step::Add { agent, hosts, principal } => {
@@ -99,11 +107,15 @@ proptest! {
                         LinkId(link), AgentId::new(&agent.to_string()), &identifiers, Some(principal_name));
                     owners.entry(agent).or_insert(principal);
                     prop_assert_eq!(standing == Standing::Serving, owners[&agent] == principal);
-                    rows.push(Row { link, agent, hosts, principal, draining: false, suspected: false, retired: false });
+                    rows.push(Row { link, agent, hosts, principal, draining: false, silence: Silence::None, retired: false });
                 }
                 Step::Remove(at) if !rows.is_empty() => {
                     let gone = rows.remove(at % rows.len());
                     world.remove(gone.link);
+                    let is_owner = owners[&gone.agent] == gone.principal;
+                    if is_owner && (gone.silence > Silence::None || gone.retired) {
+                        silent.extend((0..3).filter(|host| gone.hosts & (1 << host) != 0));
+                    }
                     let mut left = rows.iter().filter(|row| row.agent == gone.agent);
                     if !left.clone().any(|row| row.principal == owners[&gone.agent]) {
                         match left.next() {
@@ -117,10 +129,14 @@ proptest! {
                     rows[at].draining = true;
                     world.drain(rows[at].link);
                 }
-                Step::Suspect(at) if !rows.is_empty() => {
+                Step::Silence(at) if !rows.is_empty() => {
                     let at = at % rows.len();
-                    rows[at].suspected = !rows[at].suspected;
-                    world.0.set_suspected(LinkId(rows[at].link), rows[at].suspected);
+                    rows[at].silence = match rows[at].silence {
+                        Silence::None => Silence::Suspected,
+                        Silence::Suspected => Silence::Dead,
+                        Silence::Dead => Silence::None,
+                    };
+                    world.silence(rows[at].link, rows[at].silence);
                 }
                 Step::Retire(at) if !rows.is_empty() => {
                     let at = at % rows.len();
@@ -131,16 +147,24 @@ proptest! {
                         world.0.revive(LinkId(rows[at].link));
                     }
                 }
-                Step::Remove(_) | Step::Drain(_) | Step::Suspect(_) | Step::Retire(_) => (),
+                Step::Remove(_) | Step::Drain(_) | Step::Silence(_) | Step::Retire(_) => (),
             }
+            silent.retain(|host| {
+                let names = |row: &Row| owners[&row.agent] == row.principal && row.hosts & (1 << host) != 0;
+                !rows.iter().any(names)
+            });
             for host in 0..3u8 {
                 let chosen: BTreeSet<u64> = world.choices(&format!("h{host}:1")).into_iter().collect();
-                prop_assert_eq!(&chosen, &allowed(&rows, &owners, host));
+                prop_assert_eq!(&chosen, &allowed(&rows, &owners, host, &silent));
                 let exclude: Vec<u64> = chosen.iter().copied().take(2).collect();
                 let others = world.choices_without(&format!("h{host}:1"), &exclude);
                 prop_assert!(others.iter().all(|link| !exclude.contains(link)));
-                let serving = rows.iter().filter(|row| owners[&row.agent] == row.principal && !row.retired).count();
-                prop_assert_eq!(others.is_empty(), serving <= exclude.len());
+                let of_host = |row: &&Row| owners[&row.agent] == row.principal && row.hosts & (1 << host) != 0;
+                let by_host = silent.contains(&host) || rows.iter().any(|row| of_host(&row));
+                let serving = rows.iter().filter(|row| {
+                    owners[&row.agent] == row.principal && !row.retired && row.rank() < 3 && (!by_host || of_host(row))
+                });
+                prop_assert_eq!(others.is_empty(), serving.count() <= exclude.len());
             }
             prop_assert_eq!(world.0.links(), rows.len());
             let listed: BTreeSet<u8> = rows.iter()
@@ -149,7 +173,7 @@ proptest! {
                 .collect();
             prop_assert_eq!(world.0.keys(Strategy::Default), listed.len());
             let heard = rows.iter().any(|row| {
-                owners[&row.agent] == row.principal && !row.retired && !row.suspected && row.hosts & 7 != 0
+                owners[&row.agent] == row.principal && !row.retired && row.silence == Silence::None && row.hosts & 7 != 0
             });
             prop_assert_eq!(world.0.is_heard(), heard);
         }

@@ -158,6 +158,56 @@ fn an_answer_that_crossed_the_cancel_is_closed_once() {
     assert_eq!((rig.packets(), rig.actions()), (vec![], vec![]));
 }
 
+/// It is no failure: the dial was called off, and its outcome counted then.
+#[test]
+fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
+    let answer = |rig: &mut Rig, dial: i64, conn: i64| {
+        rig.dial_rsp(dial, conn, 0);
+        let counted = std::iter::from_fn(|| rig.link.poll_action());
+        let events = counted.filter_map(|action| match action {
+            Action::Count(event) => Some(event),
+            _ => None,
+        });
+        events.collect::<Vec<_>>()
+    };
+    let mut rig = Rig::server(false);
+    for _dial in 0..4 {
+        rig.dial();
+    }
+    rig.packets();
+    rig.pass(seconds(25));
+    rig.actions();
+    assert_eq!(answer(&mut rig, 1, 0), [Event::LateAnswer]);
+    assert_eq!(
+        answer(&mut rig, 1, 0),
+        [Event::UnrecognizedResponse],
+        "twice"
+    );
+    assert_eq!(answer(&mut rig, 2, 7), [Event::LateAnswer]);
+    rig.pass(seconds(59));
+    assert_eq!(answer(&mut rig, 3, 0), [Event::LateAnswer]);
+    rig.pass(seconds(1));
+    assert_eq!(answer(&mut rig, 4, 0), [Event::UnrecognizedResponse]);
+    let key = rig.dial();
+    rig.packets();
+    rig.gone(key);
+    rig.actions();
+    assert_eq!(answer(&mut rig, 5, 0), [Event::LateAnswer]);
+}
+
+#[test]
+fn dials_that_were_called_off_are_remembered_boundedly() {
+    let mut dials = super::super::cancelled::CancelledDials::default();
+    for dial in 0..5_000 {
+        dials.add(DialId(dial), Moment::default());
+    }
+    assert_eq!(dials.len(), 1024);
+    assert!(!dials.take(DialId(3_975), Moment::default()));
+    assert!(dials.take(DialId(3_976), Moment::default()));
+    dials.add(DialId(0), Moment(seconds(60)));
+    assert_eq!(dials.len(), 1, "the others are too old");
+}
+
 #[test]
 fn a_taken_dial_id_is_replaced_by_the_spare_and_then_by_a_free_one() {
     let mut rig = Rig::server(true);

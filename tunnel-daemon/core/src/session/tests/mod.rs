@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{
-    Action, DialRequest, Isolation, Link, LinkConfig, Moment, ProcessBudget, Role, Transmit,
+    Action, DialRequest, Event, Isolation, Link, LinkConfig, Moment, ProcessBudget, Role, Transmit,
     TunnelEnd,
 };
 use crate::failure::DialFailure;

@@ -1,0 +1,80 @@
+//! How soon the agent at the other end of a link answers dials.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::{HEDGE_AFTER_MAX, HEDGE_AFTER_MEDIANS, HEDGE_AFTER_MIN};
+use crate::session::Moment;
+
+/// Answers that the median is of.
+const SAMPLES: usize = 15;
+
+/// When dials on one link were asked and answered. Shared by all dials of the link; updates are atomic each, not together: a
+/// median that is off by one sample does no harm.
+#[derive(Debug, Default)]
+pub struct AnswerTimes {
+    /// Microseconds after the epoch, and 1: since when a dial is unanswered. 0: none is.
+    unanswered: AtomicU64,
+    /// The last answers, in microseconds, and 1; 0: no answer yet.
+    samples: [AtomicU64; SAMPLES],
+    next: AtomicUsize,
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).map_or(u64::MAX, |micros| micros.saturating_add(1))
+}
+
+impl AnswerTimes {
+    /// A dial is sent.
+    pub fn asked(&self, now: Moment) {
+        // Only the first that is unanswered counts.
+        let _earlier = self
+            .unanswered
+            .compare_exchange(0, micros(now.0), Relaxed, Relaxed);
+    }
+
+    /// The agent answered a dial, whatever the answer: it is not silent.
+    pub fn answered(&self, asked: Moment, now: Moment) {
+        self.heard();
+        let at = self.next.fetch_add(1, Relaxed) % SAMPLES;
+        if let Some(sample) = self.samples.get(at) {
+            sample.store(micros(now.since(asked)), Relaxed);
+        }
+    }
+
+    /// The agent answered a dial that was given up.
+    pub fn heard(&self) {
+        self.unanswered.store(0, Relaxed);
+    }
+
+    /// When a dial that was sent at `asked` may be hedged: after 10 times the median answer, within 200 ms and 2 s. The time
+    /// counts from the first dial that is unanswered, one that its client gave up included; but 200 ms are waited in any case.
+    #[must_use]
+    pub fn hedge_at(&self, asked: Moment) -> Moment {
+        let unanswered = match self.unanswered.load(Relaxed) {
+            0 => asked,
+            since => Moment(Duration::from_micros(since - 1)),
+        };
+        let due = unanswered.after(self.hedge_after());
+        due.max(asked.after(HEDGE_AFTER_MIN))
+    }
+
+    fn hedge_after(&self) -> Duration {
+        let mut samples = [0; SAMPLES];
+        let mut count = 0;
+        for (sample, known) in samples.iter_mut().zip(&self.samples) {
+            *sample = known.load(Relaxed);
+            count += usize::from(*sample > 0);
+        }
+        if count == 0 {
+            return HEDGE_AFTER_MAX;
+        }
+        // Those that are missing are 0, so they are the first.
+        samples.sort_unstable();
+        let median = samples.get(SAMPLES - count + count / 2).copied();
+        let median = Duration::from_micros(median.unwrap_or(u64::MAX));
+        median
+            .saturating_mul(HEDGE_AFTER_MEDIANS)
+            .clamp(HEDGE_AFTER_MIN, HEDGE_AFTER_MAX)
+    }
+}

@@ -1,0 +1,120 @@
+//! Which link a dial is given.
+
+use ipnet::IpNet;
+
+use super::agents::{Key, Registry, SILENT_KEYS_FOR};
+use super::pool::Pool;
+use super::strategy::Strategy;
+use crate::ids::LinkId;
+use crate::session::Moment;
+use crate::target::Host;
+
+/// What a dial asks agents by. All attempts of a dial stay within the scope of the first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Scope(Key);
+
+impl Registry {
+    /// What a dial for a host asks agents by: the first key that has any link. The strategies are asked in order, for networks the
+    /// longest first. `None`: no agent answers for the host.
+    ///
+    /// A key counts as long as it has a link, a silent one included, and for a minute after its last link ended in silence: who
+    /// answers to the next key may be another machine of the same address.
+    #[must_use]
+    pub fn scope(&self, host: &Host, now: Moment) -> Option<Scope> {
+        let key = self.strategies.iter().find_map(|strategy| match strategy {
+            Strategy::Default => self.known(Key::Any, now),
+            Strategy::DefaultRoute => self.known(Key::DefaultRoute, now),
+            Strategy::DestHost => self.known(Key::Host(host.clone()), now),
+            Strategy::DestCidr => match host {
+                Host::Ip(ip) => {
+                    let nets = self.silent.iter().filter_map(|(key, since)| match key {
+                        Key::Net(net) if net.contains(ip) => {
+                            (now.since(*since) < SILENT_KEYS_FOR).then_some(*net)
+                        }
+                        _ => None,
+                    });
+                    let nets = nets.chain(self.nets.longest_around(*ip));
+                    nets.max_by_key(IpNet::prefix_len).map(Key::Net)
+                }
+                Host::Name(_) => None,
+            },
+        });
+        key.map(Scope)
+    }
+
+    fn known(&self, key: Key, now: Moment) -> Option<Key> {
+        let has_links = self.pool(&key).is_some_and(|pool| !pool.is_empty());
+        (has_links || self.is_remembered(&key, now)).then_some(key)
+    }
+
+    fn is_remembered(&self, key: &Key, now: Moment) -> bool {
+        let since = self.silent.get(key);
+        since.is_some_and(|since| now.since(*since) < SILENT_KEYS_FOR)
+    }
+
+    /// Chooses a link for the first attempt of a dial, never one of `exclude`. `None`: no link of the scope takes dials.
+    ///
+    /// A link that serves comes before one that drains, and that before a suspected one. Among equal agents `draw` decides, evenly
+    /// when it is uniform; within an agent the newest link does.
+    #[must_use]
+    pub fn pick(&self, scope: &Scope, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
+        self.pool(&scope.0)?.pick(draw, exclude, &|_| true)
+    }
+
+    /// As [`Self::pick`], for another attempt of a dial whose first one went to an agent of `principal`. Where identifiers are
+    /// claims that no grant confirms, only agents of the same principal are asked.
+    #[must_use]
+    pub fn pick_again(
+        &self,
+        scope: &Scope,
+        principal: Option<&str>,
+        draw: u64,
+        exclude: &[LinkId],
+    ) -> Option<LinkId> {
+        let is_claim = scope.0 != Key::Any && !self.granted;
+        let fits = |link| {
+            let known = self.links.get(&link);
+            !is_claim || known.is_some_and(|known| known.principal.as_deref() == principal)
+        };
+        self.pool(&scope.0)?.pick(draw, exclude, &fits)
+    }
+
+    /// Whether a scope has an agent that may come back: one that is silent, or was when its last link ended.
+    #[must_use]
+    pub fn is_silent(&self, scope: &Scope, now: Moment) -> bool {
+        self.pool(&scope.0).is_some_and(Pool::has_dead) || self.is_remembered(&scope.0, now)
+    }
+
+    /// The identifier by which a link answers for a host, by the first strategy that it answers to: the host itself, or the
+    /// longest network around it. `None`: by that strategy it answers for hosts of all kinds, or it answers to none.
+    #[must_use]
+    pub fn class(&self, host: &Host, link: LinkId) -> Option<String> {
+        let keys = &self.links.get(&link)?.keys;
+        for strategy in self.strategies.iter() {
+            let class = match strategy {
+                Strategy::Default => return None,
+                Strategy::DefaultRoute if keys.contains(&Key::DefaultRoute) => return None,
+                Strategy::DefaultRoute => None,
+                Strategy::DestHost => keys
+                    .contains(&Key::Host(host.clone()))
+                    .then(|| host.to_string()),
+                Strategy::DestCidr => longest_around(keys, host).map(|net| net.to_string()),
+            };
+            if class.is_some() {
+                return class;
+            }
+        }
+        None
+    }
+}
+
+fn longest_around(keys: &[Key], host: &Host) -> Option<IpNet> {
+    let Host::Ip(ip) = host else {
+        return None;
+    };
+    let around = keys.iter().filter_map(|key| match key {
+        Key::Net(net) if net.contains(ip) => Some(*net),
+        _ => None,
+    });
+    around.max_by_key(IpNet::prefix_len)
+}

@@ -1,0 +1,205 @@
+//! Dials while an agent, a server or a connection between them has fallen silent.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::processes::Processes;
+use super::silent_agents::stop;
+use crate::support::balancer::Balancer;
+use crate::support::process::{Process, ask, metric};
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const SILENT: &str = "adit_links_silent";
+/// Dials of a test, one after the other begun.
+const DIALS: usize = 60;
+/// Between them.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// Dials `target`; the status of the answer, and how long it took.
+async fn dial(socket: std::path::PathBuf, target: String) -> (String, Duration) {
+    use tokio::io::AsyncWriteExt as _;
+    let began = Instant::now();
+    let mut stream = UnixStream::connect(socket).await.expect("a server");
+    stream
+        .write_all(&connect::head(&target))
+        .await
+        .expect("a server");
+    let head = connect::read_head(&mut stream).await;
+    let took = began.elapsed();
+    if head.contains(" 200 ") {
+        connect::echo(&mut stream, b"served").await;
+    }
+    (head, took)
+}
+
+/// Ten dials a second from now on; those that failed, and the slowest.
+async fn dials(world: &World, target: &str) -> (Vec<String>, Duration) {
+    let mut dials = JoinSet::new();
+    let mut every = tokio::time::interval(EVERY);
+    for _dial in 0..DIALS {
+        every.tick().await;
+        dials.spawn(dial(world.connect(), target.to_owned()));
+    }
+    let (mut failed, mut slowest) = (Vec::new(), Duration::ZERO);
+    while let Some(dialed) = dials.join_next().await {
+        let (head, took) = dialed.expect("no panic");
+        slowest = slowest.max(took);
+        if !head.contains(" 200 ") {
+            failed.push(head);
+        }
+    }
+    (failed, slowest)
+}
+
+/// The kernel of a stopped process acknowledges all that is sent to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    for flags in [&[][..], &["--lanes-per-link=0"]] {
+        let processes = Processes::start(flags).await;
+        let stopped = processes.agent("stopped", &[]);
+        let _other = processes.agent("other", &[]);
+        metric(processes.health, LINKS, 2.0).await;
+        stop(&stopped).await;
+        let (failed, slowest) = dials(&processes.world, &target).await;
+        println!(
+            "{flags:?}: of {DIALS} dials {} failed, the slowest took {slowest:?}",
+            failed.len()
+        );
+        assert!(failed.is_empty(), "{failed:?}");
+        // Of a dial's own 25 s.
+        assert!(slowest < Duration::from_secs(15), "{slowest:?}");
+        let log = processes.server.log();
+        assert!(log.contains("stopped,other"), "the agents asked are named");
+        let retries = metric_of(&processes, "adit_dial_retries_total{reason=\"slow\"}").await
+            + metric_of(&processes, "adit_dial_retries_total{reason=\"silent\"}").await;
+        assert!(retries >= 1.0, "{retries}");
+        stopped.signal(Signal::CONT);
+        metric(processes.health, SILENT, 0.0).await;
+        // Its late answers open nothing, and are no failures.
+        let failures = ask(processes.health, "/metrics").await;
+        let failures = failures.lines().filter(|line| {
+            line.starts_with("konnectivity_network_proxy_server_dial_failure_count")
+        });
+        let failures: Vec<&str> = failures.filter(|line| !line.ends_with(" 0")).collect();
+        assert!(failures.is_empty(), "{failures:?}");
+    }
+}
+
+async fn metric_of(processes: &Processes, series: &str) -> f64 {
+    let text = ask(processes.health, "/metrics").await;
+    let line = text.lines().find_map(|line| line.strip_prefix(series));
+    line.and_then(|value| value.trim().parse().ok())
+        .unwrap_or_else(|| panic!("no {series}"))
+}
+
+/// The same address may be another machine behind an agent of the next strategy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_strategy() {
+    let (port, _target) = targets::echo().await;
+    let flags = ["--proxy-strategies=destHost,default", "--dial-timeout=6s"];
+    let processes = Processes::start(&flags).await;
+    let silent = processes.agent("silent", &["--agent-identifiers=ipv4=127.0.0.1"]);
+    let _answers_all = processes.agent("default", &[]);
+    metric(processes.health, LINKS, 2.0).await;
+    stop(&silent).await;
+    let target = format!("127.0.0.1:{port}");
+    // Before it is suspected, when it is, and when its link is dead.
+    for _dial in 0..3 {
+        let (head, _took) = dial(processes.world.connect(), target.clone()).await;
+        assert!(head.contains(" 504 "), "{head}");
+    }
+    let (head, _took) = dial(processes.world.connect(), format!("127.0.0.2:{port}")).await;
+    assert!(head.contains(" 200 "), "{head}");
+    silent.signal(Signal::CONT);
+    metric(processes.health, SILENT, 0.0).await;
+    processes.world.assert_serves(&target).await;
+}
+
+/// The agent notices by itself, and comes again on a connection that works. The dial of that time waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_waits_for_the_only_agent_whose_connection_was_forgotten() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&[]).await;
+    let balancer = Balancer::to(&[world.server().agents]).await;
+    // Its own lanes would be forgotten, too.
+    let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
+    world.links(1).await;
+    world.assert_serves(&target).await;
+    balancer.freeze();
+    let (head, took) = dial(world.connect(), target.clone()).await;
+    println!("the first dial took {took:?}");
+    assert!(head.contains(" 200 "), "{head}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    assert_eq!(world.server().links(), 2, "nothing is cut");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_link_that_was_replaced_lives_as_long_as_its_tunnels() {
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&["--lanes-per-link=0"]).await;
+    let balancer = Balancer::to(&[world.server().agents]).await;
+    let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
+    world.links(1).await;
+    let mut old = within("a tunnel", connect::open(&world.connect(), &target)).await;
+    balancer.freeze();
+    world.links(2).await;
+    balancer.thaw();
+    connect::echo(&mut old, b"on the old link").await;
+    let (head, _took) = dial(world.connect(), target.clone()).await;
+    assert!(head.contains(" 200 "), "{head}");
+    assert_eq!(world.server().links(), 2);
+    connect::echo(&mut old, b"still there").await;
+    drop(old);
+    world.links(1).await;
+    world.assert_serves(&target).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
+    let processes = Processes::start(&[]).await;
+    let agent = processes.agent("agent", &[]);
+    metric(processes.health, LINKS, 1.0).await;
+    let health = agent.address("health");
+    stop(&processes.server).await;
+    not_ready(
+        &agent,
+        health,
+        "servers are connected, but none of them responds",
+    )
+    .await;
+    processes.server.signal(Signal::CONT);
+    until_ready(health).await;
+    let log = agent.log();
+    assert!(
+        log.contains("server is silent") && log.contains("server responds again"),
+        "{log}"
+    );
+}
+
+async fn not_ready(agent: &Process, health: std::net::SocketAddr, text: &str) {
+    until("the agent to be not ready", || {
+        agent.log().contains("server is silent")
+    })
+    .await;
+    let ready = ask(health, "/readyz").await;
+    assert!(ready.contains(" 503 ") && ready.contains(text), "{ready}");
+}
+
+async fn until_ready(health: std::net::SocketAddr) {
+    within("readiness", async {
+        while !ask(health, "/readyz").await.contains(" 200 ") {
+            tokio::time::sleep(EVERY).await;
+        }
+    })
+    .await;
+}
