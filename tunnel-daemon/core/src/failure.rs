@@ -36,6 +36,9 @@ pub enum DialFailure {
     /// This server is shutting down and takes no new dials.
     #[error("server is shutting down")]
     ShuttingDown,
+    /// The memory for tunnels is in use.
+    #[error("server is short of memory for tunnels")]
+    NoMemory,
     /// This server is short of file descriptors and serves no further clients.
     #[error("server is short of file descriptors")]
     NoDescriptors,
@@ -53,6 +56,7 @@ impl DialFailure {
             Self::TooManyPending { .. }
             | Self::TooLong
             | Self::ShuttingDown
+            | Self::NoMemory
             | Self::NoDescriptors => "refused",
         }
     }

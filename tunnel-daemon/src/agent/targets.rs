@@ -68,6 +68,13 @@ pub async fn dial_target(
             "dial {protocol} {address}: socket: too many open files"
         ));
     }
+    if context.budget.is_full() {
+        context.metrics.dial_failure(EndpointDialFailure::Unknown);
+        let (protocol, address) = (Excerpt(protocol), Excerpt(address));
+        return Err(format!(
+            "dial {protocol} {address}: agent is short of memory for tunnels"
+        ));
+    }
     // Counted before there is one, or dials that wait together would each think to be the last.
     descriptors.opened();
     match context.dialer.dial(protocol, address).await {

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
-use super::budgets::{isolation, isolation_here, process_budget};
+use super::budgets::{isolation, isolation_here, keep_published, process_budget};
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::{NodeSide, NodeSideParts};
@@ -152,6 +152,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         lane_watch: Arc::default(),
         relay: relay.clone(),
     };
+    let memory = keep_published(metrics.adit().clone(), Arc::clone(&context.budget));
+    services.spawn_always("memory-gauges", memory);
     let (dials, lane_watch) = (Arc::clone(&context.dials), Arc::clone(&context.lane_watch));
     let watch = Arc::clone(&lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });

@@ -1,12 +1,14 @@
 //! What tunnels whose readers pause may hold: the isolation flags, fitted to the memory of this process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use adit_core::session::{Isolation, ProcessBudget};
 
 use super::memory;
 use crate::config::limits;
 use crate::config::plan::IsolationPlan;
+use crate::telemetry::AditMetrics;
 
 /// The core's view of the isolation flags.
 pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
@@ -46,6 +48,24 @@ fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
     let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
     Arc::new(ProcessBudget::new(bytes))
+}
+
+/// Tells how much of the budget is in use.
+pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
+    metrics.set_memory(
+        budget.held_bytes(),
+        budget.queued_bytes(),
+        budget.kernel_bytes(),
+    );
+}
+
+/// Does so once a second.
+pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudget>) {
+    let mut every = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        every.tick().await;
+        publish(&metrics, &budget);
+    }
 }
 
 #[cfg(test)]

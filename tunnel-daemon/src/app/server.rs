@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
+use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -87,14 +88,14 @@ struct ServerTasks {
 /// # Errors
 /// Whatever a listener, certificate or the admin thread says, with its name.
 pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
-    let (metrics, hub) = metrics_and_hub(plan)?;
+    let here = isolation_here(&plan.isolation);
+    let budget = process_budget(&here);
+    let (metrics, hub) = metrics_and_hub(plan, &budget)?;
     let tasks = ServerTasks {
         clients: Tasks::new(CLIENT_TASKS_MAX),
         links: Tasks::new(AGENT_TASKS_MAX),
         services: Tasks::new(SERVICE_TASKS_MAX),
     };
-    let here = isolation_here(&plan.isolation);
-    let budget = process_budget(&here);
     let descriptors = Arc::new(Descriptors::of_process());
     let started = Instant::now();
     let stop = CancellationToken::new();
@@ -256,7 +257,10 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     })
 }
 
-fn metrics_and_hub(plan: &ServerPlan) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
+fn metrics_and_hub(
+    plan: &ServerPlan,
+    budget: &Arc<ProcessBudget>,
+) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
     let strategies = plan.strategies.iter();
     let strategies: Vec<&'static str> = strategies.map(|strategy| strategy.name()).collect();
     let limits = DialLimits {
@@ -266,7 +270,8 @@ fn metrics_and_hub(plan: &ServerPlan) -> anyhow::Result<(ServerMetrics, Arc<Hub>
     };
     let registry = Registry::new(strategies.join(",").parse()?);
     let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
-    Ok((ServerMetrics::new(&strategies), Hub::new(registry, limits)))
+    let hub = Hub::within(registry, limits, Arc::clone(budget));
+    Ok((ServerMetrics::new(&strategies), hub))
 }
 
 /// What anyone could do who should perhaps not.

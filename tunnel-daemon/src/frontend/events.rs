@@ -231,6 +231,7 @@ impl ClientTunnel {
             DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
             DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),
             DialFailure::ShuttingDown => adit.dial_refused(DialCap::Shutdown),
+            DialFailure::NoMemory => adit.dial_refused(DialCap::Memory),
             DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
             _ => (),
         }

@@ -1,6 +1,6 @@
 //! What a leg and its link share: two byte queues and a few flags, no lock.
 //!
-//! Leg -> link is bounded by [`LEG_QUEUE_BYTES`] and [`LEG_QUEUE_PIECES`]: the leg stops reading its socket when it is
+//! Leg -> link is bounded by [`ProcessBudget::queue_share`] and [`LEG_QUEUE_PIECES`]: the leg stops reading its socket when it is
 //! full. Link -> leg is never refused here; the session machine bounds it by credit or budgets. The order of every
 //! hand-over is: write the data or flag, then make the receiver look (mailbox or waker).
 
@@ -9,13 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use adit_core::ids::TunnelKey;
-use adit_core::session::TunnelEnd;
+use adit_core::session::{ProcessBudget, QUEUE_MAX_BYTES, TunnelEnd};
 use bytes::Bytes;
 use crossbeam::queue::SegQueue;
 use futures_util::task::AtomicWaker;
-
-/// Bytes a leg may have waiting for the link, so one leg's memory is known before it opens.
-pub const LEG_QUEUE_BYTES: usize = 256 * 1024;
 
 /// And pieces: each takes memory beside its bytes, and a peer decides how small they are.
 const LEG_QUEUE_PIECES: usize = 4096;
@@ -45,9 +42,22 @@ pub struct Mailbox {
     /// How often legs had something, and how many of these times the link's task has dealt with.
     told: AtomicU64,
     seen: AtomicU64,
+    /// What is queued counts there, once the link runs.
+    budget: OnceLock<Arc<ProcessBudget>>,
 }
 
 impl Mailbox {
+    /// What legs queue counts in `budget` from now on.
+    pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
+        let _first = self.budget.set(Arc::clone(budget));
+    }
+
+    /// Bytes that one leg may queue now.
+    fn queue_share(&self) -> usize {
+        let budget = self.budget.get();
+        budget.map_or(QUEUE_MAX_BYTES, |budget| budget.queue_share())
+    }
+
     /// Payload bytes that the link holds for its legs, as its task last said.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
@@ -175,11 +185,13 @@ impl Conduit {
     /// The peer's stream took `bytes` of this leg and with them the last of so many `pieces`, or they were dropped: the leg may
     /// give as many again.
     pub(super) fn release_up(&self, bytes: usize, pieces: usize) {
-        let bytes_before = self.up_bytes.fetch_sub(bytes, AcqRel);
-        let pieces_before = self.up_pieces.fetch_sub(pieces, AcqRel);
-        if bytes_before >= LEG_QUEUE_BYTES / 2 || pieces_before >= LEG_QUEUE_PIECES / 2 {
-            self.up_space.wake();
+        self.up_bytes.fetch_sub(bytes, AcqRel);
+        self.up_pieces.fetch_sub(pieces, AcqRel);
+        if let Some(budget) = self.mailbox.budget.get() {
+            budget.dequeue(bytes as u64);
         }
+        // How much is room depends on the budget, too: a leg that waits looks for itself.
+        self.up_space.wake();
     }
 
     pub(super) fn leg_flags(&self) -> u8 {
@@ -242,13 +254,26 @@ impl Conduit {
     pub(super) fn put_up(self: &Arc<Self>, bytes: Bytes) {
         self.up_bytes.fetch_add(bytes.len(), AcqRel);
         self.up_pieces.fetch_add(1, AcqRel);
+        if let Some(budget) = self.mailbox.budget.get() {
+            budget.queue(bytes.len() as u64);
+        }
         self.up.push(bytes);
         self.schedule();
     }
 
     pub(super) fn up_has_space(&self) -> bool {
-        self.up_bytes.load(Acquire) < LEG_QUEUE_BYTES
-            && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
+        self.up_share_and_room().1 > 0 && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
+    }
+
+    /// Where its bytes count, once its link runs.
+    pub(super) fn budget(&self) -> Option<&ProcessBudget> {
+        self.mailbox.budget.get().map(Arc::as_ref)
+    }
+
+    /// Bytes that the leg may queue, and how many more of them.
+    pub(super) fn up_share_and_room(&self) -> (usize, usize) {
+        let share = self.mailbox.queue_share();
+        (share, share.saturating_sub(self.up_bytes.load(Acquire)))
     }
 
     pub(super) fn register_up(&self, waker: &std::task::Waker) {
@@ -315,5 +340,14 @@ impl Conduit {
 
     pub(super) fn register_down(&self, waker: &std::task::Waker) {
         self.down_waker.register(waker);
+    }
+}
+
+impl Drop for Conduit {
+    fn drop(&mut self) {
+        // Its link is over, and took nothing of these any more.
+        if let Some(budget) = self.mailbox.budget.get() {
+            budget.dequeue(*self.up_bytes.get_mut() as u64);
+        }
     }
 }

@@ -176,6 +176,9 @@ impl Hub {
         if self.refuses_dials() {
             return Err(DialFailure::ShuttingDown);
         }
+        if self.budget.is_full() {
+            return Err(DialFailure::NoMemory);
+        }
         if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
             return Err(DialFailure::TooLong);
         }

@@ -64,6 +64,7 @@ impl<H: LinkHooks> LinkDriver<H> {
         hooks: H,
     ) -> Self {
         let clock = Clock::default();
+        mailbox.count_in(link.budget());
         Self {
             link,
             streams,

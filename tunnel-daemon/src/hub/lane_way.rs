@@ -19,10 +19,7 @@ use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
 use crate::telemetry::tunnels::PathQuality;
 
-/// Bytes a leg may have waiting for its lane.
-const QUEUE_BYTES_MAX: usize = 256 * 1024;
-
-/// And frames: each takes memory beside its bytes, and who sends them decides how small they are.
+/// Frames a leg may have waiting for its lane: each takes memory beside its bytes, and who sends them decides how small they are.
 const QUEUE_FRAMES_MAX: usize = 4096;
 
 /// A close is confirmed by then, or the leg is told that it was not: as on a link. The lane settles without it.
@@ -68,6 +65,8 @@ pub(super) struct LaneWay {
     timer: Option<Pin<Box<Sleep>>>,
     /// Bytes given to the leg that have not left yet.
     held: u64,
+    /// Bytes that wait for the lane, as the budget knows them.
+    queued: usize,
     /// Something moved since the timer was set.
     moved: bool,
     /// Bytes on their way when it was set: fewer mean that something moved.
@@ -93,6 +92,7 @@ impl LaneWay {
             end_waits: false,
             timer: None,
             held: 0,
+            queued: 0,
             moved: false,
             on_the_way: 0,
             on_the_way_seen: 0,
@@ -101,10 +101,11 @@ impl LaneWay {
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let full = |way: &Self| {
-            way.lane.as_ref().is_some_and(|lane| {
-                lane.queued_bytes() >= QUEUE_BYTES_MAX
-                    || lane.state().queued_frames() >= QUEUE_FRAMES_MAX
-            })
+            way.share_and_room().1 == 0
+                || way
+                    .lane
+                    .as_ref()
+                    .is_some_and(|lane| lane.state().queued_frames() >= QUEUE_FRAMES_MAX)
         };
         if full(self) {
             self.poll_flush(cx);
@@ -120,6 +121,29 @@ impl LaneWay {
         } else {
             Poll::Ready(())
         }
+    }
+
+    pub(super) fn budget(&self) -> &ProcessBudget {
+        self.home.budget()
+    }
+
+    /// Bytes that the leg may have waiting, and how many more it may give. Of a tunnel that has ended all are taken, and dropped.
+    pub(super) fn share_and_room(&self) -> (usize, usize) {
+        let share = self.home.budget().queue_share();
+        let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
+        (share, share.saturating_sub(queued))
+    }
+
+    /// Has the budget know how much waits for the lane.
+    fn count_queued(&mut self) {
+        let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
+        let budget = self.home.budget();
+        if queued > self.queued {
+            budget.queue((queued - self.queued) as u64);
+        } else {
+            budget.dequeue((self.queued - queued) as u64);
+        }
+        self.queued = queued;
     }
 
     /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
@@ -167,6 +191,7 @@ impl LaneWay {
             self.write_failed = true;
             cx.waker().wake_by_ref();
         }
+        self.count_queued();
         self.poll_silence(cx);
         self.poll_watch(cx);
     }
@@ -346,6 +371,7 @@ impl LaneWay {
         if self.lane.take().is_some() {
             self.home.lost(failure);
         }
+        self.count_queued();
         self.timer = None;
         self.end.get_or_insert(TunnelEnd::LaneLost);
     }
@@ -356,6 +382,7 @@ impl LaneWay {
         if let Some(lane) = self.lane.take() {
             self.home.take_back(lane);
         }
+        self.count_queued();
     }
 }
 
@@ -382,6 +409,7 @@ impl Drop for LaneWay {
             }
             self.home.take_back(lane);
         }
+        self.count_queued();
     }
 }
 

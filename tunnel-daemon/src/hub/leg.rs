@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::session::{Moment, TunnelEnd};
+use adit_core::session::{Moment, ProcessBudget, QUEUE_MAX_BYTES, TunnelEnd};
 use bytes::Bytes;
 
 use super::clock::moment;
@@ -68,6 +68,8 @@ pub struct Leg {
     received_bytes: u64,
     watch: Option<LegWatch>,
     stalled: Option<Stalled>,
+    /// Bytes in the kernel for a reader that pauses, as the budget knows them.
+    kernel_bytes: u32,
     live: Option<Arc<LiveTunnel>>,
 }
 
@@ -98,6 +100,7 @@ impl Leg {
             received_bytes: 0,
             watch: None,
             stalled: None,
+            kernel_bytes: 0,
             live: None,
         }
     }
@@ -116,6 +119,20 @@ impl Leg {
         match &mut self.way {
             Way::Link(link) => link.poll_ready(cx),
             Way::Lane(lane) => lane.poll_ready(cx),
+        }
+    }
+
+    /// Bytes that may be read for this leg at once; bounded only while the budget is short.
+    #[must_use]
+    pub fn read_max(&self) -> usize {
+        let (share, room) = match &self.way {
+            Way::Link(link) => link.share_and_room(),
+            Way::Lane(lane) => lane.share_and_room(),
+        };
+        if share == QUEUE_MAX_BYTES {
+            usize::MAX
+        } else {
+            room
         }
     }
 
@@ -244,8 +261,32 @@ impl Leg {
         self.watch = Some(watch);
     }
 
-    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called.
-    pub fn stalled(&mut self) {
+    fn budget(&self) -> Option<&ProcessBudget> {
+        match &self.way {
+            Way::Link(link) => link.budget(),
+            Way::Lane(lane) => Some(lane.budget()),
+        }
+    }
+
+    /// Whether memory is short, so that a new tunnel starts with small buffers.
+    #[must_use]
+    pub fn is_short_of_memory(&self) -> bool {
+        self.budget().is_some_and(ProcessBudget::is_half_full)
+    }
+
+    /// So many bytes wait in the kernel.
+    fn count_kernel(&mut self, bytes: u32) {
+        let before = std::mem::replace(&mut self.kernel_bytes, bytes);
+        if let Some(budget) = self.budget() {
+            budget.enter_kernel(bytes.into());
+            budget.leave_kernel(before.into());
+        }
+    }
+
+    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called; `kernel_bytes` more that the
+    /// socket has taken wait in the kernel.
+    pub fn stalled(&mut self, kernel_bytes: usize) {
+        self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
         if let Way::Lane(lane) = &self.way {
             lane.stalled();
         }
@@ -285,6 +326,9 @@ impl Leg {
             let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
             metrics.frontend_write(waited);
         }
+        if bytes > 0 && self.kernel_bytes > 0 {
+            self.count_kernel(0);
+        }
         match &mut self.way {
             Way::Link(link) => link.drained(bytes),
             Way::Lane(lane) => lane.drained(bytes),
@@ -323,6 +367,12 @@ impl Leg {
     /// Waits until more bytes are taken.
     pub async fn ready(&mut self) {
         std::future::poll_fn(|cx| self.poll_ready(cx)).await;
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.count_kernel(0);
     }
 }
 
@@ -372,6 +422,38 @@ mod tests {
         assert!(ready.is_ready(), "what the link sent makes room");
     }
 
+    #[tokio::test]
+    async fn a_leg_may_be_16_kibibytes_ahead_while_memory_is_short() {
+        let budget = Arc::new(ProcessBudget::new(1 << 20));
+        let mailbox = Arc::new(Mailbox::default());
+        mailbox.count_in(&budget);
+        let (mut leg, conduit) = Leg::new(&mailbox);
+        let ready =
+            async |leg: &mut Leg| poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready();
+        assert!(!leg.is_short_of_memory() && leg.read_max() == usize::MAX);
+        budget.hold((1 << 19) + 1);
+        assert!(leg.is_short_of_memory());
+        assert_eq!(leg.read_max(), 16 * 1024);
+        leg.send(Bytes::from(vec![0; 16 * 1024]));
+        assert!(!ready(&mut leg).await);
+        assert_eq!(budget.queued_bytes(), 16 * 1024);
+        budget.release((1 << 19) + 1);
+        assert!(ready(&mut leg).await, "there is room again");
+        leg.send(Bytes::from_static(b"more"));
+        let sent = conduit.take_up().expect("queued").len();
+        conduit.release_up(sent, 1);
+        assert_eq!(budget.queued_bytes(), 4);
+        leg.stalled(1000);
+        leg.stalled(3000);
+        assert_eq!(budget.kernel_bytes(), 3000);
+        leg.drained(1);
+        assert_eq!(budget.kernel_bytes(), 0);
+        leg.stalled(1000);
+        drop((leg, conduit));
+        mailbox.close();
+        assert_eq!(budget.used_bytes(), 0, "all is given back");
+    }
+
     /// A byte in a piece of its own takes as much memory as seventy.
     #[tokio::test]
     async fn a_leg_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
@@ -392,13 +474,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_time_a_client_takes_nothing_is_known() {
         let (mut leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
-        leg.stalled();
+        leg.stalled(0);
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!(leg.stalled_for(), Duration::ZERO, "nobody watches");
         leg.watch(LegWatch::Client(ServerMetrics::new(&["default"])));
-        leg.stalled();
+        leg.stalled(0);
         tokio::time::advance(Duration::from_secs(3)).await;
-        leg.stalled();
+        leg.stalled(0);
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!(leg.stalled_for(), Duration::from_secs(7));
         leg.drained(1);

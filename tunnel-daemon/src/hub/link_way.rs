@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use adit_core::session::TunnelEnd;
+use adit_core::session::{ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
@@ -55,6 +55,15 @@ impl LinkWay {
         } else {
             Poll::Pending
         }
+    }
+
+    pub(super) fn budget(&self) -> Option<&ProcessBudget> {
+        self.conduit.budget()
+    }
+
+    /// Bytes that the leg may have waiting, and how many more it may give.
+    pub(super) fn share_and_room(&self) -> (usize, usize) {
+        self.conduit.up_share_and_room()
     }
 
     /// Ready every few seconds while the link takes no more; says whether it took something since the last time.

@@ -27,7 +27,7 @@ mod watch;
 pub use asked::until_answered;
 pub use clock::{Clock, moment};
 pub use closing::{Closing, part};
-pub use conduit::{Conduit, LEG_QUEUE_BYTES, Mailbox};
+pub use conduit::{Conduit, Mailbox};
 pub use dial::AskedAgents;
 pub use driver::LinkDriver;
 pub use endpoint::{reset_on_close, serve_target};

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
+use adit_relay::unacknowledged_bytes;
 use bytes::Bytes;
 use tokio::io::AsyncRead;
 
@@ -16,6 +17,7 @@ use crate::config::limits;
 use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
 use crate::net::peer::{self, Peer};
+use crate::net::socket::set_buffers;
 use crate::net::stream::Connection;
 
 /// Bytes taken from the leg before the socket gets them.
@@ -25,6 +27,8 @@ const WRITE_PIECES_MAX: usize = 1024;
 /// Pieces below this are copied where they have to wait, so that they keep nothing of what they came in, of which the peer
 /// decides how much it is.
 const CRUMB_BYTES: usize = 2048;
+/// Buffers in the kernel of a socket whose tunnel begins while memory is short, each way. The kernel doubles it.
+const SHORT_BUFFER_BYTES: usize = 16 * 1024;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in docs/performance.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
@@ -127,9 +131,20 @@ pub fn pump<'a, S: Connection>(
     if let Some(socket) = socket.tcp() {
         reset_on_close(socket);
     }
+    shrink(socket, leg);
     let pump = Some(Pump::new(leg, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
     Pumping { pump, socket, leg }
+}
+
+/// Where memory is short a tunnel starts with small buffers in the kernel, too.
+pub(super) fn shrink<S: Connection>(socket: &S, leg: &Leg) {
+    if leg.is_short_of_memory()
+        && let Some(socket) = socket.descriptor()
+        && let Err(error) = set_buffers(&socket, Some(SHORT_BUFFER_BYTES), Some(SHORT_BUFFER_BYTES))
+    {
+        tracing::debug!(%error, "the buffers of a socket stay as large as they are");
+    }
 }
 
 /// See [`pump`].
@@ -281,7 +296,9 @@ impl Pump {
         }
         while !self.pending.is_empty() {
             let Poll::Ready(written) = self.pending.poll_write(cx, *socket)? else {
-                leg.stalled();
+                let descriptor = socket.descriptor();
+                let kernel = descriptor.and_then(|socket| unacknowledged_bytes(&socket).ok());
+                leg.stalled(kernel.unwrap_or(0));
                 return Ok(progress);
             };
             progress = true;
@@ -329,7 +346,8 @@ impl Pump {
                 Poll::Pending => Ok(false),
             };
         }
-        let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket)? else {
+        let most = leg.read_max();
+        let Poll::Ready(bytes) = self.reader.poll_read(cx, *socket, most)? else {
             return Ok(false);
         };
         if bytes.is_empty() {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use adit_core::ids::{AgentId, ConnId, LinkId};
 use adit_core::registry::{Registry, Silence, Standing};
+use adit_core::session::ProcessBudget;
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -84,6 +85,8 @@ pub struct Hub {
     pub(super) next_lane_conn: AtomicI64,
     pub(super) pending: Semaphore,
     pub(super) limits: DialLimits,
+    /// Memory for tunnels: none is opened while all of it is in use.
+    pub(super) budget: Arc<ProcessBudget>,
     refusing: AtomicBool,
     cutting: AtomicBool,
     /// Links came, went, fell silent or were heard again.
@@ -134,9 +137,15 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    /// A hub without links.
+    /// A hub without links, and without a bound on memory.
     #[must_use]
     pub fn new(registry: Registry, limits: DialLimits) -> Arc<Self> {
+        Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
+    }
+
+    /// A hub without links whose tunnels share a budget.
+    #[must_use]
+    pub fn within(registry: Registry, limits: DialLimits, budget: Arc<ProcessBudget>) -> Arc<Self> {
         Arc::new(Self {
             registry: Mutex::new(registry),
             links: Mutex::new(HashMap::new()),
@@ -144,6 +153,7 @@ impl Hub {
             next_lane_conn: AtomicI64::new(1),
             pending: Semaphore::new(limits.pending_max),
             limits,
+            budget,
             refusing: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
             changed: Notify::new(),

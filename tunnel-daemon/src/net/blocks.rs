@@ -91,7 +91,8 @@ pub struct BlockReader {
 }
 
 impl BlockReader {
-    /// The next bytes; empty at the end of the stream.
+    /// The next bytes, `most` at most where that is less than a read usually brings; empty at the end of the stream. A
+    /// direction with little room is never bulk.
     ///
     /// # Errors
     /// As the stream's own.
@@ -99,11 +100,15 @@ impl BlockReader {
         &mut self,
         cx: &mut Context<'_>,
         stream: &mut S,
+        most: usize,
     ) -> Poll<io::Result<Bytes>> {
-        let polled = if self.bulk {
+        let polled = if most <= BULK_BYTES {
+            self.rest();
+            return with_scratch(cx, stream, most.max(1), Bytes::copy_from_slice);
+        } else if self.bulk {
             self.read_block(cx, stream)
         } else {
-            read_scratch(cx, stream)
+            with_scratch(cx, stream, READ_BYTES, Bytes::copy_from_slice)
         };
         match polled {
             Poll::Ready(Ok(bytes)) if bytes.len() >= BULK_BYTES => {
@@ -228,8 +233,8 @@ impl Fill {
         self.bulk = matches!(polled, Poll::Ready(Ok(read)) if read >= BULK_BYTES);
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
-        } else if !self.bulk && was_bulk && polled.is_ready() {
-            // What ends bulk is taken out of its block, as there. A part of a record that waits for the rest stays in its own.
+        } else if !self.bulk && was_bulk {
+            // What ends bulk is taken out of its block, as there, and so is a part of a record that waits for the rest.
             self.bytes = BytesMut::from(&self.bytes[..]);
         }
         polled
@@ -263,13 +268,6 @@ pub fn poll_discard<S: AsyncRead + Unpin>(
     stream: &mut S,
 ) -> Poll<io::Result<usize>> {
     with_scratch(cx, stream, READ_BYTES, <[u8]>::len)
-}
-
-fn read_scratch<S: AsyncRead + Unpin>(
-    cx: &mut Context<'_>,
-    stream: &mut S,
-) -> Poll<io::Result<Bytes>> {
-    with_scratch(cx, stream, READ_BYTES, Bytes::copy_from_slice)
 }
 
 /// Reads once into the thread's scratch area, at most so many bytes.
@@ -330,7 +328,7 @@ mod tests {
         for length in [BULK_BYTES, 5] {
             let sent = vec![b'x'; length];
             far.write_all(&sent).await.expect("the stream is open");
-            let read = poll_fn(|cx| reader.poll_read(cx, &mut near)).await;
+            let read = poll_fn(|cx| reader.poll_read(cx, &mut near, usize::MAX)).await;
             let own = read.ok().and_then(|bytes| bytes.try_into_mut().ok());
             let own = own.expect("a block is known to its thread, too");
             assert_eq!((own.len(), own.capacity()), (length, length));

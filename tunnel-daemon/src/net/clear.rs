@@ -47,7 +47,7 @@ impl ClearStream {
         if !self.left.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.left)));
         }
-        self.reader.poll_read(cx, &mut self.socket)
+        self.reader.poll_read(cx, &mut self.socket, usize::MAX)
     }
 
     /// Writes what waits in `out`. Ready when all of it has left.

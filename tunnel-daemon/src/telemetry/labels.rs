@@ -233,6 +233,8 @@ label! {
         Shutdown = "shutdown",
         /// File descriptors of this process.
         Descriptors = "descriptors",
+        /// Memory for tunnels of this process.
+        Memory = "memory",
     }
 }
 

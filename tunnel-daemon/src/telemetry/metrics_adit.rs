@@ -29,6 +29,8 @@ struct Inner {
     account: AccountMetrics,
     insecure_flags: IntGaugeVec,
     held_bytes: IntGauge,
+    queued_bytes: IntGauge,
+    kernel_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
     tunnel_bytes: Counters<Direction>,
@@ -94,7 +96,9 @@ impl AditMetrics {
                 "1 for each flag in force that gives up a protection",
                 &["flag"],
             ),
-            held_bytes: families.gauge("held_bytes", "Payload bytes held in queues of this process"),
+            held_bytes: families.gauge("held_bytes", "Payload bytes held for clients and targets that read slower than they come"),
+            queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
+            kernel_bytes: families.gauge("kernel_bytes", "Bytes in socket buffers of the kernel for clients and targets that pause"),
             tunnels_opened: families.counters_from_zero(
                 "tunnels_opened_total",
                 "Tunnels opened, by what they travel on between server and agent",
@@ -245,6 +249,18 @@ impl AditMetrics {
     #[must_use]
     pub fn held_bytes(&self) -> &IntGauge {
         &self.0.held_bytes
+    }
+
+    /// What of the memory for tunnels is in use, bytes: held, queued, in the kernel.
+    pub fn set_memory(&self, held: u64, queued: u64, kernel: u64) {
+        let gauges = [
+            (&self.0.held_bytes, held),
+            (&self.0.queued_bytes, queued),
+            (&self.0.kernel_bytes, kernel),
+        ];
+        for (gauge, bytes) in gauges {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
     }
 
     /// A share of the held bytes that is given back by `Drop`.

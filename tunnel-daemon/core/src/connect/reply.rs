@@ -65,7 +65,7 @@ impl Rejection {
 pub enum TargetStatus {
     /// 502: refused, reset, unreachable, unknown host and whatever else.
     BadGateway,
-    /// 503: the agent is out of descriptors.
+    /// 503: the agent is out of descriptors or, if it is Adit, of memory for tunnels.
     ServiceUnavailable,
     /// 504: the target did not answer in time.
     GatewayTimeout,
@@ -79,7 +79,7 @@ impl TargetStatus {
         let text = text.to_lowercase();
         if text.contains("timeout") || text.contains("deadline exceeded") {
             Self::GatewayTimeout
-        } else if text.contains("too many open files") {
+        } else if text.contains("too many open files") || text.contains("short of memory") {
             Self::ServiceUnavailable
         } else {
             Self::BadGateway
@@ -150,6 +150,7 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
         ),
         DialFailure::TooManyPending { .. }
         | DialFailure::ShuttingDown
+        | DialFailure::NoMemory
         | DialFailure::NoDescriptors => {
             plain(TargetStatus::ServiceUnavailable, &format!("{failure}\r\n"))
         }

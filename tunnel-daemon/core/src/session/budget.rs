@@ -1,4 +1,5 @@
-//! Bytes held for legs that do not read, and credit granted, over all links of the process.
+//! Bytes held for tunnels whose reader pauses, bytes queued towards peers, and credit granted, over all links and lanes of the
+//! process.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -7,8 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct ProcessBudget {
     max_bytes: u64,
     held: AtomicU64,
+    queued: AtomicU64,
+    kernel: AtomicU64,
     granted: AtomicU64,
 }
+
+/// Bytes that a tunnel may queue towards its link or lane.
+pub const QUEUE_MAX_BYTES: usize = 256 << 10;
+/// The same while half of the budget is in use.
+pub const QUEUE_MIN_BYTES: usize = 16 << 10;
 
 impl ProcessBudget {
     /// A budget of `max_bytes` for held bytes, and as much again for credit granted and not yet used.
@@ -17,6 +25,8 @@ impl ProcessBudget {
         Self {
             max_bytes,
             held: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
+            kernel: AtomicU64::new(0),
             granted: AtomicU64::new(0),
         }
     }
@@ -49,11 +59,67 @@ impl ProcessBudget {
         self.held.fetch_sub(bytes, Relaxed);
     }
 
-    /// Whether half of what may be held is. Who can hold its peer back does so from here on, and leaves the rest to links
-    /// whose peers cannot be told to wait.
+    /// `bytes` more are queued towards a link or lane. Whoever says so owes as many to [`Self::dequeue`].
+    pub fn queue(&self, bytes: u64) {
+        self.queued.fetch_add(bytes, Relaxed);
+    }
+
+    /// `bytes` that were queued have left.
+    pub fn dequeue(&self, bytes: u64) {
+        self.queued.fetch_sub(bytes, Relaxed);
+    }
+
+    /// `bytes` more wait in the kernel for readers that pause. Whoever says so owes as many to [`Self::leave_kernel`].
+    pub fn enter_kernel(&self, bytes: u64) {
+        self.kernel.fetch_add(bytes, Relaxed);
+    }
+
+    /// `bytes` that waited in the kernel have left, or count no more.
+    pub fn leave_kernel(&self, bytes: u64) {
+        self.kernel.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Bytes queued towards links and lanes now.
+    #[must_use]
+    pub fn queued_bytes(&self) -> u64 {
+        self.queued.load(Relaxed)
+    }
+
+    /// Bytes in the kernel for readers that pause.
+    #[must_use]
+    pub fn kernel_bytes(&self) -> u64 {
+        self.kernel.load(Relaxed)
+    }
+
+    /// Bytes held and queued now, those in the kernel included.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.held_bytes()
+            .saturating_add(self.queued_bytes())
+            .saturating_add(self.kernel_bytes())
+    }
+
+    /// Bytes that one tunnel may queue now.
+    #[must_use]
+    pub fn queue_share(&self) -> usize {
+        if self.is_half_full() {
+            QUEUE_MIN_BYTES
+        } else {
+            QUEUE_MAX_BYTES
+        }
+    }
+
+    /// Whether half of the budget is in use. From here on peers that can be told to wait are, and the rest is left to links whose
+    /// peers cannot.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
-        self.held_bytes() > self.max_bytes / 2
+        self.used_bytes() > self.max_bytes / 2
+    }
+
+    /// Whether all of it is in use: no tunnel is opened then.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.used_bytes() >= self.max_bytes
     }
 
     /// Whether more is held than may be.

@@ -212,6 +212,12 @@ impl Link {
         self.lingering
     }
 
+    /// What bounds the whole process.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.budget
+    }
+
     /// Dials without an answer.
     #[must_use]
     pub fn pending_dials(&self) -> usize {

@@ -416,7 +416,7 @@ impl Link {
             .link_budget_bytes
             .saturating_sub(self.granted)
             .min(self.budget.credit_left());
-        let window = if left >= WINDOW_START_BYTES {
+        let window = if left >= WINDOW_START_BYTES && !self.budget.is_half_full() {
             WINDOW_START_BYTES
         } else {
             WINDOW_MIN_BYTES

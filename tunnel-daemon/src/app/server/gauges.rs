@@ -6,6 +6,7 @@ use std::time::Duration;
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 
+use super::super::budgets::publish;
 use crate::hub::Hub;
 use crate::telemetry::{AditMetrics, DialCounts};
 
@@ -30,9 +31,7 @@ pub(super) async fn update(metrics: AditMetrics, budget: Arc<ProcessBudget>, hub
         }
         let silent = hub.with_registry(Registry::silent_links);
         metrics.set_links_silent(silent);
-        metrics
-            .held_bytes()
-            .set(i64::try_from(budget.held_bytes()).unwrap_or(i64::MAX));
+        publish(&metrics, &budget);
         let now = hub.dial_counts();
         metrics.dials(&counted, &now);
         counted = now;

@@ -106,7 +106,7 @@ impl Outbound {
             match self.poll_capacity(cx, 1) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
-                    leg.stalled();
+                    leg.stalled(0);
                     return Poll::Pending;
                 }
             }

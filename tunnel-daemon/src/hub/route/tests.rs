@@ -98,6 +98,26 @@ async fn what_is_longer_than_any_destination_is_asked_of_nobody() {
     assert!(entered.commands.try_recv().is_ok());
 }
 
+#[tokio::test]
+async fn no_tunnel_is_opened_while_memory_is_full() {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    let budget = Arc::new(ProcessBudget::new(1000));
+    let strategies = "default".parse().expect("a known strategy");
+    let hub = Hub::within(Registry::new(strategies), limits, Arc::clone(&budget));
+    let mut only = enter(&hub, "agent");
+    budget.hold(999);
+    let mut fits = Box::pin(dial(&hub, 1));
+    assert!(futures_util::poll!(&mut fits).is_pending());
+    budget.enter_kernel(1);
+    let refused = dial(&hub, 2).await.err();
+    assert_eq!(refused, Some(DialFailure::NoMemory));
+    assert!(given(&mut only).is_some() && given(&mut only).is_none());
+}
+
 /// An agent that looks for further servers closes a link to one it has as soon as it knows which server has answered.
 #[tokio::test(start_paused = true)]
 async fn dials_go_to_the_older_link_of_an_agent_while_the_newer_is_provisional() {

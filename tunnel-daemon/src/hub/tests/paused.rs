@@ -10,6 +10,8 @@ use socket2::SockRef;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout};
 
+use adit_core::session::QUEUE_MAX_BYTES;
+
 use super::*;
 use crate::hub::conduit::LEG_END_WAITS;
 use crate::net::peer::{self, Peer};
@@ -40,7 +42,7 @@ fn unix() -> (ByteStream, StdUnixStream) {
 /// A leg, and as many bytes as it takes before anything is read.
 fn full_leg() -> (Leg, Arc<Conduit>, Bytes) {
     let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
-    (leg, conduit, Bytes::from(vec![0; LEG_QUEUE_BYTES]))
+    (leg, conduit, Bytes::from(vec![0; QUEUE_MAX_BYTES]))
 }
 
 fn reset(far: std::net::TcpStream) {

@@ -44,6 +44,7 @@ mod leases;
 mod least_privilege;
 mod leaving;
 mod long_paths;
+mod memory_limits;
 mod metrics;
 mod node_namespaces;
 mod node_processes;

@@ -162,7 +162,7 @@ impl Process {
     }
 }
 
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into())
 }
 

@@ -45,6 +45,22 @@ fn a_process_short_of_credit_starts_tunnels_at_sixteen_kibibytes() {
     assert_eq!(budget.granted_bytes(), 0);
 }
 
+#[test]
+fn a_process_half_full_starts_tunnels_at_sixteen_kibibytes() {
+    let budget = Arc::new(ProcessBudget::new(8 * WINDOW_START_BYTES));
+    let mut rig = Rig::with_budget(config(Role::Server, true), &budget);
+    for (fill, window) in [
+        (budget.max_bytes() / 2, WINDOW_START_BYTES),
+        (1, WINDOW_MIN_BYTES),
+    ] {
+        // In the kernel and queued counts as much as held.
+        budget.enter_kernel(fill - fill / 2);
+        budget.queue(fill / 2);
+        rig.dial();
+        assert_eq!(dial_window(&rig.packets()[0]), window);
+    }
+}
+
 /// Rule 5: sent when half is drained, not before, and for all that was drained.
 #[test]
 fn window_is_sent_when_half_is_drained() {

@@ -1,0 +1,197 @@
+//! Server and agent in memory cgroups of their own, small ones, while readers pause.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tokio::net::UnixStream;
+
+use crate::support::process::{Process, metric, scrape};
+use crate::support::skip::skip;
+use crate::support::wait::{until_still, within_for};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets};
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const MIB: u64 = 1 << 20;
+/// Readers that pause.
+const READERS: usize = 400;
+const ECHOES: usize = 200;
+/// Success is what counts, not its time: other tests run beside this one.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A memory cgroup below this process's own, of either version; removed when dropped.
+struct MemoryCgroup {
+    path: PathBuf,
+    usage: &'static str,
+}
+
+impl MemoryCgroup {
+    fn new(name: &str, bytes: u64) -> Result<Self, String> {
+        let name = format!("adit-test-{name}-{}", std::process::id());
+        let (root, limit, usage) = [
+            (
+                "/sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.max_usage_in_bytes",
+            ),
+            ("/sys/fs/cgroup", "memory.max", "memory.peak"),
+        ]
+        .into_iter()
+        .find(|(root, _, _)| {
+            Path::new(root).join("memory.limit_in_bytes").exists()
+                || Path::new(root).join("cgroup.controllers").exists()
+        })
+        .ok_or("no memory cgroups are mounted")?;
+        if limit == "memory.max" {
+            // Refused where the controller is on already, or belongs to others: the limit tells.
+            let _on = fs::write(Path::new(root).join("cgroup.subtree_control"), "+memory");
+        }
+        let path = Path::new(root).join(name);
+        let cgroup = Self { path, usage };
+        fs::create_dir(&cgroup.path).map_err(|error| format!("no cgroup can be made: {error}"))?;
+        fs::write(cgroup.path.join(limit), bytes.to_string())
+            .map_err(|error| format!("no limit can be set: {error}"))?;
+        Ok(cgroup)
+    }
+
+    /// Starts a program in it; `args[0]` is what it is called as.
+    fn start(&self, name: &str, args: &[String], dir: &Path) -> Process {
+        let program = crate::support::process::program();
+        let procs = self.path.join("cgroup.procs");
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+            .arg(procs)
+            .arg(program)
+            .args(args.get(1..).unwrap_or_default());
+        Process::start_command(name, command, dir)
+    }
+
+    fn most_bytes(&self) -> u64 {
+        let text = fs::read_to_string(self.path.join(self.usage)).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    }
+}
+
+impl Drop for MemoryCgroup {
+    fn drop(&mut self) {
+        // Its last process may be dying yet.
+        for _try in 0..100 {
+            if fs::remove_dir(&self.path).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The 99th percentile of echoes on one tunnel.
+async fn p99(stream: &mut UnixStream) -> Duration {
+    let mut took = Vec::new();
+    for _echo in 0..ECHOES {
+        let began = Instant::now();
+        connect::echo(stream, b"is there anybody").await;
+        took.push(began.elapsed());
+    }
+    took.sort_unstable();
+    took[ECHOES * 99 / 100]
+}
+
+async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
+    let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
+    let [server_group, agent_group] = match cgroups {
+        [Ok(server), Ok(agent)] => [server, agent],
+        [Err(why), _] | [_, Err(why)] => return skip("memory cgroups", &why),
+    };
+    let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
+    world.stop_server(Duration::ZERO).await;
+    let server = server_group.start("server", &world.server_args("0"), world.dir.path());
+    let (agents, health) = (server.address("agents"), server.address("health"));
+    let agent_args = world.agent_args("agent", agents.port(), &["--log-format=json"]);
+    let agent = agent_group.start("agent", &agent_args, world.dir.path());
+    let agent_health = agent.address("health");
+    metric(health, LINKS, 1.0).await;
+    let (echo_port, _echo) = targets::echo().await;
+    let (source, source_port) = targets::narrow();
+    let _source = targets::source_on(source, u64::MAX);
+    let source = format!("127.0.0.1:{source_port}");
+    let mut echo = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
+    let before = p99(&mut echo).await;
+
+    let (mut paused, mut refused) = (Vec::new(), 0);
+    within_for(PATIENCE, "readers that pause", async {
+        for _reader in 0..readers {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            let mut stream = UnixStream::connect(world.connect())
+                .await
+                .expect("a server");
+            stream
+                .write_all(&connect::head(&source))
+                .await
+                .expect("a server");
+            let head = connect::read_head(&mut stream).await;
+            if head.contains(" 200 ") {
+                paused.push(stream);
+            } else {
+                let mut body = String::new();
+                stream.read_to_string(&mut body).await.expect("an answer");
+                let is_typed = head.contains(" 503 ") && body.contains("short of memory");
+                assert!(is_typed, "{head}{body}");
+                refused += 1;
+            }
+        }
+    })
+    .await;
+    until_still("nothing more is read", || {
+        server.resident_bytes() / MIB + agent.resident_bytes() / MIB
+    })
+    .await;
+    let beside = p99(&mut echo).await;
+    let used = |process: &Process| process.resident_bytes() / MIB;
+    let memory = |text: &str| {
+        ["held", "queued", "kernel"].map(|what| {
+            let bytes = sample(text, &format!("adit_{what}_bytes")).expect("a gauge");
+            format!("{what} {:.1} MiB", bytes / 1_048_576.0)
+        })
+    };
+    for health in [health, agent_health] {
+        println!("{}", memory(&scrape(health).await).join(", "));
+    }
+    println!(
+        "{readers} readers in {} MiB {flags:?}: {} paused, {refused} refused; resident server {} MiB, agent {} MiB; most in the \
+         cgroups {} and {} MiB; echo p99 {before:?} before, {beside:?} beside them",
+        limit / MIB,
+        paused.len(),
+        used(&server),
+        used(&agent),
+        server_group.most_bytes() / MIB,
+        agent_group.most_bytes() / MIB,
+    );
+    assert!(paused.len() > readers / 4, "most are refused: {refused}");
+    // What is refused now is not refused for ever.
+    drop((paused, echo));
+    for health in [health, agent_health] {
+        for what in ["held", "queued", "kernel"] {
+            metric(health, &format!("adit_{what}_bytes"), 0.0).await;
+        }
+    }
+    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
+    connect::echo(&mut stream, b"served again").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_hundred_paused_readers_kill_nobody_in_64_mebibytes() {
+    readers_pause(64 * MIB, READERS, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn four_hundred_paused_readers_kill_nobody_in_64_mebibytes_without_lanes() {
+    readers_pause(64 * MIB, READERS, &["--lanes-per-link=0"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_readers_in_256_mebibytes_are_all_served() {
+    readers_pause(256 * MIB, READERS, &[]).await;
+}
