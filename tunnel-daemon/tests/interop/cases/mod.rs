@@ -3,6 +3,7 @@
 mod agents;
 mod connect;
 mod end_to_end;
+mod failover;
 mod goaway;
 mod hostile_agents;
 mod hostile_clients;

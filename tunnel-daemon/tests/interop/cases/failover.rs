@@ -1,0 +1,101 @@
+//! Dials while one of the agents is stopped: its kernel acknowledges, and nothing answers.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::support::combo::Combo;
+use crate::support::stack::Stack;
+use crate::support::wait::{secs, until};
+
+/// Dials of a test, one after the other begun.
+const DIALS: usize = 50;
+/// Between them.
+const EVERY: Duration = Duration::from_millis(100);
+/// Less than the time of a dial, and enough for a busy machine.
+const SLOWEST: Duration = Duration::from_secs(15);
+
+/// The first line of the answer to a CONNECT, and how long it took.
+fn dial(socket: &str, target: &str) -> (String, Duration) {
+    let began = Instant::now();
+    let mut stream = UnixStream::connect(socket).expect("a server");
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("a server");
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while !line.ends_with(b"\r\n") && stream.read(&mut byte).is_ok_and(|read| read > 0) {
+        line.extend(byte);
+    }
+    let line = String::from_utf8_lossy(&line).trim().to_owned();
+    (line, began.elapsed())
+}
+
+/// Ten dials a second from now on; those that failed, and the slowest.
+fn dials(stack: &Stack) -> (Vec<String>, Duration) {
+    let (socket, target) = (stack.socket(), stack.targets.address("http"));
+    thread::scope(|scope| {
+        let dials: Vec<_> = (0..DIALS)
+            .map(|_dial| {
+                thread::sleep(EVERY);
+                scope.spawn(|| dial(&socket, &target))
+            })
+            .collect();
+        let (mut failed, mut slowest) = (Vec::new(), Duration::ZERO);
+        for dial in dials {
+            let (line, took) = dial.join().expect("no panic");
+            slowest = slowest.max(took);
+            if !line.contains(" 200 ") {
+                failed.push(line);
+            }
+        }
+        (failed, slowest)
+    })
+}
+
+fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
+    let stack = Stack::with(combo, 2, &[]);
+    let dead = &stack.agents[0].process;
+    dead.signal(Signal::STOP);
+    let (failed, slowest) = dials(&stack);
+    println!(
+        "of {DIALS} dials {} failed, the slowest took {slowest:?}",
+        failed.len()
+    );
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(slowest < SLOWEST, "{slowest:?}");
+    let repeated: f64 = ["slow", "silent"]
+        .iter()
+        .map(|reason| {
+            stack
+                .server
+                .adit_metric("dial_retries_total", &[("reason", reason)])
+        })
+        .sum();
+    assert!(repeated >= 1.0, "no dial met the stopped agent");
+    dead.signal(Signal::CONT);
+    until("no link is silent", secs(15), || {
+        (stack.server.adit_metric("links_silent", &[]) == 0.0).then_some(())
+    });
+    // Late answers are no failures of dials.
+    assert_eq!(stack.server.metric("dial_failure_count", &[]), 0.0);
+}
+rows!(no_dial_fails_while_one_of_two_agents_is_stopped: adit_go_connect adit_go0303_connect adit_adit_connect adit_aditlink_connect);
+
+/// In compat mode readiness follows registration: an unready server would hide its own service, and lock its agents out.
+fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: Combo) {
+    let stack = Stack::start(combo);
+    stack.agents[0].process.signal(Signal::STOP);
+    until("the link is silent", secs(15), || {
+        (stack.server.adit_metric("links_silent", &[]) == 1.0).then_some(())
+    });
+    assert_eq!(stack.server.ready_status(), 200);
+    stack.agents[0].process.signal(Signal::CONT);
+    until("the link is heard", secs(15), || {
+        (stack.server.adit_metric("links_silent", &[]) == 0.0).then_some(())
+    });
+    stack.assert_serves();
+}
+rows!(the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone: our_server);
