@@ -7,6 +7,7 @@
 )]
 
 mod end;
+mod failover;
 mod lanes;
 mod ledger;
 mod leg;
@@ -18,12 +19,14 @@ mod world;
 use std::ops::Range;
 use std::time::Duration;
 
+use failover::{FailoverWorld, Shown};
 use lanes::{Coverage, LaneWorld};
 use record::Tally;
 use world::World;
 
 const SEEDS: u64 = 3_000;
 const LANE_SEEDS: u64 = 1_000;
+const FAILOVER_SEEDS: u64 = 500;
 /// Time that the worlds of all seeds together live through, at least.
 const SIMULATED_LEAST: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -81,6 +84,22 @@ fn lanes_come_back_clean_and_never_mix_tunnels_up() {
     }
     if enough {
         coverage.check();
+        assert!(simulated >= SIMULATED_LEAST, "only {simulated:?}");
+    }
+}
+
+#[test]
+fn dials_are_opened_once_and_counted_once_while_agents_fall_silent() {
+    let (seeds, enough) = seeds(FAILOVER_SEEDS);
+    let (mut shown, mut simulated) = (Shown::default(), Duration::ZERO);
+    for seed in seeds {
+        let _named = Seed(seed);
+        let mut world = FailoverWorld::new(seed);
+        world.live(&mut shown);
+        simulated += world.simulated();
+    }
+    if enough {
+        shown.check();
         assert!(simulated >= SIMULATED_LEAST, "only {simulated:?}");
     }
 }
