@@ -23,6 +23,12 @@ pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
 /// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
 pub const DIAL_BYTES_MAX: usize = 1024;
 
+/// Calls at once on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer has left, so this also bounds the
+/// answers that wait for a client that reads nothing. kube-apiserver has one tunnel a connection; Go clients wait beyond it.
+pub const CLIENT_STREAMS_MAX: u32 = 4_096;
+/// Bytes of a text of a peer that an answer or an error repeats.
+pub const EXCERPT_BYTES_MAX: usize = 64;
+
 // --- Deadlines of peers -------------------------------------------------------------------------
 
 /// Time for a TLS handshake: gRPC-Go allows 120 s, of which a healthy peer needs a few round trips.

@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use adit_core::text::beginning;
 use adit_core::wire::encode::MessageBuf;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::gather::{Flusher, Gather, Heard, gather};
 use super::tasks::Admitted;
 use super::together::together;
-use crate::config::limits::GREETING_TIMEOUT;
+use crate::config::limits::{CLIENT_STREAMS_MAX, EXCERPT_BYTES_MAX, GREETING_TIMEOUT};
 
 /// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
 /// stream never holds up the others.
@@ -210,7 +211,7 @@ pub fn server_builder(windows: Windows) -> Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(windows.frame_bytes)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
-        .max_concurrent_streams(u32::MAX)
+        .max_concurrent_streams(CLIENT_STREAMS_MAX)
         .max_concurrent_reset_streams(1024)
         .max_pending_accept_reset_streams(1024)
         .max_send_buffer_size(windows.send_buffer_bytes);
@@ -519,11 +520,19 @@ pub fn is_call(
         return false;
     }
     if request.uri().path() != path {
-        let text = format!("unknown method {}", request.uri().path());
-        refuse(respond, Code::Unimplemented, &text);
+        refuse(
+            respond,
+            Code::Unimplemented,
+            &unknown_method(request.uri().path()),
+        );
         return false;
     }
     true
+}
+
+/// The answer to a call of `path`. A path may be as long as a header list, and its percent-encoded form three times as long.
+fn unknown_method(path: &str) -> String {
+    format!("unknown method {}", beginning(path, EXCERPT_BYTES_MAX))
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub(super) struct Outbound {
     rest: Bytes,
     /// Payload of the last message that HTTP/2 has not fully passed on yet.
     in_transit: usize,
+    /// Whether a control packet found no room in the client's window; it may have left since.
+    is_control_waiting: bool,
 }
 
 impl Outbound {
@@ -37,6 +39,7 @@ impl Outbound {
             sizer: PacketSizer::default(),
             rest: Bytes::new(),
             in_transit: 0,
+            is_control_waiting: false,
         }
     }
 
@@ -53,15 +56,18 @@ impl Outbound {
     /// Sends a small packet now; it is buffered if the client's window is closed.
     pub(super) fn control(&mut self, packet: Packet) -> Result<PacketType, h2::Error> {
         let kind = packet.kind();
-        self.stream()?
-            .send_data(MessageBuf::packet(packet), false)?;
+        let stream = self.stream()?;
+        stream.send_data(MessageBuf::packet(packet), false)?;
+        stream.reserve_capacity(1);
+        self.is_control_waiting = stream.capacity() == 0;
         Ok(kind)
     }
 
-    /// Ends the call, by a reset if its client has no room for the last message: that would wait in HTTP/2 for as long as the
-    /// connection lives, and nobody counts it any more.
+    /// Ends the call, by a reset if its client has no room for the last messages, payload or answers: they would wait in HTTP/2
+    /// for as long as the connection lives, and no task or budget counts them any more.
     pub(super) fn finish(&mut self, trailers: HeaderMap) {
-        if let Some(stream) = self.stream.as_mut().filter(|_| self.in_transit > 0) {
+        let is_waiting = self.in_transit > 0 || self.is_control_waiting;
+        if let Some(stream) = self.stream.as_mut().filter(|_| is_waiting) {
             // There is room for one more once all before it has left, or can.
             stream.reserve_capacity(1);
             if stream.capacity() == 0 {

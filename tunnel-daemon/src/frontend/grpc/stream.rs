@@ -21,8 +21,8 @@ use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
 use adit_core::wire::encode::MessageBuf;
 
-/// Answers to packets that make no sense here, before the call is ended: a client that never reads would pile them up.
-const REBUKES_MAX: u32 = 256;
+/// Answers to packets that make no sense here, before the call is ended: in all calls of a client that never reads they wait.
+const REBUKES_MAX: u32 = 16;
 /// Rounds before the task lets others run.
 const ROUNDS_PER_POLL: usize = 32;
 /// Frames of a client in a round: full ones are as many bytes as it may have on the way.

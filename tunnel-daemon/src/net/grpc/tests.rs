@@ -115,3 +115,30 @@ fn messages_are_percent_encoded_and_read_back() {
     assert_eq!(trailers.get("grpc-status").unwrap(), "14");
     assert_eq!(trailers.get("grpc-message").unwrap(), "no agent");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
+    let (connection, mut far) = greeted().await;
+    let every = Duration::from_secs(60);
+    let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
+    // SETTINGS_MAX_CONCURRENT_STREAMS.
+    let setting = b"\0\x03\0\0\x10\0";
+    let told = async {
+        let mut said: Vec<u8> = Vec::new();
+        while !said.windows(setting.len()).any(|some| some == setting) {
+            let read = far.read_buf(&mut said).await;
+            assert!(read.is_ok_and(|bytes| bytes > 0), "it is open");
+        }
+    };
+    tokio::select! {
+        end = serving => panic!("{end:?}"),
+        told = timeout(Duration::from_secs(1), told) => told.expect("the setting"),
+    }
+}
+
+#[test]
+fn of_a_long_unknown_method_the_answer_repeats_the_beginning() {
+    assert_eq!(unknown_method("/A/B"), "unknown method /A/B");
+    let long = unknown_method(&"%".repeat(4096));
+    assert_eq!(long.len(), "unknown method ".len() + EXCERPT_BYTES_MAX);
+}

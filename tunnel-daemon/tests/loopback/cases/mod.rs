@@ -7,6 +7,7 @@ mod admin_links;
 mod agents;
 mod alpn_fronts;
 mod bad_input;
+mod client_limits;
 mod curl;
 mod cut_sockets;
 mod demo_colours;

@@ -1,0 +1,26 @@
+//! Clients that ask for more than they may have: what waits for them is bounded.
+
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::PacketType;
+use adit_core::wire::packets::packet::Payload;
+
+use crate::support::raw::Connection;
+use crate::support::world::World;
+
+/// Its answers would wait in HTTP/2 for as long as the connection lives, in no budget.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
+    /// Room for one answer, which the client does not give back, and a part of the next.
+    const WINDOW: u32 = 50;
+    let (world, _agent) = World::with_agent().await;
+    let connection = Connection::narrow_client(&world, WINDOW).await;
+    let mut call = connection.proxy().await;
+    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
+    for _packet in 0..4 {
+        call.packet(PacketType::CloseReq, close.clone());
+    }
+    call.headers().await.expect("an answer");
+    call.keep(1).await;
+    call.finish();
+    assert_eq!(call.reset().await, Some(h2::Reason::CANCEL));
+}
