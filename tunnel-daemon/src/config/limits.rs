@@ -26,6 +26,9 @@ pub const DIAL_BYTES_MAX: usize = 1024;
 /// Calls at once on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer has left, so this also bounds the
 /// answers that wait for a client that reads nothing. kube-apiserver has one tunnel a connection; Go clients wait beyond it.
 pub const CLIENT_STREAMS_MAX: u32 = 4_096;
+/// Memory that small DATA frames of one HTTP/2 connection may take beside their payload, as `h2` estimates it: up to 256 bytes for
+/// each frame that waits, so 65,536 of them. Flow control counts payload only.
+pub const DATA_FRAME_BUDGET_BYTES: usize = 16 * 1024 * 1024;
 /// Bytes of a text of a peer that an answer or an error repeats.
 pub const EXCERPT_BYTES_MAX: usize = 64;
 

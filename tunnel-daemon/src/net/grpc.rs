@@ -21,7 +21,9 @@ use tokio_util::sync::CancellationToken;
 use super::gather::{Flusher, Gather, Heard, gather};
 use super::tasks::Admitted;
 use super::together::together;
-use crate::config::limits::{CLIENT_STREAMS_MAX, EXCERPT_BYTES_MAX, GREETING_TIMEOUT};
+use crate::config::limits::{
+    CLIENT_STREAMS_MAX, DATA_FRAME_BUDGET_BYTES, EXCERPT_BYTES_MAX, GREETING_TIMEOUT,
+};
 
 /// Window of a connection whose streams bound themselves: as large as HTTP/2 allows, so that a stalled
 /// stream never holds up the others.
@@ -211,6 +213,7 @@ pub fn server_builder(windows: Windows) -> Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(windows.frame_bytes)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .data_frame_budget(DATA_FRAME_BUDGET_BYTES)
         .max_concurrent_streams(CLIENT_STREAMS_MAX)
         .max_concurrent_reset_streams(1024)
         .max_pending_accept_reset_streams(1024)
@@ -227,6 +230,7 @@ pub fn client_builder(windows: Windows) -> client::Builder {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(windows.frame_bytes)
         .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .data_frame_budget(DATA_FRAME_BUDGET_BYTES)
         .max_send_buffer_size(windows.send_buffer_bytes)
         .enable_push(false);
     builder

@@ -136,6 +136,57 @@ async fn a_client_is_told_that_it_may_have_4096_calls_on_a_connection() {
     }
 }
 
+/// Each waits with an entry of its own, which flow control does not count.
+#[tokio::test(start_paused = true)]
+async fn small_frames_that_wait_without_end_end_the_connection() {
+    /// A window that all of them fit into.
+    const WINDOW_BYTES: u32 = 1 << 20;
+    let windows = Windows {
+        stream_bytes: WINDOW_BYTES,
+        ..WINDOWS
+    };
+    let (near, far) = tokio::io::duplex(1 << 20);
+    let server = async {
+        let connection = accept(&server_builder(windows), near).await;
+        let connection = connection.expect("HTTP/2");
+        // Calls are not read.
+        let mut unread = Vec::new();
+        let never = CancellationToken::new();
+        let every = Duration::from_secs(3600);
+        connection
+            .serve(every, never, |request, respond| {
+                unread.push((request, respond));
+                None
+            })
+            .await
+    };
+    let client = async {
+        let mut builder = client::Builder::new();
+        builder.max_send_buffer_size(1 << 21);
+        let handshake = builder.handshake::<_, bytes::Bytes>(far).await;
+        let (mut requests, connection) = handshake.expect("HTTP/2");
+        let request = Request::post("http://a/b").body(()).expect("a request");
+        let (_response, mut stream) = requests.send_request(request, false).expect("room");
+        let mut connection = pin!(connection);
+        for frame in 0..2 * DATA_FRAME_BUDGET_BYTES / 256 {
+            let sent = stream.send_data(bytes::Bytes::from_static(b"x"), false);
+            sent.expect("the connection is open");
+            // So that frames leave before their number is great.
+            if frame % 1024 == 0
+                && let Ok(end) = timeout(Duration::from_millis(1), connection.as_mut()).await
+            {
+                return end;
+            }
+        }
+        timeout(Duration::from_secs(1), connection)
+            .await
+            .unwrap_or(Ok(()))
+    };
+    let (_served, end) = futures_util::join!(server, client);
+    let reason = end.err().and_then(|error| error.reason());
+    assert_eq!(reason, Some(h2::Reason::ENHANCE_YOUR_CALM));
+}
+
 #[test]
 fn of_a_long_unknown_method_the_answer_repeats_the_beginning() {
     assert_eq!(unknown_method("/A/B"), "unknown method /A/B");
