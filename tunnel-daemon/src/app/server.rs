@@ -179,6 +179,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
         accounts: accounts.clone(),
+        limits: Arc::default(),
     };
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;

@@ -54,6 +54,9 @@ pub const LEASE_LABEL: &str = "k8s-app=konnectivity-server";
 pub const LINK_CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// TCP_USER_TIMEOUT on links, and the answer time of an HTTP/2 ping: both 20 s upstream (compat 2.2).
 pub const LINK_ACK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time a gRPC client's call may be without a dial or a tunnel, before its first dial or after its last one: such a call may hold
+/// 16 KiB of a message, and 400,000 of them take every place. Go clients dial at once and end the call with its tunnel.
+pub const CALL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a tunnel whose peer closed linger this long without progress, then they are dropped (rules 1).
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The Go client's own dial deadline: ours must answer before it.

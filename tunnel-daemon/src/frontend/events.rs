@@ -8,6 +8,7 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 use tokio_util::sync::CancellationToken;
 
+use super::client_limits::ClientLimits;
 use super::grpc::StreamEvents;
 use crate::config::limits;
 use crate::ebpf::account::{Accounts, Labels};
@@ -37,6 +38,8 @@ pub struct FrontendContext {
     pub descriptors: Arc<Descriptors>,
     /// Accounting in the kernel.
     pub accounts: Accounts,
+    /// What all clients have together.
+    pub limits: Arc<ClientLimits>,
 }
 
 /// Whether the client of a new connection is served.

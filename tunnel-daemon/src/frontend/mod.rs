@@ -1,6 +1,7 @@
 //! Listeners that speak one dialect each to clients.
 
 mod carry;
+pub mod client_limits;
 pub mod events;
 pub mod grpc;
 pub mod http_connect;

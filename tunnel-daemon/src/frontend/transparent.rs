@@ -211,6 +211,7 @@ mod tests {
             relay: None,
             descriptors: Arc::new(Descriptors::unlimited()),
             accounts: Accounts::off(),
+            limits: Arc::default(),
         };
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -52,6 +52,8 @@ pub enum Code {
     Unknown,
     /// 3
     InvalidArgument,
+    /// 4
+    DeadlineExceeded,
     /// 7
     PermissionDenied,
     /// 8
@@ -72,6 +74,7 @@ impl Code {
             Self::Ok => "0",
             Self::Unknown => "2",
             Self::InvalidArgument => "3",
+            Self::DeadlineExceeded => "4",
             Self::PermissionDenied => "7",
             Self::ResourceExhausted => "8",
             Self::Unimplemented => "12",
@@ -88,6 +91,7 @@ impl Code {
             Self::Ok => "OK",
             Self::Unknown => "Unknown",
             Self::InvalidArgument => "InvalidArgument",
+            Self::DeadlineExceeded => "DeadlineExceeded",
             Self::PermissionDenied => "PermissionDenied",
             Self::ResourceExhausted => "ResourceExhausted",
             Self::Unimplemented => "Unimplemented",

@@ -1,6 +1,7 @@
 //! The gRPC dialect: kube-apiserver's `ProxyService/Proxy` streams.
 
 mod outbound;
+mod state;
 mod stream;
 mod stream_events;
 
@@ -85,7 +86,7 @@ where
             );
             let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
             let admitted = tasks.admit("proxy-stream", stream.run(counted));
-            if admitted.is_err() {
+            if admitted.is_err() && context.limits.may_log_refusal() {
                 tracing::warn!("client stream refused: too many streams");
             }
             admitted.ok()
@@ -95,3 +96,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

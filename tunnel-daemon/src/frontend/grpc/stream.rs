@@ -1,7 +1,6 @@
 //! One `Proxy` stream: its packets, its dial, its tunnel (upstream's contract, section by section).
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -9,15 +8,16 @@ use std::time::Duration;
 use adit_core::failure::DialFailure;
 use adit_core::ids::{ConnId, DialId};
 use adit_core::session::TunnelEnd;
-use adit_core::wire::decode::{Decoder, StreamError};
+use adit_core::wire::decode::Decoder;
 use adit_core::wire::packet::{Packet, PacketType, Received, Violation};
 use h2::RecvStream;
 use h2::server::SendResponse;
 
 use super::super::events::Admission;
 use super::outbound::{Outbound, Sent};
+use super::state::{Done, Idle, State};
 use super::stream_events::StreamEvents;
-use crate::hub::{Hub, Incoming, Leg, OpenTunnel};
+use crate::hub::{Hub, Incoming, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
 use adit_core::wire::encode::MessageBuf;
 
@@ -32,31 +32,6 @@ const FRAMES_PER_ROUND: usize = 16;
 /// process, which begins to wait a little later.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 
-type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
-
-enum State {
-    /// No dial yet.
-    Fresh,
-    Dialing {
-        dial: DialId,
-        work: Dialing,
-    },
-    Open {
-        conn: ConnId,
-        leg: Leg,
-        closing: bool,
-    },
-    /// Nothing more is done for this client; its packets are read and dropped until it leaves.
-    Over,
-}
-
-/// Why a stream's task ends.
-enum Done {
-    ClientFinished,
-    Gone,
-    Broken(StreamError),
-}
-
 /// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
 pub struct ProxyStream<E: StreamEvents> {
     hub: Arc<Hub>,
@@ -64,6 +39,7 @@ pub struct ProxyStream<E: StreamEvents> {
     out: Outbound,
     decoder: Decoder,
     state: State,
+    idle: Idle,
     rebukes: u32,
     admission: Admission,
     events: E,
@@ -85,6 +61,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             out,
             decoder: Decoder::default(),
             state: State::Fresh,
+            idle: Idle::default(),
             rebukes: 0,
             admission,
             events,
@@ -115,6 +92,11 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.leave(false, "client_gone");
                 self.out.reset();
             }
+            Done::Idle => {
+                self.events.read_failed(tonic::Code::DeadlineExceeded);
+                let text = Idle::text();
+                self.out.finish(status(Code::DeadlineExceeded, &text));
+            }
             Done::Broken(error) => {
                 self.leave(false, "client_protocol");
                 self.out.finish(status(Code::Internal, &error.to_string()));
@@ -143,6 +125,9 @@ impl<E: StreamEvents> ProxyStream<E> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
         let done = self.poll_rounds(cx);
         self.flush(cx);
+        if done.is_pending() && self.idle.poll(cx, &self.state).is_ready() {
+            return Poll::Ready(Done::Idle);
+        }
         done
     }
 

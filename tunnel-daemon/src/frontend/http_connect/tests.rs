@@ -42,6 +42,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
+        limits: Arc::default(),
     };
     let (mut client, server) = duplex(64);
     let started = Instant::now();
@@ -97,6 +98,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
+        limits: Arc::default(),
     };
     let (_conduit, client, leg) = opened(&context);
     let (mut client, mut leg) = (client, Some(leg));
@@ -153,6 +155,7 @@ fn the_state_of_a_connection_stays_small() {
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
         relay: None,
+        limits: Arc::default(),
     };
     let (_client, server) = duplex(64);
     let (_conduit, client, leg) = opened(&context);
