@@ -154,6 +154,11 @@ pub const HALF_CLOSED_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Request head of an HTTP-CONNECT client, bytes: what Go's server takes.
 pub const CONNECT_HEAD_BYTES: u64 = MIB;
+/// Bytes that a client without packets may always have here before its tunnel is open, request head or data: a head has some hundred
+/// bytes, and a TLS client's first words fit.
+pub const UNANSWERED_BYTES_FREE: usize = 16 * 1024;
+/// What all such clients may have here beyond that, together, bytes.
+pub const UNANSWERED_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Smallest head limit: kube-apiserver's own head has some hundred bytes.
 pub const CONNECT_HEAD_BYTES_MIN: u64 = KIB;
 /// Largest head limit: each connection may hold as much before anything is known of it.
@@ -214,6 +219,7 @@ const _: () = assert!(CONNECT_HEAD_BYTES == adit_core::connect::HEAD_LEN_MAX as 
 const _: () = assert!(
     CONNECT_HEAD_BYTES_MIN <= CONNECT_HEAD_BYTES && CONNECT_HEAD_BYTES <= CONNECT_HEAD_BYTES_MAX
 );
+const _: () = assert!(CONNECT_HEAD_BYTES_MAX < UNANSWERED_BYTES_MAX as u64);
 const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
 const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());
 const _: () = assert!(INTERVAL_MIN.as_millis() <= PROBE_INTERVAL.as_millis());

@@ -1,8 +1,17 @@
 //! What the clients of all frontends have together.
 
-use std::sync::{Mutex, PoisonError};
+use std::future::poll_fn;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Instant;
 
+use bytes::BytesMut;
+use tokio::io::AsyncRead;
+
+use crate::config::limits::{UNANSWERED_BYTES_FREE, UNANSWERED_BYTES_MAX};
+use crate::net::blocks;
 use crate::telemetry::rate::TokenBucket;
 
 /// Refusals that are logged in a second in the long run, and at once: any client can cause them.
@@ -13,6 +22,8 @@ const LOGGED_BURST: u32 = 50;
 #[derive(Debug)]
 pub struct ClientLimits {
     logged: Mutex<TokenBucket>,
+    /// Bytes that all [`Unanswered`] have counted.
+    unanswered: AtomicUsize,
 }
 
 impl Default for ClientLimits {
@@ -20,6 +31,7 @@ impl Default for ClientLimits {
         let logged = TokenBucket::new(LOGGED_PER_SECOND, LOGGED_BURST, Instant::now());
         Self {
             logged: Mutex::new(logged),
+            unanswered: AtomicUsize::new(0),
         }
     }
 }
@@ -36,6 +48,87 @@ impl ClientLimits {
     }
 }
 
+/// What one client has sent before its tunnel is open: its request head, and the bytes behind it. The memory beyond a free part is
+/// counted in a sum of all clients, since connections are many and nothing is known of their clients. Dropping this takes it out.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    limits: Arc<ClientLimits>,
+    counted: usize,
+}
+
+impl Unanswered {
+    pub(super) fn new(limits: &Arc<ClientLimits>) -> Self {
+        Self {
+            limits: Arc::clone(limits),
+            counted: 0,
+        }
+    }
+
+    /// Reads once and appends what came. `None`: this client has its free part, and the sum of all clients is full.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub(super) async fn append<S: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut S,
+        bytes: &mut BytesMut,
+    ) -> io::Result<Option<usize>> {
+        poll_fn(|cx| {
+            let most = self.room(bytes.len());
+            if most == 0 {
+                return Poll::Ready(Ok(None));
+            }
+            let read = blocks::poll_append(cx, io, bytes, most)?;
+            self.count(bytes.capacity());
+            read.map(|read| Ok(Some(read)))
+        })
+        .await
+    }
+
+    /// As [`Self::append`], but waits where there is no room. Nothing wakes it when there is room again: its caller waits for something
+    /// else beside it.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub(super) async fn append_or_wait<S: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut S,
+        bytes: &mut BytesMut,
+    ) -> io::Result<usize> {
+        match self.append(io, bytes).await? {
+            Some(read) => Ok(read),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// How many bytes may be read now, beside so many.
+    fn room(&self, held: usize) -> usize {
+        if self.limits.unanswered.load(Relaxed) < UNANSWERED_BYTES_MAX {
+            usize::MAX
+        } else {
+            UNANSWERED_BYTES_FREE.saturating_sub(held)
+        }
+    }
+
+    /// So much memory is held now. What came in one read is counted in any case: it is there.
+    pub(super) fn count(&mut self, bytes: usize) {
+        let counted = bytes.saturating_sub(UNANSWERED_BYTES_FREE);
+        let sum = &self.limits.unanswered;
+        if counted >= self.counted {
+            sum.fetch_add(counted - self.counted, Relaxed);
+        } else {
+            sum.fetch_sub(self.counted - counted, Relaxed);
+        }
+        self.counted = counted;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.limits.unanswered.fetch_sub(self.counted, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -49,5 +142,22 @@ mod tests {
         let logged = |now| (0..1000).filter(|_| limits.may_log_at(now)).count();
         assert_eq!(logged(start), 50);
         assert_eq!(logged(start + Duration::from_secs(1)), 5);
+    }
+
+    #[test]
+    fn unanswered_clients_share_64_mebibytes_beyond_16_kibibytes_each() {
+        let limits = Arc::new(ClientLimits::default());
+        let [mut much, mut little] = [(); 2].map(|()| Unanswered::new(&limits));
+        little.count(UNANSWERED_BYTES_FREE);
+        much.count(UNANSWERED_BYTES_FREE + UNANSWERED_BYTES_MAX - 1);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), usize::MAX);
+        much.count(UNANSWERED_BYTES_FREE + UNANSWERED_BYTES_MAX);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), 0);
+        assert_eq!(little.room(1000), UNANSWERED_BYTES_FREE - 1000);
+        much.count(0);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), usize::MAX);
+        little.count(UNANSWERED_BYTES_FREE + 5);
+        drop((much, little));
+        assert_eq!(limits.unanswered.load(Relaxed), 0);
     }
 }

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::connect::{self, Connect, Progress, RequestHead};
+use adit_core::connect::{self, Connect, Progress, Rejection, RequestHead};
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
 use bytes::{Buf as _, BytesMut};
@@ -16,7 +16,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::carry::Client;
+use super::client_limits::Unanswered;
 use super::events::{ClientTunnel, FrontendContext, time_is_up};
+use crate::config::limits::UNANSWERED_BYTES_FREE;
 use crate::config::plan::ConnectPlan;
 use crate::hub::{AskedAgents, Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::lane::Pipe;
@@ -98,9 +100,10 @@ where
     let admission = context.admit();
     let connection = context.metrics.http_connection();
     let mut early = BytesMut::new();
+    let mut unanswered = Unanswered::new(&context.limits);
     let head = tokio::time::timeout(
         admission.at_most(plan.head_timeout),
-        read_head(&mut io, &mut early, plan),
+        read_head(&mut io, &mut early, &mut unanswered, plan),
     );
     // Gone, broken, or too slow: there is nobody to answer.
     let request = tokio::select! {
@@ -113,7 +116,10 @@ where
     let relays = context.relay.as_ref();
     let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check() {
-        Ok(()) => dial(&mut io, &mut early, hub, &request, pipe, &asked).await,
+        Ok(()) => {
+            let bytes = (&mut early, &mut unanswered);
+            dial(&mut io, bytes, hub, &request, pipe, &asked).await
+        }
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
@@ -148,6 +154,7 @@ where
 async fn read_head<S>(
     io: &mut S,
     early: &mut BytesMut,
+    unanswered: &mut Unanswered,
     plan: ConnectPlan,
 ) -> std::io::Result<Option<Connect>>
 where
@@ -155,13 +162,21 @@ where
 {
     let mut parser = RequestHead::new(usize::try_from(plan.head_bytes_max).unwrap_or(usize::MAX));
     loop {
-        if blocks::append(io, early).await? == 0 {
-            return Ok(None);
-        }
-        match parser.parse(early) {
+        let progress = match unanswered.append(io, early).await? {
+            Some(0) => return Ok(None),
+            Some(_read) => parser.parse(early),
+            // Long heads of all clients together have no more room; short ones are still read.
+            None => Progress::Rejected(Rejection::TooLarge),
+        };
+        match progress {
             Progress::NeedMore => (),
             Progress::Connect(request) => {
                 early.advance(request.consumed);
+                if request.consumed > UNANSWERED_BYTES_FREE {
+                    // The rest would keep the memory of the head.
+                    *early = BytesMut::from(&early[..]);
+                }
+                unanswered.count(early.capacity());
                 return Ok(Some(request));
             }
             Progress::Rejected(rejection) => {
@@ -176,7 +191,7 @@ where
 /// `None`: the client left while the dial ran.
 async fn dial<S>(
     io: &mut S,
-    early: &mut BytesMut,
+    (early, unanswered): (&mut BytesMut, &mut Unanswered),
     hub: &Arc<Hub>,
     request: &Connect,
     pipe: bool,
@@ -193,7 +208,7 @@ where
         tokio::select! {
             biased;
             outcome = &mut dialing => return Some(outcome),
-            read = blocks::append(io, early), if room => match read {
+            read = unanswered.append_or_wait(io, early), if room => match read {
                 Ok(0) | Err(_) => return None,
                 Ok(_) => (),
             },

@@ -11,9 +11,9 @@ use adit_core::ids::DialId;
 use bytes::BytesMut;
 
 use super::carry::Client;
+use super::client_limits::Unanswered;
 use super::events::{ClientTunnel, FrontendContext};
 use crate::hub::{AskedAgents, Carrier, Hub, Leg, OpenTunnel, reset_on_close};
-use crate::net::blocks;
 use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::labels::{ClientDialect, RedirectRefusal};
@@ -99,7 +99,10 @@ async fn open(
     let relays = context.relay.as_ref();
     let pipe = relays.is_some_and(|relay| relay.has_room());
     let dialed = match admission.check() {
-        Ok(()) => dial(&mut io, &mut early, hub, &destination, pipe, &asked).await,
+        Ok(()) => {
+            let bytes = (&mut early, Unanswered::new(&context.limits));
+            dial(&mut io, bytes, hub, &destination, pipe, &asked).await
+        }
         Err(failure) => Some(Err(failure)),
     };
     match dialed {
@@ -133,7 +136,7 @@ async fn open(
 /// `None`: the client broke off while the dial ran. One that merely has nothing more to say waits for its answer.
 async fn dial(
     io: &mut ByteStream,
-    early: &mut BytesMut,
+    (early, mut unanswered): (&mut BytesMut, Unanswered),
     hub: &Arc<Hub>,
     destination: &str,
     pipe: bool,
@@ -148,7 +151,7 @@ async fn dial(
         tokio::select! {
             biased;
             outcome = &mut dialing => return Some(outcome),
-            read = blocks::append(io, early), if room => match read {
+            read = unanswered.append_or_wait(io, early), if room => match read {
                 // Read again by whoever moves the bytes.
                 Ok(0) => speaks = false,
                 Ok(_) => (),

@@ -250,13 +250,23 @@ pub async fn append<S: AsyncRead + Unpin>(
     stream: &mut S,
     bytes: &mut BytesMut,
 ) -> io::Result<usize> {
-    poll_fn(|cx| {
-        with_scratch(cx, stream, READ_BYTES, |read| {
-            bytes.extend_from_slice(read);
-            read.len()
-        })
+    poll_fn(|cx| poll_append(cx, stream, bytes, READ_BYTES)).await
+}
+
+/// As [`append`], of at most so many bytes.
+///
+/// # Errors
+/// As the stream's own.
+pub fn poll_append<S: AsyncRead + Unpin>(
+    cx: &mut Context<'_>,
+    stream: &mut S,
+    bytes: &mut BytesMut,
+    most: usize,
+) -> Poll<io::Result<usize>> {
+    with_scratch(cx, stream, most, |read| {
+        bytes.extend_from_slice(read);
+        read.len()
     })
-    .await
 }
 
 /// Reads once and drops what came; says how many bytes it was, 0 at the end of the stream.

@@ -184,3 +184,68 @@ fn the_state_of_a_connection_stays_small() {
     let bytes = size_of_val(&serving);
     assert!(bytes <= 512, "{bytes} bytes for grpc");
 }
+
+/// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a hub with a link
+/// is never answered.
+async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let agent = crate::hub::LinkInfo {
+        agent: AgentId::new("a"),
+        identifiers: adit_core::wire::identifiers::Identifiers::default(),
+        identity: crate::net::agent_identity::AgentIdentity::Unverified,
+        credit: true,
+        address: PeerAddr::Unix,
+    };
+    let _link = is_linked.then(|| hub.enter(agent, 1, None).unwrap());
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics,
+        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: crate::ebpf::account::Accounts::off(),
+        limits: Arc::default(),
+    };
+    let mut others = Unanswered::new(&context.limits);
+    others.count(2 * crate::config::limits::UNANSWERED_BYTES_MAX);
+    let (mut client, server) = duplex(1024);
+    let (plan, never) = (ConnectPlan::default(), CancellationToken::new());
+    let serving = serve(server, hub, context, plan, PeerAddr::Unix, never);
+    let talking = async {
+        let sent = tokio::time::timeout(Duration::from_secs(10), client.write_all(sends)).await;
+        let mut answer = vec![0; 64];
+        let read = tokio::time::timeout(Duration::from_secs(10), client.read(&mut answer)).await;
+        answer.truncate(read.ok().and_then(Result::ok).unwrap_or_default());
+        (sent.is_ok(), answer)
+    };
+    tokio::select! {
+        biased;
+        result = talking => result,
+        () = async { serving.await; std::future::pending().await } => unreachable!("pending"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
+    let long = [b"CONNECT a:1 HTTP/1.1\r\nX: ", &[b'x'; 20_000][..]].concat();
+    let (_sent, answer) = beside_many(false, &long).await;
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
+    let short = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
+    let (_sent, answer) = beside_many(false, short).await;
+    assert!(answer.starts_with(b"HTTP/1.1 5"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn early_bytes_of_many_clients_share_their_room_and_then_wait_unread() {
+    let head = &b"CONNECT a:1 HTTP/1.1\r\n\r\n"[..];
+    let (sent, _answer) = beside_many(true, &[head, &[7; 10_000]].concat()).await;
+    assert!(sent, "the free part is read");
+    let (sent, answer) = beside_many(true, &[head, &[7; 40_000]].concat()).await;
+    assert!(!sent && answer.is_empty(), "{answer:?}");
+}
