@@ -17,6 +17,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::answer_deadline::AnswerDeadline;
 use super::privileges::give_up_here;
 use super::probes::HttpService;
 use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening, listen};
@@ -40,17 +41,21 @@ pub struct AdminLimits {
     /// Connections at once, at least 1. A further one ends the oldest: probes and scrapes last
     /// milliseconds, so what is old is idle or slow on purpose, and a liveness probe still gets in.
     pub connections_max: usize,
+    /// Time for writing an answer, until the kernel has all of it.
+    pub answer_timeout: Duration,
     /// Life of one connection, so that a reader that never reads does not hold its place for good.
     pub connection_life: Duration,
 }
 
 impl Default for AdminLimits {
-    /// Upstream's header limits (60 s, 1 MiB), and ours where it has none.
+    /// Upstream's time for headers (60 s), and ours where it has none. Its 1 MiB of headers, 256 times for each listener, is more memory
+    /// than probes and scrapes should get: they have some hundred bytes.
     fn default() -> Self {
         Self {
             header_timeout: Duration::from_secs(60),
-            header_bytes_max: 1024 * 1024,
+            header_bytes_max: 64 * 1024,
             connections_max: 256,
+            answer_timeout: Duration::from_secs(60),
             connection_life: Duration::from_secs(600),
         }
     }
@@ -371,6 +376,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
         let service = service.clone();
         async move { Ok::<_, std::convert::Infallible>(service.answer(&request, local).await) }
     });
+    let stream = AnswerDeadline::new(stream, limits.answer_timeout);
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_timeout)

@@ -211,3 +211,26 @@ fn dropped_listener_frees_its_port_and_leaves_the_other_serving() {
     drop(thread);
     assert!(TcpStream::connect(admin.local_addr()).is_err());
 }
+
+#[test]
+fn limits_are_256_connections_64_kibibytes_of_headers_and_60_seconds_for_an_answer() {
+    let limits = AdminLimits::default();
+    assert_eq!(limits.connections_max, 256);
+    assert_eq!(limits.header_bytes_max, 64 << 10);
+    assert_eq!(limits.answer_timeout, Duration::from_secs(60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_read_ends_its_connection_after_sixty_seconds() {
+    let metrics = ServerMetrics::new(&["default"]);
+    let service = HttpService::default().metrics(metrics.scrape());
+    let (near, mut far) = tokio::io::duplex(64);
+    let request = b"GET /metrics HTTP/1.1\r\n\r\n";
+    tokio::io::AsyncWriteExt::write_all(&mut far, request)
+        .await
+        .unwrap();
+    let (_close, closing) = watch::channel(false);
+    let started = tokio::time::Instant::now();
+    connection(near, any_port(), service, AdminLimits::default(), closing).await;
+    assert_eq!(started.elapsed().as_secs(), 60);
+}

@@ -3,6 +3,7 @@
 mod account;
 pub mod admin;
 pub mod agent;
+mod answer_deadline;
 mod budgets;
 pub mod check;
 pub mod demo;

@@ -267,7 +267,7 @@ impl HttpService {
                 }
             }
             Route::Metrics(scrape) => {
-                respond(StatusCode::OK, exposition::CONTENT_TYPE, scrape.text())
+                respond(StatusCode::OK, exposition::CONTENT_TYPE, scrape.answer())
             }
             Route::OtherPort(port) => redirect(request, local, *port),
             Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),

@@ -384,8 +384,9 @@ impl Probes {
             .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
             .transpose()?;
         let mut listeners = Vec::new();
-        let health = HttpService::server_health(Arc::new(asker), metrics.scrape(), detail);
-        let admin = HttpService::server_admin(metrics.scrape());
+        let scrape = metrics.scrape();
+        let health = HttpService::server_health(Arc::new(asker), scrape.clone(), detail);
+        let admin = HttpService::server_admin(scrape);
         for (name, bind, service) in [
             ("health", &plan.health, health),
             ("admin", &plan.admin, admin),

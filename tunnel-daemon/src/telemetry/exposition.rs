@@ -4,8 +4,10 @@
 //! so old and new series of one dashboard would not be the same series.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
@@ -14,19 +16,62 @@ use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 /// Content type of [`Scrape::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// How long answers share a text.
+const SHARED_FOR: Duration = Duration::from_secs(1);
+
 /// Something that can be scraped. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Scrape(Registry);
+pub struct Scrape {
+    registry: Registry,
+    /// The last text of [`Self::answer`], while an answer with it is being sent.
+    sending: Arc<Mutex<Option<Made>>>,
+}
+
+/// When a text was made, and the text.
+type Made = (Instant, Weak<String>);
+
+/// Keeps a text for as long as an answer is made of it.
+struct Shared(Arc<String>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
 
 impl Scrape {
     pub(super) fn new(registry: Registry) -> Self {
-        Self(registry)
+        Self {
+            registry,
+            sending: Arc::default(),
+        }
+    }
+
+    /// [`Self::text`], for an answer. Answers that are sent at the same time share a text that is less than a second old: a text has
+    /// several MB where there are many series, and whoever asks need not read. A scrape beside no other has the present values.
+    #[must_use]
+    pub fn answer(&self) -> Bytes {
+        self.answer_at(Instant::now())
+    }
+
+    fn answer_at(&self, now: Instant) -> Bytes {
+        let mut sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = sending.as_ref().and_then(|(made, text)| {
+            let is_young = now.saturating_duration_since(*made) < SHARED_FOR;
+            text.upgrade().filter(|_| is_young)
+        });
+        let text = shared.unwrap_or_else(|| {
+            let text = Arc::new(self.text());
+            *sending = Some((now, Arc::downgrade(&text)));
+            text
+        });
+        Bytes::from_owner(Shared(text))
     }
 
     /// The present values, sorted by family name. Reads a few files of /proc: not for a data thread.
     #[must_use]
     pub fn text(&self) -> String {
-        let families = self.0.gather();
+        let families = self.registry.gather();
         let mut text = String::with_capacity(16 * 1024);
         for family in &families {
             // Writing to a String cannot fail.
@@ -202,6 +247,25 @@ mod tests {
     use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts};
 
     use super::*;
+
+    #[test]
+    fn answers_that_are_sent_at_the_same_time_share_a_text_for_a_second() {
+        let registry = Registry::new();
+        let counter = prometheus::IntCounter::new("asked", "Help.").unwrap();
+        registry.register(Box::new(counter.clone())).unwrap();
+        let scrape = Scrape::new(registry);
+        let start = Instant::now();
+        let first = scrape.answer_at(start);
+        counter.inc();
+        let shared = scrape.clone().answer_at(start + SHARED_FOR / 2);
+        assert_eq!(first.as_ptr(), shared.as_ptr());
+        let later = scrape.answer_at(start + SHARED_FOR);
+        assert_ne!(later, first);
+        drop((first, shared, later));
+        counter.inc();
+        let fresh = scrape.answer_at(start + SHARED_FOR);
+        assert_eq!(fresh, scrape.text().as_bytes());
+    }
 
     #[test]
     fn floats_read_as_go_prints_them() {
