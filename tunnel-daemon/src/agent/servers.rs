@@ -304,7 +304,8 @@ impl Shared {
         // One for each address at most: what leads nowhere takes its whole time, and is not to take that of others.
         let mut attempts = FuturesUnordered::new();
         loop {
-            let next = locked(&self.state).next_attempt(Instant::now());
+            let links = locked(&self.links).len() + attempts.len();
+            let next = locked(&self.state).next_attempt_beside(links, Instant::now());
             let due = async {
                 let Some((at, when)) = next else {
                     return std::future::pending().await;
@@ -352,6 +353,13 @@ impl Shared {
                     tracing::debug!(%server, "already connected to this server");
                     (Attempt::Duplicate { server }, None)
                 } else {
+                    if state.is_first_excess(count) {
+                        let most = limits::SERVERS_HELD_MAX;
+                        tracing::warn!(
+                            %server, count, most,
+                            "this server announces more servers than an agent connects to: check its --server-count"
+                        );
+                    }
                     (Attempt::New { server, count }, Some(opened))
                 }
             }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use adit_core::ids::ServerId;
 use tokio::time::Instant;
 
+use crate::config::limits::SERVERS_HELD_MAX;
 use crate::config::plan::CountSource;
 
 /// Attempts in a row that found only known servers before they are treated like failures.
@@ -38,7 +39,7 @@ pub enum Attempt {
     New {
         /// Who answered.
         server: ServerId,
-        /// As announced; below 1 counts as 1.
+        /// As announced; below 1 counts as 1, and more than [`SERVERS_HELD_MAX`] as that.
         count: i64,
     },
     /// A server that is held already.
@@ -68,6 +69,8 @@ pub struct SyncState {
     held: Vec<ServerId>,
     /// As a server announced it last.
     announced: usize,
+    /// More than an agent holds were announced once.
+    had_excess: bool,
     /// Servers with a lease, once they are known.
     leased: Option<BTreeSet<ServerId>>,
     source: CountSource,
@@ -87,6 +90,7 @@ impl SyncState {
             addresses,
             held: Vec::new(),
             announced: 1,
+            had_excess: false,
             leased: None,
             source: CountSource::default(),
             eager_until: None,
@@ -189,6 +193,21 @@ impl SyncState {
         first.map(|(at, due, _)| (at, due))
     }
 
+    /// As [`Self::next_attempt`]; `None` also while as many links are there, or on their way, as an agent may have. Links count and not
+    /// servers held: those that are silent are replaced, and stay.
+    #[must_use]
+    pub fn next_attempt_beside(&self, links: usize, now: Instant) -> Option<(usize, Instant)> {
+        (links < SERVERS_HELD_MAX)
+            .then(|| self.next_attempt(now))
+            .flatten()
+    }
+
+    /// Whether this is the first count of servers that is too large to be believed.
+    pub fn is_first_excess(&mut self, count: i64) -> bool {
+        let is_excess = usize::try_from(count).is_ok_and(|count| count > SERVERS_HELD_MAX);
+        is_excess && !std::mem::replace(&mut self.had_excess, true)
+    }
+
     fn satisfied(&self, at: usize) -> bool {
         self.addresses
             .get(at)
@@ -215,7 +234,8 @@ impl SyncState {
         let mut failed = false;
         let leads_to = match outcome {
             Attempt::New { server, count } => {
-                self.announced = usize::try_from(count).unwrap_or(1).max(1);
+                let most = i64::try_from(SERVERS_HELD_MAX).unwrap_or(i64::MAX);
+                self.announced = usize::try_from(count.clamp(1, most)).unwrap_or(1);
                 self.duplicates = 0;
                 self.held.push(server.clone());
                 Some(server)

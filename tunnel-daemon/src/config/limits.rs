@@ -128,6 +128,9 @@ pub const PENDING_DIALS_PER_AGENT: u32 = 1_024;
 /// Links one principal may hold under one agent id: an agent whose connections die unnoticed and come back every
 /// second holds about 20 ([`LINK_ACK_TIMEOUT`]), replicas that share an id a few.
 pub const LINKS_PER_AGENT: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
+/// Links of one agent to servers, and the most servers it believes there are: each is a connection with a task, and a count comes from
+/// whatever answers at a server's address. Control planes have three to seven servers.
+pub const SERVERS_HELD_MAX: usize = 64;
 /// Lanes of one link: far above what descriptors allow on most hosts, and a bound on what one agent may take.
 pub const LANES_PER_LINK: u32 = 4_096;
 /// Dials in flight over all agents; a pending dial costs about 1 KiB.
@@ -219,6 +222,7 @@ const _: () = assert!(CONNECT_HEAD_BYTES == adit_core::connect::HEAD_LEN_MAX as 
 const _: () = assert!(
     CONNECT_HEAD_BYTES_MIN <= CONNECT_HEAD_BYTES && CONNECT_HEAD_BYTES <= CONNECT_HEAD_BYTES_MAX
 );
+const _: () = assert!(SERVER_ADDRESSES_MAX <= SERVERS_HELD_MAX);
 const _: () = assert!(CONNECT_HEAD_BYTES_MAX < UNANSWERED_BYTES_MAX as u64);
 const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
 const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());

@@ -11,6 +11,7 @@ use std::fmt;
 use super::identifiers::{Identifiers, IdentifiersError};
 use super::lane_grant::LaneGrantHeaders;
 pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
+pub use super::values::Values;
 use crate::ids::{AgentId, ServerId};
 use crate::text::Excerpt;
 
@@ -21,6 +22,8 @@ pub const AGENT_IDENTIFIERS: &str = "agentidentifiers";
 /// Longest agent id that a server takes, bytes: four names of nodes. It is a label of metrics and in each answer about a link, so
 /// one as long as a header may be would fill the memory of whoever is asked.
 pub const AGENT_ID_LEN_MAX: usize = 1024;
+/// Longest server id, bytes: an agent keeps one for each link, and for each of its addresses.
+pub const SERVER_ID_LEN_MAX: usize = 1024;
 /// Request header: `Bearer ` and a service account token.
 pub const AUTHORIZATION: &str = "authorization";
 /// Response header: the server's id.
@@ -163,6 +166,9 @@ impl ServerHello {
         let &[id] = &ids[..] else {
             return Err(HelloError::ServerId(Values::of(&ids)));
         };
+        if id.len() > SERVER_ID_LEN_MAX {
+            return Err(HelloError::ServerIdLength(id.len()));
+        }
         let &[count] = &counts[..] else {
             return Err(HelloError::ServerCounts(Values::of(&counts)));
         };
@@ -212,36 +218,17 @@ pub enum HelloError {
         "expected one server ID in the context, got {0}; is the address that of a proxy server's agent port?"
     )]
     ServerId(Values),
+    /// A `serverid` of more than [`SERVER_ID_LEN_MAX`] bytes.
+    #[error(
+        "the server ID in the context has {0} bytes, more than {SERVER_ID_LEN_MAX}; give the server a shorter --server-id"
+    )]
+    ServerIdLength(usize),
     /// No `servercount`, or several.
     #[error("expected one server count in the context, got {0}")]
     ServerCounts(Values),
     /// The `servercount` is no integer.
     #[error("server count in the context is not an integer: \"{0}\"")]
     ServerCount(String),
-}
-
-/// Header values as Go prints a list of strings, `[a b]`; at most four, each an excerpt.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Values(String);
-
-impl Values {
-    fn of(values: &[&str]) -> Self {
-        let mut shown: Vec<String> = values
-            .iter()
-            .take(4)
-            .map(|v| Excerpt(v).to_string())
-            .collect();
-        if values.len() > shown.len() {
-            shown.push(format!("… {} in all", values.len()));
-        }
-        Self(format!("[{}]", shown.join(" ")))
-    }
-}
-
-impl fmt::Display for Values {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 /// A token as received; `Debug` does not show it.
@@ -345,6 +332,16 @@ mod tests {
         assert_eq!(
             text(AgentHello::from_headers([("agentid", &*longer)])),
             "the agent ID in the context has 1025 bytes, more than 1024"
+        );
+    }
+
+    #[test]
+    fn a_server_id_is_no_longer_than_1024_bytes() {
+        let hello = |id: &str| ServerHello::from_headers([("serverid", id), ("servercount", "1")]);
+        assert!(hello(&"x".repeat(SERVER_ID_LEN_MAX)).is_ok());
+        assert_eq!(
+            hello(&"x".repeat(SERVER_ID_LEN_MAX + 1)),
+            Err(HelloError::ServerIdLength(1025))
         );
     }
 

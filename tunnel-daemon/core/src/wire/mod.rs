@@ -7,6 +7,7 @@ mod lane_grant;
 pub mod metadata;
 pub mod packet;
 pub mod packets;
+mod values;
 
 /// Largest gRPC message any party accepts, bytes. Both Go ends keep gRPC-Go's default receive limit.
 pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -290,3 +290,18 @@ async fn sync_forever_goes_on_slowly_and_draining_stops_everything() {
     sync.drain();
     assert_eq!(sync.next_attempt(now), None);
 }
+
+/// Whatever answers at a server's address could have an agent connect without end.
+#[tokio::test(start_paused = true)]
+async fn an_agent_believes_in_64_servers_and_has_as_many_links() {
+    let now = Instant::now();
+    let mut sync = SyncState::new(POLICY, 1);
+    assert!(!sync.is_first_excess(64) && sync.is_first_excess(65) && !sync.is_first_excess(65));
+    for (announced, known) in [(i64::MAX, 64), (64, 64), (63, 63), (0, 1), (i64::MIN, 1)] {
+        sync.attempted(0, new("a", announced), now, 0.0);
+        assert_eq!(sync.known_count(), known);
+        sync.lost(&server("a"), now, 0.0);
+    }
+    assert!(sync.next_attempt_beside(63, now).is_some());
+    assert_eq!(sync.next_attempt_beside(64, now), None);
+}
