@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http::{Method, StatusCode};
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{LeaseEvents, LeaseScope, ends, now};
 use crate::access::Api;
-use crate::request::{Lines, RequestError, TIMEOUT, send, watch as begin_watch};
+use crate::request::{Lines, RequestError, TIMEOUT, excerpt, send, watch as begin_watch};
 
 /// Longest time between two looks at which leases have expired.
 const RESYNC: Duration = Duration::from_secs(10);
@@ -27,6 +28,11 @@ const SILENCE_WITH_LEASES_MAX: Duration = Duration::from_secs(20);
 /// Pauses between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
+/// Leases that are kept. Whoever may write leases in the namespace can add them without end; control planes have three to seven servers.
+const LEASES_MAX: usize = 1024;
+/// Longest name of a lease, and longest holder, bytes: what Kubernetes allows for a name.
+const NAME_BYTES_MAX: usize = 253;
+
 /// Ids of the servers with valid leases. `None` until they were seen for the first time.
 pub type Leased = Option<BTreeSet<String>>;
 
@@ -35,6 +41,8 @@ struct View {
     /// By name of the lease: the server, and when it ends.
     leases: BTreeMap<String, (String, Timestamp)>,
     out: watch::Sender<Leased>,
+    /// A lease was passed over, and said to be.
+    warned: Arc<AtomicBool>,
 }
 
 /// Watches until nobody listens to `out`. While the API server does not answer the last state stands, also of leases that
@@ -48,6 +56,7 @@ pub async fn run(
     let mut view = View {
         leases: BTreeMap::new(),
         out: out.clone(),
+        warned: Arc::default(),
     };
     let (first, longest) = PAUSES;
     let mut pause = first;
@@ -161,6 +170,7 @@ impl View {
         let mut fresh = Self {
             leases: BTreeMap::new(),
             out: self.out.clone(),
+            warned: Arc::clone(&self.warned),
         };
         loop {
             match lines.next::<WatchEvent<Lease>>().await? {
@@ -232,13 +242,29 @@ impl View {
         let name = lease.metadata.name.unwrap_or_default();
         let holder = lease.spec.and_then(|spec| spec.holder_identity);
         match (holder, end) {
-            (Some(holder), Some(end)) => {
+            (Some(holder), Some(end)) if self.has_room(&name, &holder) => {
                 self.leases.insert(name, (holder, end));
             }
             _ => {
                 self.leases.remove(&name);
             }
         }
+    }
+
+    /// Whether a lease is kept. The first that is not is logged.
+    fn has_room(&self, name: &str, holder: &str) -> bool {
+        let is_short = name.len() <= NAME_BYTES_MAX && holder.len() <= NAME_BYTES_MAX;
+        let has_room = self.leases.len() < LEASES_MAX || self.leases.contains_key(name);
+        let is_kept = is_short && has_room;
+        if !is_kept && !self.warned.swap(true, Relaxed) {
+            let lease = excerpt(name);
+            tracing::warn!(
+                lease,
+                "leases of servers are passed over: at most {LEASES_MAX} are kept, with names and holders of at most \
+                 {NAME_BYTES_MAX} bytes; check who writes leases with this label"
+            );
+        }
+        is_kept
     }
 
     /// Tells who has a lease now.
@@ -274,5 +300,53 @@ impl View {
         // A little later: it is over when its time has passed.
         next.map_or(RESYNC, |left| left + Duration::from_millis(10))
             .min(RESYNC)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::LeaseSpec;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+
+    use super::*;
+
+    fn lease(name: &str, holder: &str) -> Lease {
+        Lease {
+            metadata: ObjectMeta {
+                name: Some(name.to_owned()),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(3600),
+                renew_time: Some(MicroTime(now())),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn a_thousand_and_twenty_four_leases_with_holders_of_253_bytes_are_kept() {
+        let (out, leased) = watch::channel(None);
+        let mut view = View {
+            leases: BTreeMap::new(),
+            out,
+            warned: Arc::default(),
+        };
+        let holder = |bytes| "h".repeat(bytes);
+        view.apply(lease("long", &holder(NAME_BYTES_MAX + 1)));
+        view.apply(lease(&holder(NAME_BYTES_MAX + 1), "long"));
+        assert!(view.leases.is_empty() && view.warned.load(Relaxed));
+        for number in 0..2 * LEASES_MAX {
+            view.apply(lease(&format!("l{number}"), &format!("h{number}")));
+        }
+        assert_eq!(view.leases.len(), LEASES_MAX);
+        // One that is kept may change, and does not keep a holder that is too long.
+        view.apply(lease("l0", &holder(NAME_BYTES_MAX)));
+        view.apply(lease("l1", &holder(NAME_BYTES_MAX + 1)));
+        assert_eq!(view.leases.len(), LEASES_MAX - 1);
+        view.publish();
+        let leased = leased.borrow().clone().unwrap();
+        assert!(leased.contains(&holder(NAME_BYTES_MAX)) && !leased.contains("h1"));
     }
 }
