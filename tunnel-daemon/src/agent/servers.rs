@@ -354,10 +354,9 @@ impl Shared {
                     (Attempt::Duplicate { server }, None)
                 } else {
                     if state.is_first_excess(count) {
-                        let most = limits::SERVERS_HELD_MAX;
                         tracing::warn!(
-                            %server, count, most,
-                            "this server announces more servers than an agent connects to: check its --server-count"
+                            %server, count,
+                            "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
                         );
                     }
                     (Attempt::New { server, count }, Some(opened))

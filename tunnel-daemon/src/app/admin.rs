@@ -398,5 +398,4 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 #[cfg(test)]
-#[path = "admin_tests.rs"]
 mod tests;

@@ -3,7 +3,7 @@
 use crate::workspace::Workspace;
 
 /// Longest Rust source. Half of it is the aim; whatever is longer usually does two jobs.
-const LINES_MAX: usize = 500;
+const LINES_MAX: usize = 600;
 
 /// Sources that may be longer: path and reason. Generated files need no entry.
 const LONGER: &[(&str, &str)] = &[];

@@ -20,10 +20,12 @@ use adit_core::wire::packet::{Packet, Received};
 use crate::rng::Rng;
 
 const TICK: Duration = Duration::from_millis(20);
+/// A tick in which nothing new happens.
+const REST_TICK: Duration = Duration::from_millis(100);
 /// Ticks in which clients dial and agents fall silent: a minute.
 const BUSY_TICKS: u64 = 3_000;
-/// Ticks until nothing may be left: longer than any timeout, those of closes and of dials included.
-const REST_TICKS: u64 = 6_000;
+/// Ticks of rest until nothing may be left: longer than any timeout, those of closes and of dials included.
+const REST_TICKS: u64 = 1_200;
 const DEAD_AFTER: Duration = Duration::from_secs(8);
 
 /// What all seeds together have shown.
@@ -146,13 +148,13 @@ impl FailoverWorld {
     pub(crate) fn live(&mut self, shown: &mut Shown) {
         for _tick in 0..BUSY_TICKS {
             self.fate();
-            self.tick(shown);
+            self.tick(TICK, shown);
         }
         for link in self.links.values_mut() {
             link.silent_until = link.silent_until.map(|_until| self.now);
         }
         for _tick in 0..REST_TICKS {
-            self.tick(shown);
+            self.tick(REST_TICK, shown);
         }
         for dial in &self.dials {
             assert_eq!(dial.outcomes, 1, "{:?}", dial.step);
@@ -263,8 +265,8 @@ impl FailoverWorld {
         });
     }
 
-    fn tick(&mut self, shown: &mut Shown) {
-        self.now = self.now.after(TICK);
+    fn tick(&mut self, time: Duration, shown: &mut Shown) {
+        self.now = self.now.after(time);
         let ids: Vec<LinkId> = self.links.keys().copied().collect();
         for id in ids {
             self.run_link(id, shown);
