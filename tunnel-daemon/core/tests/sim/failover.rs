@@ -111,6 +111,8 @@ pub(crate) struct FailoverWorld {
     next_link: u64,
     agents: usize,
     dials: Vec<SimDial>,
+    /// Those that wait for an outcome, or have an open tunnel.
+    active: Vec<usize>,
 }
 
 fn config(role: Role) -> LinkConfig {
@@ -140,6 +142,7 @@ impl FailoverWorld {
             next_link: 1,
             agents,
             dials: Vec::new(),
+            active: Vec::new(),
             rng,
         }
     }
@@ -253,6 +256,7 @@ impl FailoverWorld {
         };
         self.hedges.dial(self.now);
         let patience = self.rng.pick(&[300, 1_000, 30_000, 30_000]);
+        self.active.push(self.dials.len());
         self.dials.push(SimDial {
             scope,
             attempts: Attempts::default(),
@@ -271,8 +275,12 @@ impl FailoverWorld {
         for id in ids {
             self.run_link(id, shown);
         }
-        for at in 0..self.dials.len() {
+        for at in std::mem::take(&mut self.active) {
             self.run_dial(at, shown);
+            let dial = &self.dials[at];
+            if dial.outcomes == 0 || dial.open.is_some() {
+                self.active.push(at);
+            }
         }
     }
 
@@ -386,11 +394,8 @@ impl FailoverWorld {
         let dial = &mut self.dials[at];
         if dial.outcomes > 0 {
             // What lost is called off, and the tunnel is closed after a while.
-            for (id, key) in std::mem::take(&mut dial.running) {
-                if let Some(link) = self.links.get_mut(&id) {
-                    link.server_end.leg_gone(key, now);
-                }
-            }
+            self.call_off(at);
+            let dial = &mut self.dials[at];
             if let Some((id, key, since)) = dial.open
                 && now.since(since) > Duration::from_millis(500)
             {
@@ -405,6 +410,7 @@ impl FailoverWorld {
         if now >= dial.deadline {
             shown.given_up += 1;
             dial.outcomes += 1;
+            self.call_off(at);
             return;
         }
         for _step in 0..10 {
@@ -413,7 +419,7 @@ impl FailoverWorld {
                 Step::Fail(_) => {
                     shown.failed += 1;
                     dial.outcomes += 1;
-                    return;
+                    return self.call_off(at);
                 }
                 Step::Ask(reason) => self.ask(at, reason, shown),
                 // Looked at again with each tick, which is as good as a change of the links.
@@ -431,6 +437,14 @@ impl FailoverWorld {
                         return;
                     }
                 }
+            }
+        }
+    }
+
+    fn call_off(&mut self, at: usize) {
+        for (id, key) in std::mem::take(&mut self.dials[at].running) {
+            if let Some(link) = self.links.get_mut(&id) {
+                link.server_end.leg_gone(key, self.now);
             }
         }
     }
