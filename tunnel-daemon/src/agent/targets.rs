@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use adit_core::failure::DialFailure;
 use adit_core::text::Excerpt;
 use tokio::net::TcpStream;
 
 use super::link::LinkContext;
+use crate::config::limits;
 use crate::net::descriptors::Use;
 use crate::telemetry::labels::EndpointDialFailure;
 
@@ -58,6 +60,11 @@ pub async fn dial_target(
     protocol: &str,
     address: &str,
 ) -> Result<TcpStream, String> {
+    if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
+        // The address is kept for as long as its tunnel lives. Servers that are Adit ask no agent for such a one.
+        context.metrics.dial_failure(EndpointDialFailure::Unknown);
+        return Err(DialFailure::TooLong.to_string());
+    }
     let started = tokio::time::Instant::now();
     let descriptors = context.lane_room.descriptors();
     if !descriptors.has_room(Use::Tunnel) {
@@ -91,5 +98,28 @@ pub async fn dial_target(
             context.metrics.dial_failure(reason);
             Err(error.to_string())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link::tests::context;
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_longer_than_1024_bytes_is_refused_and_not_dialled() {
+        let context = context(1);
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Zeros in front of a port change nothing.
+        let address = |length: usize| {
+            let (host, port) = ("127.0.0.1:", port.to_string());
+            let zeros = length - "tcp".len() - host.len() - port.len();
+            format!("{host}{}{port}", "0".repeat(zeros))
+        };
+        let longest = dial_target(&context, "tcp", &address(limits::DIAL_BYTES_MAX)).await;
+        assert!(longest.is_ok(), "{longest:?}");
+        let longer = dial_target(&context, "tcp", &address(limits::DIAL_BYTES_MAX + 1)).await;
+        assert_eq!(longer.unwrap_err(), "dial address is too long");
     }
 }
