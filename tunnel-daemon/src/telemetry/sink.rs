@@ -17,6 +17,11 @@ use super::log::{LogDestination, LogError, LogFormat};
 
 /// Lines waiting to be written; at 200 bytes a line about 800 KiB.
 pub(super) const LINES_MAX: usize = 4_096;
+/// Longest line, bytes, so that a full queue has at most 32 MiB: names of certificates and paths may be as long as their protocol
+/// allows. Of a longer line the beginning is written.
+pub(super) const LINE_BYTES_MAX: usize = 8 * 1024;
+/// Of a longer line in JSON: its beginning is written as a text, with an escape for each quote.
+const BEGINNING_BYTES_MAX: usize = LINE_BYTES_MAX / 2 - 256;
 /// How long the end of the process waits for the queue, at each of two steps.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -31,6 +36,7 @@ enum Message {
 pub(super) struct Queue {
     messages: Sender<Message>,
     lost: Arc<AtomicU64>,
+    format: LogFormat,
 }
 
 impl Queue {
@@ -46,6 +52,7 @@ impl Queue {
         let queue = Self {
             messages,
             lost: Arc::clone(&lost),
+            format,
         };
         std::thread::Builder::new()
             .name("adit-log".to_owned())
@@ -74,7 +81,7 @@ impl Write for Queue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self
             .messages
-            .try_send(Message::Line(line.to_vec()))
+            .try_send(Message::Line(bounded_line(line, self.format)))
             .is_err()
         {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -114,6 +121,34 @@ fn write_lines(
             let _unwritable = sink.write_all(loss_notice(missing, format).as_bytes());
         }
     }
+}
+
+/// The line, or its beginning if it is too long; in either format one line that says so.
+fn bounded_line(line: &[u8], format: LogFormat) -> Vec<u8> {
+    if line.len() <= LINE_BYTES_MAX {
+        return line.to_vec();
+    }
+    let beginning = |most: usize| {
+        let text = String::from_utf8_lossy(line.get(..most).unwrap_or_default());
+        text.trim_end_matches(char::REPLACEMENT_CHARACTER)
+            .to_owned()
+    };
+    let bytes = line.len();
+    let cut = match format {
+        LogFormat::Text => {
+            let end = format!(" ... (cut, {bytes} bytes)");
+            format!("{}{end}", beginning(LINE_BYTES_MAX - end.len() - 1))
+        }
+        LogFormat::Json => serde_json::json!({
+            "level": "WARN",
+            "message": "a log line was too long: this is its beginning",
+            "beginning": beginning(BEGINNING_BYTES_MAX),
+            "bytes": bytes,
+            "target": "adit::log",
+        })
+        .to_string(),
+    };
+    format!("{cut}\n").into_bytes()
 }
 
 fn loss_notice(lines: u64, format: LogFormat) -> String {
@@ -279,6 +314,29 @@ mod tests {
             (&notice["lines"], &notice["level"]),
             (&7.into(), &"WARN".into())
         );
+    }
+
+    #[test]
+    fn a_line_longer_than_eight_kibibytes_is_cut() {
+        let longest = vec![b'x'; LINE_BYTES_MAX];
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(bounded_line(&longest, format), longest);
+        }
+        let long = format!("{{\"text\":\"{}\\\"\"}}\n", "\u{e4}\\\"".repeat(10_000));
+        let text = String::from_utf8(bounded_line(long.as_bytes(), LogFormat::Text)).unwrap();
+        assert!(
+            text.len() <= LINE_BYTES_MAX && text.ends_with(" bytes)\n"),
+            "{text}"
+        );
+        let json = bounded_line(long.as_bytes(), LogFormat::Json);
+        assert!(json.len() <= LINE_BYTES_MAX, "{}", json.len());
+        let line: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let beginning = line["beginning"].as_str().unwrap();
+        assert!(
+            long.starts_with(beginning) && beginning.len() > 1000,
+            "{line}"
+        );
+        assert_eq!(line["bytes"], long.len());
     }
 
     #[test]
