@@ -7,6 +7,35 @@ use prometheus::{HistogramVec, IntCounter, IntCounterVec};
 
 use super::families::{BUCKETS_AGENT_LATENCY, BUCKETS_DEFAULT, Registrar};
 
+/// Values of the label `reason`: those of Kubernetes' API, and of requests without an answer. Any other is counted as [`OTHER`]: an API
+/// server, or whoever answers in its place, could make series without end.
+const REASONS: &[&str] = &[
+    "",
+    "AlreadyExists",
+    "BadRequest",
+    "Conflict",
+    "Expired",
+    "Forbidden",
+    "Gone",
+    "InternalError",
+    "Invalid",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "NotFound",
+    "RequestEntityTooLarge",
+    "ServerTimeout",
+    "ServiceUnavailable",
+    "StoreReadError",
+    "Timeout",
+    "TooManyRequests",
+    "Unauthorized",
+    "Unknown",
+    "Unreachable",
+    "UnsupportedMediaType",
+];
+/// Every other reason.
+const OTHER: &str = "other";
+
 /// Of a server, which lists leases and deletes those that have expired.
 pub struct ServerLeaseMetrics {
     culled: IntCounter,
@@ -103,13 +132,19 @@ impl LeaseEvents for AgentLeaseMetrics {
 
     fn watched(&self, status: u16, reason: &str) {
         self.watches
-            .with_label_values(&[status.to_string().as_str(), reason])
+            .with_label_values(&[status.to_string().as_str(), known(reason)])
             .inc();
     }
 
     fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
         // Agents delete none.
     }
+}
+
+/// The label for a reason.
+fn known(reason: &str) -> &'static str {
+    let mut reasons = REASONS.iter().copied();
+    reasons.find(|known| *known == reason).unwrap_or(OTHER)
 }
 
 /// Counts one request, by its answer, and how long it took.
@@ -121,8 +156,37 @@ fn count(
     time: Duration,
 ) {
     let status = status.to_string();
-    requests.with_label_values(&[status.as_str(), reason]).inc();
+    requests
+        .with_label_values(&[status.as_str(), known(reason)])
+        .inc();
     seconds
         .with_label_values(&[&status])
         .observe(time.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{AgentMetrics, ServerMetrics};
+    use super::*;
+
+    #[test]
+    fn reasons_that_are_not_known_share_other() {
+        assert!(REASONS.iter().all(|reason| known(reason) == *reason));
+        let (agent, server) = (AgentMetrics::new(), ServerMetrics::new(&["default"]));
+        for number in 0..100 {
+            let reason = format!("made up {number}");
+            agent.leases().listed(403, &reason, Duration::ZERO);
+            agent.leases().watched(403, &reason);
+            server.leases().deleted(403, &reason, Duration::ZERO);
+        }
+        for text in [agent.scrape().text(), server.scrape().text()] {
+            let shared = text
+                .lines()
+                .filter(|line| line.contains("reason=\"other\""));
+            assert!(
+                shared.clone().count() > 0 && !text.contains("made up"),
+                "{text}"
+            );
+        }
+    }
 }
