@@ -10,6 +10,9 @@ use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::text::shortened;
 use crate::wire::packet::{Packet, PacketType};
 
+/// Deadlines of dials that are over, beside twice as many as there are dials.
+pub(super) const OVER_DIALS_MAX: usize = 64;
+
 impl Link {
     /// Server: starts a dial. The outcome comes as [`Action::DialDone`] or [`Action::DialFailed`].
     ///
@@ -45,6 +48,7 @@ impl Link {
         self.dials.insert(dial, key);
         if let Some(deadline) = deadline {
             self.dial_order.push_back((deadline, key));
+            self.prune_dial_order();
         }
         let DialRequest {
             protocol, address, ..
@@ -57,6 +61,20 @@ impl Link {
         };
         self.push_control(Control::Dial { key, packet });
         Ok(key)
+    }
+
+    /// Forgets the deadlines of dials that are over. They leave by themselves once they are at the front, but one dial into a black hole
+    /// stays there until its own deadline. Costs a constant for each dial: the next time is after as many more.
+    fn prune_dial_order(&mut self) {
+        let most = 2 * self.dials.len() + OVER_DIALS_MAX;
+        if self.dial_order.len() > most {
+            let tunnels = &self.tunnels;
+            self.dial_order.retain(|(_deadline, key)| {
+                let phase = tunnels.get(*key).map(|tunnel| tunnel.phase);
+                matches!(phase, Some(Phase::Dialing { .. }))
+            });
+            self.dial_order.shrink_to(most);
+        }
     }
 
     pub(super) fn handle_dial_rsp(

@@ -195,6 +195,31 @@ fn the_answer_of_a_dial_that_was_called_off_is_known_for_a_minute() {
     assert_eq!(answer(&mut rig, 5, 0), [Event::LateAnswer]);
 }
 
+/// One dial into a black hole stays in front until its own deadline.
+#[test]
+fn deadlines_of_dials_that_are_over_do_not_pile_up_behind_one_that_is_not() {
+    let mut rig = Rig::server(true);
+    rig.dial();
+    rig.packets();
+    for number in 2..5_000 {
+        let key = rig.dial();
+        rig.packets();
+        rig.dial_rsp(number, 0, 0);
+        rig.actions();
+        let most = 2 * rig.link.pending_dials() + super::super::role::OVER_DIALS_MAX + 2;
+        assert!(
+            rig.link.dial_order.len() <= most,
+            "{}",
+            rig.link.dial_order.len()
+        );
+        assert!(rig.link.tunnels.get(key).is_none());
+    }
+    assert!(rig.link.dial_order.capacity() < 1_000);
+    // The first one's deadline is still known.
+    rig.pass(seconds(25));
+    assert_eq!(rig.link.pending_dials(), 0);
+}
+
 #[test]
 fn dials_that_were_called_off_are_remembered_boundedly() {
     let mut dials = super::super::cancelled::CancelledDials::default();
