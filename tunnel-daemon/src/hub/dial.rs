@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::dial::{Attempts, HEDGE_AFTER_MIN, HedgeBudget, LinkState, Reason, Step};
@@ -93,28 +93,49 @@ impl DialState {
     }
 }
 
+/// Agents that are known by name of those that a dial has asked. The list lives as long as the tunnel, an id may have 1,024 bytes, and
+/// one certificate may have many links that refuse each dial.
+const ASKED_NAMES_MAX: usize = 8;
+
 /// The agents that a dial has asked, in order. Clones name the same list, so that it outlives the dial.
 #[derive(Clone, Debug, Default)]
-pub struct AskedAgents(Arc<Mutex<Vec<AgentId>>>);
+pub struct AskedAgents(Arc<Mutex<Asked>>);
+
+#[derive(Debug, Default)]
+struct Asked {
+    first: Vec<AgentId>,
+    count: usize,
+}
 
 impl AskedAgents {
     fn add(&self, agent: &AgentId) {
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.push(agent.clone());
+        let mut asked = self.lock();
+        asked.count += 1;
+        if asked.first.len() < ASKED_NAMES_MAX {
+            asked.first.push(agent.clone());
+        }
     }
 
-    /// Their ids, separated by commas.
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ids of the first 8, separated by commas, and how many more there were.
     #[must_use]
     pub fn names(&self) -> String {
-        let asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let names: Vec<&str> = asked.iter().map(AgentId::as_str).collect();
-        names.join(",")
+        let asked = self.lock();
+        let names: Vec<&str> = asked.first.iter().map(AgentId::as_str).collect();
+        let names = names.join(",");
+        match asked.count - asked.first.len() {
+            0 => names,
+            more => format!("{names} and {more} more"),
+        }
     }
 
     /// How many.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.lock().count
     }
 
     /// Whether no agent was asked.
@@ -454,5 +475,23 @@ impl Dialing<'_> {
                 },
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_agents_that_a_dial_asks_eight_are_known_by_name() {
+        let asked = AskedAgents::default();
+        for number in 1..=8 {
+            asked.add(&AgentId::new(&format!("a{number}")));
+        }
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8");
+        asked.add(&AgentId::new("a9"));
+        asked.add(&AgentId::new("a10"));
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
+        assert_eq!(asked.len(), 10);
     }
 }
