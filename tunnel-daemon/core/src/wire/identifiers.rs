@@ -7,6 +7,9 @@ use crate::text::Excerpt;
 /// Identifiers one agent may bring. Far above any real agent (a node has a handful), low enough that the
 /// registry's work per agent stays small.
 pub const IDENTIFIERS_MAX: usize = 1024;
+/// Longest identifier, bytes. Names in DNS have at most 253 and networks some 40; each becomes a key of the registry, which may outlive
+/// its agent.
+pub const IDENTIFIER_LEN_MAX: usize = 255;
 
 /// What an agent claims to reach, by kind; repeated values keep their order. Values are as received:
 /// neither checked nor brought to canonical form, which is the registry's business.
@@ -41,6 +44,16 @@ pub enum IdentifiersError {
     /// More than [`IDENTIFIERS_MAX`].
     #[error("more than {IDENTIFIERS_MAX} identifiers")]
     TooMany,
+    /// One of more than [`IDENTIFIER_LEN_MAX`] bytes.
+    #[error(
+        "an identifier of kind {kind} has {bytes} bytes, more than {IDENTIFIER_LEN_MAX}; give the agent a shorter one"
+    )]
+    TooLong {
+        /// As in the query.
+        kind: &'static str,
+        /// Its length.
+        bytes: usize,
+    },
 }
 
 impl Identifiers {
@@ -48,7 +61,7 @@ impl Identifiers {
     /// is no Go boolean is false, and only the first `default-route` counts.
     ///
     /// # Errors
-    /// A `;`, a broken percent escape, or too many identifiers.
+    /// A `;`, a broken percent escape, too many identifiers, or one that is too long.
     pub fn parse(query: &str) -> Result<Self, IdentifiersError> {
         Self::read(query, |_kind| Ok(()))
     }
@@ -79,10 +92,10 @@ impl Identifiers {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let (key, value) = (unescape(key)?, unescape(value)?);
             match key.as_str() {
-                "ipv4" => read.ipv4.push(value),
-                "ipv6" => read.ipv6.push(value),
-                "host" => read.host.push(value),
-                "cidr" => read.cidr.push(value),
+                "ipv4" => read.ipv4.push(bounded("ipv4", value)?),
+                "ipv6" => read.ipv6.push(bounded("ipv6", value)?),
+                "host" => read.host.push(bounded("host", value)?),
+                "cidr" => read.cidr.push(bounded("cidr", value)?),
                 "default-route" => {
                     default_route.get_or_insert_with(|| parse_go_bool(&value) == Some(true));
                 }
@@ -160,6 +173,15 @@ fn hex_value(byte: u8) -> Option<u8> {
     char::from(byte)
         .to_digit(16)
         .and_then(|digit| u8::try_from(digit).ok())
+}
+
+/// The value, if it is short enough to become a key.
+fn bounded(kind: &'static str, value: String) -> Result<String, IdentifiersError> {
+    let bytes = value.len();
+    if bytes > IDENTIFIER_LEN_MAX {
+        return Err(IdentifiersError::TooLong { kind, bytes });
+    }
+    Ok(value)
 }
 
 /// Appends `key=value`, escaping all that Go's `QueryEscape` escapes.
@@ -265,6 +287,22 @@ mod tests {
             Identifiers::parse("host=a;host=b"),
             Err(IdentifiersError::Semicolon)
         );
+    }
+
+    #[test]
+    fn an_identifier_is_no_longer_than_255_bytes_whatever_its_kind() {
+        for kind in ["ipv4", "ipv6", "host", "cidr"] {
+            let of = |length: usize| Identifiers::parse(&format!("{kind}={}", "x".repeat(length)));
+            assert!(of(IDENTIFIER_LEN_MAX).is_ok());
+            let refused = of(IDENTIFIER_LEN_MAX + 1).unwrap_err();
+            let bytes = IDENTIFIER_LEN_MAX + 1;
+            assert_eq!(refused, IdentifiersError::TooLong { kind, bytes });
+            let text = refused.to_string();
+            assert!(text.contains(kind) && text.contains("255"), "{text}");
+        }
+        // Of what an escape stands for, not of the escape.
+        let escaped = format!("host={}", "%78".repeat(IDENTIFIER_LEN_MAX));
+        assert!(Identifiers::parse(&escaped).is_ok());
     }
 
     #[test]
