@@ -46,8 +46,11 @@ const ATTEMPT_MIN: Duration = Duration::from_secs(1);
 const REUSE_MAX: Duration = Duration::from_secs(10);
 /// The same for "no such host": someone is waiting for the name to appear.
 const NEGATIVE_REUSE_MAX: Duration = Duration::from_secs(1);
-/// Answers kept for reuse.
-const ANSWERS_MAX: u64 = 1024;
+/// Answers that the DNS library keeps for each name server. An answer may have 64 KiB on the wire, and whoever serves a zone can make
+/// as many as there are names; [`Answers`] keeps addresses of many more names.
+const ANSWERS_MAX: u64 = 64;
+/// Addresses of one name that are kept, half of them for each family that has as many. A dial tries fewer.
+const ADDRESSES_MAX: usize = 64;
 /// Once one family answered with addresses, the other gets this much longer: servers that drop AAAA
 /// questions must not cost the whole deadline (RFC 8305, section 3, with room for a slow path).
 const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
@@ -375,12 +378,13 @@ impl State {
             }
         };
         match (v6, v4) {
-            (Ok((mut ips, until)), Ok((more, other_until))) => {
-                ips.extend(more);
+            (Ok((v6, until)), Ok((v4, other_until))) => {
+                let ips = some_of(v6, v4);
                 let until = until.min(other_until);
                 Ok(Found { ips, until })
             }
             (Ok((ips, until)), Err(cause)) | (Err(cause), Ok((ips, until))) => {
+                let ips = some_of(ips, Vec::new());
                 // A family that exists but was not heard of is soon asked for again.
                 let soon = Instant::now() + NEGATIVE_REUSE_MAX;
                 let until = match cause {
@@ -438,6 +442,15 @@ impl State {
         let said = dns.lookup(name.clone(), kind).await;
         said.map_err(|cause| failure_of(&cause))
     }
+}
+
+/// At most [`ADDRESSES_MAX`] addresses of a name, in their order.
+fn some_of(mut one: Vec<IpAddr>, mut other: Vec<IpAddr>) -> Vec<IpAddr> {
+    one.truncate(ADDRESSES_MAX - other.len().min(ADDRESSES_MAX / 2));
+    other.truncate(ADDRESSES_MAX - one.len());
+    one.append(&mut other);
+    one.shrink_to_fit();
+    one
 }
 
 async fn or_give_up<T>(

@@ -15,6 +15,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
+mod bounds;
+
 /// Answers A, AAAA and SRV questions from a list; unlisted names do not exist, and names below `dead.` get no answer at all.
 /// Stops when dropped.
 struct NameServer {

@@ -1,0 +1,44 @@
+//! What is kept of the answers of a name server that says much.
+
+use super::*;
+
+#[tokio::test]
+async fn of_a_name_with_many_addresses_64_are_kept_of_both_families() {
+    let many_v4 = || (0..70).map(v4);
+    let v6 = |last: u16| RData::AAAA(AAAA::new(0xfd00, 0, 0, 0, 0, 0, 0, last));
+    let zone = BTreeMap::from([
+        ("one.test.", Reply::Data(many_v4().collect())),
+        (
+            "both.test.",
+            Reply::Data(many_v4().chain((0..40).map(v6)).collect()),
+        ),
+        (
+            "few.test.",
+            Reply::Data(many_v4().chain((0..2).map(v6)).collect()),
+        ),
+    ]);
+    let (dir, server) = (TempDir::new().unwrap(), NameServer::start(zone).await);
+    let resolver = resolver(
+        dir.path(),
+        &server,
+        "nameserver 127.0.0.1\noptions edns0\n",
+        "",
+    );
+    for (name, v6) in [("one.test.", 0), ("both.test.", 32), ("few.test.", 2)] {
+        let ips = resolver.lookup_ip(name).await.unwrap();
+        assert_eq!(ips.len(), ADDRESSES_MAX, "{name}");
+        assert_eq!(ips.iter().filter(|ip| ip.is_ipv6()).count(), v6, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_dns_library_keeps_answers_for_64_names() {
+    let (dir, server) = (
+        TempDir::new().unwrap(),
+        NameServer::start(BTreeMap::new()).await,
+    );
+    let resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
+    let state = resolver.current().await;
+    let kept = |dns: &Resolver<Zoned>| dns.options().cache_size;
+    assert_eq!(state.dns.iter().map(kept).collect::<Vec<_>>(), [64]);
+}
