@@ -234,7 +234,8 @@ impl Fill {
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
         } else if !self.bulk && was_bulk {
-            // What ends bulk is taken out of its block, as there, and so is a part of a record that waits for the rest.
+            // What ends bulk is taken out of its block, as there. So is a part of a record that waits for the rest: it is less than a
+            // record, the rest may never come, and each of many lanes would keep a block that no budget counts.
             self.bytes = BytesMut::from(&self.bytes[..]);
         }
         polled
@@ -351,6 +352,25 @@ mod tests {
         }
         assert_eq!(fill.bytes().len(), BULK_BYTES + 5);
         assert!(fill.capacity() < 2 * BULK_BYTES, "{}", fill.capacity());
+    }
+
+    /// Also when there is nothing more to read, and only a part of a record is left.
+    #[tokio::test]
+    async fn a_part_of_a_record_that_waits_keeps_no_block() {
+        let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
+        let mut fill = Fill::default();
+        // The second one is read into a block, with a part of a record behind it.
+        for length in [BULK_BYTES, BULK_BYTES + 5] {
+            let sent = vec![b'x'; length];
+            far.write_all(&sent).await.expect("the stream is open");
+            let read = poll_fn(|cx| fill.poll_fill(cx, &mut near)).await;
+            assert_eq!(read.ok(), Some(length));
+            fill.take(BULK_BYTES).expect("it is there");
+        }
+        assert!(fill.capacity() > BULK_BYTES, "{}", fill.capacity());
+        let waiting = poll_fn(|cx| fill.poll_fill(cx, &mut near)).now_or_never();
+        assert!(waiting.is_none() && fill.bytes() == b"xxxxx");
+        assert!(fill.capacity() < 1000, "{}", fill.capacity());
     }
 
     #[test]
