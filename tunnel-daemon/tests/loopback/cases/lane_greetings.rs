@@ -86,7 +86,7 @@ async fn frames_in_one_write_with_ready_are_the_lanes_however_long_they_are() {
             if *address == longest {
                 match event(&mut lane).await {
                     LaneEvent::Failed { text, .. } => {
-                        assert!(text.contains("missing port in address"), "{text}");
+                        assert!(text.contains("dial address is too long"), "{text}");
                     }
                     other => panic!("{records:?}: instead of a refusal: {other:?}"),
                 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::lane_processes::nightly;
@@ -16,10 +18,9 @@ use crate::support::{connect, targets};
 
 const LINKS: &str = "adit_links{peer=\"adit\"}";
 const MIB: u64 = 1 << 20;
-/// Readers that pause: 400 at night. A server that counts no queues and no socket buffers is killed at 130.
-fn readers() -> usize {
-    nightly(400, 200)
-}
+/// A server that counts no queues and no socket buffers is killed at 130 readers in 64 MiB. Readers that come at once:
+const AT_ONCE: usize = 10;
+/// Echoes of which the slowest but one in a hundred is told.
 const ECHOES: usize = 200;
 /// Success is what counts, not its time: other tests run beside this one.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -102,8 +103,25 @@ async fn p99(stream: &mut UnixStream) -> Duration {
     took[ECHOES * 99 / 100]
 }
 
-async fn readers_pause(limit: u64, flags: &[&str]) {
-    let readers = readers();
+/// A reader that reads nothing; `None` if it is refused for want of memory.
+async fn pause(world: &World, source: &str) -> Option<UnixStream> {
+    let mut stream = UnixStream::connect(world.connect())
+        .await
+        .expect("a server");
+    let request = connect::head(source);
+    stream.write_all(&request).await.expect("a server");
+    let head = connect::read_head(&mut stream).await;
+    if head.contains(" 200 ") {
+        return Some(stream);
+    }
+    let mut body = String::new();
+    stream.read_to_string(&mut body).await.expect("an answer");
+    let is_typed = head.contains(" 503 ") && body.contains("short of memory");
+    assert!(is_typed, "{head}{body}");
+    None
+}
+
+async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
     let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
     let [server_group, agent_group] = match cgroups {
         [Ok(server), Ok(agent)] => [server, agent],
@@ -126,24 +144,13 @@ async fn readers_pause(limit: u64, flags: &[&str]) {
 
     let (mut paused, mut refused) = (Vec::new(), 0);
     within_for(PATIENCE, "readers that pause", async {
-        for _reader in 0..readers {
-            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-            let mut stream = UnixStream::connect(world.connect())
-                .await
-                .expect("a server");
-            stream
-                .write_all(&connect::head(&source))
-                .await
-                .expect("a server");
-            let head = connect::read_head(&mut stream).await;
-            if head.contains(" 200 ") {
-                paused.push(stream);
-            } else {
-                let mut body = String::new();
-                stream.read_to_string(&mut body).await.expect("an answer");
-                let is_typed = head.contains(" 503 ") && body.contains("short of memory");
-                assert!(is_typed, "{head}{body}");
-                refused += 1;
+        for begun in (0..readers).step_by(AT_ONCE) {
+            let dials = (begun..readers.min(begun + AT_ONCE)).map(|_reader| pause(&world, &source));
+            for reader in join_all(dials).await {
+                match reader {
+                    Some(stream) => paused.push(stream),
+                    None => refused += 1,
+                }
             }
         }
     })
@@ -187,15 +194,15 @@ async fn readers_pause(limit: u64, flags: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes() {
-    readers_pause(64 * MIB, &[]).await;
+    readers_pause(64 * MIB, nightly(400, 150), &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes_without_lanes() {
-    readers_pause(64 * MIB, &["--lanes-per-link=0"]).await;
+    readers_pause(64 * MIB, nightly(400, 150), &["--lanes-per-link=0"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_in_256_mebibytes_are_all_served() {
-    readers_pause(256 * MIB, &[]).await;
+    readers_pause(256 * MIB, nightly(400, 60), &[]).await;
 }
