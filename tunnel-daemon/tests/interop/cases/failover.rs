@@ -1,14 +1,18 @@
 //! Dials while one of the agents is stopped: its kernel acknowledges, and nothing answers.
 
+use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
 use crate::support::combo::Combo;
-use crate::support::stack::Stack;
+use crate::support::go::skip_loudly;
+use crate::support::stack::{Agent, Stack};
 use crate::support::wait::{secs, until};
 
 /// Dials of a test, one after the other begun.
@@ -55,6 +59,15 @@ fn dials(stack: &Stack) -> (Vec<String>, Duration) {
     })
 }
 
+/// Agents that were asked because another was slow or silent.
+fn repeated(stack: &Stack) -> f64 {
+    let of = |reason| {
+        let labels = [("reason", reason)];
+        stack.server.adit_metric("dial_retries_total", &labels)
+    };
+    of("slow") + of("silent")
+}
+
 fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     let stack = Stack::with(combo, 2, &[]);
     let dead = &stack.agents[0].process;
@@ -66,15 +79,7 @@ fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     );
     assert!(failed.is_empty(), "{failed:?}");
     assert!(slowest < SLOWEST, "{slowest:?}");
-    let repeated: f64 = ["slow", "silent"]
-        .iter()
-        .map(|reason| {
-            stack
-                .server
-                .adit_metric("dial_retries_total", &[("reason", reason)])
-        })
-        .sum();
-    assert!(repeated >= 1.0, "no dial met the stopped agent");
+    assert!(repeated(&stack) >= 1.0, "no dial met the stopped agent");
     dead.signal(Signal::CONT);
     until("no link is silent", secs(15), || {
         (stack.server.adit_metric("links_silent", &[]) == 0.0).then_some(())
@@ -83,6 +88,88 @@ fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     assert_eq!(stack.server.metric("dial_failure_count", &[]), 0.0);
 }
 rows!(no_dial_fails_while_one_of_two_agents_is_stopped: adit_go_connect adit_go0303_connect adit_adit_connect adit_aditlink_connect);
+
+/// A user whose packets are dropped once the rule is there.
+const DROPPED: &str = "4242";
+/// Names the environment of a test that runs in a network of its own already.
+const ENCLOSED: &str = "ADIT_FAILOVER_ENCLOSED";
+
+/// Whether this process is in a network of its own. If not, it runs the test again in one; without the rights to make one it says so.
+fn is_enclosed(test: &str) -> bool {
+    if std::env::var_os(ENCLOSED).is_some() {
+        return true;
+    }
+    let setup = "set -e; ip link set lo up; nft add table inet probe; command -v setpriv > /dev/null; exec \"$@\"";
+    let enclosed = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--net", "sh", "-c", setup, "sh"])
+            .args(words)
+            .env(ENCLOSED, "1");
+        command.output().expect("a command")
+    };
+    let probe = enclosed(&["true"]);
+    if !probe.status.success() {
+        let why = String::from_utf8_lossy(&probe.stderr);
+        skip_loudly(test, why.trim());
+        return false;
+    }
+    let program = std::env::current_exe().expect("this test");
+    let program = program.display().to_string();
+    let output = enclosed(&[&program, "--exact", test, "--nocapture"]);
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}", output.status);
+    false
+}
+
+/// The name of this test, as its program knows it.
+fn own_name() -> String {
+    thread::current()
+        .name()
+        .expect("a test's thread has its name")
+        .to_owned()
+}
+
+/// Nothing comes from the agent any more, and nothing is acknowledged: the server sends into a hole.
+fn no_dial_fails_while_one_of_two_agents_is_in_a_black_hole(combo: Combo) {
+    if !is_enclosed(&own_name()) {
+        return;
+    }
+    let mut stack = Stack::with(combo, 1, &[]);
+    for path in [stack.dir.path(), &stack.certs.agent_key] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    let reuid = format!("--reuid={DROPPED}");
+    let agent = Agent::start_by(
+        &["setpriv", &reuid, "--clear-groups"],
+        combo.agent,
+        "dropped",
+        "dropped",
+        stack.server.agent_port,
+        stack.dir.path(),
+        &stack.certs,
+        &[],
+    );
+    agent.await_ready();
+    stack.agents.push(agent);
+    stack.await_backends(2);
+    let rules = format!(
+        "table inet probe {{ chain out {{ type filter hook output priority 0; meta skuid {DROPPED} oifname lo tcp dport {port} drop; }}; }}",
+        port = stack.server.agent_port
+    );
+    let nft = Command::new("nft").arg(&rules).status();
+    assert!(nft.is_ok_and(|status| status.success()), "{rules}");
+    let (failed, slowest) = dials(&stack);
+    println!(
+        "black hole: of {DIALS} dials {} failed, the slowest took {slowest:?}",
+        failed.len()
+    );
+    assert!(failed.is_empty(), "{failed:?}");
+    assert!(slowest < SLOWEST, "{slowest:?}");
+    assert!(repeated(&stack) >= 1.0, "no dial met the black hole");
+}
+rows!(no_dial_fails_while_one_of_two_agents_is_in_a_black_hole: adit_go_connect adit_adit_connect adit_aditlink_connect);
 
 /// In compat mode readiness follows registration: an unready server would hide its own service, and lock its agents out.
 fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: Combo) {

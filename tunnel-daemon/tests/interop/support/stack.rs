@@ -254,6 +254,21 @@ impl Agent {
         certs: &Certs,
         flags: &[&str],
     ) -> Self {
+        Self::start_by(&[], maker, name, id, server_port, dir, certs, flags)
+    }
+
+    /// As [`Agent::start`], by a command that runs the words behind its own.
+    #[expect(clippy::too_many_arguments, reason = "a command line")]
+    pub(crate) fn start_by(
+        command: &[&str],
+        maker: Maker,
+        name: &str,
+        id: &str,
+        server_port: u16,
+        dir: &Path,
+        certs: &Certs,
+        flags: &[&str],
+    ) -> Self {
         let [health_port, admin_port] = [(); 2].map(|()| ports::free());
         let (program, mut args) = maker.agent();
         args.extend([
@@ -271,6 +286,12 @@ impl Agent {
             "--v=2".to_owned(),
         ]);
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let mut program = program;
+        if let Some((first, words)) = command.split_first() {
+            args.insert(0, program.display().to_string());
+            args.splice(0..0, words.iter().map(|word| (*word).to_owned()));
+            program = first.into();
+        }
         Self {
             process: Process::service(name, &program, &args, dir),
             health_port,
