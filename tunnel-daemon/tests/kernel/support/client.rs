@@ -172,6 +172,14 @@ pub(crate) fn call(mapped: bool, address: SocketAddr) -> std::io::Result<Seen> {
         _ => address,
     };
     let socket = Socket::new(Domain::for_address(called), Type::STREAM, None)?;
+    // The kernel gives odd ports to sockets that are bound and even ones to others: an agent's connection to the same target never
+    // has this one's port by chance, which would look like a direct call.
+    let any = if called.is_ipv4() {
+        SocketAddr::from(([0, 0, 0, 0], 0))
+    } else {
+        SocketAddr::from(([0_u16; 8], 0))
+    };
+    socket.bind(&any.into())?;
     over(socket, called)
 }
 
