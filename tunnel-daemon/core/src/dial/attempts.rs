@@ -190,7 +190,9 @@ impl Attempts {
             let failure = self.unsent.take().unwrap_or(DialFailure::NoAgent);
             return Step::Fail(self.first_refusal(failure));
         }
-        let until = *self.waits_until.get_or_insert(now.after(AGENT_WAIT));
+        let until = *self
+            .waits_until
+            .get_or_insert_with(|| now.after(AGENT_WAIT));
         if now >= until {
             return Step::Fail(self.first_refusal(DialFailure::TimedOut));
         }

@@ -312,8 +312,8 @@ impl Registry {
     #[must_use]
     pub fn keys(&self, strategy: Strategy) -> usize {
         match strategy {
-            Strategy::Default => self.any.len(),
-            Strategy::DefaultRoute => self.default_route.len(),
+            Strategy::Default => self.any.agents(),
+            Strategy::DefaultRoute => self.default_route.agents(),
             Strategy::DestHost => self.counted(self.hosts.len(), self.hosts.values()),
             Strategy::DestCidr => self.counted(self.nets.pools.len(), self.nets.pools.values()),
         }
@@ -324,7 +324,7 @@ impl Registry {
         if self.retired == 0 {
             return all;
         }
-        pools.filter(|pool| pool.len() > 0).count()
+        pools.filter(|pool| pool.agents() > 0).count()
     }
 
     /// Number of agents that some strategy in use has a key for, each counted once: for `ready_backend_connections`. Agents

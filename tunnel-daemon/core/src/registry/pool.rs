@@ -62,7 +62,7 @@ impl Member {
 
 impl Pool {
     /// Number of agents, those without a link that reads excluded.
-    pub(super) fn len(&self) -> usize {
+    pub(super) fn agents(&self) -> usize {
         let [.., retired] = &self.lists;
         self.members.len() - retired.len()
     }

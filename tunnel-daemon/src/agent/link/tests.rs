@@ -124,7 +124,7 @@ async fn a_connection_that_ends_with_its_answer_is_not_asked_again() {
         opened.start(&context, 0).2.await
     };
     let both = async { tokio::join!(agent, server) };
-    let (over, ()) = timeout(Duration::from_secs(30), both)
+    let (over, ()) = timeout(Duration::from_secs(30), Box::pin(both))
         .await
         .expect("it ends");
     assert!(matches!(over, LinkOver::Transport(_)), "{over}");
