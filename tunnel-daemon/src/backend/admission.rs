@@ -59,11 +59,6 @@ impl Admission {
         }
     }
 
-    /// Whether agents may prove themselves by tokens.
-    pub(super) fn reviews_tokens(&self) -> bool {
-        self.tokens.is_some()
-    }
-
     /// Addresses that agents with links come from.
     pub(super) fn addresses(&self) -> &AdmittedAddresses {
         &self.addresses

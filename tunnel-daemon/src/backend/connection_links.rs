@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adit_core::ids::LinkId;
 
-/// How often a connection of somebody without a certificate is looked at, which may be without a link for two looks.
+/// How often a connection is looked at, which may be without a link for two looks.
 const LOOK_FOR_LINKS_EVERY: Duration = Duration::from_secs(15);
 
 /// The links of a connection. Clones share them.
@@ -44,12 +44,9 @@ impl Drop for ConnectionLink {
     }
 }
 
-/// Ends when a connection of somebody without a certificate has had no link at one look after another: it holds a descriptor that
-/// others need, and agents connect anew for each attempt.
-pub(super) async fn without_links(links: &ConnectionLinks, is_stranger: bool) {
-    if !is_stranger {
-        return std::future::pending().await;
-    }
+/// Ends when a connection has had no link at one look after another: it holds a descriptor that others need, and agents connect anew
+/// for each attempt.
+pub(super) async fn without_links(links: &ConnectionLinks) {
     let mut looks = 0;
     while looks < 2 {
         tokio::time::sleep(LOOK_FOR_LINKS_EVERY).await;

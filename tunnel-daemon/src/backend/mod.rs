@@ -3,6 +3,7 @@
 mod admission;
 mod authorizer;
 mod connection_links;
+mod identifier_memory;
 mod lanes;
 mod link;
 mod node;

@@ -23,6 +23,7 @@ use crate::net::descriptors::{Descriptors, Use};
 use crate::net::dial::{DialError, Dialer, Permit};
 use crate::net::own::OwnListeners;
 use crate::net::resolve::ResolveError;
+use crate::net::source_quota::Source;
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
     ClientDialect, Driver, DriverReason, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
@@ -91,6 +92,7 @@ struct AgentDoor {
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
+    source: Source,
     quota: Arc<Quota>,
 }
 
@@ -109,12 +111,14 @@ impl NodeDoor {
         self: &Arc<Self>,
         agent: &AgentId,
         principal: &Arc<str>,
+        source: &Source,
     ) -> Arc<dyn AgentOpens> {
         Arc::new(AgentDoor {
             door: Arc::clone(self),
             dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
+            source: source.clone(),
             quota: self.agents.of(agent, principal),
         })
     }
@@ -137,6 +141,7 @@ impl AgentOpens for AgentDoor {
             dialer: Arc::clone(&self.dialer),
             agent: self.agent.clone(),
             principal: Arc::clone(&self.principal),
+            source: self.source.clone(),
             quota: Arc::clone(&self.quota),
             counts: self.counts(),
         };
@@ -184,6 +189,7 @@ struct Asked {
     dialer: Arc<Dialer>,
     agent: AgentId,
     principal: Arc<str>,
+    source: Source,
     quota: Arc<Quota>,
     counts: NodeAgent,
 }
@@ -198,7 +204,7 @@ impl Asked {
             waiting: Some(self.door.settings.metrics.node_waiting()),
             open: None,
         };
-        let dialed = match self.quota.dial() {
+        let dialed = match self.quota.dial(&self.source) {
             None => Some(Err(NodeRefusal::Limit)),
             // Boxed: a dial's state is large, and the tunnel that follows may live for days.
             Some(_room) => open.until(Box::pin(self.dial_or_leave(&request))).await,

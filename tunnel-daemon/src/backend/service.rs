@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{Admission, LargeCaller, Refused};
 use super::authorizer::{AgentAuthorizer, Rights};
 use super::connection_links::{ConnectionLinks, without_links};
+use super::identifier_memory::IdentifierMemory;
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
 use super::node::NodeDoor;
@@ -36,6 +37,7 @@ use crate::hub::{
 use crate::lane::LaneRoom;
 use crate::net::agent_identity::{AgentIdentity, Certificate};
 use crate::net::grpc::{self, Code, Windows};
+use crate::net::source_quota::{Source, SourcePlaces};
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
@@ -92,6 +94,7 @@ pub struct Backend {
     metrics: ServerMetrics,
     tasks: Tasks,
     lanes: LaneListener,
+    identifiers: IdentifierMemory,
 }
 
 impl Backend {
@@ -119,6 +122,7 @@ impl Backend {
         );
         Arc::new(Self {
             lanes,
+            identifiers: IdentifierMemory::default(),
             hub,
             settings,
             budget,
@@ -176,8 +180,7 @@ impl Backend {
             };
             self.call(request, respond, who)
         });
-        let is_stranger = certificate.is_none() && self.settings.admission.reviews_tokens();
-        let idle = without_links(&links, is_stranger);
+        let idle = without_links(&links);
         match select(pin!(served), pin!(idle)).await {
             Either::Left((Ok(()), _idle)) => (),
             Either::Left((Err(error), _idle)) => {
@@ -237,6 +240,7 @@ impl Backend {
         &self,
         hello: &AgentHello,
         identity: &AgentIdentity,
+        source: &Source,
         judged: u64,
     ) -> Option<Arc<LanePool>> {
         let extensions = hello.extensions;
@@ -247,7 +251,7 @@ impl Backend {
         let link = &self.settings.link;
         let owner = identity.owner()?;
         let node = self.settings.node.as_ref();
-        let opens = node.map(|node| node.of_agent(&hello.agent, owner));
+        let opens = node.map(|node| node.of_agent(&hello.agent, owner, source));
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
             rights: Some(Arc::new(Rights::new(
@@ -357,7 +361,8 @@ impl Backend {
             }
         };
         // Before the answer's headers: a refusal must be the whole answer.
-        let entered = match identified.and_then(|identity| self.enter(hello, identity, who.peer)) {
+        let entered = identified.and_then(|identity| self.enter(hello, identity, who.peer));
+        let (entered, identifiers) = match entered {
             Ok(entered) => entered,
             Err(Refused { reason, code, text }) => {
                 if shown.is_some() || self.settings.admission.may_log() {
@@ -414,7 +419,7 @@ impl Backend {
         );
         Some(async move {
             link.await;
-            drop((address, counted));
+            drop((address, counted, identifiers));
         })
     }
 
@@ -427,10 +432,12 @@ impl Backend {
         hello: AgentHello,
         identity: AgentIdentity,
         peer: PeerAddr,
-    ) -> Result<Entered, Refused> {
+    ) -> Result<(Entered, Option<SourcePlaces>), Refused> {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
+        let unproven = Arc::from("");
+        let source = Source::new(identity.owner().unwrap_or(&unproven), peer);
         let judged = self.settings.authorizer.changes();
         self.authorize(&hello.agent, &identity)?;
         self.settings
@@ -441,7 +448,8 @@ impl Backend {
                 code: Code::PermissionDenied,
                 text: format!("{error} to {owner}"),
             })?;
-        let pool = self.pool(&hello, &identity, judged);
+        let identifiers = self.identifiers.enter(&hello, &source)?;
+        let pool = self.pool(&hello, &identity, &source, judged);
         let info = LinkInfo {
             agent: hello.agent,
             identifiers: hello.identifiers,
@@ -467,7 +475,7 @@ impl Backend {
             let bells = Arc::clone(lanes).answer_bells();
             let _full = self.tasks.spawn("lane-bells", bells);
         }
-        Ok(entered)
+        Ok((entered, identifiers))
     }
 
     /// # Errors

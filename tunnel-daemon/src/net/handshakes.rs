@@ -10,7 +10,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
     future::Future,
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -20,6 +20,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use super::source_quota::host_of;
 use super::stream::PeerAddr;
 use crate::config::limits::SPEAKS_WITHIN;
 
@@ -65,22 +66,13 @@ pub enum NoTurn {
     Stalled,
 }
 
-/// Whom slots are shared out among: an IPv4 address, or the /64 network of an IPv6 address, since a host has as many of
-/// those as it likes. `None` is unix.
+/// Whom slots are shared out among, see [`host_of`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Source(Option<IpAddr>);
 
 impl Source {
-    const HOST_BITS: u128 = u64::MAX as u128;
-
     fn of(peer: PeerAddr) -> Self {
-        let PeerAddr::Tcp(address) = peer else {
-            return Self(None);
-        };
-        Self(Some(match address.ip().to_canonical() {
-            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !Self::HOST_BITS).into(),
-            v4 @ IpAddr::V4(_) => v4,
-        }))
+        Self(host_of(peer))
     }
 }
 

@@ -34,6 +34,7 @@ pub mod resolve;
 pub mod selfsigned;
 pub mod services;
 pub mod socket;
+pub mod source_quota;
 pub mod stream;
 pub mod tasks;
 pub mod tls;

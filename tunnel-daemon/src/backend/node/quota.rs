@@ -7,6 +7,7 @@ use std::time::Instant;
 use adit_core::ids::AgentId;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::net::source_quota::{Source, SourcePlaces, SourceQuota};
 use crate::telemetry::rate::TokenBucket;
 
 /// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
@@ -22,7 +23,7 @@ const DIALS_MAX: usize = 4096;
 /// Quotas of agents that have links, or had some lately: who comes back is given no new one.
 pub(super) struct Quotas {
     agents: Mutex<HashMap<Asker, Arc<Quota>>>,
-    dials: Arc<Semaphore>,
+    dials: Arc<SourceQuota>,
 }
 
 /// An agent's id and its certificate's holder.
@@ -33,7 +34,7 @@ pub(super) struct Quota {
     opens: Mutex<TokenBucket>,
     dials: Semaphore,
     /// Of all agents.
-    all_dials: Arc<Semaphore>,
+    all_dials: Arc<SourceQuota>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -47,11 +48,12 @@ impl Quota {
         locked(&self.opens).try_take(now)
     }
 
-    /// Room for one dial as long as it is held. `None`: this agent, or all together, have as many as there may be.
-    pub(super) fn dial(&self) -> Option<[SemaphorePermit<'_>; 2]> {
+    /// Room for one dial as long as it is held. `None`: this agent, its source of trust, or all together have as many as there may
+    /// be.
+    pub(super) fn dial(&self, source: &Source) -> Option<(SemaphorePermit<'_>, SourcePlaces)> {
         let own = self.dials.try_acquire().ok()?;
-        let of_all = self.all_dials.try_acquire().ok()?;
-        Some([own, of_all])
+        let of_all = self.all_dials.take(source, 1)?;
+        Some((own, of_all))
     }
 
     /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
@@ -71,7 +73,7 @@ impl Quotas {
     fn with_dials_max(dials_max: usize) -> Self {
         Self {
             agents: Mutex::default(),
-            dials: Arc::new(Semaphore::new(dials_max)),
+            dials: SourceQuota::new(dials_max),
         }
     }
 
@@ -99,6 +101,11 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::stream::PeerAddr;
+
+    fn source(owner: &Arc<str>) -> Source {
+        Source::new(owner, PeerAddr::Unix)
+    }
 
     #[test]
     fn dials_of_one_agent_are_capped_over_all_its_links() {
@@ -107,13 +114,17 @@ mod tests {
         let agent = AgentId::new("agent");
         let links = [(); 2].map(|()| quotas.of(&agent, &name));
         let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
-            .map(|n| links[n % 2].dial().unwrap())
+            .map(|n| links[n % 2].dial(&source(&name)).unwrap())
             .collect();
         assert_eq!(dials.len(), 256);
-        assert!(links.iter().all(|quota| quota.dial().is_none()));
+        assert!(
+            links
+                .iter()
+                .all(|quota| quota.dial(&source(&name)).is_none())
+        );
         // The same id of another certificate is another agent.
         let stranger = quotas.of(&agent, &other);
-        assert!(stranger.dial().is_some());
+        assert!(stranger.dial(&source(&other)).is_some());
         for opens in 0..OPENS_BURST {
             let quota = &links[opens as usize % 2];
             assert!(quota.may_open(Instant::now()), "{opens}");
@@ -124,16 +135,29 @@ mod tests {
     #[test]
     fn dials_of_all_agents_are_capped_together() {
         let quotas = Quotas::with_dials_max(2);
-        let name: Arc<str> = "one".into();
-        let agents = ["a", "b", "c"].map(|agent| quotas.of(&AgentId::new(agent), &name));
-        let [first, second, third] = &agents;
-        let held = [first.dial().unwrap(), second.dial().unwrap()];
-        assert!(agents.iter().all(|quota| quota.dial().is_none()));
+        let names: [Arc<str>; 3] = ["one", "two", "three"].map(Into::into);
+        let agents = ["a", "b", "c"].map(|agent| quotas.of(&AgentId::new(agent), &names[0]));
+        let dial = |at: usize| agents[at].dial(&source(&names[at]));
+        let held = [dial(0).unwrap(), dial(1).unwrap()];
+        assert!((0..3).all(|at| dial(at).is_none()));
         // Of its own it has as many left as before.
-        assert_eq!(third.dials.available_permits(), DIALS_PER_AGENT_MAX);
+        assert_eq!(agents[2].dials.available_permits(), DIALS_PER_AGENT_MAX);
         drop(held);
-        assert!(third.dial().is_some());
-        assert_eq!(Quotas::default().dials.available_permits(), 4096);
+        assert!(dial(2).is_some());
+    }
+
+    #[test]
+    fn many_ids_of_one_source_leave_dials_to_others() {
+        let quotas = Quotas::default();
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agents: Vec<_> = (0..20)
+            .map(|agent| quotas.of(&AgentId::new(&agent.to_string()), &one))
+            .collect();
+        let dial = || agents.iter().find_map(|agent| agent.dial(&source(&one)));
+        let held: Vec<_> = std::iter::from_fn(dial).collect();
+        assert_eq!(held.len(), 3072, "of 4,096");
+        let stranger = quotas.of(&AgentId::new("stranger"), &other);
+        assert!(stranger.dial(&source(&other)).is_some());
     }
 
     /// Or an agent that links anew would be allowed as much at once as it likes.
