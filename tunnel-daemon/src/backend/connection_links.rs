@@ -53,3 +53,23 @@ pub(super) async fn without_links(links: &ConnectionLinks) {
         looks = if links.all().is_empty() { looks + 1 } else { 0 };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_a_link_ends_after_thirty_seconds() {
+        let links = ConnectionLinks::default();
+        let start = Instant::now();
+        without_links(&links).await;
+        assert_eq!(start.elapsed().as_secs(), 30);
+        let link = links.enter(LinkId(1));
+        let stays = timeout(Duration::from_secs(3600), without_links(&links)).await;
+        assert!(stays.is_err(), "it has a link");
+        drop(link);
+        without_links(&links).await;
+    }
+}

@@ -88,7 +88,7 @@ mod tests {
                 .enter(&hello(16), &one)
                 .is_ok_and(|places| places.is_none())
         );
-        let refused = memory.enter(&large, &one).err().expect("it is refused");
+        let refused = memory.enter(&large, &one).expect_err("it is refused");
         assert!(refused.text.starts_with("262144 bytes"), "{}", refused.text);
         drop(held);
         assert!(memory.enter(&large, &one).is_ok());
