@@ -253,7 +253,7 @@ impl LaneRights for Rights {
         let changes = self.authorizer.changes();
         if !self.are_revoked.load(Acquire) && self.judged.load(Acquire) != changes {
             match self.authorizer.denial(&self.agent, &self.identity) {
-                Some(_objection) => self.revoke(),
+                Some(_denial) => self.revoke(),
                 None => self.judged.store(changes, Release),
             }
         }

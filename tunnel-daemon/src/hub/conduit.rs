@@ -262,7 +262,7 @@ impl Conduit {
     }
 
     pub(super) fn up_has_space(&self) -> bool {
-        self.up_share_and_room().1 > 0 && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
+        self.up_room() > 0 && self.up_pieces.load(Acquire) < LEG_QUEUE_PIECES
     }
 
     /// Where its bytes count, once its link runs.
@@ -270,10 +270,10 @@ impl Conduit {
         self.mailbox.budget.get().map(Arc::as_ref)
     }
 
-    /// Bytes that the leg may queue, and how many more of them.
-    pub(super) fn up_share_and_room(&self) -> (usize, usize) {
+    /// Bytes that the leg may queue now.
+    pub(super) fn up_room(&self) -> usize {
         let share = self.mailbox.queue_share();
-        (share, share.saturating_sub(self.up_bytes.load(Acquire)))
+        share.saturating_sub(self.up_bytes.load(Acquire))
     }
 
     pub(super) fn register_up(&self, waker: &std::task::Waker) {

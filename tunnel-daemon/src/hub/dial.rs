@@ -417,6 +417,7 @@ impl Dialing<'_> {
     /// A link that was not asked; with true an older one of an agent whose newest is provisional.
     fn find(&mut self, reason: Reason) -> Option<(LinkHandle, bool)> {
         let hub = self.hub;
+        let heard = matches!(reason, Reason::Slow | Reason::Silent);
         // Links that are passed over now, and perhaps not later.
         let mut passed = self.tried.clone();
         loop {
@@ -425,7 +426,7 @@ impl Dialing<'_> {
                 None => registry.pick(&self.scope, draw, &passed),
                 Some(first) => {
                     let owner = first.info.identity.owner().map(AsRef::as_ref);
-                    registry.pick_again(&self.scope, owner, draw, &passed)
+                    registry.pick_again(&self.scope, owner, heard, draw, &passed)
                 }
             })?;
             passed.push(link);
@@ -433,9 +434,6 @@ impl Dialing<'_> {
             let Some(handle) = hub.handle(link) else {
                 continue;
             };
-            if matches!(reason, Reason::Slow | Reason::Silent) && handle.is_silent.load(Relaxed) {
-                continue;
-            }
             let is_new = handle.since.elapsed() < PROVISIONAL;
             match is_new.then(|| hub.older(&handle)).flatten() {
                 None => return Some((handle, false)),

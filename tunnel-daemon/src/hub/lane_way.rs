@@ -101,7 +101,7 @@ impl LaneWay {
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let full = |way: &Self| {
-            way.share_and_room().1 == 0
+            way.room() == 0
                 || way
                     .lane
                     .as_ref()
@@ -127,11 +127,10 @@ impl LaneWay {
         self.home.budget()
     }
 
-    /// Bytes that the leg may have waiting, and how many more it may give. Of a tunnel that has ended all are taken, and dropped.
-    pub(super) fn share_and_room(&self) -> (usize, usize) {
-        let share = self.home.budget().queue_share();
+    /// Bytes that the leg may give now. Of a tunnel that has ended all are taken, and dropped.
+    pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
-        (share, share.saturating_sub(queued))
+        self.home.budget().queue_share().saturating_sub(queued)
     }
 
     /// Has the budget know how much waits for the lane.

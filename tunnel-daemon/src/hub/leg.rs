@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::session::{Moment, ProcessBudget, QUEUE_MAX_BYTES, TunnelEnd};
+use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
 use bytes::Bytes;
 
 use super::clock::moment;
@@ -125,14 +125,12 @@ impl Leg {
     /// Bytes that may be read for this leg at once; bounded only while the budget is short.
     #[must_use]
     pub fn read_max(&self) -> usize {
-        let (share, room) = match &self.way {
-            Way::Link(link) => link.share_and_room(),
-            Way::Lane(lane) => lane.share_and_room(),
-        };
-        if share == QUEUE_MAX_BYTES {
-            usize::MAX
-        } else {
-            room
+        if !self.is_short_of_memory() {
+            return usize::MAX;
+        }
+        match &self.way {
+            Way::Link(link) => link.room(),
+            Way::Lane(lane) => lane.room(),
         }
     }
 
@@ -277,7 +275,9 @@ impl Leg {
     /// So many bytes wait in the kernel.
     fn count_kernel(&mut self, bytes: u32) {
         let before = std::mem::replace(&mut self.kernel_bytes, bytes);
-        if let Some(budget) = self.budget() {
+        if bytes != before
+            && let Some(budget) = self.budget()
+        {
             budget.enter_kernel(bytes.into());
             budget.leave_kernel(before.into());
         }
@@ -326,7 +326,7 @@ impl Leg {
             let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
             metrics.frontend_write(waited);
         }
-        if bytes > 0 && self.kernel_bytes > 0 {
+        if bytes > 0 {
             self.count_kernel(0);
         }
         match &mut self.way {

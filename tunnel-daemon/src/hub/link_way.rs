@@ -61,9 +61,9 @@ impl LinkWay {
         self.conduit.budget()
     }
 
-    /// Bytes that the leg may have waiting, and how many more it may give.
-    pub(super) fn share_and_room(&self) -> (usize, usize) {
-        self.conduit.up_share_and_room()
+    /// Bytes that the leg may give now.
+    pub(super) fn room(&self) -> usize {
+        self.conduit.up_room()
     }
 
     /// Ready every few seconds while the link takes no more; says whether it took something since the last time.

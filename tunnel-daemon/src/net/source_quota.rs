@@ -89,12 +89,6 @@ impl SourceQuota {
         })
     }
 
-    /// Places that are held.
-    #[must_use]
-    pub fn held(&self) -> usize {
-        self.locked().all
-    }
-
     fn locked(&self) -> MutexGuard<'_, Held> {
         // Nothing panics while it is held.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
@@ -130,12 +124,12 @@ mod tests {
         let many: Vec<_> = std::iter::from_fn(|| quota.take(&one, 1)).collect();
         assert_eq!(many.len(), 6, "a lone source has three quarters");
         let few: Vec<_> = std::iter::from_fn(|| quota.take(&other, 1)).collect();
-        assert_eq!((few.len(), quota.held()), (2, 8));
+        assert_eq!((few.len(), quota.locked().all), (2, 8));
         drop(many);
         let all = quota.take(&one, 4).expect("half is for anyone");
         assert!(quota.take(&one, 1).is_none(), "the rest is for others");
         drop((all, few));
-        assert_eq!(quota.held(), 0);
+        assert_eq!(quota.locked().all, 0);
         assert!(
             quota.locked().of.is_empty(),
             "sources without places are forgotten"

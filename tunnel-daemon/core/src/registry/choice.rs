@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 
 use super::agents::{Key, Registry, SILENT_KEYS_FOR};
-use super::pool::Pool;
+use super::pool::{Phase, Pool};
 use super::strategy::Strategy;
 use crate::ids::LinkId;
 use crate::session::Moment;
@@ -58,25 +58,32 @@ impl Registry {
     /// when it is uniform; within an agent the newest link does.
     #[must_use]
     pub fn pick(&self, scope: &Scope, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
-        self.pool(&scope.0)?.pick(draw, exclude, &|_| true)
+        self.pool(&scope.0)?
+            .pick(Phase::LAST, draw, exclude, &|_| true)
     }
 
     /// As [`Self::pick`], for another attempt of a dial whose first one went to an agent of `principal`. Where identifiers are
-    /// claims that no grant confirms, only agents of the same principal are asked.
+    /// claims that no grant confirms, only agents of the same principal are asked. `heard`: no silent agent is asked.
     #[must_use]
     pub fn pick_again(
         &self,
         scope: &Scope,
         principal: Option<&str>,
+        heard: bool,
         draw: u64,
         exclude: &[LinkId],
     ) -> Option<LinkId> {
+        let worst = if heard {
+            Phase::LAST_HEARD
+        } else {
+            Phase::LAST
+        };
         let is_claim = scope.0 != Key::Any && !self.granted;
         let fits = |link| {
             let known = self.links.get(&link);
             !is_claim || known.is_some_and(|known| known.principal.as_deref() == principal)
         };
-        self.pool(&scope.0)?.pick(draw, exclude, &fits)
+        self.pool(&scope.0)?.pick(worst, draw, exclude, &fits)
     }
 
     /// Whether a scope has an agent that may come back: one that is silent, or was when its last link ended.

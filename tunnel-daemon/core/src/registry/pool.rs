@@ -28,9 +28,10 @@ impl Phase {
         Self::Retired,
     ];
 
-    fn takes_dials(self) -> bool {
-        self < Self::Dead
-    }
+    /// The last that gets dials.
+    pub(super) const LAST: Self = Self::Suspected;
+    /// The last of an agent that is not silent.
+    pub(super) const LAST_HEARD: Self = Self::Draining;
 }
 
 /// Agents of one key, by the best of their links.
@@ -118,25 +119,30 @@ impl Pool {
         heard.any(|(_, list)| !list.is_empty())
     }
 
-    /// Whether an agent has a link that gets no dials because the agent is silent.
+    /// Whether an agent gets no dials because it is silent on all its links.
     pub(super) fn has_dead(&self) -> bool {
-        let members = self.members.values();
-        let mut phases = members.flat_map(|member| member.links.iter().map(|&(_, phase)| phase));
-        phases.any(|phase| phase == Phase::Dead)
+        !self.list(Phase::Dead).is_empty()
     }
 
-    /// One agent at random (`draw`) among those with a link of the best phase that takes dials, by its newest such link; never
-    /// one of `exclude`, and only one that `fits`.
+    fn list(&self, phase: Phase) -> &[AgentId] {
+        let mut lists = Phase::ALL.iter().zip(&self.lists);
+        let list = lists.find(|(other, _)| **other == phase);
+        list.map_or(&[], |(_, list)| list)
+    }
+
+    /// One agent at random (`draw`) among those with a link of the best phase up to `worst`, by its newest such link; never one of
+    /// `exclude`, and only one that `fits`.
     ///
     /// Agents with an excluded link come last within a phase: when the newest link of an agent just failed, its older
     /// ones are the least likely to be better.
     pub(super) fn pick(
         &self,
+        worst: Phase,
         draw: u64,
         exclude: &[LinkId],
         fits: &impl Fn(LinkId) -> bool,
     ) -> Option<LinkId> {
-        let mut phases = Phase::ALL.into_iter().filter(|phase| phase.takes_dials());
+        let mut phases = Phase::ALL.into_iter().filter(|phase| *phase <= worst);
         phases.find_map(|phase| {
             // An agent counts by its best link; with that one excluded a worse one is left.
             let lists = Phase::ALL.iter().zip(&self.lists);

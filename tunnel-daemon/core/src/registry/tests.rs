@@ -258,7 +258,11 @@ fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key
     world.silence(2, Silence::Suspected);
     assert_eq!(world.choices("h:1"), [1, 2]);
     assert!(world.0.is_ready() && !world.0.is_heard());
+    let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
+    let again = |world: &World| world.0.pick_again(&scope, None, true, 0, &[]);
+    assert_eq!(again(&world), None, "instead of a silent agent");
     world.silence(1, Silence::None);
+    assert_eq!(again(&world), Some(LinkId(1)));
     assert_eq!(world.choices("h:1"), [1]);
     world.silence(2, Silence::None);
     assert_eq!(world.0.condition(LinkId(2)), Some(Condition::Draining));
@@ -331,7 +335,7 @@ fn another_attempt_asks_no_agent_that_merely_claims_the_key() {
         let scope = registry
             .scope(&Host::parse(host), Moment::default())
             .unwrap();
-        let again = |draw| registry.pick_again(&scope, Some("p"), draw, &[LinkId(1)]);
+        let again = |draw| registry.pick_again(&scope, Some("p"), false, draw, &[LinkId(1)]);
         (0..30).filter_map(again).map(|link| link.0).collect()
     };
     assert_eq!(again(&claim(false), "h"), [2].into());

@@ -86,6 +86,42 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
     assert!(silent.elapsed() <= EVERY + PING_TIMEOUT + ASK_AFTER + ANSWER_WITHIN);
 }
 
+/// As a server in Go, which ends a connection that brings more than one PING in 30 s.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_suspected_after_31() {
+    const EVERY: Duration = Duration::from_secs(30);
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    let (_requests, connection) = connect(&client_builder(WINDOWS), near)
+        .await
+        .expect("it is open");
+    let told = std::cell::RefCell::new(Vec::new());
+    let start = Instant::now();
+    let silence = |quiet: Duration| told.borrow_mut().push((quiet.as_secs(), start.elapsed()));
+    let running = connection.run(|| Patience::rarely_asking(EVERY), silence);
+    let mut running = pin!(running);
+    let pings = |far: &mut DuplexStream| {
+        let mut said = Vec::new();
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let mut block = [0; 1024];
+        let mut read = tokio::io::ReadBuf::new(&mut block);
+        while Pin::new(&mut *far).poll_read(cx, &mut read).is_ready() && !read.filled().is_empty() {
+            said.extend_from_slice(read.filled());
+            read.clear();
+        }
+        said.windows(4)
+            .filter(|frame| *frame == [0, 0, 8, 6])
+            .count()
+    };
+    let early = timeout(EVERY - Duration::from_secs(1), running.as_mut()).await;
+    assert!(early.is_err() && pings(&mut far) == 0);
+    let later = timeout(Duration::from_secs(10), running.as_mut()).await;
+    assert!(later.is_err() && pings(&mut far) == 1);
+    assert!(matches!(told.take()[..], [(31, _), (32, _), ..]));
+    let end = running.await;
+    assert!(matches!(end, Err(ConnectionError::Silent)), "{end:?}");
+    assert!(start.elapsed() <= EVERY + PING_TIMEOUT + ANSWER_WITHIN);
+}
+
 /// With answers that have nothing to leave with, too.
 #[tokio::test(start_paused = true)]
 async fn a_ping_is_answered_where_nothing_else_is_said() {
