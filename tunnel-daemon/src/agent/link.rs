@@ -338,7 +338,8 @@ impl Opened {
             isolation: context.isolation,
             control_max: CONTROL_MAX,
         };
-        let link = Link::new(config, Arc::clone(&context.budget));
+        // All servers are of one control plane.
+        let link = Link::new(config, Arc::clone(&context.budget), Arc::default());
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let grant = self.server.lane_grant.as_ref();
         let lanes = grant

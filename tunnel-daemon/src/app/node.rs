@@ -7,6 +7,7 @@ use adit_core::destination::DestinationList;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
+use super::descriptors;
 use super::listeners::{Counted, listen_addr};
 use super::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
 use super::redirect_view::RedirectView;
@@ -77,6 +78,7 @@ pub(super) fn door(
         metrics: parts.metrics,
         tasks: parts.tasks,
         descriptors: parts.descriptors,
+        tunnels_max: descriptors::lanes_max(),
         leaving: parts.leaving,
     })))
 }

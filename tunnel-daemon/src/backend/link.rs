@@ -45,7 +45,7 @@ pub(super) async fn run_link(
     claims: Claims,
     streams: LinkStreams,
     settings: LinkSettings,
-    budget: Arc<ProcessBudget>,
+    (budget, source): (Arc<ProcessBudget>, Arc<str>),
     metrics: ServerMetrics,
 ) {
     let Entered {
@@ -94,7 +94,14 @@ pub(super) async fn run_link(
     // The hub's own handle keeps the command queue open; ours would keep it open for ever.
     drop(handle);
     publish(&hub, &metrics);
-    let over = LinkDriver::new(Link::new(config, budget), streams, commands, mailbox, hooks).await;
+    let over = LinkDriver::new(
+        Link::new(config, budget, source),
+        streams,
+        commands,
+        mailbox,
+        hooks,
+    )
+    .await;
     if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().control_overflow();
     }

@@ -3,9 +3,9 @@
 mod admission;
 mod authorizer;
 mod connection_links;
-mod identifier_memory;
 mod lanes;
 mod link;
+mod link_places;
 mod node;
 mod service;
 

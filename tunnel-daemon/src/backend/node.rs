@@ -23,7 +23,7 @@ use crate::net::descriptors::{Descriptors, Use};
 use crate::net::dial::{DialError, Dialer, Permit};
 use crate::net::own::OwnListeners;
 use crate::net::resolve::ResolveError;
-use crate::net::source_quota::Source;
+use crate::net::source_quota::{Source, SourcePlaces};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
     ClientDialect, Driver, DriverReason, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
@@ -49,6 +49,8 @@ pub struct NodeSettings {
     pub tasks: Tasks,
     /// What they share with clients.
     pub descriptors: Arc<Descriptors>,
+    /// Tunnels of all agents, shared by sources of trust.
+    pub tunnels_max: usize,
     /// From then on no more are opened.
     pub leaving: CancellationToken,
 }
@@ -101,8 +103,8 @@ impl NodeDoor {
     #[must_use]
     pub fn new(settings: NodeSettings) -> Arc<Self> {
         Arc::new(Self {
+            agents: Quotas::new(settings.tunnels_max),
             settings,
-            agents: Quotas::default(),
         })
     }
 
@@ -132,10 +134,14 @@ impl AgentOpens for AgentDoor {
             let text = "tunnels that agents open have frames";
             return open.refuse(RefusalCode::Denied, text);
         }
-        if let Err(refusal) = self.admit(open.request()) {
-            self.refused(refusal);
-            return open.refuse(code(refusal), text(refusal));
-        }
+        let admitted = self.admit(open.request());
+        let place = match admitted {
+            Ok(place) => place,
+            Err(refusal) => {
+                self.refused(refusal);
+                return open.refuse(code(refusal), text(refusal));
+            }
+        };
         let asked = Asked {
             door: Arc::clone(&self.door),
             dialer: Arc::clone(&self.dialer),
@@ -145,7 +151,10 @@ impl AgentOpens for AgentDoor {
             quota: Arc::clone(&self.quota),
             counts: self.counts(),
         };
-        let serving = async move { asked.serve(open).await };
+        let serving = async move {
+            asked.serve(open).await;
+            drop(place);
+        };
         if settings.tasks.spawn("node-tunnel", serving).is_err() {
             // Dropped, which has refused it.
             self.refused(NodeRefusal::Limit);
@@ -164,7 +173,7 @@ impl AgentDoor {
         self.counts().refused();
     }
 
-    fn admit(&self, asked: &OpenRequest) -> Result<(), NodeRefusal> {
+    fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
         let settings = &self.door.settings;
         if settings.leaving.is_cancelled() {
             return Err(NodeRefusal::Leaving);
@@ -179,7 +188,7 @@ impl AgentDoor {
             // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
             return Err(NodeRefusal::NotAllowed);
         }
-        Ok(())
+        self.quota.tunnel(&self.source).ok_or(NodeRefusal::Limit)
     }
 }
 

@@ -25,9 +25,9 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{Admission, LargeCaller, Refused};
 use super::authorizer::{AgentAuthorizer, Rights};
 use super::connection_links::{ConnectionLinks, without_links};
-use super::identifier_memory::IdentifierMemory;
 use super::lanes::LaneListener;
 use super::link::{Claims, LinkSettings, run_link};
+use super::link_places::{LinkPlaces, LinkQuota};
 use super::node::NodeDoor;
 use crate::config::plan::LaneSecurity;
 use crate::ebpf::account::{Accounts, Labels};
@@ -37,7 +37,7 @@ use crate::hub::{
 use crate::lane::LaneRoom;
 use crate::net::agent_identity::{AgentIdentity, Certificate};
 use crate::net::grpc::{self, Code, Windows};
-use crate::net::source_quota::{Source, SourcePlaces};
+use crate::net::source_quota::Source;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Admitted, Tasks};
 use crate::telemetry::ServerMetrics;
@@ -94,7 +94,7 @@ pub struct Backend {
     metrics: ServerMetrics,
     tasks: Tasks,
     lanes: LaneListener,
-    identifiers: IdentifierMemory,
+    links: LinkQuota,
 }
 
 impl Backend {
@@ -122,7 +122,7 @@ impl Backend {
         );
         Arc::new(Self {
             lanes,
-            identifiers: IdentifierMemory::default(),
+            links: LinkQuota::default(),
             hub,
             settings,
             budget,
@@ -362,7 +362,7 @@ impl Backend {
         };
         // Before the answer's headers: a refusal must be the whole answer.
         let entered = identified.and_then(|identity| self.enter(hello, identity, who.peer));
-        let (entered, identifiers) = match entered {
+        let (entered, source, places) = match entered {
             Ok(entered) => entered,
             Err(Refused { reason, code, text }) => {
                 if shown.is_some() || self.settings.admission.may_log() {
@@ -414,12 +414,12 @@ impl Backend {
             },
             streams,
             self.settings.link,
-            Arc::clone(&self.budget),
+            (Arc::clone(&self.budget), source.name()),
             self.metrics.clone(),
         );
         Some(async move {
             link.await;
-            drop((address, counted, identifiers));
+            drop((address, counted, places));
         })
     }
 
@@ -432,7 +432,7 @@ impl Backend {
         hello: AgentHello,
         identity: AgentIdentity,
         peer: PeerAddr,
-    ) -> Result<(Entered, Option<SourcePlaces>), Refused> {
+    ) -> Result<(Entered, Source, LinkPlaces), Refused> {
         let owner = identity
             .owner()
             .map_or("an agent without certificate", AsRef::as_ref);
@@ -448,7 +448,7 @@ impl Backend {
                 code: Code::PermissionDenied,
                 text: format!("{error} to {owner}"),
             })?;
-        let identifiers = self.identifiers.enter(&hello, &source)?;
+        let places = self.links.enter(&hello, &source)?;
         let pool = self.pool(&hello, &identity, &source, judged);
         let info = LinkInfo {
             agent: hello.agent,
@@ -475,7 +475,7 @@ impl Backend {
             let bells = Arc::clone(lanes).answer_bells();
             let _full = self.tasks.spawn("lane-bells", bells);
         }
-        Ok((entered, identifiers))
+        Ok((entered, source, places))
     }
 
     /// # Errors

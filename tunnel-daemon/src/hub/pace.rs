@@ -98,7 +98,7 @@ mod tests {
                 control_max: 100,
             };
             let mut rig = Self {
-                link: Link::new(config, Arc::new(ProcessBudget::new(1 << 40))),
+                link: Link::new(config, Arc::new(ProcessBudget::new(1 << 40)), "peer".into()),
                 pace: Pace::default(),
                 now: Moment(Duration::from_secs(1000)),
                 keys: Vec::new(),

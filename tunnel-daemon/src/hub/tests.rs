@@ -183,7 +183,11 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             guard,
             standing: _,
         } = server_hub.enter(info, usize::MAX, None).unwrap();
-        let link = Link::new(config(Role::Server, credit, isolation), server_budget);
+        let link = Link::new(
+            config(Role::Server, credit, isolation),
+            server_budget,
+            "agent".into(),
+        );
         let mailbox = Arc::clone(&handle.mailbox);
         let entered = Arc::downgrade(&mailbox);
         drop(handle);
@@ -214,7 +218,11 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             recv: response.await.unwrap().into_body(),
             withhold_bytes: 0,
         };
-        let link = Link::new(config(Role::Agent, credit, isolation), agent_budget);
+        let link = Link::new(
+            config(Role::Agent, credit, isolation),
+            agent_budget,
+            "server".into(),
+        );
         let hooks = AgentHooks {
             commands: agent_sender,
             targets: targets_in,

@@ -29,6 +29,15 @@ pub struct Source {
 }
 
 impl Source {
+    /// To compare and to log.
+    #[must_use]
+    pub fn name(&self) -> Arc<str> {
+        match self.host {
+            Some(host) => format!("{}@{host}", self.owner).into(),
+            None => Arc::clone(&self.owner),
+        }
+    }
+
     /// Of an owner, see `AgentIdentity::owner`.
     #[must_use]
     pub fn new(owner: &Arc<str>, peer: PeerAddr) -> Self {
@@ -68,6 +77,12 @@ impl SourceQuota {
             most,
             held: Mutex::default(),
         })
+    }
+
+    /// Places for all sources.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// Takes `count` places; `None`: there are not so many for this source.

@@ -33,13 +33,10 @@ fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
         cluster.dir.path(),
     );
     server.links(1.0);
-    assert!(
-        server
-            .log()
-            .contains("serviceaccount=kube-system/konnectivity-agent node=node-1"),
-        "{}",
-        server.log()
-    );
+    until("the line that names the agent's account", secs(10), || {
+        let known = "serviceaccount=kube-system/konnectivity-agent node=node-1";
+        server.log().contains(known).then_some(())
+    });
     assert!(!server.log().contains(&token), "a token in the log");
     let answer = until("an answer", secs(30), || {
         cluster.try_kubectl(&raw, None).ok()

@@ -241,6 +241,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         when: When::Always,
     },
     Entry {
+        name: "memory",
+        row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
+        run: tests(LOOPBACK, "memory_limits:: --test-threads=1"),
+        limit_seconds: 900,
+        when: When::Always,
+    },
+    Entry {
         name: "wan",
         row: "paths of 100 ms",
         run: Run::Script(include_str!("wan.sh")),

@@ -28,7 +28,7 @@ fn open(count: usize) -> (Link, Vec<(TunnelKey, ConnId)>) {
         isolation: Isolation::default(),
         control_max: 4_096,
     };
-    let mut link = Link::new(config, Arc::new(ProcessBudget::new(1 << 30)));
+    let mut link = Link::new(config, Arc::new(ProcessBudget::new(1 << 30)), "peer".into());
     let mut tunnels = Vec::new();
     for number in 1_i64.. {
         if tunnels.len() == count {

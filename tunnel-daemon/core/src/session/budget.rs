@@ -3,7 +3,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Shared by all links and lanes of a process. Sums only: who has to give is decided inside one link.
+use super::holders::Holders;
+
+/// Shared by all links and lanes of a process.
 #[derive(Debug)]
 pub struct ProcessBudget {
     max_bytes: u64,
@@ -11,6 +13,7 @@ pub struct ProcessBudget {
     queued: AtomicU64,
     kernel: AtomicU64,
     granted: AtomicU64,
+    pub(super) holders: Holders,
 }
 
 /// Bytes that a tunnel may queue towards its link or lane.
@@ -28,6 +31,7 @@ impl ProcessBudget {
             queued: AtomicU64::new(0),
             kernel: AtomicU64::new(0),
             granted: AtomicU64::new(0),
+            holders: Holders::default(),
         }
     }
 
@@ -125,6 +129,11 @@ impl ProcessBudget {
     /// Whether more is held than may be.
     pub(super) fn over(&self) -> bool {
         self.held_bytes() > self.max_bytes
+    }
+
+    /// Whether so much more is held that no link waits for another to give: an eighth.
+    pub(super) fn far_over(&self) -> bool {
+        self.held_bytes() > self.max_bytes + self.max_bytes / 8
     }
 
     pub(super) fn grant(&self, bytes: u64) {

@@ -76,20 +76,58 @@ impl Link {
         let share = self.share();
         // Under its share now, it may be over it when more tunnels have come.
         self.watch(key, now);
-        while self.held > self.config.isolation.link_budget_bytes || self.budget.over() {
-            let over = self.tunnels.iter().filter(|(_, t)| t.held() > share);
-            // Whoever reads goes last, however much waits for it.
-            let Some((largest, tunnel)) = over.max_by_key(|(_, t)| (t.is_unread(now), t.held()))
-            else {
+        if let Some(holder) = &self.holder {
+            holder.publish_held(self.held);
+        }
+        while self.held > self.config.isolation.link_budget_bytes {
+            if !self.end_largest(share, now) {
                 break;
-            };
-            if tunnel.ended {
-                // What lingers after a close counts like any other byte, or closing would be a way around.
-                self.abort(largest, TunnelEnd::Budget);
-            } else {
-                self.end_by_us(largest, TunnelEnd::Budget, now);
             }
         }
+        self.enforce_process_budget(now);
+    }
+
+    /// While the process is over its budget, the peer that holds most gives, whoever adds to it. That link does so at its next
+    /// look, within a second; where that is too late, this one gives what is over its shares.
+    pub(super) fn enforce_process_budget(&mut self, now: Moment) {
+        while self.budget.over() {
+            let Some(holder) = self.holder.clone() else {
+                return;
+            };
+            holder.publish(self.unread_bytes(now), self.held);
+            let floor = if self.budget.holders.is_heaviest(&holder) {
+                0
+            } else if self.budget.far_over() {
+                self.share()
+            } else {
+                return;
+            };
+            if !self.end_largest(floor, now) {
+                return;
+            }
+        }
+    }
+
+    /// Bytes for legs that take none.
+    pub(super) fn unread_bytes(&self, now: Moment) -> u64 {
+        let unread = self.tunnels.iter().filter(|(_, t)| t.is_unread(now));
+        unread.map(|(_, t)| t.held()).sum()
+    }
+
+    /// Ends the tunnel that holds most, of those that hold more than `floor` bytes. Whoever reads goes last, however much waits
+    /// for it. Returns whether there was one.
+    fn end_largest(&mut self, floor: u64, now: Moment) -> bool {
+        let over = self.tunnels.iter().filter(|(_, t)| t.held() > floor);
+        let Some((largest, tunnel)) = over.max_by_key(|(_, t)| (t.is_unread(now), t.held())) else {
+            return false;
+        };
+        if tunnel.ended {
+            // What lingers after a close counts like any other byte, or closing would be a way around.
+            self.abort(largest, TunnelEnd::Budget);
+        } else {
+            self.end_by_us(largest, TunnelEnd::Budget, now);
+        }
+        true
     }
 
     /// The leg has got rid of `total` bytes since the tunnel opened (cumulative, so repeats are harmless).

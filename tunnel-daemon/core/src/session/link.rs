@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::cancelled::CancelledDials;
+use super::holders::Holder;
 use super::slab::Slab;
 use super::tunnel::{Tunnel, TunnelEnd};
 use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
@@ -140,6 +141,8 @@ pub(super) enum Control {
 pub struct Link {
     pub(super) config: LinkConfig,
     pub(super) budget: Arc<ProcessBudget>,
+    /// `None`: the peer can be told to wait, so nothing of it has to go.
+    pub(super) holder: Option<Arc<Holder>>,
     pub(super) tunnels: Slab<Tunnel>,
     pub(super) conns: HashMap<ConnId, TunnelKey>,
     pub(super) dials: HashMap<DialId, TunnelKey>,
@@ -164,12 +167,15 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link without tunnels.
+    /// A link without tunnels. Links to one `peer` (who is trusted, not which process it is) give together when the process
+    /// holds more than its budget.
     #[must_use]
-    pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>) -> Self {
+    pub fn new(config: LinkConfig, budget: Arc<ProcessBudget>, peer: Arc<str>) -> Self {
+        let holder = (!config.credit).then(|| budget.holders.enter(peer));
         Self {
             config,
             budget,
+            holder,
             tunnels: Slab::default(),
             conns: HashMap::new(),
             dials: HashMap::new(),

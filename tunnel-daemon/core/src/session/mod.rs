@@ -9,6 +9,7 @@ mod budget;
 mod cancelled;
 mod closing;
 mod deliver;
+mod holders;
 mod link;
 mod role;
 mod sizer;

@@ -52,6 +52,12 @@ impl Link {
     }
 
     fn sweep(&mut self, now: Moment) {
+        if let Some(holder) = self.holder.clone() {
+            holder.publish(self.unread_bytes(now), self.held);
+            if holder.take_question() {
+                self.enforce_process_budget(now);
+            }
+        }
         let watched = std::mem::take(&mut self.watched);
         let share = self.share();
         for key in watched {

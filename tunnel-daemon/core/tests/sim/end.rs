@@ -62,7 +62,7 @@ fn record_of(records: &mut [Record], uid: u64) -> &mut Record {
 impl End {
     pub(crate) fn new(config: LinkConfig, budget: &Arc<ProcessBudget>) -> Self {
         Self {
-            link: Link::new(config, Arc::clone(budget)),
+            link: Link::new(config, Arc::clone(budget), "peer".into()),
             failed: false,
             config,
             decoder: Decoder::default(),

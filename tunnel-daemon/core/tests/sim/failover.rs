@@ -215,7 +215,7 @@ impl FailoverWorld {
         self.next_link += 1;
         let name = AgentId::new(&agent.to_string());
         let _standing = self.registry.add(id, name, &Identifiers::default(), None);
-        let end = |role| Link::new(config(role), Arc::clone(&self.budget));
+        let end = |role| Link::new(config(role), Arc::clone(&self.budget), "peer".into());
         let link = SimLink {
             agent,
             server_end: end(Role::Server),

@@ -24,6 +24,7 @@ const DIALS_MAX: usize = 4096;
 pub(super) struct Quotas {
     agents: Mutex<HashMap<Asker, Arc<Quota>>>,
     dials: Arc<SourceQuota>,
+    tunnels: Arc<SourceQuota>,
 }
 
 /// An agent's id and its certificate's holder.
@@ -35,6 +36,7 @@ pub(super) struct Quota {
     dials: Semaphore,
     /// Of all agents.
     all_dials: Arc<SourceQuota>,
+    all_tunnels: Arc<SourceQuota>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -56,24 +58,25 @@ impl Quota {
         Some((own, of_all))
     }
 
+    /// Room for one tunnel as long as it is held, its dial included. `None`: its source of trust, or all together have as many as
+    /// there may be.
+    pub(super) fn tunnel(&self, source: &Source) -> Option<SourcePlaces> {
+        self.all_tunnels.take(source, 1)
+    }
+
     /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
     fn is_unused(self: &Arc<Self>, now: Instant) -> bool {
         Arc::strong_count(self) == 1 && locked(&self.opens).is_full(now)
     }
 }
 
-impl Default for Quotas {
-    fn default() -> Self {
-        Self::with_dials_max(DIALS_MAX)
-    }
-}
-
 impl Quotas {
-    /// For agents that together may have so many dials without an answer.
-    fn with_dials_max(dials_max: usize) -> Self {
+    /// For agents that together may have so many tunnels.
+    pub(super) fn new(tunnels_max: usize) -> Self {
         Self {
             agents: Mutex::default(),
-            dials: SourceQuota::new(dials_max),
+            dials: SourceQuota::new(DIALS_MAX),
+            tunnels: SourceQuota::new(tunnels_max),
         }
     }
 
@@ -92,6 +95,7 @@ impl Quotas {
                     opens: Mutex::new(TokenBucket::new(OPENS_PER_SECOND, OPENS_BURST, now)),
                     dials: Semaphore::new(DIALS_PER_AGENT_MAX),
                     all_dials: Arc::clone(&self.dials),
+                    all_tunnels: Arc::clone(&self.tunnels),
                 })
             });
         Arc::clone(quota)
@@ -109,7 +113,7 @@ mod tests {
 
     #[test]
     fn dials_of_one_agent_are_capped_over_all_its_links() {
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(8);
         let (name, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
         let agent = AgentId::new("agent");
         let links = [(); 2].map(|()| quotas.of(&agent, &name));
@@ -134,7 +138,10 @@ mod tests {
 
     #[test]
     fn dials_of_all_agents_are_capped_together() {
-        let quotas = Quotas::with_dials_max(2);
+        let quotas = Quotas {
+            dials: SourceQuota::new(2),
+            ..Quotas::new(8)
+        };
         let names: [Arc<str>; 3] = ["one", "two", "three"].map(Into::into);
         let agents = ["a", "b", "c"].map(|agent| quotas.of(&AgentId::new(agent), &names[0]));
         let dial = |at: usize| agents[at].dial(&source(&names[at]));
@@ -148,7 +155,7 @@ mod tests {
 
     #[test]
     fn many_ids_of_one_source_leave_dials_to_others() {
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(8);
         let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
         let agents: Vec<_> = (0..20)
             .map(|agent| quotas.of(&AgentId::new(&agent.to_string()), &one))
@@ -160,10 +167,24 @@ mod tests {
         assert!(stranger.dial(&source(&other)).is_some());
     }
 
+    #[test]
+    fn many_ids_of_one_source_leave_tunnels_to_others() {
+        let quotas = Quotas::new(8);
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agents = ["a", "b"].map(|agent| quotas.of(&AgentId::new(agent), &one));
+        let tunnel = || agents.iter().find_map(|agent| agent.tunnel(&source(&one)));
+        let held: Vec<_> = std::iter::from_fn(tunnel).collect();
+        assert_eq!(held.len(), 6);
+        let stranger = quotas.of(&AgentId::new("stranger"), &other);
+        assert!(stranger.tunnel(&source(&other)).is_some());
+        drop(held);
+        assert!(tunnel().is_some());
+    }
+
     /// Or an agent that links anew would be allowed as much at once as it likes.
     #[test]
     fn an_agent_that_comes_back_finds_what_it_had_left() {
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(8);
         let (agent, name): (_, Arc<str>) = (AgentId::new("agent"), "one".into());
         let link = quotas.of(&agent, &name);
         // At the time of its last link, so that none is there again.
@@ -183,7 +204,7 @@ mod tests {
 
     #[test]
     fn agents_that_are_gone_are_forgotten() {
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(8);
         for agent in 0..10_000 {
             let name: Arc<str> = "one".into();
             drop(quotas.of(&AgentId::new(&agent.to_string()), &name));

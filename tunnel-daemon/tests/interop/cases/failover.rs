@@ -12,8 +12,9 @@ use rustix::process::Signal;
 
 use crate::support::combo::Combo;
 use crate::support::go::skip_loudly;
+use crate::support::http;
 use crate::support::stack::{Agent, Stack};
-use crate::support::wait::{secs, until};
+use crate::support::wait::{is_nightly, secs, until};
 
 /// Dials of a test, one after the other begun.
 const DIALS: usize = 50;
@@ -186,3 +187,33 @@ fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: C
     stack.assert_serves();
 }
 rows!(the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone: our_server);
+
+/// A server of Go may not be asked more often than every 30 s, and its kernel acknowledges: its link ends after 50 s.
+fn a_stopped_server_is_told_of_within_a_minute(combo: Combo) {
+    if !is_nightly() {
+        println!("only at night: it takes most of a minute");
+        return;
+    }
+    let stack = Stack::start(combo);
+    let [agent] = &stack.agents[..] else {
+        panic!("one agent");
+    };
+    let is_told = || {
+        let has_link = agent.metric("open_server_connections", &[]) > 0.0;
+        let text = http::get(agent.health_port, "/readyz?verbose").map(|answer| answer.body);
+        let is_silent = text.is_some_and(|text| text.contains("none of them responds"));
+        (is_silent || !has_link).then_some(())
+    };
+    let began = Instant::now();
+    stack.server.process.signal(Signal::STOP);
+    until("the link is silent or gone", secs(55), is_told);
+    println!("told of after {:?}", began.elapsed());
+    stack.server.process.signal(Signal::CONT);
+    let began = Instant::now();
+    until("there is a link", secs(30), || {
+        (agent.metric("open_server_connections", &[]) > 0.0).then_some(())
+    });
+    println!("back after {:?}", began.elapsed());
+    stack.assert_serves();
+}
+rows!(a_stopped_server_is_told_of_within_a_minute: our_agent);

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::processes::Processes;
 use super::silent_agents::stop;
 use crate::support::balancer::Balancer;
-use crate::support::process::{Process, ask, metric};
+use crate::support::process::{ask, metric};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
@@ -76,8 +76,10 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
         assert!(failed.is_empty(), "{failed:?}");
         // Of a dial's own 25 s.
         assert!(slowest < Duration::from_secs(15), "{slowest:?}");
-        let log = processes.server.log();
-        assert!(log.contains("stopped,other"), "the agents asked are named");
+        until("the agents asked are named", || {
+            processes.server.log().contains("stopped,other")
+        })
+        .await;
         let retries = metric_of(&processes, "adit_dial_retries_total{reason=\"slow\"}").await
             + metric_of(&processes, "adit_dial_retries_total{reason=\"silent\"}").await;
         assert!(retries >= 1.0, "{retries}");
@@ -171,28 +173,27 @@ async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
     metric(processes.health, LINKS, 1.0).await;
     let health = agent.address("health");
     stop(&processes.server).await;
-    not_ready(
-        &agent,
-        health,
-        "servers are connected, but none of them responds",
-    )
-    .await;
+    not_ready(health, "servers are connected, but none of them responds").await;
     processes.server.signal(Signal::CONT);
     until_ready(health).await;
-    let log = agent.log();
-    assert!(
-        log.contains("server is silent") && log.contains("server responds again"),
-        "{log}"
-    );
-}
-
-async fn not_ready(agent: &Process, health: std::net::SocketAddr, text: &str) {
-    until("the agent to be not ready", || {
-        agent.log().contains("server is silent")
+    until("the log tells of both", || {
+        let log = agent.log();
+        log.contains("server is silent") && log.contains("server responds again")
     })
     .await;
-    let ready = ask(health, "/readyz").await;
-    assert!(ready.contains(" 503 ") && ready.contains(text), "{ready}");
+}
+
+async fn not_ready(health: std::net::SocketAddr, text: &str) {
+    within("the agent is not ready", async {
+        loop {
+            let ready = ask(health, "/readyz").await;
+            if ready.contains(" 503 ") && ready.contains(text) {
+                break;
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    })
+    .await;
 }
 
 async fn until_ready(health: std::net::SocketAddr) {

@@ -98,23 +98,65 @@ fn lingering_bytes_give_way_when_the_budget_is_full() {
     assert_eq!(rig.link.held_bytes(), 15 * MIB);
 }
 
-#[test]
-fn a_full_process_budget_is_taken_from_the_link_that_adds_to_it() {
+fn two_links(peers: [&str; 2]) -> (Arc<ProcessBudget>, [Rig; 2]) {
     let budget = Arc::new(ProcessBudget::new(20 * MIB));
-    let mut one = Rig::with_budget(config(Role::Server, false), &budget);
-    let mut other = Rig::with_budget(config(Role::Server, false), &budget);
+    let rigs = peers.map(|peer| Rig::of_peer(config(Role::Server, false), &budget, peer));
+    (budget, rigs)
+}
+
+/// Rule 45: who adds the last byte need not be who fills the budget.
+#[test]
+fn a_full_process_budget_is_taken_from_the_peer_that_holds_most() {
+    for peers in [["one", "other"], ["same", "same"]] {
+        let (budget, [mut one, mut other]) = two_links(peers);
+        let (paused, conn) = one.open(0);
+        one.data(conn, 15 * MIB);
+        one.pass(seconds(1));
+        other.pass(seconds(1));
+        let (_, upload) = other.open(0);
+        other.data(upload, 6 * MIB);
+        assert_eq!(ends(&mut other), [], "{peers:?}");
+        assert_eq!(ends(&mut one), []);
+        one.pass(seconds(1));
+        assert_eq!(ends(&mut one), [(paused, TunnelEnd::Budget)]);
+        assert_eq!(budget.held_bytes(), 6 * MIB);
+        drop((one, other));
+        assert_eq!(budget.held_bytes(), 0);
+    }
+}
+
+/// Many small tunnels of one peer, on several links, do not cost another peer its large one.
+#[test]
+fn links_of_one_peer_are_one_holder() {
+    let budget = Arc::new(ProcessBudget::new(20 * MIB));
+    let link = |peer| Rig::of_peer(config(Role::Server, false), &budget, peer);
+    let mut many = [(); 4].map(|()| link("many"));
+    let mut one = link("one");
+    let (_, upload) = one.open(0);
+    one.data(upload, 7 * MIB);
+    for rig in &mut many {
+        for _ in 0..3 {
+            let (_, conn) = rig.open(0);
+            rig.data(conn, MIB + MIB / 8);
+        }
+    }
+    let ended: usize = many.iter_mut().map(|rig| ends(rig).len()).sum();
+    assert!(budget.held_bytes() <= 20 * MIB, "{}", budget.held_bytes());
+    assert_eq!((ended, ends(&mut one)), (1, Vec::new()));
+}
+
+/// A link whose peer holds most is given a second; one that adds too much meanwhile pays for it.
+#[test]
+fn a_link_that_goes_far_over_the_process_budget_gives_at_once() {
+    let (budget, [mut one, mut other]) = two_links(["one", "other"]);
     let (_, quiet) = one.open(0);
     one.data(quiet, 15 * MIB);
-    let (key, greedy) = other.open(0);
+    let (greedy, conn) = other.open(0);
     let (_, modest) = other.open(0);
     other.data(modest, MIB);
-    other.data(greedy, 5 * MIB);
-    assert_eq!(ends(&mut other), [(key, TunnelEnd::Budget)]);
-    assert_eq!(ends(&mut one), []);
+    other.data(conn, 7 * MIB);
+    assert_eq!(ends(&mut other), [(greedy, TunnelEnd::Budget)]);
     assert_eq!(budget.held_bytes(), 16 * MIB);
-    drop(one);
-    drop(other);
-    assert_eq!(budget.held_bytes(), 0);
 }
 
 #[test]

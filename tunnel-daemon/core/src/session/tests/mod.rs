@@ -52,8 +52,12 @@ impl Rig {
     }
 
     fn with_budget(config: LinkConfig, budget: &Arc<ProcessBudget>) -> Self {
+        Self::of_peer(config, budget, "peer")
+    }
+
+    fn of_peer(config: LinkConfig, budget: &Arc<ProcessBudget>, peer: &str) -> Self {
         Self {
-            link: Link::new(config, Arc::clone(budget)),
+            link: Link::new(config, Arc::clone(budget), peer.into()),
             now: Moment::default(),
             dials: 0,
         }
