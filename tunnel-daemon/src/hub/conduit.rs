@@ -178,6 +178,7 @@ impl Conduit {
         self.scheduled.swap(false, AcqRel);
     }
 
+    /// What the leg gave next. Whoever takes it owes it to the budget, in which it counts as queued.
     pub(super) fn take_up(&self) -> Option<Bytes> {
         self.up.pop()
     }
@@ -187,9 +188,6 @@ impl Conduit {
     pub(super) fn release_up(&self, bytes: usize, pieces: usize) {
         self.up_bytes.fetch_sub(bytes, AcqRel);
         self.up_pieces.fetch_sub(pieces, AcqRel);
-        if let Some(budget) = self.mailbox.budget.get() {
-            budget.dequeue(bytes as u64);
-        }
         // How much is room depends on the budget, too: a leg that waits looks for itself.
         self.up_space.wake();
     }
@@ -345,9 +343,11 @@ impl Conduit {
 
 impl Drop for Conduit {
     fn drop(&mut self) {
-        // Its link is over, and took nothing of these any more.
+        // Its link is over, and took nothing of these any more. What it took is its own to count.
         if let Some(budget) = self.mailbox.budget.get() {
-            budget.dequeue(*self.up_bytes.get_mut() as u64);
+            while let Some(bytes) = self.up.pop() {
+                budget.dequeue(bytes.len() as u64);
+            }
         }
     }
 }

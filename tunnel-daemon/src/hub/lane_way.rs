@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::lane::LaneEvent;
-use adit_core::session::{ProcessBudget, TunnelEnd};
+use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -34,9 +34,9 @@ pub trait LaneHome: Send + Sync {
     /// How long a half-closed tunnel may be silent.
     fn silence_max(&self) -> Duration;
     /// Bytes held in the whole process.
-    fn budget(&self) -> &ProcessBudget;
+    fn budget(&self) -> &Arc<ProcessBudget>;
     /// Takes the lane. Must not block.
-    fn take_back(&self, lane: Lane);
+    fn take_back(&self, lane: Lane, queued: Queued);
     /// A lane failed and was closed.
     fn lost(&self, failure: &LaneFailure);
     /// Agent: the server would use more lanes.
@@ -66,7 +66,7 @@ pub(super) struct LaneWay {
     /// Bytes given to the leg that have not left yet.
     held: u64,
     /// Bytes that wait for the lane, as the budget knows them.
-    queued: usize,
+    queued: Queued,
     /// Something moved since the timer was set.
     moved: bool,
     /// Bytes on their way when it was set: fewer mean that something moved.
@@ -78,6 +78,7 @@ pub(super) struct LaneWay {
 impl LaneWay {
     pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
         let probe = home.watch().enter(home.gone().clone());
+        let queued = Queued::none(home.budget());
         Self {
             lane: Some(lane),
             home,
@@ -92,7 +93,7 @@ impl LaneWay {
             end_waits: false,
             timer: None,
             held: 0,
-            queued: 0,
+            queued,
             moved: false,
             on_the_way: 0,
             on_the_way_seen: 0,
@@ -135,14 +136,19 @@ impl LaneWay {
 
     /// Has the budget know how much waits for the lane.
     fn count_queued(&mut self) {
-        let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
-        let budget = self.home.budget();
-        if queued > self.queued {
-            budget.queue((queued - self.queued) as u64);
-        } else {
-            budget.dequeue((self.queued - queued) as u64);
+        if let Some(lane) = &self.lane {
+            self.queued.set(lane.queued_bytes() as u64);
         }
-        self.queued = queued;
+    }
+
+    /// Gives the lane back with what waits for it, which counts until it has left.
+    fn give_back(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            let budget = self.home.budget();
+            let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));
+            queued.set(lane.queued_bytes() as u64);
+            self.home.take_back(lane, queued);
+        }
     }
 
     /// Ready every few seconds while the lane takes no more; says whether it took something since the last time.
@@ -378,10 +384,7 @@ impl LaneWay {
     fn finish(&mut self, end: TunnelEnd) {
         self.timer = None;
         self.end = Some(end);
-        if let Some(lane) = self.lane.take() {
-            self.home.take_back(lane);
-        }
-        self.count_queued();
+        self.give_back();
     }
 }
 
@@ -402,18 +405,18 @@ fn trouble(lane: &Lane) -> Option<LaneFailure> {
 impl Drop for LaneWay {
     fn drop(&mut self) {
         self.release(self.held);
-        if let Some(mut lane) = self.lane.take() {
-            if !self.closed {
-                lane.end().reset("");
-            }
-            self.home.take_back(lane);
+        if let Some(lane) = &mut self.lane
+            && !self.closed
+        {
+            lane.end().reset("");
         }
-        self.count_queued();
+        self.give_back();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
     use std::task::Waker;
 
     use adit_core::lane::{FrameReader, LaneRole};
@@ -422,11 +425,12 @@ mod tests {
 
     use super::*;
 
-    /// A home for no lane.
+    /// A home that keeps the one lane.
     struct Nowhere {
         gone: CancellationToken,
         watch: LaneWatch,
-        budget: ProcessBudget,
+        budget: Arc<ProcessBudget>,
+        back: Mutex<Option<(Lane, Queued)>>,
     }
 
     impl LaneHome for Nowhere {
@@ -442,11 +446,13 @@ mod tests {
             Duration::from_secs(300)
         }
 
-        fn budget(&self) -> &ProcessBudget {
+        fn budget(&self) -> &Arc<ProcessBudget> {
             &self.budget
         }
 
-        fn take_back(&self, _lane: Lane) {}
+        fn take_back(&self, lane: Lane, queued: Queued) {
+            *self.back.lock().unwrap() = Some((lane, queued));
+        }
 
         fn lost(&self, _failure: &LaneFailure) {}
     }
@@ -468,9 +474,11 @@ mod tests {
         let home = Nowhere {
             gone: CancellationToken::new(),
             watch: LaneWatch::default(),
-            budget: ProcessBudget::new(1 << 30),
+            budget: Arc::new(ProcessBudget::new(1 << 30)),
+            back: Mutex::default(),
         };
-        let mut way = LaneWay::new(lane, Arc::new(home));
+        let home = Arc::new(home);
+        let mut way = LaneWay::new(lane, Arc::clone(&home) as Arc<dyn LaneHome>);
         // The server reads nothing.
         let cx = &mut Context::from_waker(Waker::noop());
         let mut sent = 0;
@@ -481,5 +489,13 @@ mod tests {
         }
         let lane = way.lane.as_ref().unwrap();
         assert_eq!(lane.state().queued_frames(), QUEUE_FRAMES_MAX);
+        way.poll_flush(cx);
+        let waits = way.lane.as_ref().unwrap().queued_bytes() as u64;
+        way.close("");
+        drop(way);
+        // The close is one more.
+        assert!(home.budget.queued_bytes() >= waits && waits > 0);
+        *home.back.lock().unwrap() = None;
+        assert_eq!(home.budget.queued_bytes(), 0);
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::lane::{FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode};
-use adit_core::session::ProcessBudget;
+use adit_core::session::{ProcessBudget, Queued};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -206,6 +206,10 @@ impl LanePool {
     /// The lane, asked for a sign of life, unless it owes one.
     fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
         if !waiting.lane.ping(number) {
+            // A process that was stopped for a while looks after its lanes before it hears what came meanwhile.
+            if waiting.lane.has_unread() {
+                return Some(waiting);
+            }
             self.settings.metrics.lane_closed(LaneEnd::Silent);
             return None;
         }
@@ -377,11 +381,11 @@ impl LaneHome for Home {
         self.0.settings.silence_max
     }
 
-    fn budget(&self) -> &ProcessBudget {
+    fn budget(&self) -> &Arc<ProcessBudget> {
         &self.0.settings.budget
     }
 
-    fn take_back(&self, mut lane: Lane) {
+    fn take_back(&self, mut lane: Lane, queued: Queued) {
         if lane.state().is_raw() {
             // Given up: the agent may read whatever we say as bytes for the target.
             self.0.settings.metrics.lane_closed(LaneEnd::Used);
@@ -395,7 +399,9 @@ impl LaneHome for Home {
         let home = Arc::clone(&self.0);
         let settles = self.watch().settles();
         let settling = async move {
-            match settle(&mut lane).await {
+            let settled = settle(&mut lane).await;
+            drop(queued);
+            match settled {
                 Ok(()) => home.keep(lane),
                 Err(unsettled) => home.unsettled(lane, &unsettled),
             }

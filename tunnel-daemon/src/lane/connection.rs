@@ -282,6 +282,13 @@ impl Lane {
         silent.then(|| io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
+    /// Whether the kernel has bytes that nobody has read yet, which the runtime may not have heard of.
+    #[must_use]
+    pub fn has_unread(&self) -> bool {
+        let tcp = self.transport.tcp();
+        tcp.is_some_and(|tcp| rustix::io::ioctl_fionread(tcp).is_ok_and(|bytes| bytes > 0))
+    }
+
     /// Bytes that wait for the stream.
     #[must_use]
     pub fn queued_bytes(&self) -> usize {

@@ -92,6 +92,7 @@ fn leg_to_peer(count: usize) -> impl FnMut() {
     let mut at = 0;
     move || {
         let (key, _conn) = tunnels[at];
+        link.budget().queue(bytes.len() as u64);
         assert!(link.leg_data(key, bytes.clone()), "the tunnel is open");
         let next = link.poll_transmit(Moment::default());
         assert!(matches!(next, Some(Transmit::Data { .. })), "{next:?}");

@@ -1,6 +1,7 @@
 //! Bytes held for tunnels whose reader pauses, bytes queued towards peers, and credit granted, over all links and lanes of the
 //! process.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::holders::Holders;
@@ -20,6 +21,54 @@ pub struct ProcessBudget {
 pub const QUEUE_MAX_BYTES: usize = 256 << 10;
 /// The same while half of the budget is in use.
 pub const QUEUE_MIN_BYTES: usize = 16 << 10;
+
+/// Bytes that count as queued until they are taken off, or this is dropped.
+#[derive(Debug)]
+pub struct Queued {
+    budget: Arc<ProcessBudget>,
+    bytes: u64,
+}
+
+impl Queued {
+    /// None so far.
+    #[must_use]
+    pub fn none(budget: &Arc<ProcessBudget>) -> Self {
+        Self {
+            budget: Arc::clone(budget),
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// `bytes` more, which were counted before.
+    pub(super) fn adopt(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    pub(super) fn take(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        self.budget.dequeue(bytes);
+    }
+
+    /// So many from now on.
+    pub fn set(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            self.budget.queue(bytes - self.bytes);
+            self.bytes = bytes;
+        } else {
+            self.take(self.bytes - bytes);
+        }
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.budget.dequeue(self.bytes);
+    }
+}
 
 impl ProcessBudget {
     /// A budget of `max_bytes` for held bytes, and as much again for credit granted and not yet used.

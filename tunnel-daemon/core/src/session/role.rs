@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::budget::Queued;
 use super::link::{Action, CancelledDial, Control, DialRequest, Event, Link, Role};
 use super::tunnel::{OutEnd, Phase, Tunnel, TunnelEnd};
 use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
@@ -40,7 +41,8 @@ impl Link {
             deadline,
             written: false,
         };
-        let tunnel = Tunnel::new(phase, self.config.credit, window, now);
+        let queued = Queued::none(&self.budget);
+        let tunnel = Tunnel::new(phase, queued, self.config.credit, window, now);
         let Some(key) = self.tunnels.insert(tunnel) else {
             self.ungrant(window);
             return Err(DialFailure::TooManyPending { per_agent: true });
@@ -174,6 +176,7 @@ impl Link {
                 deadline: None,
                 written: true,
             },
+            Queued::none(&self.budget),
             self.config.credit,
             granted,
             now,
@@ -234,14 +237,16 @@ impl Link {
         }
     }
 
-    /// Bytes from the leg for the peer. Returns `false` when the tunnel takes no more; they are dropped then.
+    /// Bytes from the leg for the peer, which count as queued in the process budget: from now on they are this link's to take off.
+    /// Returns `false` when the tunnel takes no more; they are dropped then.
     pub fn leg_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
-        let Some(tunnel) = self.tunnels.get_mut(key) else {
+        let takes = |tunnel: &&mut Tunnel| {
+            tunnel.out.end == OutEnd::None && !tunnel.ended && tunnel.phase != Phase::Done
+        };
+        let Some(tunnel) = self.tunnels.get_mut(key).filter(takes) else {
+            self.budget.dequeue(bytes.len() as u64);
             return false;
         };
-        if tunnel.out.end != OutEnd::None || tunnel.ended || tunnel.phase == Phase::Done {
-            return false;
-        }
         // An empty piece would hold the end of the tunnel back and spin in the encoder.
         if !bytes.is_empty() {
             tunnel.out.push(bytes);

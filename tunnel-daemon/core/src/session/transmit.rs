@@ -44,34 +44,34 @@ impl Transmit {
 
 impl Outgoing {
     pub(super) fn push(&mut self, bytes: Bytes) {
-        self.bytes += bytes.len() as u64;
+        self.bytes.adopt(bytes.len() as u64);
         self.queue.push_back(bytes);
     }
 
     pub(super) fn clear(&mut self) {
         self.queue.clear();
-        self.bytes = 0;
+        self.bytes.take(self.bytes.bytes());
     }
 
     pub(super) fn truncate(&mut self, max: u64) {
-        while self.bytes > max {
+        while self.bytes.bytes() > max {
             let Some(last) = self.queue.back_mut() else {
                 return;
             };
-            let excess = usize::try_from(self.bytes - max).unwrap_or(usize::MAX);
+            let excess = usize::try_from(self.bytes.bytes() - max).unwrap_or(usize::MAX);
             if last.len() > excess {
                 last.truncate(last.len() - excess);
-                self.bytes = max;
+                self.bytes.take(self.bytes.bytes() - max);
             } else {
-                self.bytes -= last.len() as u64;
+                self.bytes.take(last.len() as u64);
                 self.queue.pop_back();
             }
         }
     }
 
     fn sendable(&self) -> u64 {
-        self.credit
-            .map_or(self.bytes, |credit| credit.min(self.bytes))
+        let bytes = self.bytes.bytes();
+        self.credit.map_or(bytes, |credit| credit.min(bytes))
     }
 
     /// The next bytes, how many they are, and how many pieces end with them.
@@ -92,7 +92,7 @@ impl Outgoing {
             taken += part.len();
             parts.push_back(part);
         }
-        self.bytes -= taken as u64;
+        self.bytes.take(taken as u64);
         if let Some(credit) = &mut self.credit {
             *credit -= taken as u64;
         }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use super::budget::Queued;
 use super::{Moment, READS_WITHIN};
 use crate::ids::{ConnId, DialId};
 
@@ -113,7 +114,7 @@ pub(super) enum OutEnd {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) queue: VecDeque<Bytes>,
-    pub(super) bytes: u64,
+    pub(super) bytes: Queued,
     /// `None`: the peer has no credit, send at will.
     pub(super) credit: Option<u64>,
     pub(super) end: OutEnd,
@@ -174,12 +175,18 @@ impl Incoming {
 }
 
 impl Tunnel {
-    pub(super) fn new(phase: Phase, credit: bool, window: u64, now: Moment) -> Self {
+    pub(super) fn new(
+        phase: Phase,
+        queued: Queued,
+        credit: bool,
+        window: u64,
+        now: Moment,
+    ) -> Self {
         Self {
             phase,
             out: Outgoing {
                 queue: VecDeque::new(),
-                bytes: 0,
+                bytes: queued,
                 credit: credit.then_some(0),
                 end: OutEnd::None,
                 end_sent: false,

@@ -244,6 +244,7 @@ impl Leg {
                 let most = rng.pick(&[0, 1, 700, 16_384, 40_000]);
                 let bytes = stream_bytes(self.uid, self.who, sent, left.min(rng.length(0..=most)));
                 let length = bytes.len();
+                link.budget().queue(bytes.len() as u64);
                 if link.leg_data(self.key, bytes) {
                     self.queued += length;
                     record.seen(self.who).sent += length as u64;

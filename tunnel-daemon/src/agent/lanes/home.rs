@@ -1,8 +1,9 @@
 //! Where lanes go when their tunnels are over.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use adit_core::session::ProcessBudget;
+use adit_core::session::{ProcessBudget, Queued};
 use tokio_util::sync::CancellationToken;
 
 use super::LaneKeeper;
@@ -26,16 +27,16 @@ impl LaneHome for Home {
         self.0.0.context.isolation.half_closed_timeout
     }
 
-    fn budget(&self) -> &ProcessBudget {
+    fn budget(&self) -> &Arc<ProcessBudget> {
         &self.0.0.context.budget
     }
 
-    fn take_back(&self, mut lane: Lane) {
+    fn take_back(&self, mut lane: Lane, queued: Queued) {
         let keeper = self.0.clone();
         let settles = self.watch().settles();
         let settling = async move {
             let settled = settle(&mut lane).await;
-            drop(settles);
+            drop((settles, queued));
             match settled {
                 Ok(()) => keeper.serve(lane, None).await,
                 Err(Unsettled::Failed(_given_up)) if lane.state().is_draining() => {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::session::Queued;
 use tokio::sync::{Notify, oneshot};
 
 use super::LaneKeeper;
@@ -157,7 +158,8 @@ impl Drop for Borrowed {
             if self.opening {
                 lane.end().reset("the client gave up");
             }
-            Home(self.keeper.clone()).take_back(lane);
+            let home = Home(self.keeper.clone());
+            home.take_back(lane, Queued::none(home.budget()));
         }
     }
 }

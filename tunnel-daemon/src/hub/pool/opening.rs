@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::session::Queued;
 
 use super::{Home, LanePool, OnLane};
 use crate::hub::lane_way::LaneHome as _;
@@ -86,7 +87,8 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if let Some(mut lane) = self.lane.take() {
             lane.end().reset("the client gave up");
-            Home(Arc::clone(self.pool)).take_back(lane);
+            let home = Home(Arc::clone(self.pool));
+            home.take_back(lane, Queued::none(home.budget()));
         }
     }
 }

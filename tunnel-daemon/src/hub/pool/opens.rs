@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Wake, Waker};
 
 use adit_core::lane::{OpenRequest, RefusalCode};
+use adit_core::session::Queued;
 use tokio::sync::Notify;
 
 use super::{Home, LanePool, SWEEP_LANES};
@@ -71,7 +72,10 @@ impl AgentOpen {
         lane.end().refuse(code, text);
         let home = Home(Arc::clone(&self.pool));
         // In a task of its own: an agent may have sent the next OPEN already, and many behind that.
-        let back = async move { home.take_back(lane) };
+        let back = async move {
+            let queued = Queued::none(home.budget());
+            home.take_back(lane, queued);
+        };
         if self
             .pool
             .settings

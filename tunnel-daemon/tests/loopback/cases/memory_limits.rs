@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -33,7 +34,9 @@ struct MemoryCgroup {
 
 impl MemoryCgroup {
     fn new(name: &str, bytes: u64) -> Result<Self, String> {
-        let name = format!("adit-test-{name}-{}", std::process::id());
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Relaxed);
+        let name = format!("adit-test-{name}-{}-{number}", std::process::id());
         let (root, limit, usage) = [
             (
                 "/sys/fs/cgroup/memory",

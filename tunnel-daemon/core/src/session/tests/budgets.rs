@@ -42,7 +42,7 @@ fn a_full_budget_ends_the_largest_stalled_tunnel_first() {
     rig.data(small_conn, 1);
     assert_eq!(ends(&mut rig), [(large, TunnelEnd::Budget)]);
     assert_eq!(rig.link.held_bytes(), 24 * MIB + 1);
-    assert!(rig.link.leg_data(small, bytes(1)));
+    assert!(rig.leg_data(small, bytes(1)));
     assert_eq!(rig.packets().len(), 2, "one close, one packet");
 }
 
@@ -193,4 +193,30 @@ fn with_credit_a_paused_reader_waits_as_long_as_it_likes() {
     rig.data(conn, 256 << 10);
     rig.pass(seconds(4_000));
     assert_eq!(ends(&mut rig), []);
+}
+
+/// What a client leaves behind when it closes is memory until the peer takes it, or does not.
+#[test]
+fn bytes_of_a_client_that_has_closed_and_gone_count_as_queued() {
+    for credit in [true, false] {
+        let mut rig = Rig::server(credit);
+        let (key, conn) = rig.open(0);
+        assert!(rig.leg_data(key, bytes(70_000)));
+        rig.link.leg_close(key, String::new(), rig.now);
+        rig.link.leg_gone(key, rig.now);
+        assert_eq!(rig.link.budget().queued_bytes(), 70_000);
+        if credit {
+            rig.pass(Isolation::default().linger_timeout + seconds(1));
+        } else {
+            rig.packets();
+        }
+        assert_eq!(rig.link.budget().queued_bytes(), 0, "{credit}");
+        rig.receive(close_rsp(conn, ""));
+
+        let (key, _) = rig.open(0);
+        assert!(rig.leg_data(key, bytes(70_000)));
+        let budget = Arc::clone(rig.link.budget());
+        drop(rig);
+        assert_eq!(budget.queued_bytes(), 0, "a link that ends owes nothing");
+    }
 }

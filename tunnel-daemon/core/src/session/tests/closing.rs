@@ -6,10 +6,10 @@ use super::*;
 fn half_close_leaves_the_other_direction_open() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(1_000);
-    rig.link.leg_data(key, bytes(10));
+    rig.leg_data(key, bytes(10));
     rig.link.leg_fin(key, rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10), fin(conn, Side::Client)]);
-    assert!(!rig.link.leg_data(key, bytes(1)), "it had finished");
+    assert!(!rig.leg_data(key, bytes(1)), "it had finished");
     rig.data(conn, 20);
     rig.receive(fin(conn, Side::Target));
     let actions = rig.actions();
@@ -27,7 +27,7 @@ fn half_close_leaves_the_other_direction_open() {
 fn a_tunnel_that_its_leg_closed_and_left_lingers_until_it_is_confirmed() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(5);
-    rig.link.leg_data(key, bytes(10));
+    rig.leg_data(key, bytes(10));
     rig.link.leg_close(key, String::new(), rig.now);
     assert_eq!(rig.link.lingering(), 0, "its leg is there");
     rig.gone(key);
@@ -48,7 +48,7 @@ fn a_tunnel_that_its_leg_closed_and_left_lingers_until_it_is_confirmed() {
 fn without_credit_a_fin_closes_the_tunnel() {
     let mut server = Rig::server(false);
     let (key, conn) = server.open(0);
-    server.link.leg_data(key, bytes(10));
+    server.leg_data(key, bytes(10));
     server.link.leg_fin(key, server.now);
     assert_eq!(server.packets(), [payload(conn, 10), close_req(conn)]);
 }
@@ -58,7 +58,7 @@ fn without_credit_a_fin_closes_the_tunnel() {
 fn a_target_that_ends_is_a_close_with_an_empty_text() {
     let mut rig = Rig::agent(false);
     let (key, conn) = rig.open(0);
-    rig.link.leg_data(key, bytes(10));
+    rig.leg_data(key, bytes(10));
     rig.link.leg_fin(key, rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
     assert_eq!(rig.end_of(key), Some(TunnelEnd::Confirmed));
@@ -71,7 +71,7 @@ fn a_target_that_ends_is_a_close_with_an_empty_text() {
 fn the_second_close_request_finds_an_unknown_connection() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(1_000);
-    rig.link.leg_data(key, bytes(10));
+    rig.leg_data(key, bytes(10));
     rig.receive(close_req(conn));
     rig.receive(close_req(conn));
     assert_eq!(
@@ -93,7 +93,7 @@ fn the_second_close_request_finds_an_unknown_connection() {
 fn late_data_for_a_closing_connection_is_not_answered_before_the_close() {
     let mut rig = Rig::agent(false);
     let (key, conn) = rig.open(0);
-    rig.link.leg_data(key, bytes(10));
+    rig.leg_data(key, bytes(10));
     rig.receive(close_req(conn));
     rig.data(conn, 5);
     assert_eq!(rig.packets(), [payload(conn, 10), close_rsp(conn, "")]);
@@ -143,7 +143,7 @@ fn a_leg_lingers_thirty_seconds_without_progress() {
 fn bytes_behind_a_close_linger_thirty_seconds_and_the_cut_is_told() {
     let mut rig = Rig::agent(true);
     let (key, conn) = rig.open(10);
-    rig.link.leg_data(key, bytes(40));
+    rig.leg_data(key, bytes(40));
     rig.link.leg_close(key, String::new(), rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(25));
@@ -184,7 +184,7 @@ fn a_target_does_not_take_a_tunnel_that_was_cut_off_for_one_that_ended() {
 fn bytes_of_a_client_that_linger_too_long_are_a_reset() {
     let mut rig = Rig::server(true);
     let (key, conn) = rig.open(10);
-    rig.link.leg_data(key, bytes(40));
+    rig.leg_data(key, bytes(40));
     rig.link.leg_close(key, String::new(), rig.now);
     assert_eq!(rig.packets(), [payload(conn, 10)]);
     rig.pass(seconds(32));
@@ -236,7 +236,7 @@ fn a_half_closed_tunnel_without_a_byte_for_five_minutes_is_reset() {
 fn an_end_that_waits_behind_bytes_counts_as_a_half_close() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1_000);
-        assert!(rig.link.leg_data(key, bytes(2_000)));
+        assert!(rig.leg_data(key, bytes(2_000)));
         rig.packets();
         rig.pass(seconds(600));
         rig.link.leg_end_waits(key, rig.now);
@@ -260,7 +260,7 @@ fn a_tunnel_open_both_ways_may_be_silent_for_ever() {
     rig.actions();
     rig.pass(seconds(3_000));
     assert_eq!((rig.actions(), rig.packets()), (vec![], vec![]));
-    assert!(rig.link.leg_data(key, bytes(1)));
+    assert!(rig.leg_data(key, bytes(1)));
 }
 
 #[test]

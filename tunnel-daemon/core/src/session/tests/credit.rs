@@ -216,7 +216,7 @@ fn a_useless_window_ends_its_own_tunnel_only() {
             };
             assert_eq!(rig.packets(), told, "the peer is told");
             rig.receive(window(good_conn, 500));
-            rig.link.leg_data(good, bytes(1_500));
+            rig.leg_data(good, bytes(1_500));
             assert_eq!(rig.packets(), [payload(good_conn, 1_500)]);
         }
     }
@@ -241,7 +241,7 @@ fn data_beyond_the_credit_ends_its_own_tunnel_only() {
 fn bytes_wait_for_credit_and_go_on_with_it() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(10);
-        rig.link.leg_data(key, bytes(25));
+        rig.leg_data(key, bytes(25));
         assert_eq!(rig.packets(), [payload(conn, 10)]);
         rig.receive(window(conn, 7));
         assert_eq!(rig.packets(), [payload(conn, 7)]);

@@ -64,7 +64,7 @@ fn a_foreign_agent_cannot_answer_or_write_for_another() {
             conn: done
         }]
     );
-    assert!(victim.link.leg_data(open, bytes(3)));
+    assert!(victim.leg_data(open, bytes(3)));
     assert_eq!(victim.packets(), [payload(conn, 3)]);
 }
 
@@ -92,7 +92,7 @@ fn two_streams_of_one_agent_do_not_mix() {
     for (index, rig) in streams.iter_mut().enumerate() {
         let (key, conn) = rig.open(1_000);
         assert_eq!(conn, 1);
-        rig.link.leg_data(key, bytes(10 + index as u64));
+        rig.leg_data(key, bytes(10 + index as u64));
         rig.data(conn, 20 + index as u64);
     }
     for (index, rig) in streams.iter_mut().enumerate() {
@@ -112,7 +112,7 @@ fn an_oversized_message_ends_the_connection_it_names() {
         rig.link.handle_packet(oversize, rig.now);
     }
     assert_eq!(rig.end_of(bad), Some(TunnelEnd::Oversize));
-    assert!(rig.link.leg_data(good, bytes(1)));
+    assert!(rig.leg_data(good, bytes(1)));
 }
 
 /// Compat 80: packets of the other role and unknown types change nothing.
@@ -149,7 +149,7 @@ fn late_events_of_a_leg_find_no_other_tunnel() {
     assert_eq!(old.slot, new.slot);
     rig.actions();
     rig.data(new_conn, 10);
-    assert!(!rig.link.leg_data(old, bytes(1)));
+    assert!(!rig.leg_data(old, bytes(1)));
     rig.link.leg_drained(old, 10, rig.now);
     rig.link.leg_close(old, String::new(), rig.now);
     rig.gone(old);

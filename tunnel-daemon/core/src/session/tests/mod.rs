@@ -71,6 +71,12 @@ impl Rig {
         Self::new(config(Role::Agent, credit))
     }
 
+    /// As a leg gives them: counted as queued.
+    fn leg_data(&mut self, key: TunnelKey, bytes: Bytes) -> bool {
+        self.link.budget().queue(bytes.len() as u64);
+        self.link.leg_data(key, bytes)
+    }
+
     fn receive(&mut self, packet: Packet) {
         self.link.handle_packet(Received::Packet(packet), self.now);
     }

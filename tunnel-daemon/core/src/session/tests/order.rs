@@ -18,7 +18,7 @@ fn control_and_other_tunnels_ends_pass_data_and_an_end_stays_behind_its_own() {
     let (busy, busy_conn) = rig.open(1 << 20);
     let (ends, ends_conn) = rig.open(1 << 20);
     let (reads, reads_conn) = rig.open(1 << 20);
-    rig.link.leg_data(busy, bytes(40 << 10));
+    rig.leg_data(busy, bytes(40 << 10));
     rig.link.leg_close(busy, String::new(), rig.now);
     rig.link.leg_fin(ends, rig.now);
     rig.data(reads_conn, 200 << 10);
@@ -45,7 +45,7 @@ fn a_packet_tells_how_many_pieces_end_with_it() {
     let mut rig = Rig::server(true);
     let (key, _conn) = rig.open(1 << 20);
     for length in [1, 1, 70 << 10, 1] {
-        rig.link.leg_data(key, bytes(length));
+        rig.leg_data(key, bytes(length));
     }
     let transmits = rig.transmits();
     let pieces: Vec<usize> = transmits
@@ -63,7 +63,7 @@ fn a_packet_tells_how_many_pieces_end_with_it() {
 fn a_leg_that_vanishes_discards_its_queued_bytes() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, conn) = rig.open(1 << 20);
-        rig.link.leg_data(key, bytes(100));
+        rig.leg_data(key, bytes(100));
         rig.gone(key);
         match &rig.packets()[..] {
             [told, end] => assert_eq!((told, end), (&reset(conn), &close_req(conn))),
@@ -78,7 +78,7 @@ fn a_leg_that_vanishes_discards_its_queued_bytes() {
 fn without_credit_a_leg_that_vanishes_is_a_close() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
-    rig.link.leg_data(key, bytes(100));
+    rig.leg_data(key, bytes(100));
     rig.gone(key);
     assert_eq!(rig.packets(), [close_req(conn)]);
 }
@@ -112,7 +112,7 @@ fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
         for mut rig in [Rig::server(true), Rig::agent(true)] {
             let keys: Vec<_> = (0..TUNNELS).map(|_| rig.open(window).0).collect();
             for key in keys {
-                rig.link.leg_data(key, bytes(1_000));
+                rig.leg_data(key, bytes(1_000));
             }
             let fresh = if rig.link.config.role == Role::Server {
                 rig.dial();
@@ -120,7 +120,7 @@ fn a_thousand_tunnels_with_bytes_to_send_do_not_delay_a_dial() {
             } else {
                 let key = rig.dial_req(9_999, 1_000);
                 assert!(rig.link.dialed(key, Ok(()), rig.now));
-                rig.link.leg_data(key, bytes(5));
+                rig.leg_data(key, bytes(5));
                 Some(key)
             };
             let sent = rig.transmits();
@@ -138,8 +138,8 @@ fn tunnels_take_turns_packet_by_packet() {
     let mut rig = Rig::server(true);
     let (first, a) = rig.open(1 << 20);
     let (second, b) = rig.open(1 << 20);
-    rig.link.leg_data(first, bytes(96 << 10));
-    rig.link.leg_data(second, bytes(64 << 10));
+    rig.leg_data(first, bytes(96 << 10));
+    rig.leg_data(second, bytes(64 << 10));
     let full = 32 << 10;
     assert_eq!(
         rig.packets(),
@@ -159,7 +159,7 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
     let mut rig = Rig::server(false);
     let (key, conn) = rig.open(0);
     for length in [0, 10_000, 20_000, 0, 10_000, 0] {
-        assert!(rig.link.leg_data(key, bytes(length)));
+        assert!(rig.leg_data(key, bytes(length)));
     }
     let packets = rig.packets();
     assert_eq!(
@@ -173,7 +173,7 @@ fn small_pieces_share_a_packet_up_to_the_limit() {
 fn an_empty_piece_holds_nothing_back() {
     for mut rig in [Rig::server(true), Rig::agent(true)] {
         let (key, _) = rig.open(1 << 20);
-        assert!(rig.link.leg_data(key, Bytes::new()));
+        assert!(rig.leg_data(key, Bytes::new()));
         rig.link.leg_close(key, String::new(), rig.now);
         assert_eq!(rig.packets().len(), 1);
     }
