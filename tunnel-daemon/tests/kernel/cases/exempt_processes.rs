@@ -145,7 +145,9 @@ fn forgotten(on_failure: &str, address: &str) {
         next.until("its predecessor's maps are gone", || {
             (!is_exempt(stays.id())).then_some(())
         });
-        assert!(!stays.call(target).unwrap().is_direct());
+        let seen = stays.call(target).unwrap();
+        let exempt = is_exempt(stays.id());
+        assert!(!seen.is_direct(), "{seen:?}, exempt now: {exempt}");
         drop(next);
         unpin(clients.path()).unwrap();
     }
