@@ -224,11 +224,11 @@ impl OpenPair {
         self.promise.keep(to_a, to_b, end);
     }
 
-    /// As [`Self::close`] after a panic, when nothing borrowed from the thread can be trusted any more.
-    pub(crate) fn abandon(self) {
+    /// As [`Self::close`] when the thread has failed, and nothing borrowed from it can be trusted any more.
+    pub(crate) fn abandon(self, end: PairEnd) {
         let [to_b, to_a] = self.directions.each_ref().map(Direction::flow);
-        close_sockets(self.sockets, &PairEnd::Panicked);
-        self.promise.keep(to_a, to_b, PairEnd::Panicked);
+        close_sockets(self.sockets, &end);
+        self.promise.keep(to_a, to_b, end);
     }
 }
 

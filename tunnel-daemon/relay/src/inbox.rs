@@ -10,7 +10,10 @@ use std::{
     time::Instant,
 };
 
+use rustix::io::Errno;
+
 use crate::{
+    outcome::PairEnd,
     pair::{Job, Shared},
     stats::Counters,
     sync::{ArrayQueue, AtomicBool, AtomicUsize, Bell, OnceLock, SegQueue},
@@ -30,6 +33,8 @@ pub(crate) struct Inbox {
     deadline: OnceLock<Instant>,
     /// The thread is gone.
     closed: AtomicBool,
+    /// The thread cannot work at present.
+    suspended: AtomicBool,
     /// The next turn panics: a test's way to plant a fault.
     fault: AtomicBool,
     pub(crate) counters: Counters,
@@ -46,6 +51,7 @@ impl Inbox {
             pairs_max,
             deadline: OnceLock::new(),
             closed: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             fault: AtomicBool::new(false),
             counters: Counters::default(),
         })
@@ -130,6 +136,26 @@ impl Inbox {
         self.discard();
     }
 
+    /// Whether the thread takes pairs.
+    pub(crate) fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Relaxed)
+    }
+
+    /// For a thread that cannot work: takes no more pairs. Those in the queue end now; one that is put at the same moment
+    /// ends with the next call, or is adopted.
+    pub(crate) fn suspend(&self, why: Errno) {
+        self.suspended.store(true, Ordering::Relaxed);
+        self.counters.driver_errno(why);
+        while let Some(job) = self.jobs.pop() {
+            job.reset(PairEnd::DriverFailed { error: why.into() });
+        }
+    }
+
+    /// For a thread that works again.
+    pub(crate) fn resume(&self) {
+        self.suspended.store(false, Ordering::Relaxed);
+    }
+
     fn discard(&self) {
         while let Some(job) = self.jobs.pop() {
             drop(job);
@@ -156,7 +182,6 @@ mod tests {
 
     use super::*;
     use crate::{
-        outcome::PairEnd,
         pair::{Pair, Promise},
         probe::Engine,
     };

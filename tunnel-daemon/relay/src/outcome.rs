@@ -89,6 +89,11 @@ pub enum PairEnd {
     Stopped,
     /// The relay thread that owned the pair panicked. Both sockets were reset.
     Panicked,
+    /// The relay thread that owned the pair gets no events from the kernel any more. Both sockets were reset.
+    DriverFailed {
+        /// Of `epoll_wait` or `io_uring_enter`, or of what makes their descriptors.
+        error: io::Error,
+    },
 }
 
 impl fmt::Display for PairEnd {
@@ -99,6 +104,7 @@ impl fmt::Display for PairEnd {
             Self::Cancelled => f.write_str("cancelled"),
             Self::Stopped => f.write_str("relay stopped"),
             Self::Panicked => f.write_str("relay thread panicked"),
+            Self::DriverFailed { error } => write!(f, "relay thread without events: {error}"),
         }
     }
 }

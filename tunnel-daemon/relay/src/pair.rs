@@ -201,3 +201,15 @@ pub(crate) struct Job {
     pub(crate) shared: Arc<Shared>,
     pub(crate) promise: Promise,
 }
+
+impl Job {
+    /// Ends it before it began.
+    pub(crate) fn reset(self, end: PairEnd) {
+        let Self { pair, promise, .. } = self;
+        // It was armed when it was submitted.
+        drop(pair);
+        let none = Flow::default();
+        // A callback that panics must not take the thread along.
+        let _panicked = catch_unwind(AssertUnwindSafe(|| promise.keep(none, none, end)));
+    }
+}

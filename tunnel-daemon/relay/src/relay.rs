@@ -47,6 +47,9 @@ pub enum Why {
     /// The relay is being stopped.
     #[error("the relay is stopping")]
     Stopping,
+    /// No thread gets events from the kernel; each tries again ten times a second.
+    #[error("no relay thread gets events from the kernel")]
+    Suspended,
 }
 
 /// A pair that was not taken, and its callback, both as they were, but for what closing the sockets may do: see
@@ -174,10 +177,14 @@ impl RelayHandle {
         let first = inner.next.fetch_add(1, Ordering::Relaxed) % count;
         let inbox = (first..first + count)
             .filter_map(|number| inner.inboxes.get(number % count))
+            .filter(|inbox| !inbox.is_suspended())
             .min_by_key(|inbox| inbox.pairs());
-        let Some(inbox) = inbox.filter(|inbox| inbox.enter()) else {
-            return refused(pair, done, Why::Full);
+        let Some(inbox) = inbox else {
+            return refused(pair, done, Why::Suspended);
         };
+        if !inbox.enter() {
+            return refused(pair, done, Why::Full);
+        }
         // Before it waits for its thread, which may be gone by then.
         pair.arm();
         let shared = Arc::new(Shared::default());
@@ -206,8 +213,15 @@ impl RelayHandle {
         for inbox in &self.0.inboxes {
             stats.active_pairs += inbox.pairs() as u64;
             inbox.counters.add_to(&mut stats);
+            stats.suspended_threads += u64::from(inbox.is_suspended());
         }
         stats
+    }
+
+    /// Whether a thread takes pairs: the kernel gives one of them events.
+    #[must_use]
+    pub fn is_able(&self) -> bool {
+        self.0.inboxes.iter().any(|inbox| !inbox.is_suspended())
     }
 
     /// The driver in use, and why.

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::io::Errno;
+
 use crate::{
     buffers::Buffers,
     config::{RelayConfig, Thresholds},
@@ -23,10 +25,10 @@ use crate::{
     probe::Engine,
 };
 
-/// Pause before a thread that could not be started again is tried again.
+/// Pause of a thread whose driver cannot be made or does not work: a lasting fault costs ten attempts a second.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 
-/// What one thread is made from, again after a panic.
+/// What one thread is made from, again after it failed.
 pub(crate) struct Plan {
     pub(crate) engine: Engine,
     pub(crate) rules: Thresholds,
@@ -50,17 +52,39 @@ impl Plan {
 
 /// Runs a thread until it is stopped and drained. `started` hears whether its driver could be made.
 pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Result<()>)) {
-    let mut thread = match Thread::new(plan, plan.engine, Arc::clone(inbox)) {
+    let mut engine = plan.engine;
+    let mut thread = match Thread::new(plan, engine, Arc::clone(inbox)) {
         Ok(thread) => thread,
         Err(error) => return started(Err(error)),
     };
     started(Ok(()));
-    while let Err(_panic) = catch_unwind(AssertUnwindSafe(|| thread.run())) {
-        #[cfg(all(test, loom))]
-        crate::sync::pass_on_findings(_panic);
-        inbox.counters.thread_panics.fetch_add(1, Relaxed);
-        thread.abandon_pairs();
-        match restart(plan, inbox) {
+    loop {
+        let since = Instant::now();
+        let mut pause = None;
+        match catch_unwind(AssertUnwindSafe(|| thread.run())) {
+            Ok(Ok(())) => break,
+            Ok(Err(error)) => {
+                let errno = errno_of(&error);
+                inbox.counters.driver_failed(errno);
+                thread.abandon_pairs(|| PairEnd::DriverFailed {
+                    error: errno.into(),
+                });
+                if engine == Engine::Epoll && since.elapsed() < RESTART_PAUSE {
+                    pause = Some(errno);
+                }
+                // A ring whose kernel does not let it wait will not do better next time.
+                engine = Engine::Epoll;
+            }
+            Err(_panic) => {
+                #[cfg(all(test, loom))]
+                crate::sync::pass_on_findings(_panic);
+                inbox.counters.thread_panics.fetch_add(1, Relaxed);
+                thread.abandon_pairs(|| PairEnd::Panicked);
+            }
+        }
+        // Its descriptors are free before the next ones are asked for.
+        drop(thread);
+        match restart(plan, engine, inbox, pause) {
             Some(next) => thread = next,
             None => break,
         }
@@ -68,20 +92,43 @@ pub(crate) fn run(plan: &Plan, inbox: &Arc<Inbox>, started: impl FnOnce(io::Resu
     inbox.close();
 }
 
-/// A new thread state after a panic: with the same driver, or with epoll if that cannot be made now. `None` when the
-/// relay is being stopped meanwhile.
-fn restart(plan: &Plan, inbox: &Arc<Inbox>) -> Option<Thread> {
+/// A new thread state after one that failed: with this driver, or with epoll if that cannot be made now. Until one works, the
+/// inbox takes no pairs, and those in it are reset. With a `pause` that begins at once. `None` when the relay is being
+/// stopped meanwhile.
+fn restart(
+    plan: &Plan,
+    engine: Engine,
+    inbox: &Arc<Inbox>,
+    mut pause: Option<Errno>,
+) -> Option<Thread> {
     loop {
-        for engine in [plan.engine, Engine::Epoll] {
-            if let Ok(thread) = Thread::new(plan, engine, Arc::clone(inbox)) {
-                return Some(thread);
+        let mut errno = pause.take();
+        if errno.is_none() {
+            for engine in [engine, Engine::Epoll] {
+                let tried = Thread::new(plan, engine, Arc::clone(inbox));
+                let tried = tried.and_then(|mut thread| {
+                    thread.wait(Some(Duration::ZERO))?;
+                    Ok(thread)
+                });
+                match tried {
+                    Ok(thread) => {
+                        inbox.resume();
+                        return Some(thread);
+                    }
+                    Err(error) => errno = Some(errno_of(&error)),
+                }
             }
         }
+        inbox.suspend(errno.unwrap_or(Errno::IO));
         if inbox.deadline().is_some() {
             return None;
         }
         std::thread::sleep(RESTART_PAUSE);
     }
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 #[derive(Default)]
@@ -125,7 +172,10 @@ impl Thread {
     }
 
     /// Returns when the relay is stopped and no pair is left.
-    fn run(&mut self) {
+    ///
+    /// # Errors
+    /// The driver's: without events nothing here works.
+    fn run(&mut self) -> io::Result<()> {
         loop {
             if self.inbox.take_notice() || std::mem::take(&mut self.is_first_turn) {
                 self.look_into_inbox();
@@ -140,7 +190,7 @@ impl Thread {
                     }
                     if self.is_empty() {
                         self.publish();
-                        return;
+                        return Ok(());
                     }
                     Some(left.max(Duration::from_millis(1)))
                 }
@@ -151,7 +201,7 @@ impl Thread {
             } else {
                 Some(Duration::ZERO)
             };
-            self.wait(timeout);
+            self.wait(timeout)?;
         }
     }
 
@@ -161,7 +211,7 @@ impl Thread {
             self.adopt(job);
         }
         while let Some(shared) = self.inbox.take_cancel() {
-            // After a panic keys begin again, so a key alone does not prove that this is the pair meant.
+            // After a failure keys begin again, so a key alone does not prove that this is the pair meant.
             let key = Key::from_bits(shared.key.load(Relaxed));
             if self
                 .pair(key)
@@ -267,14 +317,12 @@ impl Thread {
         }
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
         #[cfg(all(test, loom))]
         let timeout = self.sleep_as_modelled(timeout);
-        let waited = self.driver.wait(timeout, self.inbox.bell(), &mut events);
-        // Without events nothing here works: let the restart make a new driver.
-        self.pools.syscalls += waited.expect("the driver waits for events");
+        self.pools.syscalls += self.driver.wait(timeout, self.inbox.bell(), &mut events)?;
         self.wakeups += 1;
         for event in &events {
             self.note(event);
@@ -283,6 +331,7 @@ impl Thread {
         while let Some(slot) = self.driver.released() {
             self.free.push(slot);
         }
+        Ok(())
     }
 
     /// The model knows no events of sockets: a thread with nothing to do sleeps until the bell is rung.
@@ -334,11 +383,11 @@ impl Thread {
         }
     }
 
-    /// After a panic: each pair is reset and its owner told, even if another owner's callback panics again.
-    fn abandon_pairs(&mut self) {
+    /// After a failure: each pair is reset and its owner told, even if another owner's callback panics.
+    fn abandon_pairs(&mut self, end: impl Fn() -> PairEnd) {
         for slot in &mut self.slots {
             if let Some(pair) = slot.pair.take() {
-                let _panicked_again = catch_unwind(AssertUnwindSafe(|| pair.abandon()));
+                let _panicked_again = catch_unwind(AssertUnwindSafe(|| pair.abandon(end())));
             }
         }
         self.slots.clear();

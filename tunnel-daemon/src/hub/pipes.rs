@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct PipeRelay {
     watched: Mutex<Vec<Watched>>,
     shutting_down: CancellationToken,
     tunnels_max: usize,
+    /// Of which the log has told.
+    driver_failures: AtomicU64,
     _threads: Relay,
 }
 
@@ -100,6 +103,7 @@ impl PipeRelay {
             watched: Mutex::default(),
             shutting_down: CancellationToken::new(),
             tunnels_max: config.pairs_max,
+            driver_failures: AtomicU64::new(0),
             _threads: threads,
         }))
     }
@@ -172,7 +176,10 @@ impl PipeRelay {
         let over: Done = Box::new(move |outcome| {
             let outcome = conclude(outcome, reason, overhead, cause.get().copied(), &metrics);
             drop(cause);
-            if matches!(outcome.end, PipeEnd::LaneLost | PipeEnd::RelayFailed) {
+            if matches!(
+                outcome.end,
+                PipeEnd::LaneLost | PipeEnd::RelayFailed | PipeEnd::RelayWithoutEvents(_)
+            ) {
                 kept.lost();
             }
             drop(kept);
@@ -215,6 +222,9 @@ impl PipeRelay {
                 let end = match refused.why {
                     Why::Stopping => PairEnd::Stopped,
                     Why::Full => PairEnd::Panicked,
+                    Why::Suspended => PairEnd::DriverFailed {
+                        error: io::Error::from_raw_os_error(self.handle.stats().driver_errno),
+                    },
                 };
                 let error = io::Error::other(refused.why);
                 (refused.done)(self.never_begun(error, end));
@@ -227,7 +237,7 @@ impl PipeRelay {
     #[must_use]
     pub fn has_room(&self) -> bool {
         let here = self.handle.stats().active_pairs;
-        usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
+        self.handle.is_able() && usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
     }
 
     /// For whoever counts what the threads have in use.
@@ -294,8 +304,23 @@ impl PipeRelay {
     /// Brings the metrics up to date.
     fn publish(&self) {
         let stats = self.handle.stats();
-        let (panics, exhausted) = (stats.thread_panics, stats.pipes_exhausted);
-        self.metrics.relay(stats.active_pairs, panics, exhausted);
+        let counts = [
+            stats.thread_panics,
+            stats.driver_failures,
+            stats.pipes_exhausted,
+        ];
+        self.metrics.relay(stats.active_pairs, counts);
+        let told = self
+            .driver_failures
+            .swap(stats.driver_failures, Ordering::Relaxed);
+        if stats.driver_failures > told {
+            tracing::error!(
+                error = %io::Error::from_raw_os_error(stats.driver_errno),
+                failures = stats.driver_failures - told,
+                suspended_threads = stats.suspended_threads,
+                "relay threads got no events from the kernel: their tunnels were reset and they start again, with epoll"
+            );
+        }
     }
 
     /// Ends all tunnels: this process does.

@@ -55,6 +55,7 @@ struct Inner {
     relay_tunnels: IntGauge,
     relay_bytes: Counters<Engine>,
     relay_panics: IntCounter,
+    relay_driver_failures: IntCounter,
     relay_pipes_exhausted: IntCounter,
     node_tunnels: IntGauge,
     node_waiting: IntGauge,
@@ -168,6 +169,10 @@ impl AditMetrics {
             relay_panics: families.counter(
                 "relay_thread_panics_total",
                 "Relay threads that failed and were started again; their tunnels were reset",
+            ),
+            relay_driver_failures: families.counter(
+                "relay_driver_failures_total",
+                "Times epoll_wait or io_uring_enter failed in a relay thread; its tunnels were reset and it was started again",
             ),
             relay_pipes_exhausted: families.counter(
                 "relay_pipes_exhausted_total",
@@ -394,13 +399,14 @@ impl AditMetrics {
     }
 
     /// What the relay counts itself: numbers since its start, but for the tunnels there are.
-    pub fn relay(&self, tunnels: u64, panics: u64, pipes_exhausted: u64) {
+    pub fn relay(&self, tunnels: u64, [panics, driver_failures, pipes_exhausted]: [u64; 3]) {
         let up_to = |counter: &IntCounter, now: u64| {
             counter.inc_by(now.saturating_sub(counter.get()));
         };
         let tunnels = i64::try_from(tunnels).unwrap_or(i64::MAX);
         self.0.relay_tunnels.set(tunnels);
         up_to(&self.0.relay_panics, panics);
+        up_to(&self.0.relay_driver_failures, driver_failures);
         up_to(&self.0.relay_pipes_exhausted, pipes_exhausted);
     }
 

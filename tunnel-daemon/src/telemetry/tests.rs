@@ -360,13 +360,19 @@ fn the_relay_engine_is_one_series_with_its_reason() {
 fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
     let metrics = ServerMetrics::new(&[]);
     let read = || {
-        ["tunnels", "thread_panics_total", "pipes_exhausted_total"]
-            .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
+        [
+            "tunnels",
+            "thread_panics_total",
+            "driver_failures_total",
+            "pipes_exhausted_total",
+        ]
+        .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
     };
-    assert_eq!(read(), [0.0, 0.0, 0.0].map(Some));
-    for (tunnels, panics, exhausted) in [(3, 1, 7), (3, 1, 7), (2, 1, 9)] {
-        metrics.adit().relay(tunnels, panics, exhausted);
-        let told = [tunnels as f64, panics as f64, exhausted as f64];
+    assert_eq!(read(), [0.0; 4].map(Some));
+    for (tunnels, counts) in [(3, [1, 2, 7]), (3, [1, 2, 7]), (2, [1, 4, 9])] {
+        metrics.adit().relay(tunnels, counts);
+        let [panics, failures, exhausted] = counts.map(|count| count as f64);
+        let told = [tunnels as f64, panics, failures, exhausted];
         assert_eq!(read(), told.map(Some));
     }
 }

@@ -6,6 +6,7 @@
 )]
 
 mod closing;
+mod driver_failure;
 mod far_ends;
 mod forbidden;
 mod kernel_tls;

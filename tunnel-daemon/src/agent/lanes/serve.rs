@@ -67,6 +67,11 @@ impl LaneKeeper {
                 until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };
             match answer {
+                // Tasks copy what relay threads have no room for.
+                Ok(Some(Ok(socket))) if request.raw && !self.relay_has_room() => {
+                    lane.end().accept_framed();
+                    return self.open(lane, socket, request.address);
+                }
                 Ok(Some(Ok(socket))) if request.raw => match lane.accept_pipe() {
                     Ok(true) => return self.open_pipe(lane, socket, request.address),
                     Ok(false) => return self.open(lane, socket, request.address),
@@ -139,6 +144,11 @@ impl LaneKeeper {
         });
         // Without room the leg is dropped, which ends the tunnel.
         let _full = context.tasks.spawn("target", tunnel);
+    }
+
+    fn relay_has_room(&self) -> bool {
+        let relay = self.0.context.relay.as_ref();
+        relay.is_some_and(|relay| relay.has_room())
     }
 
     /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.

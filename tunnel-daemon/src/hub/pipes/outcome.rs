@@ -26,6 +26,8 @@ pub enum PipeEnd {
     Shutdown,
     /// The relay thread failed.
     RelayFailed,
+    /// The relay thread gets no events from the kernel any more.
+    RelayWithoutEvents(io::Error),
 }
 
 impl PipeEnd {
@@ -41,6 +43,7 @@ impl PipeEnd {
             Self::HalfClosedIdle => "half_closed_idle",
             Self::Shutdown => "shutdown",
             Self::RelayFailed => "relay_failed",
+            Self::RelayWithoutEvents(_) => "relay_driver_failed",
         }
     }
 
@@ -120,6 +123,7 @@ pub(super) fn conclude(
         PairEnd::Cancelled => cause.unwrap_or(Cut::Shutdown).into(),
         PairEnd::Stopped => PipeEnd::Shutdown,
         PairEnd::Panicked => PipeEnd::RelayFailed,
+        PairEnd::DriverFailed { error } => PipeEnd::RelayWithoutEvents(error),
     };
     let spliced = to_a.spliced_bytes + to_b.spliced_bytes;
     let copied = (to_a.bytes + to_b.bytes).saturating_sub(spliced + overhead);
@@ -158,5 +162,33 @@ impl From<adit_relay::Engine> for Driver {
             adit_relay::Engine::Epoll => Self::Epoll,
             adit_relay::Engine::IoUring => Self::IoUring,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_relay::Flow;
+
+    use super::*;
+    use crate::telemetry::ServerMetrics;
+
+    #[test]
+    fn a_relay_thread_without_events_is_a_reason_of_its_own() {
+        let outcome = Outcome {
+            to_b: Flow {
+                bytes: 7,
+                ..Flow::default()
+            },
+            to_a: Flow::default(),
+            end: PairEnd::DriverFailed {
+                error: io::Error::from_raw_os_error(libc::EBADF),
+            },
+            engine: adit_relay::Engine::Epoll,
+        };
+        let metrics = ServerMetrics::new(&[]);
+        let outcome = conclude(outcome, DriverReason::Asked, 0, None, metrics.adit());
+        assert_eq!(outcome.from_socket, 7);
+        let reasons = (outcome.end.reason(), outcome.end.reason_at_target());
+        assert_eq!(reasons, ("relay_driver_failed", "relay_driver_failed"));
     }
 }
