@@ -8,7 +8,12 @@ use rustls::{
 };
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject};
 
-use super::{ca, pem, tls_error::TlsError};
+use super::{
+    ca,
+    inspect::{self, Role},
+    pem,
+    tls_error::TlsError,
+};
 
 /// Parses and pairs a certificate file and a key file. Paths are for error texts; the bytes were read from them.
 ///
@@ -61,6 +66,16 @@ pub(super) fn parse_identity(
         }
     }
     Ok(Arc::new(SingleCertAndKey::from(pair)))
+}
+
+/// Logs why peers refuse the first certificate of a file, though it can be used. That is no reason not to start: peers in Go
+/// accept some of it.
+pub(super) fn warn_of_flaws((path, cert): (&Path, &[u8]), role: Role) {
+    let own = ca::certificates(cert).next();
+    let own = own.and_then(|der| inspect::inspect(&der));
+    for flaw in own.iter().flat_map(|own| own.flaws(role)) {
+        tracing::warn!(file = %path.display(), "the certificate {flaw}; {}", flaw.remedy());
+    }
 }
 
 /// The first private key of a PEM file. Other blocks (`EC PARAMETERS`, certificates) are passed over, as in Go.

@@ -41,3 +41,4 @@ pub mod tls;
 mod tls_error;
 pub mod together;
 pub mod unix;
+mod verifier;

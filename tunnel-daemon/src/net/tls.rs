@@ -10,9 +10,7 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, ServerConfig,
-    crypto::CryptoProvider,
-    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
+    ClientConfig, ServerConfig, crypto::CryptoProvider, server::danger::ClientCertVerifier,
 };
 use rustls_pki_types::ServerName;
 use sha2::{Digest, Sha256};
@@ -22,6 +20,8 @@ use super::{
     ca,
     cipher::{aes_in_hardware, provider, versions},
     crl, identity,
+    inspect::Role,
+    verifier,
 };
 use crate::config::tls_policy::TlsPolicy;
 
@@ -176,7 +176,8 @@ impl TlsSpec for ServerTls {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?;
-        let clients = self.client_verifier(files, provider)?;
+        identity::warn_of_flaws(files.pair(&self.cert)?, Role::Server);
+        let clients = self.client_verifier(files, &provider)?;
         let builder = match &clients {
             Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
             None => builder.with_no_client_auth(),
@@ -197,7 +198,7 @@ impl ServerTls {
     fn client_verifier(
         &self,
         files: &TlsFiles,
-        provider: Arc<CryptoProvider>,
+        provider: &Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
         let Some(ca) = &self.client_ca else {
             return Ok(None);
@@ -215,12 +216,7 @@ impl ServerTls {
             }
             None => Vec::new(),
         };
-        let mut verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).with_crls(lists);
-        if self.client_may_be_anonymous {
-            verifier = verifier.allow_unauthenticated();
-        }
-        verifier.build().map(Some).map_err(refused)
+        verifier::of_clients(roots, lists, self.client_may_be_anonymous, provider).map(Some)
     }
 }
 
@@ -243,10 +239,13 @@ impl TlsSpec for ClientTls {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?
-            .with_root_certificates(roots);
+            // As rustls verifies by itself, and one usage more.
+            .dangerous()
+            .with_custom_certificate_verifier(verifier::of_servers(roots, &provider)?);
         let mut config = match &self.identity {
             Some((cert, key)) => {
                 let (cert, key) = (files.pair(cert)?, files.pair(key)?);
+                identity::warn_of_flaws(cert, Role::Client);
                 builder.with_client_cert_resolver(identity::parse_identity(cert, key, &provider)?)
             }
             None => builder.with_no_client_auth(),

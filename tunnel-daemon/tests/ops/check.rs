@@ -1,8 +1,9 @@
 //! `adit check`: what it finds in certificates, flags, servers and the host.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use adit::net::selfsigned::{ThrowawayFiles, Usage};
 use serde_json::Value;
@@ -168,6 +169,58 @@ fn check_finds_what_is_wrong_with_certificates() {
         "{json}"
     );
     assert_eq!(code, Some(2));
+}
+
+/// Signed by itself, as `openssl req -x509` makes it; returns its files.
+fn ca_as_a_server(files: &Files) -> (PathBuf, PathBuf) {
+    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let certificate = params.self_signed(&key).expect("a certificate");
+    let paths = ["ca-server.crt", "ca-server.key"].map(|name| PathBuf::from(files.path(name)));
+    let [cert_path, key_path] = &paths;
+    fs::write(cert_path, certificate.pem()).expect("a file");
+    fs::write(key_path, key.serialize_pem()).expect("a file");
+    paths.into()
+}
+
+#[test]
+fn a_ca_as_server_certificate_is_found_by_the_check_and_said_at_the_start() {
+    let files = Files::create();
+    let (cert, key) = ca_as_a_server(&files);
+    let (json, code) = files.check(&cert, &key);
+    let says = "says that it is a CA (basicConstraints CA:TRUE): Adit refuses it";
+    assert!(has(&json, "agent-listener", "missing", says), "{json}");
+    assert_eq!(code, Some(2), "{json}");
+
+    let mut server = Command::new(env!("CARGO_BIN_EXE_adit"));
+    server
+        .args([
+            "server",
+            "--agent-port=0",
+            "--health-port=off",
+            "--admin-port=off",
+        ])
+        .arg(format!("--frontend=grpc=unix:{}", files.path("kas.sock")))
+        .arg("--cluster-cert")
+        .arg(&cert)
+        .arg("--cluster-key")
+        .arg(&key)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped());
+    let mut server = server.spawn().expect("the binary runs");
+    let mut lines = BufReader::new(server.stderr.take().expect("piped"));
+    let mut said = String::new();
+    // The start goes on: agents in Go accept such a certificate.
+    while !said.contains("server is up") {
+        let read = lines.read_line(&mut said).expect("a line");
+        assert_ne!(read, 0, "ended:\n{said}");
+    }
+    server.kill().expect("it runs");
+    server.wait().expect("it has ended");
+    let warning = said.lines().find(|line| line.contains(says));
+    assert!(warning.is_some_and(|line| line.contains("WARN")), "{said}");
+    assert!(said.contains("ca-server.crt"), "{said}");
 }
 
 #[test]

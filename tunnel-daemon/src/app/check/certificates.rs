@@ -8,7 +8,7 @@ use crate::app::listeners::server_tls;
 use crate::app::status::model::Capability;
 use crate::config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
 use crate::config::tls_policy::TlsPolicy;
-use crate::net::inspect::{self, Inspected};
+use crate::net::inspect::{self, Inspected, Role};
 use crate::net::reload::Reloadable;
 use crate::net::tls::{Alpn, ClientTls, TlsError};
 
@@ -21,36 +21,56 @@ const NAMES_SHOWN: usize = 6;
 /// What a certificate is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Purpose {
-    /// Peers look for the name they dialled among its alternative names.
-    Server,
-    Client,
+    /// Of this program, shown to peers.
+    Own(Role, Peers),
     /// Signs others.
     Ca,
     /// Of a bundle that says whom this program trusts, which does not go by its dates.
     Anchor,
 }
 
+/// Whose certificate verification is expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Peers {
+    Adit,
+    /// Upstream's programs or kube-apiserver.
+    Go,
+}
+
+impl Peers {
+    fn of(compat: bool) -> Self {
+        if compat { Self::Go } else { Self::Adit }
+    }
+}
+
 /// Lines about everything a server reads.
 pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
-    let mut groups: Vec<(&str, &TlsFiles)> = vec![("agent-listener", &plan.agents.tls)];
+    let agents = Peers::of(plan.compat);
+    let mut groups: Vec<(&str, &TlsFiles, Peers)> =
+        vec![("agent-listener", &plan.agents.tls, agents)];
     for frontend in &plan.frontends {
         if let FrontendListen::Tcp {
             tls: Some(files), ..
         } = &frontend.listen
-            && !groups.iter().any(|(_, known)| *known == files)
+            && !groups.iter().any(|(_, known, _)| *known == files)
         {
-            groups.push(("frontend", files));
+            groups.push(("frontend", files, Peers::Go));
         }
     }
     let mut lines = Vec::new();
-    for (name, files) in groups {
+    for (name, files, peers) in groups {
         let loaded = Reloadable::load(server_tls(files, &plan.tls, Alpn::http11()));
         lines.push(pair(
             name,
             loaded.map(|_loaded| ()),
             "certificate, key and CA fit",
         ));
-        lines.extend(validity(name, &files.cert, Purpose::Server, now));
+        lines.extend(validity(
+            name,
+            &files.cert,
+            Purpose::Own(Role::Server, peers),
+            now,
+        ));
         if let Some(ca) = &files.client_ca {
             lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
@@ -103,7 +123,10 @@ pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
     )];
     lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
     match &own {
-        Some(cert) => lines.extend(validity(NAME, cert, Purpose::Client, now)),
+        Some(cert) => {
+            let purpose = Purpose::Own(Role::Client, Peers::of(plan.compat));
+            lines.extend(validity(NAME, cert, purpose, now));
+        }
         None if plan.token_path.is_some() => (),
         None => lines.push(degraded(
             NAME,
@@ -177,7 +200,7 @@ fn judge(
     let what = format!("{}: {:?}", path.display(), certificate.subject);
     let out_of_date = |text: String, remedy: &str| match purpose {
         Purpose::Anchor => degraded(name, text, remedy),
-        Purpose::Server | Purpose::Client | Purpose::Ca => missing(name, text, remedy),
+        Purpose::Own(..) | Purpose::Ca => missing(name, text, remedy),
     };
     if let Ok(early) = certificate.not_before.duration_since(now)
         && !early.is_zero()
@@ -196,16 +219,19 @@ fn judge(
             "renew it; it is read again while the process runs",
         );
     };
-    if purpose == Purpose::Server && certificate.names.is_empty() {
-        return missing(
-            name,
-            format!("{what} has no alternative name: nobody who connects accepts it"),
-            "issue it with the names and addresses that peers dial (subjectAltName)",
-        );
+    if let Purpose::Own(role, peers) = purpose
+        && let Some(flaw) = certificate.flaws(role).first()
+    {
+        let text = format!("{what} {flaw}");
+        return if flaw.refused_by_go() || peers == Peers::Adit {
+            missing(name, text, flaw.remedy())
+        } else {
+            degraded(name, text, flaw.remedy())
+        };
     }
     let names = match purpose {
-        Purpose::Server => format!(", for {}", listed(&certificate.names)),
-        Purpose::Client | Purpose::Ca | Purpose::Anchor => String::new(),
+        Purpose::Own(Role::Server, _) => format!(", for {}", listed(&certificate.names)),
+        Purpose::Own(Role::Client, _) | Purpose::Ca | Purpose::Anchor => String::new(),
     };
     if left < SOON {
         return degraded(
@@ -242,16 +268,32 @@ mod tests {
     use crate::app::status::model::Verdict;
 
     const DAY: Duration = Duration::from_secs(DAY_SECONDS);
+    const SERVER: Purpose = Purpose::Own(Role::Server, Peers::Adit);
+    const CLIENT: Purpose = Purpose::Own(Role::Client, Peers::Adit);
+
+    fn inspected(not_before: SystemTime, not_after: SystemTime) -> Inspected {
+        Inspected {
+            subject: "CN=server".to_owned(),
+            names: Vec::new(),
+            not_before,
+            not_after,
+            is_ca: false,
+            is_version_3: true,
+            may_serve: true,
+            may_dial: true,
+        }
+    }
 
     /// Valid from ten days before `now` to `left` behind it.
     fn verdict(left: i64, purpose: Purpose, names: &[&str]) -> (Verdict, String) {
         let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
         let span = DAY * u32::try_from(left.unsigned_abs()).unwrap();
         let certificate = Inspected {
-            subject: "CN=server".to_owned(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
-            not_before: now - 10 * DAY,
-            not_after: if left < 0 { now - span } else { now + span },
+            ..inspected(
+                now - 10 * DAY,
+                if left < 0 { now - span } else { now + span },
+            )
         };
         let line = judge("x", Path::new("/tls.crt"), &certificate, purpose, now);
         (line.verdict, line.text)
@@ -266,7 +308,7 @@ mod tests {
             (0, Verdict::Degraded, "less than a day"),
             (-1, Verdict::Missing, "has expired, 1 day ago"),
         ] {
-            let (verdict, text) = verdict(left, Purpose::Client, &[]);
+            let (verdict, text) = verdict(left, CLIENT, &[]);
             assert_eq!(verdict, expected, "{text}");
             assert!(text.contains(part), "{text}");
         }
@@ -283,25 +325,62 @@ mod tests {
     #[test]
     fn a_clock_that_is_behind_is_suspected() {
         let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
-        let certificate = Inspected {
-            subject: String::new(),
-            names: Vec::new(),
-            not_before: now + 2 * DAY,
-            not_after: now + 9 * DAY,
-        };
-        let line = judge("x", Path::new("/a"), &certificate, Purpose::Client, now);
+        let certificate = inspected(now + 2 * DAY, now + 9 * DAY);
+        let line = judge("x", Path::new("/a"), &certificate, CLIENT, now);
         assert_eq!(line.verdict, Verdict::Missing);
         assert!(line.remedy.is_some_and(|remedy| remedy.contains("clock")));
     }
 
     #[test]
     fn only_a_servers_certificate_needs_names() {
-        assert_eq!(verdict(365, Purpose::Server, &[]).0, Verdict::Missing);
-        assert_eq!(verdict(365, Purpose::Client, &[]).0, Verdict::Ok);
+        assert_eq!(verdict(365, SERVER, &[]).0, Verdict::Missing);
+        assert_eq!(verdict(365, CLIENT, &[]).0, Verdict::Ok);
         assert_eq!(verdict(365, Purpose::Ca, &[]).0, Verdict::Ok);
         let many: Vec<String> = (0..9).map(|number| format!("dns:{number}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        let (_, text) = verdict(365, Purpose::Server, &many);
+        let (_, text) = verdict(365, SERVER, &many);
         assert!(text.ends_with("dns:5 and 3 more"), "{text}");
+    }
+
+    #[test]
+    fn what_only_adit_refuses_is_worse_among_adit_peers() {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let sound = Inspected {
+            names: vec!["dns:a".to_owned()],
+            ..inspected(now - DAY, now + 365 * DAY)
+        };
+        let verdict = |certificate: &Inspected, role, peers| {
+            let purpose = Purpose::Own(role, peers);
+            judge("x", Path::new("/a"), certificate, purpose, now).verdict
+        };
+        type Spoil = fn(&mut Inspected);
+        let flaws: [(Spoil, [Verdict; 4]); 5] = [
+            (|one| one.is_ca = true, [2, 1, 2, 1].map(by_rank)),
+            (|one| one.is_version_3 = false, [2, 1, 2, 1].map(by_rank)),
+            (|one| one.names.clear(), [2, 2, 0, 0].map(by_rank)),
+            (|one| one.may_serve = false, [2, 2, 0, 0].map(by_rank)),
+            (|one| one.may_dial = false, [0, 0, 2, 2].map(by_rank)),
+        ];
+        for (nth, (spoil, expected)) in flaws.into_iter().enumerate() {
+            let mut certificate = sound.clone();
+            spoil(&mut certificate);
+            let found = [
+                (Role::Server, Peers::Adit),
+                (Role::Server, Peers::Go),
+                (Role::Client, Peers::Adit),
+                (Role::Client, Peers::Go),
+            ];
+            let found = found.map(|(role, peers)| verdict(&certificate, role, peers));
+            assert_eq!(found, expected, "flaw {nth}");
+        }
+        assert_eq!(verdict(&sound, Role::Server, Peers::Adit), Verdict::Ok);
+    }
+
+    fn by_rank(rank: u8) -> Verdict {
+        match rank {
+            0 => Verdict::Ok,
+            1 => Verdict::Degraded,
+            _ => Verdict::Missing,
+        }
     }
 }
