@@ -58,9 +58,7 @@ impl AcceptEvents for Counted {
         self.metrics.accept_error(self.listener);
         self.metrics.handshake_failed(match error {
             HandshakeError::TimedOut { .. } => HandshakeFailure::TimedOut,
-            HandshakeError::NoProtocol | HandshakeError::Expired | HandshakeError::Failed(_) => {
-                HandshakeFailure::Failed
-            }
+            HandshakeError::NoProtocol | HandshakeError::Failed(_) => HandshakeFailure::Failed,
         });
     }
 

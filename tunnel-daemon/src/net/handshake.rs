@@ -2,7 +2,6 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use rustls::{HandshakeKind, ServerConnection, time_provider::TimeProvider};
 use rustls_pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
@@ -10,6 +9,7 @@ use super::{
     buffered::ReadBuffered,
     records::TrafficSecrets,
     reload::{ReloadableClientTls, ReloadableServerTls},
+    sessions::SessionsOfHandshake,
     stream::{ByteStream, PeerAddr, Socket},
     tls::{Alpn, AlpnRule},
 };
@@ -32,9 +32,6 @@ pub enum HandshakeError {
     /// The handshake succeeded without an application protocol, but one is needed.
     #[error("the peer agreed to no application protocol (ALPN); gRPC needs h2")]
     NoProtocol,
-    /// The session that the client resumed began with a certificate that has expired since.
-    #[error("the client's certificate has expired since its TLS session began; renew it")]
-    Expired,
     /// The peer refused, or was refused; the text says which certificate or parameter.
     #[error("TLS handshake failed: {0}")]
     Failed(#[source] io::Error),
@@ -44,7 +41,7 @@ impl From<HandshakeError> for io::Error {
     fn from(error: HandshakeError) -> Self {
         let kind = match &error {
             HandshakeError::TimedOut { .. } => io::ErrorKind::TimedOut,
-            HandshakeError::NoProtocol | HandshakeError::Expired => io::ErrorKind::InvalidData,
+            HandshakeError::NoProtocol => io::ErrorKind::InvalidData,
             HandshakeError::Failed(cause) => cause.kind(),
         };
         Self::new(kind, error)
@@ -66,40 +63,28 @@ pub async fn accept_tls(
     if let Some(secrets) = &secrets {
         Arc::make_mut(&mut config).key_log = Arc::<TrafficSecrets>::clone(secrets);
     }
-    let clock = Arc::clone(&config.time_provider);
+    let sessions = tls.spec().client_ca.is_some().then(|| {
+        let all = Arc::clone(&config.session_storage);
+        Arc::new(SessionsOfHandshake::new(
+            all,
+            Arc::clone(&config.time_provider),
+        ))
+    });
+    if let Some(sessions) = &sessions {
+        Arc::make_mut(&mut config).session_storage = Arc::<SessionsOfHandshake>::clone(sessions);
+    }
     let acceptor = TlsAcceptor::from(config);
     let accept = acceptor.accept_with(buffered(socket, secrets.is_some()), |session| {
         session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
     });
     let stream = finish(accept, deadline).await?;
-    if resumes_expired(stream.get_ref().1, &*clock) {
-        // Who has a new certificate by now gets in by a full handshake.
-        tls.forget_sessions();
-        return Err(HandshakeError::Expired);
+    if let Some(sessions) = sessions {
+        sessions.keep(stream.get_ref().1.peer_certificates().unwrap_or_default());
     }
     checked(
         ByteStream::tls(TlsStream::Server(stream), peer, secrets),
         &tls.spec().alpn,
     )
-}
-
-/// rustls resumes a session without another look at the certificate it began with, and gives new tickets each time: the
-/// holder of an expired one could come back for ever.
-fn resumes_expired(session: &ServerConnection, clock: &dyn TimeProvider) -> bool {
-    if session.handshake_kind() != Some(HandshakeKind::Resumed) {
-        return false;
-    }
-    let Some((der, now)) = session
-        .peer_certificates()
-        .and_then(|chain| chain.first())
-        .zip(clock.current_time())
-    else {
-        return false;
-    };
-    x509_parser::parse_x509_certificate(der).is_ok_and(|(_rest, certificate)| {
-        let until = certificate.validity().not_after.timestamp();
-        u64::try_from(until).map_or(true, |until| until < now.as_secs())
-    })
 }
 
 fn buffered(socket: Socket, by_record: bool) -> ReadBuffered<Socket> {

@@ -33,6 +33,7 @@ pub mod reload;
 pub mod resolve;
 pub mod selfsigned;
 pub mod services;
+mod sessions;
 pub mod socket;
 pub mod source_quota;
 pub mod stream;

@@ -14,20 +14,19 @@ use notify::{
     Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
     event::{AccessKind, AccessMode, ModifyKind},
 };
-use rustls::{ServerConfig, server::ServerSessionMemoryCache};
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::tls::{ClientTls, ServerSide, ServerTls, TlsError, TlsFiles, TlsSpec};
+#[cfg(test)]
+use super::tls::ServerSide;
+use super::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
 
 /// How often files are read again without any notification: network file systems send none.
 pub const POLL_PERIOD: Duration = Duration::from_secs(30);
 /// Wait after the first notification, so that a certificate and its key, written one after the other, are read as a
 /// pair. A mismatch read in between would only be reported, never used.
 const SETTLE: Duration = Duration::from_millis(100);
-/// TLS sessions of clients that can be resumed: as many as rustls keeps by itself.
-const SESSIONS_MAX: usize = 256;
 
 /// The TLS side of a listener, current.
 pub type ReloadableServerTls = Reloadable<ServerTls>;
@@ -79,11 +78,6 @@ impl<S: TlsSpec> Reloadable<S> {
 }
 
 impl Reloadable<ServerTls> {
-    /// No session that has begun can be resumed from now on: its client needs a full handshake.
-    pub(super) fn forget_sessions(&self) {
-        self.change(|config| config.session_storage = ServerSessionMemoryCache::new(SESSIONS_MAX));
-    }
-
     /// Verifies a client's certificate by the files in use now and the time of its handshake: a certificate that has expired since
     /// is accepted. The chain begins with the client's own certificate.
     ///
@@ -104,20 +98,16 @@ impl Reloadable<ServerTls> {
         }
     }
 
-    /// Puts another clock in place of the system's.
+    /// Puts another clock in place of the system's. A reload at the same moment is not lost.
     #[cfg(test)]
     pub(super) fn set_clock(&self, clock: &Arc<dyn rustls::time_provider::TimeProvider>) {
-        self.change(|config| config.time_provider = Arc::clone(clock));
-    }
-
-    /// The next handshake uses a copy that differs in this. A reload at the same moment is not lost.
-    fn change(&self, change: impl Fn(&mut ServerConfig)) {
         let _before = self.current.rcu(|side| {
             let mut config = Arc::clone(&side.config);
-            change(Arc::make_mut(&mut config));
+            Arc::make_mut(&mut config).time_provider = Arc::clone(clock);
             ServerSide {
                 config,
                 clients: side.clients.clone(),
+                trust: side.trust,
             }
         });
     }
@@ -147,7 +137,8 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
         if *loaded == files.fingerprint() {
             return Ok(Reloaded::Unchanged);
         }
-        let (config, fingerprint) = build_settled(&self.spec, files)?;
+        let (mut config, fingerprint) = build_settled(&self.spec, files)?;
+        self.spec.inherit(&mut config, &self.current.load());
         self.current.store(Arc::new(config));
         *loaded = fingerprint;
         Ok(Reloaded::Replaced)

@@ -224,6 +224,12 @@ impl TlsConnection {
         self
     }
 
+    /// Whether its handshake has gone on with an earlier session.
+    #[cfg(test)]
+    pub(super) fn is_resumed(&self) -> bool {
+        self.io.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed)
+    }
+
     /// Whether its cipher is AES-GCM, of TLS 1.3 by its name: the one that kernel TLS gets keys for.
     #[must_use]
     pub fn is_aes_gcm(&self) -> bool {

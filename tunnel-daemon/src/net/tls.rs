@@ -115,6 +115,9 @@ pub trait TlsSpec: Send + Sync + 'static {
     /// # Errors
     /// The first thing that is wrong, naming the file.
     fn build(&self, files: &TlsFiles) -> Result<Self::Config, TlsError>;
+
+    /// Lets a configuration go on with what the one before it has learned, as far as its files allow.
+    fn inherit(&self, _new: &mut Self::Config, _old: &Self::Config) {}
 }
 
 /// The TLS side of a listener.
@@ -155,6 +158,8 @@ pub struct ServerSide {
     pub(super) config: Arc<ServerConfig>,
     /// What judges certificates of clients, if these are asked for.
     pub(super) clients: Option<Arc<dyn ClientCertVerifier>>,
+    /// Fingerprint of the files that say which clients are let in.
+    pub(super) trust: [u8; 32],
 }
 
 impl TlsSpec for ServerTls {
@@ -189,7 +194,20 @@ impl TlsSpec for ServerTls {
         Ok(ServerSide {
             config: Arc::new(config),
             clients,
+            trust: files.fingerprint_of(|path| {
+                let mut trusted = self.client_ca.iter().chain(&self.client_crl);
+                trusted.any(|one| one == path)
+            }),
         })
+    }
+
+    /// Sessions outlive a renewal of the own certificate. With other CAs or revocation lists none is resumed: each client
+    /// is judged by these.
+    fn inherit(&self, new: &mut ServerSide, old: &ServerSide) {
+        if new.trust == old.trust {
+            let sessions = Arc::clone(&old.config.session_storage);
+            Arc::make_mut(&mut new.config).session_storage = sessions;
+        }
     }
 }
 
@@ -278,8 +296,13 @@ impl TlsFiles {
 
     /// Tells contents apart without keeping keys in memory.
     pub(super) fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint_of(|_path| true)
+    }
+
+    /// As [`Self::fingerprint`], of some files.
+    fn fingerprint_of(&self, counts: impl Fn(&PathBuf) -> bool) -> [u8; 32] {
         let mut hash = Sha256::new();
-        for (path, bytes) in &self.0 {
+        for (path, bytes) in self.0.iter().filter(|(path, _bytes)| counts(path)) {
             hash.update(path.as_os_str().as_encoded_bytes());
             hash.update([0]);
             hash.update(Sha256::digest(bytes));

@@ -10,6 +10,7 @@ use crate::net::{
     selfsigned::{ThrowawayFiles, Usage},
     tls::{Alpn, ClientTls, ServerTls, server_name},
 };
+use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use std::{net::Ipv4Addr, sync::Arc};
 use tokio::{
@@ -324,33 +325,107 @@ impl TimeProvider for Ahead {
     }
 }
 
+fn is_resumed(stream: &Ended) -> bool {
+    let Ok(ByteStream::Tls(tls)) = stream else {
+        panic!("no TLS connection: {stream:?}")
+    };
+    tls.is_resumed()
+}
+
 #[tokio::test]
 async fn no_session_is_resumed_after_its_certificate_has_expired() {
     let world = world();
     let server = Reloadable::load(world.server.clone()).unwrap();
     let client = Reloadable::load(world.client.clone()).unwrap();
     let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
-    accepted.unwrap();
+    assert!(!is_resumed(&accepted));
     connected.unwrap();
     let at = |ahead| -> Arc<dyn TimeProvider> { Arc::new(Ahead(ahead)) };
     // Throw-away certificates are valid for a day.
     server.set_clock(&at(Duration::from_secs(48 * 60 * 60)));
-    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
-    assert!(
-        matches!(accepted, Err(HandshakeError::Expired)),
-        "{accepted:?}"
-    );
-    assert!(connected.is_err());
-    // With nothing to resume the certificate itself is looked at.
-    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
-    assert!(
-        matches!(accepted, Err(HandshakeError::Failed(_))),
-        "{accepted:?}"
-    );
-    assert!(connected.is_err());
+    for _attempt in 0..2 {
+        let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+        // Nothing is resumed: the certificate itself is looked at.
+        assert!(
+            matches!(accepted, Err(HandshakeError::Failed(_))),
+            "{accepted:?}"
+        );
+        assert!(connected.is_err());
+    }
     server.set_clock(&at(Duration::ZERO));
     let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
     accepted.unwrap();
+    connected.unwrap();
+}
+
+/// A certificate of a name whose validity ends before that of all others, by some hours.
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn short_lived(world: &World, hours: u64) -> ClientTls {
+    use rcgen::{CertificateParams, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    let now = std::time::SystemTime::now();
+    params.not_before = (now - Duration::from_secs(60)).into();
+    params.not_after = (now + Duration::from_secs(hours * 3600)).into();
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    let (cert_path, key_path) = (world.files.cert("short"), world.files.key("short"));
+    std::fs::write(&cert_path, certificate.pem()).unwrap();
+    std::fs::write(&key_path, key.serialize_pem()).unwrap();
+    // It is its own CA for the server.
+    let bundle = format!("{}{}", world.files.ca().cert_pem(), certificate.pem());
+    std::fs::write(world.files.ca_file(), bundle).unwrap();
+    ClientTls {
+        identity: Some((cert_path, key_path)),
+        ..world.client.clone()
+    }
+}
+
+#[tokio::test]
+async fn an_expired_session_ends_alone() {
+    let world = world();
+    let short = short_lived(&world, 2);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let expiring = Reloadable::load(short).unwrap();
+    let others: Vec<_> = (0..3)
+        .map(|_agent| Reloadable::load(world.client.clone()).unwrap())
+        .collect();
+    for client in others.iter().chain([&expiring]) {
+        let (accepted, _connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(!is_resumed(&accepted));
+        let (accepted, _connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(is_resumed(&accepted), "each can be resumed while valid");
+    }
+    let later: Arc<dyn TimeProvider> = Arc::new(Ahead(Duration::from_secs(3 * 3600)));
+    server.set_clock(&later);
+    let (accepted, connected) = shake_once_more(&server, &expiring, "localhost").await;
+    assert!(accepted.is_err() && connected.is_err());
+    for client in &others {
+        let (accepted, connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(is_resumed(&accepted));
+        connected.unwrap();
+    }
+}
+
+/// With other CAs each client is judged again; the server's own certificate has nothing to do with its clients'.
+#[tokio::test]
+async fn sessions_outlive_a_renewal_of_the_server_and_no_change_of_its_cas() {
+    use crate::net::reload::{Reload, Reloaded};
+    let world = world();
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(!is_resumed(&accepted));
+    let names = ["localhost".to_owned()];
+    world.files.issue("server", Usage::Server, &names).unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(is_resumed(&accepted));
+    let other = crate::net::selfsigned::ThrowawayCa::new("other").unwrap();
+    let bundle = format!("{}{}", world.files.ca().cert_pem(), other.cert_pem());
+    std::fs::write(world.files.ca_file(), bundle).unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(!is_resumed(&accepted));
     connected.unwrap();
 }
 
