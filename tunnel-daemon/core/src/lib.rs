@@ -17,4 +17,5 @@ pub mod registry;
 pub mod session;
 pub mod target;
 pub mod text;
+pub mod tls13;
 pub mod wire;

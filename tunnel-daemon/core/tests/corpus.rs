@@ -15,6 +15,7 @@ const TARGETS: &[(&str, Entry)] = &[
     ("packet", wire::decode::fuzz::fuzz_entry),
     ("metadata", wire::metadata::fuzz::fuzz_entry),
     ("lane", adit_core::lane::fuzz::fuzz_entry),
+    ("tls_records", adit_core::tls13::fuzz::fuzz_entry),
 ];
 
 /// Runs every file of `tunnel-daemon/fuzz/corpus/<target>` through `entry`, which panics on what is wrong.
@@ -71,6 +72,11 @@ fn metadata_takes_its_corpus() {
 #[test]
 fn lane_takes_its_corpus() {
     replay_target("lane");
+}
+
+#[test]
+fn tls_records_takes_its_corpus() {
+    replay_target("tls_records");
 }
 
 /// A target that is only in one of the places would be fuzzed without being replayed, or not at all.

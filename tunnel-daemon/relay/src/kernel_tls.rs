@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zeroize::{Zeroize as _, ZeroizeOnDrop, Zeroizing};
 
 use crate::syscall::tls::{self, Received, Way};
 
@@ -29,8 +30,9 @@ const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
 const GOOD_BYE: [u8; 2] = [1, 0];
 const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: u8 = 24;
 
-/// Keys of one direction of a TLS 1.3 session with AES-GCM. Debug output masks them.
+/// Keys of one direction of a TLS 1.3 session with AES-GCM. Debug output masks them; dropping clears them.
 pub struct TrafficKeys {
     /// 16 or 32 bytes, for AES-128 or AES-256.
     pub key: Vec<u8>,
@@ -43,10 +45,19 @@ pub struct TrafficKeys {
 }
 
 impl TrafficKeys {
-    fn info(&self) -> io::Result<Vec<u8>> {
+    fn info(&self) -> io::Result<Zeroizing<Vec<u8>>> {
         tls::aes_gcm_info(&self.key, self.iv, self.sequence)
     }
 }
+
+impl Drop for TrafficKeys {
+    fn drop(&mut self) {
+        self.key.zeroize();
+        self.iv.zeroize();
+    }
+}
+
+impl ZeroizeOnDrop for TrafficKeys {}
 
 impl fmt::Debug for TrafficKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,6 +83,56 @@ pub struct KernelTls {
     records_left: u32,
     /// The kernel has refused to splice what comes next: a read must find it.
     has_refused: bool,
+    tickets: Tickets,
+}
+
+/// How far a message of the handshake is read that the peer sends behind the handshake. Only tickets may come, of which there
+/// is no use: they are counted off, wherever records and reads end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tickets {
+    /// The beginning of a message: its type, and three bytes of length.
+    header: [u8; 4],
+    header_bytes: usize,
+    /// Bytes that the message still has behind its header.
+    left: usize,
+}
+
+impl Tickets {
+    fn is_at_boundary(&self) -> bool {
+        self.header_bytes == 0
+    }
+
+    /// # Errors
+    /// A message that is no ticket.
+    fn skip(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while let Some((&first, rest)) = bytes.split_first() {
+            if let Some(place) = self.header.get_mut(self.header_bytes) {
+                *place = first;
+                bytes = rest;
+                self.header_bytes += 1;
+                let [kind, high, middle, low] = self.header;
+                if kind != NEW_SESSION_TICKET {
+                    return Err(broken(match kind {
+                        KEY_UPDATE => "the peer changed its keys, which kernel TLS does not follow",
+                        _ => "an unexpected TLS message",
+                    }));
+                }
+                if self.header_bytes < self.header.len() {
+                    continue;
+                }
+                let length = u32::from_be_bytes([0, high, middle, low]);
+                self.left = usize::try_from(length).unwrap_or(usize::MAX);
+            } else {
+                let now = self.left.min(bytes.len());
+                bytes = bytes.get(now..).unwrap_or_default();
+                self.left -= now;
+            }
+            if self.left == 0 && self.header_bytes == self.header.len() {
+                self.header_bytes = 0;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The keys of a direction are used up.
@@ -116,6 +177,7 @@ impl KernelTls {
             records_left: u32::try_from(sending.records)
                 .map_or(0, |sealed| RECORDS_MAX.saturating_sub(sealed)),
             has_refused: false,
+            tickets: Tickets::default(),
         })
     }
 
@@ -128,7 +190,7 @@ impl KernelTls {
     /// As the function of this name, which says what a refused splice was about.
     pub(crate) fn receive(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
         let has_refused = std::mem::take(&mut self.has_refused);
-        receive(socket, into).map_err(|error| match error.kind() {
+        receive(socket, into, &mut self.tickets).map_err(|error| match error.kind() {
             ErrorKind::WouldBlock if has_refused => broken("what came is no TLS record"),
             _ => error,
         })
@@ -163,11 +225,11 @@ impl KernelTls {
 ///
 /// # Errors
 /// The socket's; a record that does not verify or that kernel TLS cannot follow; an end without good-bye.
-fn receive(socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
+fn receive(socket: impl AsFd, into: &mut [u8], tickets: &mut Tickets) -> io::Result<usize> {
     let socket = socket.as_fd();
     for _empty in 0..EMPTY_RECORDS_MAX {
         let Received { count, kind } = tls::receive(socket, into)?;
-        match meaning(kind, into.get(..count).unwrap_or_default())? {
+        match meaning(kind, into.get(..count).unwrap_or_default(), tickets)? {
             Meaning::Payload => return Ok(count),
             Meaning::GoodBye => return Ok(0),
             Meaning::Nothing => (),
@@ -201,8 +263,11 @@ enum Meaning {
     Nothing,
 }
 
-fn meaning(kind: Option<u8>, bytes: &[u8]) -> io::Result<Meaning> {
+fn meaning(kind: Option<u8>, bytes: &[u8], tickets: &mut Tickets) -> io::Result<Meaning> {
     match (kind, bytes) {
+        (Some(kind), _) if kind != HANDSHAKE && !tickets.is_at_boundary() => Err(broken(
+            "a TLS message that is interrupted by another record",
+        )),
         (None, []) => Err(io::Error::new(
             ErrorKind::UnexpectedEof,
             "the connection was cut off: it ended without a close_notify",
@@ -212,10 +277,7 @@ fn meaning(kind: Option<u8>, bytes: &[u8]) -> io::Result<Meaning> {
         // The level means nothing in TLS 1.3.
         (Some(ALERT), [_level, 0]) => Ok(Meaning::GoodBye),
         (Some(ALERT), _) => Err(broken("the peer sent a TLS alert")),
-        (Some(HANDSHAKE), [NEW_SESSION_TICKET, ..]) => Ok(Meaning::Nothing),
-        (Some(HANDSHAKE), _) => Err(broken(
-            "the peer changed its keys, which kernel TLS does not follow",
-        )),
+        (Some(HANDSHAKE), [_, ..]) => tickets.skip(bytes).map(|()| Meaning::Nothing),
         _ => Err(broken("an unexpected TLS record")),
     }
 }
@@ -253,8 +315,9 @@ pub fn probe_kernel_tls() -> io::Result<()> {
     crate::syscall::socket::send(&one, PAYLOAD)?;
     say_good_bye(&one)?;
     let mut buffer = [0; 64];
-    let count = receive(&other, &mut buffer)?;
-    if buffer.get(..count) != Some(PAYLOAD) || receive(&other, &mut buffer)? != 0 {
+    let mut none = Tickets::default();
+    let count = receive(&other, &mut buffer, &mut none)?;
+    if buffer.get(..count) != Some(PAYLOAD) || receive(&other, &mut buffer, &mut none)? != 0 {
         return Err(broken("kernel TLS does not give back what was sent"));
     }
     Ok(())
@@ -310,7 +373,9 @@ mod tests {
 
     #[test]
     fn records_that_are_not_payload_end_the_stream_or_fail_it() {
-        let of = |kind, bytes: &[u8]| meaning(kind, bytes).map_err(|error| error.kind());
+        let of = |kind, bytes: &[u8]| {
+            meaning(kind, bytes, &mut Tickets::default()).map_err(|error| error.kind())
+        };
         assert_eq!(of(Some(23), b"x"), Ok(Meaning::Payload));
         assert_eq!(of(Some(23), b""), Ok(Meaning::Nothing));
         assert_eq!(of(Some(22), &[4, 0, 0]), Ok(Meaning::Nothing));
@@ -329,11 +394,55 @@ mod tests {
         assert_eq!(of(None, b""), Err(ErrorKind::UnexpectedEof));
     }
 
+    /// By whichever records and reads they come.
+    #[test]
+    fn tickets_are_counted_off_and_nothing_hides_behind_them() {
+        let ticket = |bytes: usize| {
+            let [.., high, low] = bytes.to_be_bytes();
+            [&[4, 0, high, low], &vec![9; bytes][..]].concat()
+        };
+        let tickets = [ticket(3), ticket(0), ticket(300)].concat();
+        let update = [24, 0, 0, 1, 0];
+        for size in 1..=tickets.len() {
+            let mut state = Tickets::default();
+            for part in tickets.chunks(size) {
+                assert_eq!(
+                    meaning(Some(HANDSHAKE), part, &mut state).unwrap(),
+                    Meaning::Nothing
+                );
+            }
+            assert!(state.is_at_boundary(), "{size}");
+            let payload = meaning(Some(APPLICATION_DATA), b"x", &mut state).unwrap();
+            assert_eq!(payload, Meaning::Payload);
+        }
+        let both = [&tickets[..], &update].concat();
+        let refused = meaning(Some(HANDSHAKE), &both, &mut Tickets::default()).unwrap_err();
+        assert!(
+            refused.to_string().contains("changed its keys"),
+            "{refused}"
+        );
+        for kind in [ALERT, APPLICATION_DATA] {
+            let mut state = Tickets::default();
+            meaning(Some(HANDSHAKE), &tickets[..5], &mut state).unwrap();
+            assert!(meaning(Some(kind), &[1, 0], &mut state).is_err());
+        }
+    }
+
+    /// The type clears them: see its `Drop`.
+    #[test]
+    fn keys_are_cleared_when_they_are_dropped() {
+        fn clears(_secret: &impl ZeroizeOnDrop) {}
+        let keys = keys(vec![7; 16]);
+        clears(&keys);
+        clears(&keys.info().unwrap());
+    }
+
     #[test]
     fn keys_are_used_up_by_records_not_by_bytes_alone() {
         let mut tls = KernelTls {
             records_left: 6,
             has_refused: false,
+            tickets: Tickets::default(),
         };
         tls.sent(1);
         tls.sent(40_000);

@@ -14,37 +14,27 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use adit_core::tls13::{
+    ALERT, APPLICATION_DATA, CLOSE_NOTIFY, ContentReader, HANDSHAKE, HEADER_BYTES,
+    KEY_UPDATE_MESSAGE, Meaning, PLAIN_BYTES_MAX, TAG_BYTES, WARNING, sealed_bytes,
+};
 use bytes::{Buf as _, Bytes, BytesMut};
 use rustls::ProtocolVersion;
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 
 pub(super) use self::keys::TrafficSecrets;
-use self::keys::{APPLICATION_DATA, HEADER_BYTES, Half, TAG_BYTES, broken};
+use self::keys::{Half, broken, violated};
 use super::blocks::Fill;
 use super::buffered::{borrow, give_back};
 use super::clear::ClearStream;
 use super::outbox::Outbox;
 use super::stream::Socket;
 
-/// Most plain text in one record.
-const PLAIN_BYTES_MAX: usize = 1 << 14;
-/// Most bytes behind a record's header: plain text, its type, tag, and what padding the standard leaves room for.
-const SEALED_BYTES_MAX: usize = PLAIN_BYTES_MAX + 256;
 /// What a record adds to its plain text: header, type, tag.
 const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
 /// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
 const RECORDS_PER_KEY: u64 = 1 << 23;
-/// Records without payload that may follow each other, new keys and tickets among them: more are a way to keep us busy.
-const EMPTY_RECORDS_MAX: u32 = 32;
-
-const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
-const WARNING: u8 = 1;
-const CLOSE_NOTIFY: u8 = 0;
-const NEW_SESSION_TICKET: u8 = 4;
-const KEY_UPDATE: [u8; 4] = [24, 0, 0, 1];
-
 /// Why a connection cannot be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeOverError {
@@ -69,7 +59,6 @@ struct Sealed {
 /// One end of a TLS connection after its handshake.
 pub struct RecordStream {
     socket: Socket,
-    is_client: bool,
     rx: Half,
     tx: Half,
     read: Fill,
@@ -77,7 +66,7 @@ pub struct RecordStream {
     read_bytes: usize,
     /// `None` whenever nothing waits.
     sealed: Option<Sealed>,
-    empty_records: u32,
+    contents: ContentReader,
     /// The kernel would take keys.
     attached: bool,
     /// The peer asked for new keys of ours, or ours are used up.
@@ -113,13 +102,12 @@ impl RecordStream {
         let tx = Half::new(extracted.tx, own.get())?;
         Ok(Self {
             socket,
-            is_client,
             rx,
             tx,
             read: Fill::with(left),
             read_bytes: left.len(),
             sealed: None,
-            empty_records: 0,
+            contents: ContentReader::new(is_client),
             attached: false,
             update_due: false,
             ended: false,
@@ -192,47 +180,26 @@ impl RecordStream {
 
     /// A whole record, if one is there.
     fn next_record(&mut self) -> io::Result<Option<BytesMut>> {
-        let Some(&[kind, major, _minor, high, low]) = self.read.bytes().first_chunk() else {
+        let Some(header) = self.read.bytes().first_chunk() else {
             return Ok(None);
         };
-        let length = usize::from(u16::from_be_bytes([high, low]));
-        if kind != APPLICATION_DATA || major != 3 || length > SEALED_BYTES_MAX {
-            return Err(broken("not a TLS 1.3 record"));
-        }
-        if length <= TAG_BYTES {
-            return Err(broken("a record that is too short"));
-        }
+        let length = sealed_bytes(*header).map_err(violated)?;
         Ok(self.read.take(HEADER_BYTES + length))
     }
 
+    /// The payload, if that is what it is about.
     fn handle(&mut self, mut record: BytesMut) -> io::Result<Option<Bytes>> {
         let (kind, length) = self.rx.open(&mut record)?;
         record.advance(HEADER_BYTES);
         record.truncate(length);
-        match (kind, &record[..]) {
-            (APPLICATION_DATA, []) => (),
-            (APPLICATION_DATA, _) if length > PLAIN_BYTES_MAX => {
-                return Err(broken("record too long"));
-            }
-            (APPLICATION_DATA, _) => {
-                self.empty_records = 0;
-                return Ok(Some(record.freeze()));
-            }
-            (ALERT, [_level, CLOSE_NOTIFY]) => {
-                self.ended = true;
-                return Ok(None);
-            }
-            (ALERT, _) => return Err(broken("the peer sent a TLS alert")),
-            (HANDSHAKE, [NEW_SESSION_TICKET, ..]) if self.is_client => (),
-            (HANDSHAKE, [head @ .., wish @ 0..=1]) if *head == KEY_UPDATE => {
+        match self.contents.read(kind, &record).map_err(violated)? {
+            Meaning::Payload => return Ok(Some(record.freeze())),
+            Meaning::Nothing => (),
+            Meaning::NewKeys { asks } => {
                 self.rx.update()?;
-                self.update_due |= *wish == 1;
+                self.update_due |= asks;
             }
-            _ => return Err(broken("an unexpected TLS message")),
-        }
-        self.empty_records += 1;
-        if self.empty_records > EMPTY_RECORDS_MAX {
-            return Err(broken("too many records without payload"));
+            Meaning::GoodBye => self.ended = true,
         }
         Ok(None)
     }
@@ -311,14 +278,11 @@ impl RecordStream {
         let mut buffer = borrow();
         let mut to = 0;
         if self.update_due || self.tx.records >= RECORDS_PER_KEY {
-            let [a, b, c, d] = KEY_UPDATE;
             to += self.seal_one(&mut buffer, HANDSHAKE, |plain| {
-                let update = [a, b, c, d, 0];
-                plain
-                    .get_mut(..update.len())
-                    .unwrap_or_default()
-                    .copy_from_slice(&update);
-                update.len()
+                let room = plain.get_mut(..KEY_UPDATE_MESSAGE.len());
+                room.unwrap_or_default()
+                    .copy_from_slice(&KEY_UPDATE_MESSAGE);
+                KEY_UPDATE_MESSAGE.len()
             })?;
             self.tx.update()?;
             self.update_due = false;

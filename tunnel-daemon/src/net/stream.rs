@@ -224,6 +224,15 @@ impl TlsConnection {
         self
     }
 
+    /// The session of the TLS library, without its connection.
+    #[cfg(test)]
+    pub(super) fn into_session(self) -> rustls::Connection {
+        match self.io {
+            TlsStream::Client(io) => rustls::Connection::Client(io.into_inner().1),
+            TlsStream::Server(io) => rustls::Connection::Server(io.into_inner().1),
+        }
+    }
+
     /// Whether its handshake has gone on with an earlier session.
     #[cfg(test)]
     pub(super) fn is_resumed(&self) -> bool {

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _};
 
+use zeroize::Zeroizing;
+
 /// Room for one control message with one byte, and its alignment: the kernel's header and eight bytes.
 const CONTROL_BYTES: libc::c_uint = 64;
 
@@ -48,14 +50,19 @@ pub(crate) fn set_keys(socket: impl AsFd, way: Way, info: &[u8]) -> io::Result<(
 ///
 /// # Errors
 /// The key has neither 16 nor 32 bytes.
-pub(crate) fn aes_gcm_info(key: &[u8], iv: [u8; 12], sequence: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn aes_gcm_info(
+    key: &[u8],
+    iv: [u8; 12],
+    sequence: u64,
+) -> io::Result<Zeroizing<Vec<u8>>> {
     let cipher = match key.len() {
         16 => libc::TLS_CIPHER_AES_GCM_128,
         32 => libc::TLS_CIPHER_AES_GCM_256,
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
     let (salt, iv) = iv.split_at(4);
-    let mut info = Vec::with_capacity(64);
+    // More than it gets, so that no copy is left behind when it grows.
+    let mut info = Zeroizing::new(Vec::with_capacity(64));
     info.extend_from_slice(&libc::TLS_1_3_VERSION.to_ne_bytes());
     info.extend_from_slice(&cipher.to_ne_bytes());
     info.extend_from_slice(iv);

@@ -14,14 +14,14 @@ impl Half {
         if std::ptr::eq(self.suite, &CHACHA) {
             return Ok(None);
         }
-        let mut key = vec![0; self.suite.aead.key_len()];
-        expand_label(self.suite, &self.secret, b"key", &mut key)?;
-        Ok(Some(TrafficKeys {
-            key,
-            iv: self.iv,
+        let mut keys = TrafficKeys {
+            key: vec![0; self.suite.aead.key_len()],
+            iv: *self.iv,
             sequence: self.sequence,
             records: self.records,
-        }))
+        };
+        expand_label(self.suite, &self.secret, b"key", &mut keys.key)?;
+        Ok(Some(keys))
     }
 }
 
@@ -47,7 +47,7 @@ impl RecordStream {
     /// See [`KernelTlsError`]; after the first kind of it this session goes on.
     pub fn start_kernel_tls(&mut self) -> Result<KernelTls, KernelTlsError> {
         let untouched = |why: &'static str| KernelTlsError::Untouched(broken(why));
-        if self.ended || !self.read.bytes().is_empty() {
+        if self.ended || !self.read.bytes().is_empty() || !self.contents.is_at_boundary() {
             return Err(untouched("the peer has said more than it should have"));
         }
         if self.sealed.is_some() || self.update_due {

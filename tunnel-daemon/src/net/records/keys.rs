@@ -3,30 +3,25 @@
 use std::io;
 use std::sync::OnceLock;
 
+use adit_core::tls13::{APPLICATION_DATA, HEADER_BYTES, RecordViolation, TAG_BYTES, content};
 use aws_lc_rs::aead::{
     AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey,
 };
 use aws_lc_rs::hkdf::{self, KeyType, Prk};
 use rustls::{ConnectionTrafficSecrets, KeyLog};
+use zeroize::Zeroizing;
 
 use super::TakeOverError;
-
-/// Bytes of a record's header.
-pub(super) const HEADER_BYTES: usize = 5;
-/// Bytes of a tag, the same for every suite of TLS 1.3 that rustls has.
-pub(super) const TAG_BYTES: usize = 16;
-/// The type of a record that has payload.
-pub(super) const APPLICATION_DATA: u8 = 23;
 
 /// Notes the traffic secrets of one handshake, from which later keys are derived. Logs nothing.
 #[derive(Default)]
 pub(in crate::net) struct TrafficSecrets {
-    pub(super) client: OnceLock<Vec<u8>>,
-    pub(super) server: OnceLock<Vec<u8>>,
+    pub(super) client: OnceLock<Zeroizing<Vec<u8>>>,
+    pub(super) server: OnceLock<Zeroizing<Vec<u8>>>,
 }
 
 impl TrafficSecrets {
-    fn slot(&self, label: &str) -> Option<&OnceLock<Vec<u8>>> {
+    fn slot(&self, label: &str) -> Option<&OnceLock<Zeroizing<Vec<u8>>>> {
         match label {
             "CLIENT_TRAFFIC_SECRET_0" => Some(&self.client),
             "SERVER_TRAFFIC_SECRET_0" => Some(&self.server),
@@ -39,7 +34,7 @@ impl KeyLog for TrafficSecrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
         if let Some(slot) = self.slot(label) {
             // Each comes once a connection.
-            let _first = slot.set(secret.to_vec());
+            let _first = slot.set(Zeroizing::new(secret.to_vec()));
         }
     }
 
@@ -55,14 +50,16 @@ impl std::fmt::Debug for TrafficSecrets {
 }
 
 /// Keys of one direction.
+///
+/// Dropping clears all of them: the secret and the IV here, the key in the library.
 pub(super) struct Half {
     pub(super) suite: &'static Suite,
     key: LessSafeKey,
-    pub(super) iv: [u8; 12],
+    pub(super) iv: Zeroizing<[u8; 12]>,
     pub(super) sequence: u64,
     /// Records with this key.
     pub(super) records: u64,
-    pub(super) secret: Vec<u8>,
+    pub(super) secret: Zeroizing<Vec<u8>>,
 }
 
 /// What a cipher suite is made of.
@@ -99,7 +96,7 @@ impl Half {
     /// From rustls' sequence number and keys, and the secret they were derived from.
     pub(super) fn new(
         (sequence, keys): (u64, ConnectionTrafficSecrets),
-        secret: Option<&Vec<u8>>,
+        secret: Option<&Zeroizing<Vec<u8>>>,
     ) -> Result<Self, TakeOverError> {
         let (suite, key, iv) = match &keys {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128, key, iv),
@@ -117,12 +114,16 @@ impl Half {
         Ok(half)
     }
 
-    fn derived(suite: &'static Suite, secret: Vec<u8>, sequence: u64) -> io::Result<Self> {
-        let mut key = [0; 32];
+    fn derived(
+        suite: &'static Suite,
+        secret: Zeroizing<Vec<u8>>,
+        sequence: u64,
+    ) -> io::Result<Self> {
+        let mut key = Zeroizing::new([0_u8; 32]);
         let key = key.get_mut(..suite.aead.key_len()).unwrap_or_default();
         expand_label(suite, &secret, b"key", key)?;
-        let mut iv = [0; 12];
-        expand_label(suite, &secret, b"iv", &mut iv)?;
+        let mut iv = Zeroizing::new([0_u8; 12]);
+        expand_label(suite, &secret, b"iv", &mut iv[..])?;
         let key = UnboundKey::new(suite.aead, key).map_err(|_length| broken("bad key length"))?;
         Ok(Self {
             suite,
@@ -134,9 +135,15 @@ impl Half {
         })
     }
 
+    /// The same keys and numbers once more.
+    #[cfg(test)]
+    pub(super) fn copy(&self) -> Self {
+        Self::derived(self.suite, self.secret.clone(), self.sequence).unwrap()
+    }
+
     /// The keys that follow (RFC 8446 section 7.2).
     pub(super) fn update(&mut self) -> io::Result<()> {
-        let mut secret = vec![0; self.secret.len()];
+        let mut secret = Zeroizing::new(vec![0_u8; self.secret.len()]);
         expand_label(self.suite, &self.secret, b"traffic upd", &mut secret)?;
         *self = Self::derived(self.suite, secret, 0)?;
         Ok(())
@@ -144,7 +151,7 @@ impl Half {
 
     /// RFC 8446 section 5.3. Each number is used once: it is counted up here and nowhere else.
     fn nonce(&mut self) -> io::Result<Nonce> {
-        let mut nonce = self.iv;
+        let mut nonce = *self.iv;
         for (byte, number) in nonce.iter_mut().skip(4).zip(self.sequence.to_be_bytes()) {
             *byte ^= number;
         }
@@ -188,11 +195,7 @@ impl Half {
             .key
             .open_in_place(nonce, Aad::from(header), sealed)
             .map_err(|_forged| broken("a record does not verify"))?;
-        // The type is behind the payload, before padding.
-        let end = plain.iter().rposition(|byte| *byte != 0);
-        let end = end.ok_or_else(|| broken("a record without a type"))?;
-        let kind = plain.get(end).copied().unwrap_or_default();
-        Ok((kind, end))
+        content(plain).map_err(violated)
     }
 }
 
@@ -210,6 +213,10 @@ pub(super) fn expand_label(
         .expand(&info, Length(out.len()))
         .and_then(|okm| okm.fill(out))
         .map_err(|_length| broken("cannot derive keys"))
+}
+
+pub(super) fn violated(violation: RecordViolation) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, violation)
 }
 
 pub(super) fn broken(what: &'static str) -> io::Error {

@@ -3,11 +3,14 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use adit_core::tls13::EMPTY_RECORDS_MAX;
 use adit_relay::KernelTlsError;
 use proptest::prelude::*;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+
+mod differential;
 
 use super::*;
 use crate::config::tls_policy::TlsPolicy;
@@ -78,6 +81,18 @@ fn records(stream: ByteStream) -> RecordStream {
 async fn ours() -> (RecordStream, RecordStream) {
     let (server, client) = connection().await;
     (records(server), records(client))
+}
+
+/// Copies of secrets of the library are of types that clear what they hold.
+#[tokio::test]
+async fn secrets_are_cleared_when_they_are_dropped() {
+    fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
+    let (server, _client) = ours().await;
+    clears(&server.tx.secret);
+    clears(&server.tx.iv);
+    let noted = TrafficSecrets::default();
+    rustls::KeyLog::log(&noted, "CLIENT_TRAFFIC_SECRET_0", &[], &[7; 32]);
+    clears(noted.client.get().unwrap());
 }
 
 async fn read(stream: &mut RecordStream) -> io::Result<Bytes> {
