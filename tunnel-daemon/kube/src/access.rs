@@ -10,6 +10,7 @@ use kube::{Client, Config};
 use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use crate::no_proxy::is_excepted;
 
@@ -299,6 +300,7 @@ fn finish(mut config: Config, files: Vec<PathBuf>) -> Result<Loaded, String> {
         && let Some(file) = config.auth_info.token_file.take()
     {
         let token = std::fs::read_to_string(&file).map_err(|error| format!("{file}: {error}"))?;
+        let token = Zeroizing::new(token);
         // As client-go: most token files end with a line end.
         config.auth_info.token = Some(token.trim().to_owned().into());
     }

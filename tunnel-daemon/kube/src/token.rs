@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
 
 /// Clocks of the API server and of this host may differ by so much; the API server allows as much.
 const CLOCK_SKEW: Duration = Duration::from_secs(60);
@@ -20,9 +21,9 @@ pub(crate) fn now() -> SystemTime {
 /// Longest token that is looked at: those of service accounts have one to two thousand bytes.
 const BYTES_MAX: usize = 16 * 1024;
 
-/// A bearer token. Formatting it shows a mask.
+/// A bearer token. Formatting it shows a mask; dropping clears it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct Token(Zeroizing<String>);
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +60,7 @@ impl Token {
     /// A token as it came.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self(Zeroizing::new(text.into()))
     }
 
     /// The token itself, for the request that verifies it.
@@ -83,7 +84,7 @@ impl Token {
         if parts.next().is_some() || header.is_empty() || signature.is_empty() {
             return None;
         }
-        let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
+        let payload = Zeroizing::new(URL_SAFE_NO_PAD.decode(payload).ok()?);
         let raw: RawClaims = serde_json::from_slice(&payload).ok()?;
         let expires = raw
             .exp

@@ -84,7 +84,7 @@ impl LaneKeeper {
             server,
             bind: BindTo {
                 link: grant.link,
-                secret: LinkSecret::new(grant.secret),
+                secret: LinkSecret::new(grant.secret.clone()),
             },
             context: context.clone(),
             lanes_max,

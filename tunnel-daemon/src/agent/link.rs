@@ -18,6 +18,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
 
 use super::lanes::LaneKeeper;
 use super::targets::{Dials, UnderWay, dial_target};
@@ -220,7 +221,8 @@ fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectE
         headers.insert(name, value);
     }
     if let Some(token) = &identity.token {
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.reveal().trim()))
+        let shown = Zeroizing::new(format!("Bearer {}", token.reveal().trim()));
+        let mut value = HeaderValue::from_str(&shown)
             .map_err(|_invalid| ConnectError::BadHeader("the token"))?;
         value.set_sensitive(true);
         headers.insert(header::AUTHORIZATION, value);

@@ -508,10 +508,11 @@ impl Shared {
             None => None,
             Some(path) => {
                 let read = tokio::fs::read_to_string(path).await;
-                Some(read.map_err(|source| AttemptError::Token {
+                let read = read.map_err(|source| AttemptError::Token {
                     path: path.clone(),
                     source,
-                })?)
+                });
+                Some(Masked::new(read?))
             }
         };
         let Reached { stream, authority } = self.settings.reach.connect(address).await?;
@@ -521,7 +522,7 @@ impl Shared {
             .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
         let identity = Identity {
             hello: self.settings.hello.clone(),
-            token: token.map(Masked::new),
+            token,
         };
         let keepalive = self.settings.keepalive;
         Ok(open(stream, &authority, &identity, keepalive, socket).await?)

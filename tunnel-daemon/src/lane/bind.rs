@@ -12,6 +12,7 @@ use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use aws_lc_rs::hmac;
 use bytes::{BufMut as _, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use zeroize::Zeroizing;
 
 use super::connection::Lane;
 use super::transport::Transport;
@@ -24,31 +25,31 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Label of the keying material both ends put into the proof (RFC 5705; experimental range).
 const EXPORTER_LABEL: &[u8] = b"EXPORTER-adit-lane-1";
 
-/// What only the two ends of one link know. Dies with the link.
+/// What only the two ends of one link know. Dies with the link: dropping clears it.
 #[derive(Clone)]
-pub struct LinkSecret([u8; LANE_SECRET_BYTES]);
+pub struct LinkSecret(Zeroizing<[u8; LANE_SECRET_BYTES]>);
 
 impl LinkSecret {
     /// A new one.
     #[must_use]
     pub fn random() -> Self {
-        Self(rand::random())
+        Self(Zeroizing::new(rand::random()))
     }
 
     /// As received from the server.
     #[must_use]
-    pub fn new(bytes: [u8; LANE_SECRET_BYTES]) -> Self {
+    pub fn new(bytes: Zeroizing<[u8; LANE_SECRET_BYTES]>) -> Self {
         Self(bytes)
     }
 
     /// The secret itself, to be sent over the link.
     #[must_use]
-    pub fn reveal(&self) -> [u8; LANE_SECRET_BYTES] {
-        self.0
+    pub fn reveal(&self) -> Zeroizing<[u8; LANE_SECRET_BYTES]> {
+        self.0.clone()
     }
 
     fn key(&self) -> hmac::Key {
-        hmac::Key::new(hmac::HMAC_SHA256, &self.0)
+        hmac::Key::new(hmac::HMAC_SHA256, &self.0[..])
     }
 }
 
@@ -220,11 +221,11 @@ impl Greeter {
         security == LaneSecurity::Ktls && tls.is_some_and(TlsConnection::is_aes_gcm)
     }
 
-    fn proof_input(&self, hello: &Hello, link: LinkId) -> Result<Vec<u8>, BindError> {
+    fn proof_input(&self, hello: &Hello, link: LinkId) -> Result<Zeroizing<Vec<u8>>, BindError> {
         let tls = self.stream.as_tls().ok_or(BindError::NotALane)?;
-        let mut exported = [0; 32];
-        tls.export_keying_material(EXPORTER_LABEL, &hello.nonce, &mut exported)?;
-        Ok(proof_input(hello, link, &exported))
+        let mut exported = Zeroizing::new([0_u8; 32]);
+        tls.export_keying_material(EXPORTER_LABEL, &hello.nonce, &mut exported[..])?;
+        Ok(Zeroizing::new(proof_input(hello, link, &exported)))
     }
 
     async fn send(&mut self, frame: &OutFrame) -> Result<(), BindError> {
@@ -270,5 +271,19 @@ impl Greeter {
             Transport::Tls(Box::new(records))
         };
         Ok(Lane::bound(transport, role, self.frames, agreed.kernel_tls))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_links_secret_is_cleared_when_it_is_dropped_and_never_printed() {
+        fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
+        let secret = LinkSecret::random();
+        clears(&secret.0);
+        clears(&secret.reveal());
+        assert_eq!(format!("{secret:?}"), "LinkSecret(***)");
     }
 }

@@ -14,6 +14,7 @@ use rustls::{
 };
 use rustls_pki_types::ServerName;
 use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
 
 pub use super::tls_error::TlsError;
 use super::{
@@ -281,8 +282,8 @@ fn refused(error: impl std::fmt::Display) -> TlsError {
     }
 }
 
-/// The content of the files of one [`TlsSpec`], all read before any is judged.
-pub struct TlsFiles(BTreeMap<PathBuf, Vec<u8>>);
+/// The content of the files of one [`TlsSpec`], all read before any is judged. Dropping clears it: keys are among them.
+pub struct TlsFiles(BTreeMap<PathBuf, Zeroizing<Vec<u8>>>);
 
 impl TlsFiles {
     /// Reads each file once. Blocks; a few kilobytes as a rule.
@@ -323,13 +324,16 @@ impl TlsFiles {
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+fn read_file(path: &Path) -> Result<Zeroizing<Vec<u8>>, TlsError> {
     let unreadable = |cause| TlsError::Unreadable {
         path: path.to_owned(),
         cause,
     };
-    let mut bytes = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_or(0, |about| about.len());
+    let capacity = usize::try_from(length.min(FILE_BYTES_MAX)).unwrap_or_default();
+    // All at once, and a byte to find its end by: a buffer that grows leaves copies of a key behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(capacity + 1));
     file.take(FILE_BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
@@ -380,6 +384,13 @@ mod tests {
         }
         let error = server_name("no host").unwrap_err();
         assert!(error.to_string().contains("no host"));
+    }
+
+    #[test]
+    fn what_was_read_is_cleared_when_it_is_dropped() {
+        fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
+        let files = TlsFiles::read(&[Path::new("/dev/null")]).unwrap();
+        files.0.values().for_each(clears);
     }
 
     #[test]

@@ -2,35 +2,37 @@
 
 use std::fmt;
 
-/// A secret whose `Debug` and `Display` show a mask. Tokens, link secrets, keys.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Masked<T>(T);
+use zeroize::{Zeroize, Zeroizing};
 
-impl<T> Masked<T> {
+/// A secret whose `Debug` and `Display` show a mask, and which dropping clears. Tokens, link secrets, keys.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Masked<T: Zeroize>(Zeroizing<T>);
+
+impl<T: Zeroize> Masked<T> {
     /// Hides `secret` from formatting.
-    pub const fn new(secret: T) -> Self {
-        Self(secret)
+    pub fn new(secret: T) -> Self {
+        Self(Zeroizing::new(secret))
     }
 
     /// The secret itself, for the one place that needs it; the name makes such places easy to find.
-    pub const fn reveal(&self) -> &T {
+    pub fn reveal(&self) -> &T {
         &self.0
     }
 }
 
-impl<T> From<T> for Masked<T> {
+impl<T: Zeroize> From<T> for Masked<T> {
     fn from(secret: T) -> Self {
-        Self(secret)
+        Self::new(secret)
     }
 }
 
-impl<T> fmt::Debug for Masked<T> {
+impl<T: Zeroize> fmt::Debug for Masked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
 }
 
-impl<T> fmt::Display for Masked<T> {
+impl<T: Zeroize> fmt::Display for Masked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }
@@ -39,6 +41,12 @@ impl<T> fmt::Display for Masked<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_is_cleared_when_it_is_dropped() {
+        fn clears(_secret: &impl zeroize::ZeroizeOnDrop) {}
+        clears(&Masked::new("hunter2".to_owned()).0);
+    }
 
     #[test]
     fn formatting_never_shows_the_secret() {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use zeroize::Zeroizing;
+
 use crate::ids::LinkId;
 
 /// Response header: the link's number, decimal.
@@ -14,13 +16,13 @@ pub(super) const LANE_MAX: &str = "adit-lane-max";
 /// Bytes of a link's secret.
 pub const LANE_SECRET_BYTES: usize = 32;
 
-/// Permission to bind lanes to a link; dies with the link. `Debug` does not show the secret.
+/// Permission to bind lanes to a link; dies with the link. `Debug` does not show the secret, and dropping clears it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LaneGrant {
     /// The server's name for the link.
     pub link: LinkId,
     /// Key of the proofs.
-    pub secret: [u8; LANE_SECRET_BYTES],
+    pub secret: Zeroizing<[u8; LANE_SECRET_BYTES]>,
     /// Most lanes at once.
     pub lanes_max: u32,
 }
@@ -28,7 +30,7 @@ pub struct LaneGrant {
 impl LaneGrant {
     pub(super) fn push_to(&self, pairs: &mut Vec<(&'static str, String)>) {
         pairs.push((LANE_LINK, self.link.0.to_string()));
-        pairs.push((LANE_SECRET, to_hex(&self.secret)));
+        pairs.push((LANE_SECRET, to_hex(&self.secret[..])));
         pairs.push((LANE_MAX, self.lanes_max.to_string()));
     }
 }
@@ -48,7 +50,7 @@ impl fmt::Debug for LaneGrant {
 pub(super) struct LaneGrantHeaders {
     seen: usize,
     link: Option<LinkId>,
-    secret: Option<[u8; LANE_SECRET_BYTES]>,
+    secret: Option<Zeroizing<[u8; LANE_SECRET_BYTES]>>,
     lanes_max: Option<u32>,
 }
 
@@ -79,8 +81,8 @@ fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_hex(text: &str) -> Option<[u8; LANE_SECRET_BYTES]> {
-    let mut bytes = [0; LANE_SECRET_BYTES];
+fn from_hex(text: &str) -> Option<Zeroizing<[u8; LANE_SECRET_BYTES]>> {
+    let mut bytes = Zeroizing::new([0; LANE_SECRET_BYTES]);
     if text.len() != 2 * bytes.len() || !text.is_ascii() {
         return None;
     }

@@ -288,6 +288,7 @@ pub enum BearerError {
 mod tests {
     use super::*;
     use crate::ids::LinkId;
+    use zeroize::Zeroizing;
 
     fn text(result: Result<impl fmt::Debug, impl fmt::Display>) -> String {
         result.unwrap_err().to_string()
@@ -371,7 +372,7 @@ mod tests {
     fn grant() -> LaneGrant {
         LaneGrant {
             link: LinkId(u64::MAX),
-            secret: std::array::from_fn(|at| u8::try_from(at * 8).unwrap()),
+            secret: Zeroizing::new(std::array::from_fn(|at| u8::try_from(at * 8).unwrap())),
             lanes_max: 4096,
         }
     }

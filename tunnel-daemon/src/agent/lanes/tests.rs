@@ -20,7 +20,7 @@ fn keeper_of(name: &str, lanes_max: u32, context: &LinkContext) -> LaneKeeper {
     let grant = LaneGrant {
         link: LinkId(1),
         lanes_max,
-        secret: [7; LANE_SECRET_BYTES],
+        secret: [7; LANE_SECRET_BYTES].into(),
     };
     LaneKeeper::new(ServerId::new(name), &grant, lanes_max as usize, context)
 }

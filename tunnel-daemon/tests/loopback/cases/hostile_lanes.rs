@@ -41,7 +41,7 @@ async fn lanes_without_proof_are_refused() {
 
     // A guess.
     let guess = LaneGrant {
-        secret: [7; 32],
+        secret: [7; 32].into(),
         ..grant.clone()
     };
     assert!(!Stub::connect(&world, "agent").await.bind(&guess).await);
@@ -51,7 +51,7 @@ async fn lanes_without_proof_are_refused() {
     let mut first = Stub::connect(&world, "agent").await;
     let hello = first.hello().await;
     let link_id = grant.link;
-    let proof = first.proof(&hello, link_id, &grant.secret);
+    let proof = first.proof(&hello, link_id, &grant.secret[..]);
     let frame = bind(link_id, proof).to_frame();
     let mut second = Stub::connect(&world, "agent").await;
     second.hello().await;
@@ -62,7 +62,7 @@ async fn lanes_without_proof_are_refused() {
     // The right nonce, but somebody else's TLS session: what a relay in between would have.
     let mut third = Stub::connect(&world, "agent").await;
     let hello = third.hello().await;
-    let proof = first.proof(&hello, link_id, &grant.secret);
+    let proof = first.proof(&hello, link_id, &grant.secret[..]);
     let frame = bind(link_id, proof).to_frame();
     third.send(&frame).await;
     assert!(!third.is_ready().await);
@@ -72,7 +72,7 @@ async fn lanes_without_proof_are_refused() {
     let mut fourth = Stub::connect(&world, "agent").await;
     let mut hello = fourth.hello().await;
     hello.server = ServerId::new("another");
-    let proof = fourth.proof(&hello, link_id, &grant.secret);
+    let proof = fourth.proof(&hello, link_id, &grant.secret[..]);
     let frame = bind(link_id, proof).to_frame();
     fourth.send(&frame).await;
     assert!(!fourth.is_ready().await);

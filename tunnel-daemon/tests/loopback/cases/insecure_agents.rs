@@ -98,7 +98,7 @@ async fn an_agent_without_a_certificate_has_no_lanes() {
         let mut stub = Stub::nobody(agents, &world).await;
         let guess = LaneGrant {
             link: LinkId(link),
-            secret: [7; LANE_SECRET_BYTES],
+            secret: [7; LANE_SECRET_BYTES].into(),
             lanes_max: 1,
         };
         assert!(!stub.bind(&guess).await, "link {link}");

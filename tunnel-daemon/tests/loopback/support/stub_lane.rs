@@ -146,7 +146,7 @@ impl Stub {
     pub(crate) async fn bind(&mut self, grant: &LaneGrant) -> bool {
         let hello = self.hello().await;
         let link = grant.link;
-        let proof = self.proof(&hello, link, &grant.secret);
+        let proof = self.proof(&hello, link, &grant.secret[..]);
         self.send(&bind(link, proof).to_frame()).await;
         self.is_ready().await
     }
