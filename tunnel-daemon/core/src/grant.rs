@@ -329,8 +329,9 @@ impl Grant {
                 if let Host::Ip(_) = Host::parse(value) {
                     return Err(Flaw::HostIsAddress(value.to_owned()));
                 }
-                self.claims
-                    .push(Claim::Host(Pattern::parse("host", value)?));
+                let absolute = value.strip_suffix('.').filter(|name| !name.is_empty());
+                let name = Pattern::parse("host", absolute.unwrap_or(value))?;
+                self.claims.push(Claim::Host(name));
             }
             "ipv4" => self
                 .claims
@@ -462,7 +463,7 @@ impl<'a> Allowed<'a> {
     }
 
     fn host(&self, value: &str) -> bool {
-        match Host::parse(value) {
+        match Host::parse(value).without_final_dot() {
             Host::Ip(ip) => {
                 self.any(|claim, _| matches!(claim, Claim::Addresses(net) if net.contains(&ip)))
             }

@@ -36,6 +36,19 @@ impl Host {
     pub fn of_address(address: &str) -> Self {
         Self::parse(host_part(address))
     }
+
+    /// The host as strategies and grants compare it: without the final dot of an absolute name, so that `example.org.` is
+    /// `example.org`. Lookups need the dot, which switches search domains off.
+    #[must_use]
+    pub fn without_final_dot(mut self) -> Self {
+        if let Self::Name(name) = &mut self
+            && name.len() > 1
+            && name.ends_with('.')
+        {
+            name.pop();
+        }
+        self
+    }
 }
 
 impl fmt::Display for Host {
@@ -219,6 +232,19 @@ mod tests {
             Host::parse("10.0.0.1"),
             "octal look-alikes are names"
         );
+    }
+
+    #[test]
+    fn one_final_dot_of_a_name_is_dropped_for_comparison() {
+        let undotted = |text| Host::parse(text).without_final_dot();
+        assert_eq!(undotted("Web.Example."), Host::parse("web.example"));
+        assert_eq!(undotted("web.example"), Host::parse("web.example"));
+        assert_ne!(undotted("web.example.."), Host::parse("web.example"));
+        for same in [".", "", "10.0.0.1", "::1"] {
+            assert_eq!(undotted(same), Host::parse(same));
+        }
+        let target = Target::parse("web.example.:443").unwrap();
+        assert_eq!(target.to_string(), "web.example.:443", "it is looked up");
     }
 
     #[test]

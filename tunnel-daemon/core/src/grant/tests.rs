@@ -61,6 +61,24 @@ fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to
     assert_eq!(nobody, Err(NotGranted::Stranger));
 }
 
+/// Strategies take both spellings for one name, so grants do, too.
+#[test]
+fn a_granted_host_is_the_same_with_and_without_its_final_dot() {
+    let grants = grants(&["cn=a,id=a,host=plain.example,host=dotted.example."]);
+    for (host, granted) in [
+        ("plain.example", true),
+        ("Plain.example.", true),
+        ("dotted.example", true),
+        ("dotted.example.", true),
+        ("plain.example..", false),
+        ("example.", false),
+    ] {
+        let claim = format!("host={host}");
+        let allowed = check(&grants, &["cn:a"], "a", &claim).is_ok();
+        assert_eq!(allowed, granted, "{claim}");
+    }
+}
+
 #[test]
 fn without_grants_every_claim_is_believed() {
     let none = Grants::default();

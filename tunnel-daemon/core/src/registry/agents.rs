@@ -26,8 +26,15 @@ const SILENT_KEYS_MAX: usize = 4096;
 pub(super) enum Key {
     Any,
     DefaultRoute,
+    /// Without a final dot: [`Self::of_host`].
     Host(Host),
     Net(IpNet),
+}
+
+impl Key {
+    pub(super) fn of_host(host: Host) -> Self {
+        Self::Host(host.without_final_dot())
+    }
 }
 
 /// What came of adding a link.
@@ -409,7 +416,7 @@ impl Registry {
                 .iter()
                 .chain(&identifiers.ipv6)
                 .chain(&identifiers.host);
-            keys.extend(hosts.map(|host| Key::Host(Host::parse(host))));
+            keys.extend(hosts.map(|host| Key::of_host(Host::parse(host))));
         }
         if self.strategies.contains(Strategy::DestCidr) {
             let nets = identifiers

@@ -24,7 +24,7 @@ impl Registry {
         let key = self.strategies.iter().find_map(|strategy| match strategy {
             Strategy::Default => self.known(Key::Any, now),
             Strategy::DefaultRoute => self.known(Key::DefaultRoute, now),
-            Strategy::DestHost => self.known(Key::Host(host.clone()), now),
+            Strategy::DestHost => self.known(Key::of_host(host.clone()), now),
             Strategy::DestCidr => match host {
                 Host::Ip(ip) => {
                     let nets = self.silent.iter().filter_map(|(key, since)| match key {
@@ -102,9 +102,11 @@ impl Registry {
                 Strategy::Default => return None,
                 Strategy::DefaultRoute if keys.contains(&Key::DefaultRoute) => return None,
                 Strategy::DefaultRoute => None,
-                Strategy::DestHost => keys
-                    .contains(&Key::Host(host.clone()))
-                    .then(|| host.to_string()),
+                Strategy::DestHost => {
+                    let own = host.clone().without_final_dot();
+                    let text = own.to_string();
+                    keys.contains(&Key::Host(own)).then_some(text)
+                }
                 Strategy::DestCidr => longest_around(keys, host).map(|net| net.to_string()),
             };
             if class.is_some() {

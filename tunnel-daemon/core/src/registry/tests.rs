@@ -150,6 +150,28 @@ fn dest_host_matches_host_and_address_without_port_and_by_value() {
 }
 
 #[test]
+fn dest_host_matches_a_name_with_and_without_its_final_dot() {
+    let mut world = World::new("destHost");
+    world.add(1, "a", "host=plain.example.org");
+    world.add(2, "b", "host=Dotted.example.org.");
+    for (address, expected) in [
+        ("plain.example.org.:443", vec![1]),
+        ("PLAIN.example.org.", vec![1]),
+        ("dotted.example.org:443", vec![2]),
+        ("dotted.example.org.:443", vec![2]),
+        ("plain.example.org..:443", vec![]),
+    ] {
+        assert_eq!(world.choices(address), expected, "{address}");
+    }
+    let class = |address, link| world.0.class(&Host::of_address(address), LinkId(link));
+    let identifier = Some("plain.example.org".to_owned());
+    assert_eq!(class("plain.example.org.:443", 1), identifier);
+    world.remove(1);
+    world.remove(2);
+    assert_eq!(world.0.keys(Strategy::DestHost), 0);
+}
+
+#[test]
 fn dest_host_spreads_over_agents_that_share_an_identifier_and_survives_the_loss_of_one() {
     let mut world = World::new("destHost");
     world.add(1, "a", "host=shared&ipv4=1.1.1.1");
