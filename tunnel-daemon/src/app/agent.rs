@@ -40,7 +40,7 @@ use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
 use crate::net::reload::{self, Reload, Reloadable};
-use crate::net::resolve::{Resolve, SystemResolver};
+use crate::net::resolve::SystemResolver;
 use crate::net::tasks::Tasks;
 use crate::net::tls::{Alpn, ClientTls};
 use crate::telemetry::AgentMetrics;
@@ -83,7 +83,9 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         Some(_) => OwnSockets::on(),
         None => OwnSockets::off(),
     };
-    let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::spared(own_sockets.clone())?);
+    let resolver = Arc::new(SystemResolver::spared(own_sockets.clone())?);
+    // Names of targets that nobody answers for must not keep this agent from its servers.
+    let server_resolver = Arc::new(resolver.beside());
     let allowed = match &plan.allow_targets {
         None => DestinationList::open(),
         Some(entries) => DestinationList::allow_targets(entries)?,
@@ -164,8 +166,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     let settings = ServersSettings {
         addresses: plan.servers.clone(),
         reach: Reach {
-            // One of its own: names of targets that nobody answers for must not keep this agent from its servers.
-            resolver: Arc::new(SystemResolver::spared(own_sockets.clone())?),
+            resolver: server_resolver,
             tls,
             proxy: plan.forward_proxy.clone(),
             accounts: accounts.clone(),

@@ -30,6 +30,8 @@ pub(super) struct Answers(Arc<Mutex<Names>>);
 
 #[derive(Default)]
 struct Names {
+    /// Of the configuration that the entries are from.
+    generation: u64,
     entries: HashMap<String, Entry>,
     serial: u64,
 }
@@ -48,29 +50,35 @@ enum Next {
 
 impl Answers {
     /// The addresses of a name: those that it had last, or those of the lookup under way, which `ask` begins if there is none.
-    /// A lookup goes on while one of its callers is there, and is dropped with the last one.
+    /// A lookup goes on while one of its callers is there, and is dropped with the last one. Names of a smaller `generation` of
+    /// the configuration are forgotten.
     ///
     /// # Errors
     /// The failure of the lookup, for all that wait for it.
     pub(super) async fn of<F>(
         &self,
+        generation: u64,
         name: &str,
         ask: impl FnOnce() -> F,
     ) -> Result<Vec<IpAddr>, ResolveError>
     where
         F: Future<Output = Result<Found, ResolveError>> + Send + 'static,
     {
-        match self.next(name, ask) {
+        match self.next(generation, name, ask) {
             Next::Nothing(ips) => Ok(ips),
             Next::Lookup(lookup) => lookup.await.map(|found| found.ips),
         }
     }
 
-    fn next<F>(&self, name: &str, ask: impl FnOnce() -> F) -> Next
+    fn next<F>(&self, generation: u64, name: &str, ask: impl FnOnce() -> F) -> Next
     where
         F: Future<Output = Result<Found, ResolveError>> + Send + 'static,
     {
         let mut names = self.locked();
+        if names.generation < generation {
+            names.entries.clear();
+            names.generation = generation;
+        }
         match names.entries.get(name) {
             Some(Entry::Known(found)) if found.until > Instant::now() => {
                 return Next::Nothing(found.ips.clone());
@@ -99,6 +107,7 @@ impl Answers {
         };
         let lookup = lookup.boxed().shared();
         if let Some(weak) = lookup.downgrade()
+            && names.generation == generation
             && names.has_room_for(name)
         {
             let entry = Entry::UnderWay(names.serial, weak);
@@ -183,14 +192,23 @@ mod tests {
         let answers = Answers::default();
         let failed = || ready(Err(ResolveError::Misbehaving));
         assert_eq!(
-            answers.of("web.", failed).await,
+            answers.of(0, "web.", failed).await,
             Err(ResolveError::Misbehaving)
         );
-        assert_eq!(answers.of("web.", || ready(found(1))).await, Ok(ips(1)));
-        assert_eq!(answers.of("web.", failed).await, Ok(ips(1)));
-        assert_eq!(answers.of("db.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(answers.of(0, "web.", || ready(found(1))).await, Ok(ips(1)));
+        assert_eq!(answers.of(0, "web.", failed).await, Ok(ips(1)));
+        assert_eq!(answers.of(0, "db.", || ready(found(2))).await, Ok(ips(2)));
         advance(Duration::from_secs(10)).await;
-        assert_eq!(answers.of("web.", || ready(found(3))).await, Ok(ips(3)));
+        assert_eq!(answers.of(0, "web.", || ready(found(3))).await, Ok(ips(3)));
+    }
+
+    #[tokio::test]
+    async fn a_newer_configuration_forgets_the_names_of_the_old_one() {
+        let answers = Answers::default();
+        let ask = |last| move || ready(found(last));
+        assert_eq!(answers.of(0, "web.", ask(1)).await, Ok(ips(1)));
+        assert_eq!(answers.of(1, "web.", ask(2)).await, Ok(ips(2)));
+        assert_eq!(answers.of(1, "web.", ask(3)).await, Ok(ips(2)));
     }
 
     #[tokio::test]
@@ -201,9 +219,9 @@ mod tests {
             let _told = told.await;
             found(1)
         };
-        let mut first = Box::pin(answers.of("web.", ask));
+        let mut first = Box::pin(answers.of(0, "web.", ask));
         assert!(futures_util::poll!(&mut first).is_pending());
-        let mut second = Box::pin(answers.of("web.", || ready(found(2))));
+        let mut second = Box::pin(answers.of(0, "web.", || ready(found(2))));
         assert!(futures_util::poll!(&mut second).is_pending());
         drop(first);
         tell.send(()).unwrap();
@@ -219,13 +237,13 @@ mod tests {
             let _held = held;
             pending().await
         };
-        let mut only = Box::pin(answers.of("web.", ask));
+        let mut only = Box::pin(answers.of(0, "web.", ask));
         assert!(futures_util::poll!(&mut only).is_pending());
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(only);
         assert_eq!(Arc::strong_count(&alive), 1);
         assert!(answers.locked().entries.is_empty());
-        assert_eq!(answers.of("web.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(answers.of(0, "web.", || ready(found(2))).await, Ok(ips(2)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -233,11 +251,11 @@ mod tests {
         let answers = Answers::default();
         for number in 0..NAMES_MAX + 10 {
             let name = format!("{number}.");
-            assert_eq!(answers.of(&name, || ready(found(1))).await, Ok(ips(1)));
+            assert_eq!(answers.of(0, &name, || ready(found(1))).await, Ok(ips(1)));
         }
         assert_eq!(answers.locked().entries.len(), NAMES_MAX);
         advance(Duration::from_secs(10)).await;
-        assert_eq!(answers.of("new.", || ready(found(2))).await, Ok(ips(2)));
+        assert_eq!(answers.of(0, "new.", || ready(found(2))).await, Ok(ips(2)));
         assert_eq!(answers.locked().entries.len(), 1);
     }
 }

@@ -1,6 +1,8 @@
 //! Names to addresses: what a resolver must do, the system's resolver, and finding servers by name.
 
 mod answers;
+mod dns;
+mod files;
 mod order;
 mod search;
 mod servers;

@@ -1,7 +1,7 @@
 //! Which absolute names a name stands for, given search domains and ndots (resolv.conf(5)).
 
 /// The absolute names to ask for, in order: with at least `ndots` dots the name itself comes first,
-/// otherwise last. Empty when the text cannot be a DNS name.
+/// otherwise last. `search` has no final dots. Empty when the text cannot be a DNS name.
 pub(super) fn absolute_names(name: &str, search: &[String], ndots: usize) -> Vec<String> {
     if !is_dns_name(name) {
         return Vec::new();
@@ -10,9 +10,7 @@ pub(super) fn absolute_names(name: &str, search: &[String], ndots: usize) -> Vec
         return vec![name.to_owned()];
     }
     let own = format!("{name}.");
-    let searched = search
-        .iter()
-        .map(|domain| format!("{name}.{}.", domain.trim_matches('.')));
+    let searched = search.iter().map(|domain| format!("{name}.{domain}."));
     let mut names: Vec<String> = searched.filter(|name| is_dns_name(name)).collect();
     let dots = name.bytes().filter(|b| *b == b'.').count();
     names.insert(if dots >= ndots { 0 } else { names.len() }, own);
@@ -21,7 +19,7 @@ pub(super) fn absolute_names(name: &str, search: &[String], ndots: usize) -> Vec
 }
 
 /// Letters, digits, `-` and `_` in labels of 1 to 63, 253 in all, with or without the final dot.
-fn is_dns_name(text: &str) -> bool {
+pub(super) fn is_dns_name(text: &str) -> bool {
     let name = text.strip_suffix('.').unwrap_or(text);
     name.len() <= 253
         && name.split('.').all(|label| {
@@ -47,7 +45,7 @@ mod tests {
     fn ndots_decides_whether_search_domains_come_first() {
         let search = [
             "ns.svc.cluster.local".to_owned(),
-            "svc.cluster.local.".to_owned(),
+            "svc.cluster.local".to_owned(),
         ];
         for (name, ndots, expected) in [
             (

@@ -1,8 +1,8 @@
-//! Name servers on one link, `nameserver fe80::1%eth0`: neither the parser of resolv.conf nor the library's name servers keep
-//! what is behind the `%`, without which the kernel does not know where a link-local address is.
+//! Name servers on one link, `nameserver fe80::1%eth0`: the library's name servers do not keep what is behind the `%`, without
+//! which the kernel does not know where a link-local address is.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,41 +21,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// What is behind the `%` of an address: the name of an interface, or its number.
 pub(super) type Zone = Arc<str>;
-
-/// A resolv.conf without zones, and for each of its name servers, in their order, the zone it had. A zone that the parser would
-/// not take, as of `eth0.7`, keeps no name server out.
-pub(super) fn cut(text: &[u8]) -> (String, Vec<Option<Zone>>) {
-    let mut zones = Vec::new();
-    let lines = String::from_utf8_lossy(text);
-    let lines = lines.split('\n').map(|line| {
-        let Some((address, zone)) = name_server(line) else {
-            return line.to_owned();
-        };
-        zones.push(zone.map(Zone::from));
-        match zone {
-            Some(_) => format!("nameserver {address}"),
-            None => line.to_owned(),
-        }
-    });
-    let lines: Vec<String> = lines.collect();
-    (lines.join("\n"), zones)
-}
-
-/// The name server of a line, if it has one that the parser takes once the zone is gone.
-fn name_server(line: &str) -> Option<(IpAddr, Option<&str>)> {
-    let mut words = line.split([';', '#']).next()?.split_whitespace();
-    if words.next() != Some("nameserver") {
-        return None;
-    }
-    let word = words.next()?;
-    match word.split_once('%') {
-        None => Some((word.parse().ok()?, None)),
-        Some((address, zone)) => {
-            let address: Ipv6Addr = address.parse().ok()?;
-            (!zone.is_empty()).then_some((address.into(), Some(zone)))
-        }
-    }
-}
 
 /// How one name server is asked.
 #[derive(Clone)]
@@ -169,20 +134,6 @@ impl DnsUdpSocket for ZonedUdp {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn zones_are_told_in_the_order_of_the_name_servers() {
-        let text = "# nameserver fe80::1%no\nsearch a.test\n nameserver\tfe80::1%eth0 ; home\n\
-            nameserver 10.0.0.1\nnameserver 10.0.0.2%eth0\nnameserver fe80::2%\nnameserver fe80::3%br-lan.7\n";
-        let (without, zones) = cut(text.as_bytes());
-        assert_eq!(
-            without,
-            "# nameserver fe80::1%no\nsearch a.test\nnameserver fe80::1\nnameserver 10.0.0.1\n\
-            nameserver 10.0.0.2%eth0\nnameserver fe80::2%\nnameserver fe80::3\n"
-        );
-        let zones: Vec<Option<&str>> = zones.iter().map(Option::as_deref).collect();
-        assert_eq!(zones, [Some("eth0"), None, Some("br-lan.7")]);
-    }
 
     #[test]
     fn a_zone_is_the_scope_of_a_link_local_address() {

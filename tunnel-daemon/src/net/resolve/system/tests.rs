@@ -1,21 +1,22 @@
 //! Tests of the system resolver against a small name server of our own.
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::Write as _;
 use std::path::Path;
-use std::thread;
 
 use futures_util::FutureExt as _;
 use hickory_resolver::proto::op::{Message, OpCode, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};
-use rustix::fs::{CWD, Mode, mkfifoat};
+use hickory_resolver::proto::rr::{Name, RData, Record};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use super::super::dns::{ADDRESSES_MAX, ATTEMPT_MAX};
 use super::*;
 
 mod bounds;
+mod changes;
 
 /// Answers A, AAAA and SRV questions from a list; unlisted names do not exist, and names below `dead.` get no answer at all.
 /// Stops when dropped.
@@ -117,13 +118,17 @@ fn v4(last: u8) -> RData {
     RData::A(A::new(10, 0, 0, last))
 }
 
-fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> SystemResolver {
-    let files = Files {
+fn files(dir: &Path, server: &NameServer) -> Files {
+    Files {
         resolv_conf: dir.join("resolv.conf"),
         hosts: dir.join("hosts"),
         dns_port: server.port,
         own_sockets: OwnSockets::off(),
-    };
+    }
+}
+
+fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> SystemResolver {
+    let files = files(dir, server);
     fs::write(&files.resolv_conf, resolv_conf).unwrap();
     fs::write(&files.hosts, hosts).unwrap();
     SystemResolver::from_files(files).unwrap()
@@ -274,120 +279,6 @@ async fn a_server_that_drops_aaaa_questions_costs_little() {
     assert!(start.elapsed() < ATTEMPT_MAX, "{:?}", start.elapsed());
 }
 
-#[tokio::test]
-async fn changed_files_are_read_again() {
-    let server =
-        NameServer::start(BTreeMap::from([("web.b.test.", Reply::Data(vec![v4(1)]))])).await;
-    let dir = TempDir::new().unwrap();
-    let resolver = resolver(
-        dir.path(),
-        &server,
-        "nameserver 127.0.0.1\nsearch a.test\n",
-        "",
-    );
-    let due = || *resolver.next_check.lock().unwrap() = Instant::now();
-    assert_eq!(resolver.lookup_ip("web").await, Err(ResolveError::NotFound));
-
-    fs::write(
-        dir.path().join("resolv.conf"),
-        "nameserver 127.0.0.1\nsearch b.test\n# longer\n",
-    )
-    .unwrap();
-    assert_eq!(
-        resolver.lookup_ip("web").await,
-        Err(ResolveError::NotFound),
-        "not looked at yet"
-    );
-    due();
-    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
-
-    fs::write(dir.path().join("hosts"), "10.5.5.5 web\n").unwrap();
-    due();
-    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.5.5.5")));
-}
-
-#[tokio::test]
-async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
-    let dir = TempDir::new().unwrap();
-    let (conf, next) = (dir.path().join("resolv.conf"), dir.path().join("next"));
-    let files = Files {
-        resolv_conf: conf.clone(),
-        hosts: dir.path().join("hosts"),
-        dns_port: 53,
-        own_sockets: OwnSockets::off(),
-    };
-    mkfifoat(CWD, &conf, Mode::RUSR | Mode::WUSR).unwrap();
-    fs::write(&next, "nameserver 127.0.0.1\nsearch b.test\n").unwrap();
-    let replacing = thread::spawn(move || {
-        // A pipe with a name can be opened once somebody reads it.
-        let mut old = fs::File::options().write(true).open(&conf).unwrap();
-        fs::rename(next, conf).unwrap();
-        old.write_all(b"nameserver 127.0.0.1\nsearch a.test\n")
-            .unwrap();
-    });
-    let resolver = SystemResolver::from_files(files).unwrap();
-    replacing.join().unwrap();
-    let search = resolver.state.load().search.concat();
-    assert!(search.starts_with("a."), "{search}");
-    *resolver.next_check.lock().unwrap() = Instant::now();
-    let search = resolver.current().await.search.concat();
-    assert!(search.starts_with("b."), "{search}");
-}
-
-/// Lines that were logged.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(buf);
-        Ok(buf.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// No other test may meet that warning: on a thread without a subscriber it would be switched off, for this one as well.
-#[tokio::test]
-async fn an_unusable_configuration_is_not_used_and_is_said_once_for_each_reason() {
-    let lines = Lines::default();
-    let said = lines.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone());
-    let _held = tracing::subscriber::set_default(subscriber.finish());
-    let times = || {
-        let bytes = said.0.lock().unwrap();
-        String::from_utf8_lossy(&bytes)
-            .matches("is unusable")
-            .count()
-    };
-    let server =
-        NameServer::start(BTreeMap::from([("web.b.test.", Reply::Data(vec![v4(1)]))])).await;
-    let dir = TempDir::new().unwrap();
-    let conf = dir.path().join("resolv.conf");
-    let resolver = resolver(dir.path(), &server, CONF, "");
-    let look = || {
-        *resolver.next_check.lock().unwrap() = Instant::now();
-        resolver.current()
-    };
-
-    fs::write(&conf, "no name server here\n").unwrap();
-    look().await;
-    look().await;
-    assert_eq!(times(), 1);
-    assert_eq!(resolver.lookup_ip("web.b.test.").await, Ok(ips("10.0.0.1")));
-    fs::remove_file(&conf).unwrap();
-    look().await;
-    look().await;
-    assert_eq!(times(), 2, "another reason");
-    fs::write(&conf, CONF).unwrap();
-    look().await;
-    fs::remove_file(&conf).unwrap();
-    look().await;
-    assert_eq!(times(), 3, "the same as before it was mended");
-}
-
 /// Without them it would be 127.0.0.1 that is asked: their interfaces have names that the parser takes for none.
 #[tokio::test]
 async fn name_servers_with_zones_are_used() {
@@ -395,7 +286,7 @@ async fn name_servers_with_zones_are_used() {
     let dir = TempDir::new().unwrap();
     let conf = "nameserver fe80::1%eth0.7\nnameserver fe80::1%br-lan\n";
     let resolver = resolver(dir.path(), &server, conf, "");
-    assert_eq!(resolver.state.load().dns.len(), 2);
+    assert_eq!(resolver.config.state.load().conf.name_servers.len(), 2);
 }
 
 #[tokio::test]
@@ -442,6 +333,43 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
 }
 
 #[tokio::test]
+async fn a_file_without_a_name_server_gives_its_search_domains_to_the_local_one() {
+    let zone = BTreeMap::from([("web.svc.test.", Reply::Data(vec![v4(1)]))]);
+    let server = NameServer::start(zone).await;
+    let dir = TempDir::new().unwrap();
+    let conf = "search svc.test\nnameserver 127.0.0.300\n";
+    let resolver = resolver(dir.path(), &server, conf, "");
+    assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
+}
+
+#[tokio::test]
+async fn with_rotate_each_lookup_begins_at_the_next_name_server() {
+    let (first, second) = two_places().await;
+    let known = || BTreeMap::from(["a.", "b."].map(|name| (name, Reply::Data(vec![v4(1)]))));
+    let first = NameServer::on(first, known(), Duration::ZERO);
+    let second = NameServer::on(second, known(), Duration::ZERO);
+    let dir = TempDir::new().unwrap();
+    let conf = TWO.to_owned() + "options rotate\n";
+    let resolver = resolver(dir.path(), &first, &conf, "");
+    for name in ["a.", "b."] {
+        assert_eq!(resolver.lookup_ip(name).await, Ok(ips("10.0.0.1")));
+    }
+    // Of each name one family.
+    assert_eq!((first.asked().len(), second.asked().len()), (2, 2));
+}
+
+#[tokio::test]
+async fn with_use_vc_nothing_is_asked_over_udp() {
+    let server = NameServer::start(BTreeMap::from([("web.", Reply::Data(vec![v4(1)]))])).await;
+    let dir = TempDir::new().unwrap();
+    let conf = "nameserver 127.0.0.1\noptions use-vc attempts:1\n";
+    let resolver = resolver(dir.path(), &server, conf, "");
+    let refused = resolver.lookup_ip("web.").await.unwrap_err();
+    assert_ne!(refused, ResolveError::NotFound);
+    assert_eq!(server.asked(), HashSet::new());
+}
+
+#[tokio::test]
 async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     const PLACES: usize = 4;
     let zone = BTreeMap::from([
@@ -452,7 +380,7 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     let dir = TempDir::new().unwrap();
     let mut resolver = resolver(dir.path(), &server, "nameserver 127.0.0.1\n", "");
     resolver.turns = Arc::new(Turns::new(PLACES));
-    *resolver.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
+    *resolver.config.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
     let resolver = Arc::new(resolver);
     assert_eq!(resolver.lookup_ip("known.").await, Ok(ips("10.0.0.1")));
 
@@ -461,6 +389,12 @@ async fn names_that_nobody_answers_for_hold_up_no_other_name() {
     server.asked_for_dead(PLACES).await;
     let known = resolver.lookup_ip("Known.").now_or_never();
     assert_eq!(known, Some(Ok(ips("10.0.0.1"))), "it needs no turn");
+    let beside = timeout(
+        Duration::from_millis(400),
+        resolver.beside().lookup_ip("good."),
+    )
+    .await;
+    assert_eq!(beside, Ok(Ok(ips("10.0.0.2"))), "it has turns of its own");
     // Three rounds of dead names are before it: half a second each, but two and more if none made room.
     let good = timeout(Duration::from_secs(4), resolver.lookup_ip("good.")).await;
     assert_eq!(good, Ok(Ok(ips("10.0.0.2"))));
