@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, keep_published, process_budget};
+use super::controls::Controls;
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::{NodeSide, NodeSideParts};
@@ -75,6 +76,14 @@ pub struct RunningAgent {
 /// # Errors
 /// Whatever a certificate, a destination entry or the admin thread says, with its name.
 pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
+    start_with(plan, &Controls::default()).await
+}
+
+/// As [`start`], for a process that is asked for more by `controls`.
+///
+/// # Errors
+/// As there.
+pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<RunningAgent> {
     let started = Instant::now();
     let metrics = AgentMetrics::new();
     let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
@@ -83,7 +92,8 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         Some(_) => OwnSockets::on(),
         None => OwnSockets::off(),
     };
-    let resolver = Arc::new(SystemResolver::spared(own_sockets.clone())?);
+    let reread = &controls.reread;
+    let resolver = Arc::new(SystemResolver::spared(own_sockets.clone(), reread.clone())?);
     // Names of targets that nobody answers for must not keep this agent from its servers.
     let server_resolver = Arc::new(resolver.beside());
     let allowed = match &plan.allow_targets {
@@ -107,7 +117,13 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
     });
     services.spawn_always(
         "tls-files",
-        reload::watch(watched, reload::POLL_PERIOD, events, stop.clone()),
+        reload::watch(
+            watched,
+            reload::POLL_PERIOD,
+            events,
+            reread.clone(),
+            stop.clone(),
+        ),
     );
 
     let api = match &plan.leases {
@@ -214,6 +230,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         host: status::Common::host(plan.admin_socket.is_some()),
         redirect: Arc::clone(&redirect),
         account: accounting,
+        debug: controls.debug.clone(),
     };
     let servers = Servers::start(settings, context, &services);
     if let (Some(leases), Some(api)) = (&plan.leases, api) {
@@ -225,6 +242,7 @@ pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
         descriptors: &descriptors,
         accounts: &accounts,
         own_sockets: &own_sockets,
+        reread,
         services: &services,
         view: redirect,
     };

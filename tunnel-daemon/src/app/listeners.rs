@@ -32,6 +32,7 @@ use crate::net::handshake::HandshakeError;
 use crate::net::handshakes::{HandshakeLimits, NoTurn};
 use crate::net::listen::{ListenAddr, ListenError, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
+use crate::net::reread::Reread;
 use crate::net::socket;
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::net::tasks::{Overloaded, Tasks};
@@ -147,6 +148,7 @@ pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
 pub(super) struct Listening<'a> {
     pub(super) plan: &'a ServerPlan,
     pub(super) services: &'a Tasks,
+    pub(super) reread: &'a Reread,
     pub(super) stop: &'a CancellationToken,
     pub(super) metrics: &'a AditMetrics,
     pub(super) descriptors: &'a Arc<Descriptors>,

@@ -6,6 +6,7 @@ pub mod agent;
 mod answer_deadline;
 mod budgets;
 pub mod check;
+pub mod controls;
 pub mod demo;
 mod descriptors;
 mod kubernetes;

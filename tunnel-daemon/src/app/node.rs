@@ -22,6 +22,7 @@ use crate::net::descriptors::Descriptors;
 use crate::net::dial::Dialer;
 use crate::net::listen::Listener;
 use crate::net::own::OwnListeners;
+use crate::net::reread::Reread;
 use crate::net::resolve::SystemResolver;
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::Listener as ListenerLabel;
@@ -33,6 +34,7 @@ pub(super) struct NodeParts {
     pub(super) metrics: AditMetrics,
     pub(super) accounts: Accounts,
     pub(super) own_sockets: OwnSockets,
+    pub(super) reread: Reread,
     pub(super) tasks: Tasks,
     pub(super) descriptors: Arc<Descriptors>,
     pub(super) leaving: CancellationToken,
@@ -60,7 +62,10 @@ pub(super) fn door(
         allowed: Arc::clone(&allowed),
         own: Arc::clone(own),
     };
-    let resolver = Arc::new(SystemResolver::spared(parts.own_sockets.clone())?);
+    let resolver = Arc::new(SystemResolver::spared(
+        parts.own_sockets.clone(),
+        parts.reread,
+    )?);
     let dialer = Dialer::accounted(
         resolver,
         permit,
@@ -90,6 +95,7 @@ pub(super) struct NodeSideParts<'a> {
     pub(super) descriptors: &'a Arc<Descriptors>,
     pub(super) accounts: &'a Accounts,
     pub(super) own_sockets: &'a OwnSockets,
+    pub(super) reread: &'a Reread,
     pub(super) services: &'a Tasks,
     pub(super) view: Arc<RedirectView>,
 }
@@ -117,6 +123,7 @@ impl NodeSide {
             descriptors,
             accounts,
             own_sockets,
+            reread,
             services,
             view,
         } = parts;
@@ -162,6 +169,7 @@ impl NodeSide {
                 accounts,
                 own_sockets,
                 services,
+                reread,
                 stop: &side.stop,
                 door: &door,
                 view,

@@ -27,6 +27,7 @@ use crate::ebpf::object::OBJECT;
 use crate::ebpf::redirect::{Action, Redirect, RedirectRule};
 use crate::net::listen::{ListenAddr, Listener};
 use crate::net::origin::{OriginError, OriginSource as _};
+use crate::net::reread::Reread;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{NodeRefusal, RedirectRefusal};
@@ -46,6 +47,7 @@ pub(super) struct NodeRedirectParts<'a> {
     pub(super) accounts: &'a Accounts,
     pub(super) own_sockets: &'a OwnSockets,
     pub(super) services: &'a Tasks,
+    pub(super) reread: &'a Reread,
     pub(super) stop: &'a CancellationToken,
     pub(super) door: &'a NodeServe,
     pub(super) view: Arc<RedirectView>,
@@ -113,6 +115,7 @@ fn attach(
         accounts,
         own_sockets,
         services,
+        reread,
         stop,
         door,
         view,
@@ -150,7 +153,7 @@ fn attach(
     if let Some(followed) = followed {
         view.file(followed.path());
         let apply = apply(plan, &redirect, destinations);
-        let following = followed.follow(apply, Arc::clone(&view), stop.clone());
+        let following = followed.follow(apply, Arc::clone(&view), reread.clone(), stop.clone());
         services.spawn_always("redirect-file", following);
     }
     if let Some(netns) = &plan.netns {

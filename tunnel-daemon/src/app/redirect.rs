@@ -255,7 +255,12 @@ impl Listening<'_> {
                 in_force.store(Arc::new(all));
                 Ok((rules.len(), set))
             });
-            let following = followed.follow(apply, Arc::clone(view), self.stop.clone());
+            let following = followed.follow(
+                apply,
+                Arc::clone(view),
+                self.reread.clone(),
+                self.stop.clone(),
+            );
             self.services.spawn_always("redirect-file", following);
         }
         if let Some(netns) = &plan.netns {

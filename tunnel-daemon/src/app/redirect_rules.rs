@@ -14,6 +14,7 @@ use super::redirect_view::RedirectView;
 use crate::config::limits;
 use crate::config::plan::{RuleFile, RuleFileOf};
 use crate::net::reload::{Changes, POLL_PERIOD};
+use crate::net::reread::Reread;
 
 /// How many rules are in force, and the how many-th set they are.
 type InForce = (usize, u64);
@@ -58,9 +59,10 @@ impl Followed {
         mut self,
         apply: Apply,
         view: Arc<RedirectView>,
+        reread: Reread,
         stop: CancellationToken,
     ) {
-        let changes = Changes::of(&[&self.path]);
+        let changes = Changes::of(&[&self.path], &reread);
         let mut last_error = None;
         loop {
             // First at once: a change between loading and watching would go unnoticed otherwise.

@@ -5,9 +5,11 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
+use super::controls::{Controls, Requests, outlive_requests};
 use super::signals::Signals;
 use super::status::text::show;
 use super::{agent, check, demo, memory, privileges, server, status, top};
@@ -48,6 +50,9 @@ pub fn run(parsed: Parsed) -> ExitCode {
             });
         }
         Command::NetnsHelper(options) => {
+            if let Err(error) = outlive_requests() {
+                return fail(&anyhow::Error::new(error).context("cannot take signals over"));
+            }
             return match namespaces::helper::run(options) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(why) => fail(&anyhow::anyhow!(why)),
@@ -84,10 +89,16 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime")),
     };
+    let controls = Controls {
+        debug: lines.debug_log(),
+        ..Controls::default()
+    };
     let outcome = runtime.block_on(async {
         match parsed.command {
-            Command::Server(plan) => run_server(&plan).await,
-            Command::Agent(plan) => run_agent(&plan).await,
+            Command::Server(plan) => {
+                asked_by_signals(&controls, run_server(&plan, &controls)).await
+            }
+            Command::Agent(plan) => asked_by_signals(&controls, run_agent(&plan, &controls)).await,
             Command::Demo(options) => demo::run(options).await,
             Command::Print(_)
             | Command::Status(_)
@@ -150,9 +161,21 @@ pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
     }
 }
 
-async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
+/// Runs a program to its end, and does what signals ask for meanwhile.
+async fn asked_by_signals(
+    controls: &Controls,
+    program: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let requests = Requests::new().context("cannot take signals over")?;
+    tokio::select! {
+        ended = program => ended,
+        never = requests.serve(controls) => match never {},
+    }
+}
+
+async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let server = server::start(plan).await?;
+    let server = server::start_with(plan, controls).await?;
     privileges::finish().await;
     let (health, frontends) = (server.health, &server.frontends);
     tracing::info!(agents = %server.agents, ?health, ?frontends, "server is up");
@@ -174,9 +197,9 @@ async fn run_server(plan: &ServerPlan) -> anyhow::Result<ExitCode> {
     Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 
-async fn run_agent(plan: &AgentPlan) -> anyhow::Result<ExitCode> {
+async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
-    let agent = agent::start(plan).await?;
+    let agent = agent::start_with(plan, controls).await?;
     privileges::finish().await;
     tracing::info!(id = %plan.agent_id, health = ?agent.health, "agent is up");
     signals.next().await;

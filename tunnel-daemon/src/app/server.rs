@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
+use super::controls::Controls;
 use super::descriptors;
 use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::{CountedReloads, Listening, serve_probes};
@@ -88,6 +89,14 @@ struct ServerTasks {
 /// # Errors
 /// Whatever a listener, certificate or the admin thread says, with its name.
 pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
+    start_with(plan, &Controls::default()).await
+}
+
+/// As [`start`], for a process that is asked for more by `controls`.
+///
+/// # Errors
+/// As there.
+pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
     let here = isolation_here(&plan.isolation);
     let budget = process_budget(&here);
     let (metrics, hub) = metrics_and_hub(plan, &budget)?;
@@ -108,6 +117,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
     let mut listening = Listening {
         plan,
         services: &tasks.services,
+        reread: &controls.reread,
         stop: &stop,
         metrics: &adit,
         descriptors: &descriptors,
@@ -134,6 +144,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         Arc::clone(&hub),
         tasks.links.clone(),
         adit.clone(),
+        controls.reread.clone(),
         stop.clone(),
     );
     tasks.services.spawn_always("agent-authorizer", following);
@@ -146,6 +157,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             metrics: adit.clone(),
             accounts: accounts.clone(),
             own_sockets: own_sockets.clone(),
+            reread: controls.reread.clone(),
             tasks: tasks.clients.clone(),
             descriptors: Arc::clone(&descriptors),
             leaving: stop.clone(),
@@ -194,7 +206,8 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
         metrics: adit.clone(),
         authorizer: Some(authorizer),
     });
-    let watching = reload::watch(watched, reload::POLL_PERIOD, events, stop.clone());
+    let reread = controls.reread.clone();
+    let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
     services.spawn_always("tls-files", watching);
     let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
     services.spawn_always("gauges", gauges);
@@ -226,6 +239,7 @@ pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
             host: status::Common::host(plan.admin_socket.is_some()),
             redirect: Arc::clone(captured.view()),
             account: accounting,
+            debug: controls.debug.clone(),
         },
         hub: Arc::clone(&hub),
         metrics: adit.clone(),

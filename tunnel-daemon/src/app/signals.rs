@@ -29,8 +29,7 @@ impl Signals {
     /// # Errors
     /// As [`Self::new`].
     pub fn of_terminal() -> std::io::Result<Self> {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let hangup = (!ignores_hangup(&status)).then(|| signal(SignalKind::hangup()));
+        let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
         Ok(Self {
             hangup: hangup.transpose()?,
             ..Self::new()?
@@ -56,6 +55,12 @@ impl Signals {
             _ = hung_up => (),
         }
     }
+}
+
+/// Whether this process was started to outlive its terminal.
+pub(super) fn is_hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignores_hangup(&status)
 }
 
 /// By the mask of a `/proc/PID/status`, of which the lowest bit is signal 1.

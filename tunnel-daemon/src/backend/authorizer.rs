@@ -17,6 +17,7 @@ use crate::hub::Hub;
 use crate::lane::LaneRights;
 use crate::net::agent_identity::AgentIdentity;
 use crate::net::reload::{Changes, ReloadableServerTls};
+use crate::net::reread::Reread;
 use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{AgentRefusal, LinkEnding};
@@ -149,9 +150,10 @@ impl AgentAuthorizer {
         hub: Arc<Hub>,
         tasks: Tasks,
         metrics: AditMetrics,
+        reread: Reread,
         stop: CancellationToken,
     ) {
-        let watched = denied.map(|path| (Changes::of(&[&path]), path));
+        let watched = denied.map(|path| (Changes::of(&[&path], &reread), path));
         let (mut told, mut checked) = (None, 0);
         loop {
             if let Some((_changes, path)) = &watched {

@@ -30,6 +30,7 @@ pub mod principal;
 pub mod race;
 pub mod records;
 pub mod reload;
+pub mod reread;
 pub mod resolve;
 pub mod selfsigned;
 pub mod services;

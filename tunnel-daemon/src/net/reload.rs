@@ -18,6 +18,7 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::reread::Reread;
 #[cfg(test)]
 use super::tls::ServerSide;
 use super::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
@@ -171,18 +172,19 @@ pub trait ReloadEvents: Send + Sync {
 
 /// Follows the files of `targets` until `stop`. The directories are watched rather than the files, because files are
 /// replaced by rename and, in Kubernetes, by a swapped symbolic link (`..data`) beside them. Where watching is not
-/// possible, polling every `poll` (see [`POLL_PERIOD`]) remains. To be run as a service task.
+/// possible, polling every `poll` (see [`POLL_PERIOD`]) remains. `reread` asks for a look at once. To be run as a service task.
 pub async fn watch(
     targets: Vec<(&'static str, Arc<dyn Reload>)>,
     poll: Duration,
     events: Arc<dyn ReloadEvents>,
+    reread: Reread,
     stop: CancellationToken,
 ) {
     let paths: Vec<&Path> = targets
         .iter()
         .flat_map(|(_name, target)| target.paths())
         .collect();
-    let changes = Changes::of(&paths);
+    let changes = Changes::of(&paths, &reread);
     let mut followed: Vec<Followed> = targets
         .into_iter()
         .map(|(name, target)| Followed {
@@ -211,10 +213,11 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Watches from now on.
+    /// Watches from now on. What `reread` asks for is told as a change.
     #[must_use]
-    pub fn of(paths: &[impl AsRef<Path>]) -> Self {
+    pub fn of(paths: &[impl AsRef<Path>], reread: &Reread) -> Self {
         let changed = Arc::new(Notify::new());
+        reread.tell(&changed);
         let names = paths
             .iter()
             .flat_map(|path| names_of(path.as_ref()))

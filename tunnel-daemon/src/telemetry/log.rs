@@ -10,11 +10,12 @@ use std::str::FromStr;
 use rustix::fs::{Access, access};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, reload};
 
+use super::debug::{Apply, DebugLog};
 use super::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
@@ -151,12 +152,22 @@ pub enum LogError {
 /// Keeps the log's writer going. Dropping it waits a moment for the lines written so far: keep it in `main`,
 /// and drop it before `std::process::exit`, which drops nothing.
 #[must_use = "lines may be lost at the end of the process without it"]
-#[derive(Debug)]
-pub struct LogGuard(Vec<Queue>);
+pub struct LogGuard {
+    queues: Vec<Queue>,
+    debug: DebugLog,
+}
+
+impl LogGuard {
+    /// What changes the level while the process runs.
+    #[must_use]
+    pub fn debug_log(&self) -> DebugLog {
+        self.debug.clone()
+    }
+}
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.0.iter().for_each(Queue::flush);
+        self.queues.iter().for_each(Queue::flush);
     }
 }
 
@@ -169,7 +180,7 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     let start =
         |sink| Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread);
     let queue = start(Sink::open(&options.destination)?)?;
-    let (subscriber, queues) = match options.destination {
+    let ((subscriber, apply), queues) = match options.destination {
         LogDestination::File {
             also_stderr: Some(least),
             ..
@@ -184,7 +195,8 @@ pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
     subscriber
         .try_init()
         .map_err(|_already_set| LogError::AlreadySet)?;
-    Ok(LogGuard(queues))
+    let debug = DebugLog::new(options.clone(), apply);
+    Ok(LogGuard { queues, debug })
 }
 
 /// Whether [`init`] would take these options. Sets up nothing, and makes no file.
@@ -210,12 +222,14 @@ pub fn check(options: &LogOptions) -> Result<(), LogError> {
     opened.map_err(|cause| LogError::File { path, cause })
 }
 
-/// The subscriber `options` describe, writing to `writer`: what tests set for one thread.
+type BoxedSubscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+/// The subscriber `options` describe, writing to `writer`, which tests set for one thread; and what changes its filter.
 pub(super) fn subscriber<W>(
     options: &LogOptions,
     writer: W,
     ansi: bool,
-) -> Result<Box<dyn tracing::Subscriber + Send + Sync>, LogError>
+) -> Result<(BoxedSubscriber, Apply), LogError>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -226,19 +240,32 @@ where
         // A report of a failed write would go to standard error by a macro that panics when that is closed.
         .log_internal_errors(false);
     Ok(match options.format {
-        LogFormat::Text => Box::new(builder.finish()),
-        LogFormat::Json => Box::new(
-            builder
+        LogFormat::Text => {
+            let builder = builder.with_filter_reloading();
+            let apply = apply_by(builder.reload_handle());
+            (Box::new(builder.finish()), apply)
+        }
+        LogFormat::Json => {
+            let builder = builder
                 .json()
                 .flatten_event(true)
                 .with_current_span(false)
                 .with_span_list(false)
-                .finish(),
-        ),
+                .with_filter_reloading();
+            let apply = apply_by(builder.reload_handle());
+            (Box::new(builder.finish()), apply)
+        }
     })
 }
 
-fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
+fn apply_by<S: 'static>(handle: reload::Handle<EnvFilter, S>) -> Apply {
+    Box::new(move |filter| {
+        // It fails only when the subscriber is gone.
+        let _gone = handle.reload(filter);
+    })
+}
+
+pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
     match options
         .filter
         .as_deref()
@@ -295,7 +322,7 @@ pub(super) mod tests {
     pub(in crate::telemetry) fn logged(options: &LogOptions, work: impl FnOnce()) -> String {
         let captured = Captured::default();
         let writer = captured.clone();
-        let subscriber = subscriber(options, move || writer.clone(), false).unwrap();
+        let (subscriber, _apply) = subscriber(options, move || writer.clone(), false).unwrap();
         tracing::subscriber::with_default(subscriber, work);
         captured.text()
     }

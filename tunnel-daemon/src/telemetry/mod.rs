@@ -4,6 +4,7 @@
 //! scrape answered asks for text and serves it elsewhere.
 
 pub mod access;
+pub mod debug;
 mod dial_counts;
 pub mod exposition;
 pub mod families;
@@ -27,6 +28,7 @@ mod tests;
 pub mod tunnels;
 
 pub use access::{AccessLog, TunnelRecord, cut};
+pub use debug::DebugLog;
 pub use dial_counts::DialCounts;
 pub use exposition::Scrape;
 pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};

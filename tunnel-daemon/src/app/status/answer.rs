@@ -4,13 +4,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::model::{API, LinkStatus, Links, Role, Status, TunnelStatus, Tunnels};
+use super::model::{API, LinkStatus, Links, LogStatus, Role, Status, TunnelStatus, Tunnels};
 use crate::app::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
 use crate::telemetry::labels::Label as _;
 use crate::telemetry::tunnels::TunnelView;
-use crate::telemetry::{LiveTunnel, OpenTunnels, TENANT, TunnelSide};
+use crate::telemetry::{DebugLog, LiveTunnel, OpenTunnels, TENANT, TunnelSide};
 
 /// Links in one answer about everything.
 pub const LINKS_MAX: usize = 1000;
@@ -29,6 +29,8 @@ pub(in crate::app) trait Source: Send + Sync + 'static {
     fn id(&self) -> &str;
     /// Everything but readiness, which is asked elsewhere.
     fn status(&self) -> Status;
+    /// Its log's level.
+    fn debug_log(&self) -> &DebugLog;
     /// Its open tunnels.
     fn tunnels(&self) -> &Arc<OpenTunnels>;
     /// Its links.
@@ -109,6 +111,7 @@ pub(in crate::app) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) ->
             "/v1/unlink",
             Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Unlink)),
         )
+        .change("/v1/log", Arc::new(LogAnswer(Arc::clone(&source))))
         .json("/v1/tunnels", Arc::new(TunnelsAnswer { source }))
 }
 
@@ -119,6 +122,25 @@ impl JsonSource for LinksAnswer {
         Box::pin(async move {
             let asked = LinkQuery::parse(query)?;
             links(&*self.0, self.0.links(&asked).await?)
+        })
+    }
+}
+
+/// `debug=on` or `debug=off`.
+struct LogAnswer(Arc<dyn Source>);
+
+impl JsonSource for LogAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let on = match query {
+                "debug=on" => true,
+                "debug=off" => false,
+                _ => return Err(format!("{query:?}: write debug=on or debug=off")),
+            };
+            let log = self.0.debug_log();
+            log.set(on, "the admin socket")
+                .map_err(|error| error.to_string())?;
+            serde_json::to_vec(&LogStatus::of(&log.view())).map_err(|error| error.to_string())
         })
     }
 }

@@ -13,8 +13,8 @@ use super::answer::{
     LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
 };
 use super::model::{
-    API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, Memory,
-    Readiness, RelayStatus, Role, Status, TunnelCounts,
+    API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, LogStatus,
+    Memory, Readiness, RelayStatus, Role, Status, TunnelCounts,
 };
 use crate::agent::lanes::LaneKeeper;
 use crate::agent::servers::Servers;
@@ -25,7 +25,7 @@ use crate::config::plan::DataPathPlan;
 use crate::hub::{Hub, LanePool, LinkHandle};
 use crate::net::descriptors::Descriptors as OpenDescriptors;
 use crate::telemetry::labels::{LinkEnding, Path};
-use crate::telemetry::{AditMetrics, OpenTunnels};
+use crate::telemetry::{AditMetrics, DebugLog, OpenTunnels};
 
 /// For links that take no more commands at the moment.
 const CHANGE_TIME: Duration = Duration::from_secs(5);
@@ -49,6 +49,7 @@ pub(in crate::app) struct Common {
     pub(in crate::app) host: Vec<Capability>,
     pub(in crate::app) redirect: Arc<RedirectView>,
     pub(in crate::app) account: AccountStatus,
+    pub(in crate::app) debug: DebugLog,
 }
 
 /// A server.
@@ -165,6 +166,7 @@ impl Common {
             },
             redirect: self.redirect.status(),
             account: self.account.clone(),
+            log: LogStatus::of(&self.debug.view()),
         }
     }
 
@@ -243,6 +245,10 @@ impl Source for ServerSource {
 
     fn tunnels(&self) -> &Arc<OpenTunnels> {
         &self.common.tunnels
+    }
+
+    fn debug_log(&self) -> &DebugLog {
+        &self.common.debug
     }
 }
 
@@ -328,6 +334,10 @@ impl Source for AgentSource {
 
     fn tunnels(&self) -> &Arc<OpenTunnels> {
         &self.common.tunnels
+    }
+
+    fn debug_log(&self) -> &DebugLog {
+        &self.common.debug
     }
 }
 

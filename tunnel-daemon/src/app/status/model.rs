@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::telemetry::debug::LogView;
+
 /// The version of these answers.
 pub const API: u32 = 1;
 
@@ -50,6 +52,28 @@ pub struct Status {
     /// Accounting in the kernel.
     #[serde(default)]
     pub account: AccountStatus,
+    /// What is logged.
+    #[serde(default)]
+    pub log: LogStatus,
+}
+
+/// `POST /v1/log`, and part of [`Status`].
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct LogStatus {
+    /// The least severe level, or directives as in `ADIT_LOG`.
+    pub level: String,
+    /// Until debug logging that was switched on goes off; `None`: it was not.
+    pub debug_seconds_left: Option<u64>,
+}
+
+impl LogStatus {
+    /// Of a process's own log.
+    pub(in crate::app) fn of(view: &LogView) -> Self {
+        Self {
+            level: view.level.clone(),
+            debug_seconds_left: view.debug_left.map(|left| left.as_secs()),
+        }
+    }
 }
 
 /// Accounting by eBPF.

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::client::Socket;
-use super::model::{Capability, LinkStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict};
+use super::model::{
+    Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict,
+};
 use super::text::{age, bytes, clean, clean_middle, show, wrapped};
 use crate::config::StatusOptions;
 
@@ -134,6 +136,9 @@ pub fn table(status: &Status) -> String {
         let text = format!("{}: {}", clean(&account.state, 20), clean(reason, 200));
         line("account", &text);
     }
+    if let Some(text) = log_text(&status.log) {
+        line("log", &text);
+    }
     for capability in lacking(&status.capabilities) {
         line(
             capability.verdict.name(),
@@ -152,6 +157,21 @@ fn privileges(held: &[String]) -> String {
         1..=NAMED_MAX => clean(&held.join(", "), 200),
         many => format!("{many} capabilities"),
     }
+}
+
+/// `None`: the process is of a release that does not tell.
+fn log_text(log: &LogStatus) -> Option<String> {
+    if log.level.is_empty() {
+        return None;
+    }
+    let level = clean(&log.level, 200);
+    Some(match log.debug_seconds_left {
+        None => level,
+        Some(left) => format!(
+            "{level}, switched on for {} more",
+            age(Duration::from_secs(left))
+        ),
+    })
 }
 
 fn redirect_text(redirect: &RedirectStatus) -> String {
@@ -333,6 +353,10 @@ pub(in crate::app) mod tests {
             account: AccountStatus {
                 state: "unavailable".to_owned(),
                 reason: Some("it needs \x1b[2JCAP_BPF".repeat(9)),
+            },
+            log: LogStatus {
+                level: "info,\x1b[2Jadit=debug".repeat(9),
+                debug_seconds_left: Some(899),
             },
         }
     }

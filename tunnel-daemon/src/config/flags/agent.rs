@@ -31,6 +31,9 @@ Examples:
       --token-path /var/run/secrets/tokens/konnectivity \\
       --allow-target 10.0.0.0/16 --allow-target 10.96.0.0/12
 
+SIGTERM and SIGINT end it in order, SIGHUP has files read again at once, SIGUSR1 switches debug logging
+on for 15 minutes or off.
+
 With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-agent instead.";
 
 #[derive(clap::Args, Debug)]

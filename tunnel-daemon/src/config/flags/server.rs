@@ -36,6 +36,9 @@ Examples:
       --server-cert fe.crt --server-key fe.key --server-ca-cert clients-ca.crt \\
       --cluster-cert tls.crt --cluster-key tls.key --cluster-ca-cert agents-ca.crt
 
+SIGTERM and SIGINT end it in order, SIGHUP has files read again at once, SIGUSR1 switches debug logging
+on for 15 minutes or off.
+
 With --compat, or called as proxy-server, it takes the flags of upstream's proxy-server instead.";
 
 #[derive(clap::Args, Debug)]

@@ -129,6 +129,7 @@ impl Watching {
                 vec![("server", target)],
                 poll,
                 Arc::new(Reports(sender)),
+                Reread::default(),
                 tasks.stopping(),
             ),
         );
@@ -147,6 +148,45 @@ impl Watching {
     /// Skips failures: files that are written one after the other may be seen half-way.
     async fn until_loaded(&mut self) {
         while self.next().await != "server loaded" {}
+    }
+}
+
+/// Counts how often it is read.
+struct Counted(mpsc::Sender<()>);
+
+impl Reload for Counted {
+    fn paths(&self) -> Vec<&Path> {
+        Vec::new()
+    }
+
+    fn reload_now(&self) -> Result<Reloaded, TlsError> {
+        self.0.try_send(()).unwrap();
+        Ok(Reloaded::Unchanged)
+    }
+}
+
+#[tokio::test]
+async fn files_are_read_at_once_when_that_is_asked_for() {
+    let (sender, mut reads) = mpsc::channel(64);
+    let (reports, _none) = mpsc::channel(1);
+    let reread = Reread::default();
+    let tasks = crate::net::tasks::Tasks::new(1);
+    let watching = watch(
+        vec![("server", Arc::new(Counted(sender)) as Arc<dyn Reload>)],
+        NEVER,
+        Arc::new(Reports(reports)),
+        reread.clone(),
+        tasks.stopping(),
+    );
+    tasks.spawn_always("watch", watching);
+    let mut read = async || {
+        let deadline = Duration::from_secs(60);
+        tokio::time::timeout(deadline, reads.recv()).await.unwrap();
+    };
+    read().await;
+    for _ in 0..2 {
+        reread.ask();
+        read().await;
     }
 }
 

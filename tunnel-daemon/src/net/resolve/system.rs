@@ -7,6 +7,7 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -22,6 +23,7 @@ use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::ebpf::exempt::OwnSockets;
+use crate::net::reread::Reread;
 
 /// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
 /// cluster's DNS, nor take all descriptors.
@@ -41,6 +43,9 @@ struct Config {
     files: Files,
     state: ArcSwap<State>,
     next_check: Mutex<Instant>,
+    reread: Reread,
+    /// How often that was asked when the files were looked at last.
+    asks: AtomicU64,
     last: Mutex<Last>,
 }
 
@@ -112,25 +117,26 @@ impl SystemResolver {
     /// # Errors
     /// When the DNS client cannot be set up at all.
     pub fn new() -> Result<Self, ResolveError> {
-        Self::spared(OwnSockets::off())
+        Self::spared(OwnSockets::off(), Reread::default())
     }
 
-    /// As [`Self::new`], for a process whose redirect leaves its questions alone.
+    /// As [`Self::new`], for a process whose redirect leaves its questions alone. The files are looked at again 5 s after the last
+    /// look, and before the next lookup when `reread` is asked.
     ///
     /// # Errors
     /// As there.
-    pub fn spared(own_sockets: OwnSockets) -> Result<Self, ResolveError> {
+    pub fn spared(own_sockets: OwnSockets, reread: Reread) -> Result<Self, ResolveError> {
         let files = Files {
             resolv_conf: PathBuf::from("/etc/resolv.conf"),
             hosts: PathBuf::from("/etc/hosts"),
             dns_port: 53,
             own_sockets,
         };
-        Self::from_files(files)
+        Self::from_files(files, reread)
     }
 
-    fn from_files(files: Files) -> Result<Self, ResolveError> {
-        let config = Arc::new(Config::new(files)?);
+    fn from_files(files: Files, reread: Reread) -> Result<Self, ResolveError> {
+        let config = Arc::new(Config::new(files, reread)?);
         Ok(Self::of(config))
     }
 
@@ -193,7 +199,7 @@ impl Resolve for SystemResolver {
 
 impl Config {
     /// Reads the files. What cannot be used of them is logged, and the defaults are taken for it.
-    fn new(files: Files) -> Result<Self, ResolveError> {
+    fn new(files: Files, reread: Reread) -> Result<Self, ResolveError> {
         let mut reading = Reading::of(&files);
         let mut last = Last::default();
         last.take(&mut reading);
@@ -208,6 +214,8 @@ impl Config {
             files,
             state: ArcSwap::from_pointee(state),
             next_check: Mutex::new(Instant::now() + RECHECK),
+            asks: AtomicU64::new(reread.asks()),
+            reread,
             last: Mutex::new(last),
         })
     }
@@ -270,7 +278,8 @@ impl Config {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let due = now >= *next;
+        let asks = self.reread.asks();
+        let due = self.asks.swap(asks, Relaxed) != asks || now >= *next;
         if due {
             *next = now + RECHECK;
         }

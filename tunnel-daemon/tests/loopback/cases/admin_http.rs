@@ -66,7 +66,7 @@ async fn it_knows_its_paths_and_their_methods() {
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         assert!(body.contains(&format!("\"api\":{API}")), "{body}");
     }
-    for path in ["/v1/drain", "/v1/unlink"] {
+    for path in ["/v1/drain", "/v1/unlink", "/v1/log"] {
         for method in ["GET", "HEAD", "PUT", "DELETE"] {
             let (head, _body) = ask(&socket, &request(method, path)).await;
             assert!(head.starts_with("HTTP/1.1 405"), "{method} {path}: {head}");

@@ -60,6 +60,7 @@ mod platforms;
 mod processes;
 mod relay_engine;
 mod revocation;
+mod signals;
 mod silent_agents;
 mod silent_peers;
 mod slow_readers;

@@ -131,7 +131,7 @@ fn resolver(dir: &Path, server: &NameServer, resolv_conf: &str, hosts: &str) -> 
     let files = files(dir, server);
     fs::write(&files.resolv_conf, resolv_conf).unwrap();
     fs::write(&files.hosts, hosts).unwrap();
-    SystemResolver::from_files(files).unwrap()
+    SystemResolver::from_files(files, Reread::default()).unwrap()
 }
 
 fn ips(list: &str) -> Vec<IpAddr> {
@@ -328,7 +328,7 @@ async fn without_a_configuration_the_local_name_server_is_asked() {
         dns_port: server.port,
         own_sockets: OwnSockets::off(),
     };
-    let resolver = SystemResolver::from_files(files).unwrap();
+    let resolver = SystemResolver::from_files(files, Reread::default()).unwrap();
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
 }
 

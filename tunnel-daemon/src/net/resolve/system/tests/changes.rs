@@ -58,7 +58,7 @@ async fn a_file_that_is_replaced_while_it_is_read_is_read_again() {
         old.write_all(b"nameserver 127.0.0.1\nsearch a.test\n")
             .unwrap();
     });
-    let resolver = SystemResolver::from_files(files).unwrap();
+    let resolver = SystemResolver::from_files(files, Reread::default()).unwrap();
     replacing.join().unwrap();
     let search = resolver.config.state.load().search.concat();
     assert_eq!(search, "a.test");
@@ -92,6 +92,24 @@ async fn a_hosts_file_that_becomes_unreadable_stays_in_use_and_hides_no_change_o
         "beside a resolv.conf of no use"
     );
     assert_eq!(resolver.lookup_ip("web").await, Ok(ips("10.0.0.1")));
+}
+
+#[tokio::test]
+async fn before_the_next_lookup_files_are_read_again_when_that_is_asked_for() {
+    let (dir, server) = (
+        TempDir::new().unwrap(),
+        NameServer::start(BTreeMap::new()).await,
+    );
+    let files = files(dir.path(), &server);
+    fs::write(&files.resolv_conf, CONF).unwrap();
+    let reread = Reread::default();
+    let resolver = SystemResolver::from_files(files, reread.clone()).unwrap();
+    *resolver.config.next_check.lock().unwrap() = Instant::now() + Duration::from_secs(3600);
+    fs::write(dir.path().join("hosts"), "10.5.5.5 pinned\n").unwrap();
+    let gone = resolver.lookup_ip("pinned").await;
+    assert_eq!(gone, Err(ResolveError::NotFound));
+    reread.ask();
+    assert_eq!(resolver.lookup_ip("pinned").await, Ok(ips("10.5.5.5")));
 }
 
 #[tokio::test]
