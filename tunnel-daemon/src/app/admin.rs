@@ -4,11 +4,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::pin::pin;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,6 +23,7 @@ use super::answer_deadline::AnswerDeadline;
 use super::privileges::give_up_here;
 use super::probes::HttpService;
 use crate::net::listen::{ListenError, SocketMode, StaleFile, UnixBound, UnixListening, listen};
+use crate::net::tasks::Tasks;
 use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::Listener;
 
@@ -153,11 +156,16 @@ pub struct AdminThread {
 }
 
 impl AdminThread {
-    /// Starts the thread, without listeners yet. Connections ended by the cap are counted in `metrics`.
+    /// Starts the thread, without listeners yet. Connections ended by the cap are counted in `metrics`,
+    /// and a listener that ends by itself is noted in `services`.
     ///
     /// # Errors
     /// [`AdminError::Start`] if the system gives no thread or descriptors.
-    pub fn start(limits: AdminLimits, metrics: AditMetrics) -> Result<Self, AdminError> {
+    pub fn start(
+        limits: AdminLimits,
+        metrics: AditMetrics,
+        services: Tasks,
+    ) -> Result<Self, AdminError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -167,7 +175,7 @@ impl AdminThread {
             .name("adit-admin".to_owned())
             .spawn(move || {
                 give_up_here();
-                runtime.block_on(run(received, limits, metrics));
+                runtime.block_on(run(received, limits, metrics, services));
             })
             .map_err(AdminError::Start)?;
         Ok(Self {
@@ -270,16 +278,35 @@ pub struct AdminSocket {
 }
 
 /// Main task of the thread; ends, and with it the runtime, when the owner goes.
-async fn run(mut commands: mpsc::Receiver<Serve>, limits: AdminLimits, metrics: AditMetrics) {
+async fn run(
+    mut commands: mpsc::Receiver<Serve>,
+    limits: AdminLimits,
+    metrics: AditMetrics,
+    services: Tasks,
+) {
     let mut listeners = JoinSet::new();
     while let Some(serve) = commands.recv().await {
         while listeners.try_join_next().is_some() {}
-        listeners.spawn(accept(serve, limits, metrics.clone()));
+        let (name, services) = (serve.name, services.clone());
+        let accepting = AssertUnwindSafe(accept(serve, limits, metrics.clone())).catch_unwind();
+        listeners.spawn(async move {
+            if !matches!(accepting.await, Ok(Ended::Closed)) {
+                services.service_ended(name);
+            }
+        });
     }
 }
 
+/// How an accept loop ended, where it did not panic.
+enum Ended {
+    /// Its owner closed it.
+    Closed,
+    /// It cannot accept.
+    Lost,
+}
+
 /// Accept loop of one listener, then the drain of its connections.
-async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
+async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) -> Ended {
     let Serve {
         name,
         listener,
@@ -290,7 +317,7 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
         Ok(listener) => listener,
         Err(error) => {
             tracing::error!(port = name, %error, "listener lost");
-            return;
+            return Ended::Lost;
         }
     };
     let mut connections = JoinSet::new();
@@ -335,6 +362,7 @@ async fn accept(serve: Serve, limits: AdminLimits, metrics: AditMetrics) {
     drop(listener);
     // Each ends by itself within the grace.
     while connections.join_next().await.is_some() {}
+    Ended::Closed
 }
 
 /// Ends the oldest connection still open and forgets those that ended by themselves.

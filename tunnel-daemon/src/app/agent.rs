@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
@@ -22,7 +22,9 @@ use super::controls::Controls;
 use super::descriptors;
 use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::{NodeSide, NodeSideParts};
-use super::probes::{Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, readiness_channel};
+use super::probes::{
+    Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
+};
 use super::redirect_view::RedirectView;
 use super::relay;
 use super::run::wait_until;
@@ -52,6 +54,13 @@ const TASKS_MAX: usize = 200_000;
 /// Search, watchers and the like.
 const SERVICE_TASKS_MAX: usize = 128;
 
+/// Stages of an agent's life, for its readiness.
+const SERVING: u8 = 0;
+/// Told to end, and serving until then.
+const DRAINING: u8 = 1;
+/// Ending: what is left is cut.
+const STOPPING: u8 = 2;
+
 /// An agent that runs.
 pub struct RunningAgent {
     /// Where probes and scrapes go.
@@ -67,6 +76,7 @@ pub struct RunningAgent {
     lane_watch: Arc<LaneWatch>,
     services: Tasks,
     relay: Option<Arc<PipeRelay>>,
+    stage: Arc<AtomicU8>,
     stop: CancellationToken,
     _admin: Admin,
 }
@@ -254,7 +264,10 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     };
     let (engine, side) = (started_relay.detail + &account_line, Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
-    let (health, admin) = probes(plan, &metrics, &servers, &services, detail, source)?;
+    let stage = Arc::new(AtomicU8::new(SERVING));
+    let (health, admin) = probes(
+        plan, &metrics, &servers, &services, &stage, detail, source,
+    )?;
     Ok(RunningAgent {
         health,
         target_listeners: node.addresses.clone(),
@@ -266,6 +279,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         lane_watch,
         services,
         relay,
+        stage,
         stop,
         _admin: admin,
     })
@@ -301,19 +315,29 @@ fn probes(
     metrics: &AgentMetrics,
     servers: &Servers,
     services: &Tasks,
+    stage: &Arc<AtomicU8>,
     detail: Detail,
     source: AgentSource,
 ) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
-    let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+    let (adit, limits) = (metrics.adit().clone(), AdminLimits::default());
+    let thread = AdminThread::start(limits, adit, services.clone())?;
     let (asker, questions) = readiness_channel();
     let (connected, heard, compat) = (servers.connected(), servers.heard(), plan.compat);
+    let (watched, stage) = (services.clone(), Arc::clone(stage));
     services.spawn_always("readiness", async move {
         questions
             .answer(move || {
-                if connected.load(Relaxed) == 0 {
+                let stage = stage.load(Relaxed);
+                if stage == STOPPING {
+                    Readiness::NotReady(SHUTTING_DOWN.into())
+                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
+                    ended
+                } else if connected.load(Relaxed) == 0 {
                     Readiness::NotReady(NO_SERVER.into())
                 } else if heard.load(Relaxed) == 0 && !compat {
                     Readiness::NotReady(SERVERS_SILENT.into())
+                } else if stage == DRAINING && !compat {
+                    Readiness::Draining
                 } else {
                     Readiness::Ready
                 }
@@ -343,6 +367,8 @@ fn probes(
 impl RunningAgent {
     /// Announces that this agent goes away; tunnels and even new dials go on.
     pub fn drain(&self) {
+        self.stage.store(DRAINING, Relaxed);
+        self.services.services_may_end();
         self.node.close();
         self.servers.drain();
     }
@@ -372,6 +398,8 @@ impl RunningAgent {
 
     /// Cuts whatever is left.
     pub async fn stop(self) {
+        self.stage.store(STOPPING, Relaxed);
+        self.services.services_may_end();
         self.stop.cancel();
         self.node.close();
         if let Some(relay) = &self.relay {

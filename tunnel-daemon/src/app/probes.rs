@@ -33,6 +33,10 @@ pub const NO_AGENT: &str = "no connection to any proxy agent";
 pub const SERVERS_SILENT: &str = "servers are connected, but none of them responds";
 /// Reason of a server without an agent that responds.
 pub const ALL_SILENT: &str = "agents are connected, but none of them responds";
+/// Reason of a process that was told to end.
+pub const SHUTTING_DOWN: &str = "shutting down";
+/// What an agent is that was told to end, and serves its tunnels and new dials until then.
+pub const DRAINING: &str = "ready, draining";
 /// Reason of an agent that is not ready because it has no link.
 pub const NO_SERVER: &str = "no servers connected";
 
@@ -41,8 +45,21 @@ pub const NO_SERVER: &str = "no servers connected";
 pub enum Readiness {
     /// It can.
     Ready,
+    /// It can, and has told its servers to choose others: [`DRAINING`].
+    Draining,
     /// It cannot, for this reason: [`NO_AGENT`] or [`NO_SERVER`], or our own words.
     NotReady(Cow<'static, str>),
+}
+
+impl Readiness {
+    /// Of a process one of whose services has ended: that part of its work is not done.
+    #[must_use]
+    pub fn without(services: &[&'static str]) -> Option<Self> {
+        let names = services.join(", ");
+        (!services.is_empty()).then(|| {
+            Self::NotReady(format!("service {names} has ended: restart this process").into())
+        })
+    }
 }
 
 /// A readiness check in flight.
@@ -76,12 +93,13 @@ pub fn readiness_channel() -> (ReadinessAsker, ReadinessQuestions) {
 }
 
 impl ReadinessQuestions {
-    /// Answers until every asker is gone. To be spawned on the data runtime; `state` is called there.
+    /// Answers until every asker is gone, and then rests. To be spawned on the data runtime; `state` is called there.
     pub async fn answer(mut self, mut state: impl FnMut() -> Readiness) {
         while let Some(asked) = self.0.recv().await {
             // An asker that gave up is no concern of ours.
             let _gone = asked.send(state());
         }
+        std::future::pending().await
     }
 }
 
@@ -94,9 +112,7 @@ impl ReadinessProbe for ReadinessAsker {
             }
             match tokio::time::timeout(READINESS_TIMEOUT, answered).await {
                 Ok(Ok(readiness)) => readiness,
-                Ok(Err(_dropped)) => {
-                    Readiness::NotReady("the data runtime is shutting down".into())
-                }
+                Ok(Err(_dropped)) => Readiness::NotReady(SHUTTING_DOWN.into()),
                 Err(_elapsed) => {
                     Readiness::NotReady("the data runtime did not answer within 1s".into())
                 }
@@ -317,11 +333,11 @@ fn respond(
 /// `detail` is for those who ask for more than upstream's server says.
 fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
     match (readiness, detail) {
-        (Readiness::Ready, Some(detail)) => {
+        (Readiness::Ready | Readiness::Draining, Some(detail)) => {
             let lines = format!("[+]agent-connected ok\n{detail}check passed\n");
             respond(StatusCode::OK, PLAIN, lines)
         }
-        (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
+        (Readiness::Ready | Readiness::Draining, None) => respond(StatusCode::OK, PLAIN, "ok"),
         (Readiness::NotReady(reason), detail) => {
             let lines = detail.map_or_else(String::new, |detail| format!("\n{detail}"));
             let text = format!("{reason}{lines}");
@@ -332,6 +348,13 @@ fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full
 
 fn agent_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
     match (readiness, detail) {
+        (Readiness::Draining, Some(detail)) => {
+            let lines = format!(
+                "[+]ping ok\n[+]server-connected ok\n[+]{DRAINING}\n{detail}check passed\n"
+            );
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Draining, None) => respond(StatusCode::OK, PLAIN, DRAINING),
         (Readiness::Ready, Some(detail)) => {
             let lines = format!("[+]ping ok\n[+]server-connected ok\n{detail}check passed\n");
             respond(StatusCode::OK, PLAIN, lines)

@@ -81,6 +81,40 @@ async fn server_with_agents_is_ready() {
 }
 
 #[tokio::test]
+async fn server_that_stops_says_so() {
+    let service = HttpService::server_health(
+        not_ready(SHUTTING_DOWN),
+        ServerMetrics::new(&[]).scrape(),
+        Arc::new(|| DETAIL.to_owned()),
+    );
+    assert_eq!(get(&service, "/readyz").await, answer(500, "shutting down"));
+}
+
+#[tokio::test]
+async fn draining_agent_is_ready_and_says_that_it_drains() {
+    let service = HttpService::agent_health(
+        probe(Readiness::Draining),
+        AgentMetrics::new().scrape(),
+        Arc::new(|| DETAIL.to_owned()),
+    );
+    assert_eq!(
+        get(&service, "/readyz").await,
+        answer(200, "ready, draining")
+    );
+    let lines =
+        format!("[+]ping ok\n[+]server-connected ok\n[+]ready, draining\n{DETAIL}check passed\n");
+    assert_eq!(get(&service, "/readyz?verbose").await, answer(200, &lines));
+}
+
+#[test]
+fn process_without_a_service_is_not_ready_and_names_it() {
+    assert_eq!(Readiness::without(&[]), None);
+    let text = "service tls-files, gauges has ended: restart this process";
+    let without = Readiness::without(&["tls-files", "gauges"]);
+    assert_eq!(without, Some(Readiness::NotReady(text.into())));
+}
+
+#[tokio::test]
 async fn agent_without_servers_lists_its_checks_with_503() {
     let service = HttpService::agent_health(
         not_ready(NO_SERVER),
@@ -201,7 +235,10 @@ async fn readiness_is_answered_from_the_data_runtime() {
         assert_eq!(asker.check().await, Readiness::Ready);
         drop(asker);
     };
-    tokio::join!(answering, asking);
+    tokio::select! {
+        () = answering => panic!("it rests when nobody asks"),
+        () = asking => (),
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -23,6 +23,7 @@ use crate::config::plan::NetnsPlan;
 use crate::ebpf::account::Accounts;
 use crate::ebpf::netns;
 use crate::ebpf::redirect::Redirect;
+use crate::net::blocking::{self, BlockingError};
 use crate::net::listen::Listener;
 use crate::net::namespaces::{
     Asked, FOLDERS_MAX, Helper, HelperError, Look, Opened, PROCESSES_MAX,
@@ -202,17 +203,22 @@ impl Namespaces {
                 () = stop.cancelled() => return,
                 Some(()) = self.serving.next() => (),
                 looked = &mut looking => match looked {
-                    Some((helper, Ok(look))) => {
+                    Ok((helper, Ok(look))) => {
                         self.apply(look);
                         looking = self.look(helper);
                     }
-                    Some((gone, Err(error))) => {
+                    Ok((gone, Err(error))) => {
                         self.without(NetnsHelperState::Ended, &error);
                         // Not by a thread that carries data: its end is waited for, and may be long in coming.
-                        let _reaped = tokio::task::spawn_blocking(move || drop(gone));
+                        blocking::start(move || drop(gone));
                         looking = Box::pin(std::future::pending());
                     }
-                    None => return, // The runtime shuts down.
+                    Err(error) => {
+                        // It went with the work that held it.
+                        let error = HelperError::Gone(format!("cannot be asked any more: {error}"));
+                        self.without(NetnsHelperState::Ended, &error);
+                        looking = Box::pin(std::future::pending());
+                    }
                 },
             }
         }
@@ -222,7 +228,7 @@ impl Namespaces {
     fn look(
         &self,
         mut helper: Helper,
-    ) -> BoxFuture<'static, Option<(Helper, Result<Look, HelperError>)>> {
+    ) -> BoxFuture<'static, Result<(Helper, Result<Look, HelperError>), BlockingError>> {
         let held = self.held.iter().map(|(id, held)| Asked {
             id: *id,
             wants_v6: !held.has_v6,
@@ -230,11 +236,11 @@ impl Namespaces {
         let held: Vec<Asked> = held.collect();
         Box::pin(async move {
             tokio::time::sleep(LOOK_EVERY).await;
-            let asking = tokio::task::spawn_blocking(move || {
+            blocking::run(move || {
                 let look = helper.look(held.into_iter());
                 (helper, look)
-            });
-            asking.await.ok()
+            })
+            .await
         })
     }
 

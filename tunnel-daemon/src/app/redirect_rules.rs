@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::redirect_view::RedirectView;
 use crate::config::limits;
 use crate::config::plan::{RuleFile, RuleFileOf};
+use crate::net::blocking;
 use crate::net::reload::{Changes, POLL_PERIOD};
 use crate::net::reread::Reread;
 
@@ -62,17 +63,21 @@ impl Followed {
         reread: Reread,
         stop: CancellationToken,
     ) {
-        let changes = Changes::of(&[&self.path], &reread);
+        let mut changes = Changes::of(&[&self.path], &reread);
         let mut last_error = None;
         loop {
             // First at once: a change between loading and watching would go unnoticed otherwise.
             let (read, apply) = (self.clone(), Arc::clone(&apply));
-            let looked = tokio::task::spawn_blocking(move || read.look(&*apply)).await;
-            let Ok((text, outcome)) = looked else {
-                return; // The runtime shuts down.
-            };
-            self.told(outcome, &view, &mut last_error);
-            self.text = text;
+            match blocking::run(move || read.look(&*apply)).await {
+                Ok((text, outcome)) => {
+                    self.told(outcome, &view, &mut last_error);
+                    self.text = text;
+                }
+                Err(error) => {
+                    let file = self.path.display();
+                    tracing::warn!(%error, %file, "cannot look at the rules of the redirect; the old ones stay in force");
+                }
+            }
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = changes.next(POLL_PERIOD) => (),

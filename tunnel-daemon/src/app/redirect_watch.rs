@@ -12,6 +12,7 @@ use crate::config::plan::OnFailure;
 use crate::ebpf::cgroup::{PART_OF_HOST, WHOLE_HOST, is_part_of_host};
 use crate::ebpf::object::KernelError;
 use crate::ebpf::redirect::Redirect;
+use crate::net::blocking;
 use crate::telemetry::AditMetrics;
 
 /// How often counts of the kernel are read, ended processes forgotten, and the cgroup looked after.
@@ -82,15 +83,16 @@ pub(super) async fn look_after(
             }
         }
         let forgetting = Arc::clone(&redirect);
-        let forgotten = tokio::task::spawn_blocking(move || forgetting.forget_ended()).await;
-        match forgotten {
+        match blocking::run(move || forgetting.forget_ended()).await {
             Ok(Ok(_count)) => (),
             Ok(Err(error)) if !told => {
                 told = true;
                 not_forgotten(on_failure, &error);
             }
             Ok(Err(_again)) => (),
-            Err(_panicked) => return, // Or the runtime shuts down.
+            Err(error) => {
+                tracing::warn!(%error, "cannot look for exempt processes that have ended")
+            }
         }
         if there && !redirect.is_on(&cgroup) {
             there = false;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_relay::{Choice, probe, probe_kernel_tls};
+use anyhow::Context as _;
 
 use super::privileges::give_up_here;
 use crate::config::plan::{DataPathPlan, LaneSecurity};
@@ -72,7 +73,8 @@ pub(super) fn start(
         silence_max,
         metrics.clone(),
         give_up_here,
-    )?;
+    )
+    .context("cannot start the relay")?;
     let watched = Arc::clone(&relay);
     services.spawn_always("relay-watch", async move { watched.watch().await });
     started.relay = Some(relay);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use tokio::runtime::Builder;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
@@ -18,6 +19,7 @@ use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
 use crate::config::{Command, Parsed};
+use crate::net::blocking::start_runtime;
 use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
@@ -80,14 +82,13 @@ pub fn run(parsed: Parsed) -> ExitCode {
     }
     super::descriptors::raise_limit();
     blocks::keep_at_most(memory::limit() / limits::KEPT_BLOCKS_DIVISOR);
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
+    let mut builder = Builder::new_multi_thread();
+    builder
         .event_interval(POLLS_BETWEEN_EVENTS)
-        .on_thread_start(privileges::give_up_here)
-        .enable_all()
-        .build()
-    {
+        .on_thread_start(privileges::give_up_here);
+    let runtime = match start_runtime(&mut builder) {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&anyhow::Error::new(error).context("cannot start the runtime")),
+        Err(error) => return fail(&error.into()),
     };
     let controls = Controls {
         debug: lines.debug_log(),
@@ -117,7 +118,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
 
 fn fail(error: &anyhow::Error) -> ExitCode {
     // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
-    let _unread = writeln!(std::io::stderr(), "adit: {error:#}");
+    let _unread = writeln!(std::io::stderr(), "error: {error:#}");
     ExitCode::FAILURE
 }
 

@@ -24,7 +24,8 @@ use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
 use super::probes::{
-    ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, readiness_channel,
+    ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, SHUTTING_DOWN,
+    readiness_channel,
 };
 use super::redirect::Captured;
 use super::relay;
@@ -244,7 +245,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         hub: Arc::clone(&hub),
         metrics: adit.clone(),
     };
-    let probes = Probes::start(plan, &metrics, asker, detail, source)?;
+    let probes = Probes::start(plan, &metrics, &tasks.services, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
@@ -351,7 +352,7 @@ fn backend_settings(
     })
 }
 
-/// Ready while the first strategy has an agent and nobody asked to stop. With native flags that agent must have been heard lately;
+/// Ready while the first strategy has an agent, all services run and nobody asked to stop. With native flags that agent must have been heard lately;
 /// in compat mode registration counts, as upstream: a server that is not ready hides its own service, and locks its agents out.
 fn readiness(
     hub: &Arc<Hub>,
@@ -361,10 +362,15 @@ fn readiness(
 ) -> ReadinessAsker {
     let (asker, questions) = readiness_channel();
     let (hub, stopping) = (Arc::clone(hub), Arc::clone(stopping));
+    let watched = services.clone();
     services.spawn_always("readiness", async move {
         questions
             .answer(move || {
-                if stopping.load(Relaxed) || !hub.with_registry(Registry::is_ready) {
+                if stopping.load(Relaxed) {
+                    Readiness::NotReady(SHUTTING_DOWN.into())
+                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
+                    ended
+                } else if !hub.with_registry(Registry::is_ready) {
                     Readiness::NotReady(NO_AGENT.into())
                 } else if !compat && !hub.with_registry(Registry::is_heard) {
                     Readiness::NotReady(ALL_SILENT.into())
@@ -388,11 +394,16 @@ impl Probes {
     fn start(
         plan: &ServerPlan,
         metrics: &ServerMetrics,
+        services: &Tasks,
         asker: ReadinessAsker,
         detail: Detail,
         source: ServerSource,
     ) -> anyhow::Result<Self> {
-        let thread = AdminThread::start(AdminLimits::default(), metrics.adit().clone())?;
+        let thread = AdminThread::start(
+            AdminLimits::default(),
+            metrics.adit().clone(),
+            services.clone(),
+        )?;
         let socket = plan.admin_socket.as_deref();
         let socket = socket
             .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
@@ -461,6 +472,7 @@ impl RunningServer {
     /// leaves the others to [`Self::cut`].
     pub async fn leave(&self, grace: Option<Duration>) {
         self.stopping.store(true, Relaxed);
+        self.tasks.services.services_may_end();
         // New connections go their own way, before anything here refuses them.
         self.captured.detach();
         self.hub.refuse_dials();

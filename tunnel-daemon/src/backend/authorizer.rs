@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::hub::Hub;
 use crate::lane::LaneRights;
 use crate::net::agent_identity::AgentIdentity;
+use crate::net::blocking;
 use crate::net::reload::{Changes, ReloadableServerTls};
 use crate::net::reread::Reread;
 use crate::net::tasks::Tasks;
@@ -153,7 +154,7 @@ impl AgentAuthorizer {
         reread: Reread,
         stop: CancellationToken,
     ) {
-        let watched = denied.map(|path| (Changes::of(&[&path], &reread), path));
+        let mut watched = denied.map(|path| (Changes::of(&[&path], &reread), path));
         let (mut told, mut checked) = (None, 0);
         loop {
             if let Some((_changes, path)) = &watched {
@@ -164,7 +165,7 @@ impl AgentAuthorizer {
                 checked = now;
             }
             let file_changes = async {
-                match &watched {
+                match &mut watched {
                     Some((changes, _path)) => changes.next(POLL).await,
                     None => tokio::time::sleep(POLL).await,
                 }
@@ -179,7 +180,7 @@ impl AgentAuthorizer {
 
     async fn read_again(&self, path: &Path, told: &mut Option<String>) {
         let reading = path.to_owned();
-        match tokio::task::spawn_blocking(move || read(&reading)).await {
+        match blocking::run(move || read(&reading)).await {
             Ok(Ok(list)) => {
                 *told = None;
                 if **self.0.denied.load() != list {
@@ -195,7 +196,9 @@ impl AgentAuthorizer {
                     *told = Some(text);
                 }
             }
-            Err(_cut_off) => (),
+            Err(error) => {
+                tracing::warn!(%error, file = %path.display(), "cannot look at the deny list; the last one stays in force");
+            }
         }
     }
 

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
-use tokio::task::spawn_blocking;
+
+use super::blocking;
 
 /// Where the kernel lists them.
 const LIST: &str = "/proc/self/fd";
@@ -276,10 +277,8 @@ impl Descriptors {
                 self.look()
             } else {
                 let looking = Arc::clone(&self);
-                // It ends early only with the runtime.
-                spawn_blocking(move || looking.look())
-                    .await
-                    .unwrap_or(false)
+                // Not counted this time: the next look comes soon.
+                blocking::run(move || looking.look()).await.unwrap_or(false)
             };
             let lanes = self.lanes_to_close();
             if counted && lanes > 0 && closed.is_none_or(|at| at.elapsed() >= patience) {

@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod agent_identity;
 pub mod authority;
+pub mod blocking;
 pub mod blocks;
 pub mod buffered;
 mod ca;

@@ -2,22 +2,20 @@
 //! broken ones leave the old configuration in place and are reported. Whoever starts a handshake takes what is current;
 //! connections that exist are not touched.
 
+mod changes;
+
 use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use notify::{
-    Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher,
-    event::{AccessKind, AccessMode, ModifyKind},
-};
 use rustls_pki_types::{CertificateDer, UnixTime};
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+pub use self::changes::Changes;
+use super::blocking;
 use super::reread::Reread;
 #[cfg(test)]
 use super::tls::ServerSide;
@@ -25,9 +23,6 @@ use super::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
 
 /// How often files are read again without any notification: network file systems send none.
 pub const POLL_PERIOD: Duration = Duration::from_secs(30);
-/// Wait after the first notification, so that a certificate and its key, written one after the other, are read as a
-/// pair. A mismatch read in between would only be reported, never used.
-const SETTLE: Duration = Duration::from_millis(100);
 
 /// The TLS side of a listener, current.
 pub type ReloadableServerTls = Reloadable<ServerTls>;
@@ -184,7 +179,7 @@ pub async fn watch(
         .iter()
         .flat_map(|(_name, target)| target.paths())
         .collect();
-    let changes = Changes::of(&paths, &reread);
+    let mut changes = Changes::of(&paths, &reread);
     let mut followed: Vec<Followed> = targets
         .into_iter()
         .map(|(name, target)| Followed {
@@ -205,37 +200,6 @@ pub async fn watch(
     }
 }
 
-/// Files that may change, by the directories they are in.
-pub struct Changes {
-    changed: Arc<Notify>,
-    /// Dropping it ends the notifications.
-    _watcher: Option<RecommendedWatcher>,
-}
-
-impl Changes {
-    /// Watches from now on. What `reread` asks for is told as a change.
-    #[must_use]
-    pub fn of(paths: &[impl AsRef<Path>], reread: &Reread) -> Self {
-        let changed = Arc::new(Notify::new());
-        reread.tell(&changed);
-        let names = paths
-            .iter()
-            .flat_map(|path| names_of(path.as_ref()))
-            .collect();
-        let _watcher = watch_directories(names, Arc::clone(&changed));
-        Self { changed, _watcher }
-    }
-
-    /// Waits until one may have changed and what was begun is likely written, or for `poll`. A cancelled call loses no change
-    /// but the one it was waiting out.
-    pub async fn next(&self, poll: Duration) {
-        tokio::select! {
-            () = tokio::time::sleep(poll) => (),
-            () = self.changed.notified() => tokio::time::sleep(SETTLE).await,
-        }
-    }
-}
-
 /// A target and whether its last check failed.
 struct Followed {
     name: &'static str,
@@ -246,10 +210,13 @@ struct Followed {
 impl Followed {
     async fn check(&mut self, events: &dyn ReloadEvents) {
         let target = Arc::clone(&self.target);
-        let outcome = match tokio::task::spawn_blocking(move || target.reload_now()).await {
+        let outcome = match blocking::run(move || target.reload_now()).await {
             Ok(outcome) => outcome,
-            // The runtime shuts down, or the parser panicked and said so: the old files stay in use.
-            Err(_join_error) => return,
+            Err(error) => {
+                let name = self.name;
+                tracing::warn!(files = name, %error, "cannot look at the TLS files; the old ones stay in use");
+                return;
+            }
         };
         match outcome {
             Ok(Reloaded::Replaced) => {
@@ -277,56 +244,6 @@ impl Followed {
             }
         }
     }
-}
-
-/// The names under which a change of `path` is told: its own, and that of what its links lead to now.
-fn names_of(path: &Path) -> Vec<PathBuf> {
-    let own = match path.parent() {
-        // As the events name it whose directory is watched as `.`.
-        Some(parent) if parent.as_os_str().is_empty() => Path::new(".").join(path),
-        _ => path.to_owned(),
-    };
-    let real = path.canonicalize().ok();
-    std::iter::once(own).chain(real).collect()
-}
-
-/// Whether the files may be others now. Opening and reading are no change: reacting to our own reads would never end.
-/// Nor is what happens inside another file of the directory, such as a log; a link or a name that comes, goes or moves may be.
-fn is_change(event: &Event, names: &BTreeSet<PathBuf>) -> bool {
-    let inside_a_file = match event.kind {
-        EventKind::Access(AccessKind::Close(AccessMode::Write))
-        | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Metadata(_)) => true,
-        EventKind::Access(_) => return false,
-        _ => false,
-    };
-    !inside_a_file || event.paths.is_empty() || event.paths.iter().any(|path| names.contains(path))
-}
-
-fn watch_directories(names: BTreeSet<PathBuf>, changed: Arc<Notify>) -> Option<RecommendedWatcher> {
-    let directories: BTreeSet<PathBuf> = names
-        .iter()
-        .filter_map(|name| name.parent())
-        .map(Path::to_owned)
-        .collect();
-    let notice = move |event: notify::Result<Event>| {
-        // An error, such as a lost event, is a reason to look, too.
-        if event.map_or(true, |event| is_change(&event, &names)) {
-            changed.notify_one();
-        }
-    };
-    let mut watcher = match notify::recommended_watcher(notice) {
-        Ok(watcher) => watcher,
-        Err(error) => {
-            tracing::warn!(%error, "cannot watch files for changes; they are polled");
-            return None;
-        }
-    };
-    for directory in directories {
-        if let Err(error) = watcher.watch(&directory, RecursiveMode::NonRecursive) {
-            tracing::warn!(%error, directory = %directory.display(), "cannot watch a directory for changes; it is polled");
-        }
-    }
-    Some(watcher)
 }
 
 #[cfg(test)]

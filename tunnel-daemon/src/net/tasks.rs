@@ -6,7 +6,7 @@ use std::{
     panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
@@ -57,6 +57,10 @@ struct Inner {
     is_cut_off: AtomicBool,
     panics: AtomicU64,
     services: AtomicUsize,
+    /// Service tasks may end from now on.
+    services_may_end: AtomicBool,
+    /// Service tasks that ended before that, each once.
+    ended: Mutex<Vec<&'static str>>,
 }
 
 impl Tasks {
@@ -73,6 +77,8 @@ impl Tasks {
             is_cut_off: AtomicBool::new(false),
             panics: AtomicU64::new(0),
             services: AtomicUsize::new(0),
+            services_may_end: AtomicBool::new(false),
+            ended: Mutex::default(),
         }))
     }
 
@@ -86,7 +92,7 @@ impl Tasks {
         work: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), Overloaded> {
         let permit = self.permit()?;
-        self.start(name, work, permit);
+        self.start(name, work, permit, false);
         Ok(())
     }
 
@@ -105,6 +111,7 @@ impl Tasks {
         let guarded = async move {
             let guard = PanicGuard {
                 name,
+                is_service: false,
                 inner: &inner,
             };
             work.await;
@@ -133,7 +140,8 @@ impl Tasks {
             .map_err(full)
     }
 
-    /// Starts one of the fixed few tasks a program consists of. Not for anything a peer can cause.
+    /// Starts one of the fixed few tasks a program consists of. Not for anything a peer can cause. Its end, by return or panic,
+    /// is an error that [`Self::ended_services`] names, until [`Self::services_may_end`].
     ///
     /// # Panics
     /// When 256 of them run: then it was called in a loop, which is a bug.
@@ -147,7 +155,23 @@ impl Tasks {
             before < SERVICES_MAX,
             "service task {name}: {SERVICES_MAX} run already"
         );
-        self.start(name, work, ServiceGuard(Arc::clone(&self.0)));
+        self.start(name, work, ServiceGuard(Arc::clone(&self.0)), true);
+    }
+
+    /// The program goes away: from now on a service task that ends is no error.
+    pub fn services_may_end(&self) {
+        self.0.services_may_end.store(true, Ordering::Release);
+    }
+
+    /// Notes that a service of this program, run elsewhere, has ended, as if it were one of these tasks.
+    pub fn service_ended(&self, name: &'static str) {
+        self.0.service_ended(name);
+    }
+
+    /// Service tasks that ended though they never should.
+    #[must_use]
+    pub fn ended_services(&self) -> Vec<&'static str> {
+        self.0.ended().clone()
     }
 
     #[expect(
@@ -159,11 +183,13 @@ impl Tasks {
         name: &'static str,
         work: impl Future<Output = ()> + Send + 'static,
         held: impl Send + 'static,
+        is_service: bool,
     ) {
         let guarded = Guarded {
             work: Some(work),
             cut_off: self.0.cut_off.clone().cancelled_owned(),
             is_registered: false,
+            is_service,
             name,
             inner: Arc::clone(&self.0),
             _held: held,
@@ -194,6 +220,7 @@ impl Tasks {
     /// admitted from the first call on. If the call is cancelled, tasks go on; call again.
     pub async fn drain(&self, deadline: Duration) -> Drained {
         self.0.permits.close();
+        self.services_may_end();
         self.0.stopping.cancel();
         self.0.tracker.close();
         let cut_off = match tokio::time::timeout(deadline, self.0.tracker.wait()).await {
@@ -207,6 +234,26 @@ impl Tasks {
             }
         };
         Drained { cut_off }
+    }
+}
+
+impl Inner {
+    fn ended(&self) -> std::sync::MutexGuard<'_, Vec<&'static str>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn service_ended(&self, name: &'static str) {
+        if self.services_may_end.load(Ordering::Acquire) {
+            return;
+        }
+        tracing::error!(
+            task = name,
+            "a service task has ended: this process is not ready until it is restarted"
+        );
+        let mut ended = self.ended();
+        if !ended.contains(&name) {
+            ended.push(name);
+        }
     }
 }
 
@@ -230,6 +277,7 @@ pin_project_lite::pin_project! {
         #[pin]
         cut_off: WaitForCancellationFutureOwned,
         is_registered: bool,
+        is_service: bool,
         name: &'static str,
         inner: Arc<Inner>,
         _held: H,
@@ -244,10 +292,14 @@ impl<F: Future<Output = ()>, H> Future for Guarded<F, H> {
         // Also for a panic of what is dropped below.
         let _guard = PanicGuard {
             name: this.name,
+            is_service: *this.is_service,
             inner: this.inner,
         };
         let work = this.work.as_mut().as_pin_mut();
         let is_over = work.is_none_or(|work| work.poll(cx).is_ready());
+        if is_over && *this.is_service {
+            this.inner.service_ended(this.name);
+        }
         let is_cut_off = || {
             if *this.is_registered {
                 this.inner.is_cut_off.load(Ordering::Acquire)
@@ -267,6 +319,7 @@ impl<F: Future<Output = ()>, H> Future for Guarded<F, H> {
 /// Dropped while unwinding exactly when the task panicked. Tokio itself catches the panic.
 struct PanicGuard<'a> {
     name: &'static str,
+    is_service: bool,
     inner: &'a Inner,
 }
 
@@ -278,6 +331,9 @@ impl Drop for PanicGuard<'_> {
                 task = self.name,
                 "task panicked; this is a bug, the message is on standard error"
             );
+            if self.is_service {
+                self.inner.service_ended(self.name);
+            }
         }
     }
 }
@@ -401,6 +457,28 @@ mod tests {
         tokio::task::yield_now().await;
         let drained = tasks.drain(Duration::ZERO).await;
         assert_eq!((drained, tasks.panics()), (Drained { cut_off: 1 }, 1));
+    }
+
+    #[tokio::test]
+    async fn service_that_returns_or_panics_is_named_until_services_may_end() {
+        let tasks = Tasks::new(8);
+        tasks.spawn_always("returns", async {});
+        tasks.spawn_always("panics", async { panic!("on purpose") });
+        tasks.spawn("work", async {}).unwrap();
+        let (release, released) = oneshot::channel::<()>();
+        tasks.spawn_always("service", async move { drop(released.await) });
+        while tasks.running() > 1 {
+            tokio::task::yield_now().await;
+        }
+        let mut ended = tasks.ended_services();
+        ended.sort_unstable();
+        assert_eq!(ended, ["panics", "returns"]);
+        tasks.services_may_end();
+        release.send(()).unwrap();
+        while tasks.running() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(tasks.ended_services().len(), 2);
     }
 
     #[tokio::test]

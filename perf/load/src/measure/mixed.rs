@@ -14,6 +14,10 @@ use crate::way::Dialer;
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// See the module.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the load generator is no service: it may end where a host refuses a thread"
+)]
 pub(super) async fn measure(load: &Load<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let lasting = load.plan.lasting();
     let streams = load.plan.mixed_streams;

@@ -32,7 +32,7 @@ fn is_free(address: SocketAddr) -> bool {
 
 fn serve(limits: AdminLimits) -> (AdminThread, AdminListener, ServerMetrics) {
     let metrics = ServerMetrics::new(&["default"]);
-    let thread = AdminThread::start(limits, metrics.adit().clone()).unwrap();
+    let thread = AdminThread::start(limits, metrics.adit().clone(), Tasks::new(1)).unwrap();
     let service = HttpService::server_health(
         Arc::new(|| Readiness::Ready),
         metrics.scrape(),

@@ -2,9 +2,12 @@
 
 use adit_kube::access::{AccessError, Api, Source};
 
+use tokio::runtime::Builder;
+
 use super::{Capability, degraded, missing, ok};
 use crate::backend::check_deny_list;
 use crate::config::plan::{AgentPlan, ServerPlan};
+use crate::net::blocking::start_runtime;
 
 /// Lines about the access of a server to the Kubernetes API, and its deny list.
 ///
@@ -40,9 +43,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
 /// Whether there is a configuration that can be used. The API server itself may come later.
 fn api(source: &Source) -> anyhow::Result<Capability> {
     const NAME: &str = "kubernetes-api";
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = start_runtime(&mut Builder::new_current_thread())?;
     let opened = runtime.block_on(async {
         let api = Api::open(source.clone()).await?;
         Ok::<_, AccessError>(api.risk().await)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt as _;
+use tokio::runtime::Builder;
 
 use super::{missing, ok};
 use crate::agent::reach::{Met, Reach, Reached};
@@ -14,6 +15,7 @@ use crate::config::plan::AgentPlan;
 use crate::config::tls_policy::TlsPolicy;
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
+use crate::net::blocking::start_runtime;
 use crate::net::reload::Reloadable;
 use crate::net::resolve::SystemResolver;
 use crate::net::tls::{Alpn, ClientTls};
@@ -42,9 +44,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
         let untried = "not tried: the certificates above cannot be used";
         return Ok(vec![missing(NAME, untried, "mend them first")]);
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = start_runtime(&mut Builder::new_current_thread())?;
     runtime.block_on(async {
         let reach = Reach {
             resolver: Arc::new(SystemResolver::new()?),

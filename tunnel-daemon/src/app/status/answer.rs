@@ -186,10 +186,17 @@ impl JsonSource for StatusAnswer {
             status.readiness = match self.asker.check().await {
                 Readiness::Ready => super::model::Readiness {
                     ready: true,
+                    draining: false,
+                    reason: None,
+                },
+                Readiness::Draining => super::model::Readiness {
+                    ready: true,
+                    draining: true,
                     reason: None,
                 },
                 Readiness::NotReady(reason) => super::model::Readiness {
                     ready: false,
+                    draining: false,
                     reason: Some(reason.into_owned()),
                 },
             };

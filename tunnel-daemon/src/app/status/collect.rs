@@ -140,6 +140,7 @@ impl Common {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             readiness: Readiness {
                 ready: false,
+                draining: false,
                 reason: None,
             },
             tunnels: tally.counts,

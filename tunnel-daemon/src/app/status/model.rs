@@ -189,6 +189,9 @@ impl Role {
 pub struct Readiness {
     /// Whether it is.
     pub ready: bool,
+    /// It was told to end, and serves until then.
+    #[serde(default)]
+    pub draining: bool,
     /// Why not.
     pub reason: Option<String>,
 }

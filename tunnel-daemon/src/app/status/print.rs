@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use super::super::probes::DRAINING;
 use super::client::Socket;
 use super::model::{
     Capability, LinkStatus, LogStatus, RedirectOthers, RedirectStatus, Role, Status, Verdict,
@@ -58,6 +59,7 @@ pub fn table(status: &Status) -> String {
     line(
         "ready",
         &match &status.readiness.reason {
+            None if status.readiness.draining => DRAINING.to_owned(),
             None if status.readiness.ready => "yes".to_owned(),
             reason => format!("no: {}", clean(reason.as_deref().unwrap_or("?"), 200)),
         },
@@ -291,6 +293,7 @@ pub(in crate::app) mod tests {
             uptime_seconds: 1e9,
             readiness: Readiness {
                 ready: false,
+                draining: false,
                 reason: Some("no connection to any proxy agent".to_owned()),
             },
             tunnels: TunnelCounts {

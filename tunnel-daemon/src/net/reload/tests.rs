@@ -262,35 +262,3 @@ async fn polling_alone_notices_a_change_too() {
     watching.until_loaded().await;
     assert!(!Arc::ptr_eq(&linked, &tls.current()));
 }
-
-/// A log beside the files would have them read again with each line.
-#[test]
-fn other_files_of_the_directory_change_nothing() {
-    let (directory, _tls) = loaded();
-    let ours = directory.path().join("tls.crt");
-    let log = directory.path().join("server.log");
-    fs::write(&log, "").unwrap();
-    let names: BTreeSet<PathBuf> = names_of(&ours).into_iter().collect();
-    let (told, events) = std::sync::mpsc::channel();
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
-        told.send(event.unwrap()).unwrap();
-    })
-    .unwrap();
-    watcher
-        .watch(directory.path(), RecursiveMode::NonRecursive)
-        .unwrap();
-    // Events up to the one that closes the file.
-    let after = |path: &Path, text: &str| {
-        fs::write(path, text).unwrap();
-        let closed = EventKind::Access(AccessKind::Close(AccessMode::Write));
-        let mut seen = Vec::new();
-        while seen.last().is_none_or(|event: &Event| event.kind != closed) {
-            seen.push(events.recv_timeout(Duration::from_secs(60)).unwrap());
-        }
-        seen.iter().filter(|event| is_change(event, &names)).count()
-    };
-    assert_eq!(after(&log, "a line"), 0);
-    assert!(after(&ours, "garbage") > 0);
-    let fresh = directory.path().join("fresh");
-    assert!(after(&fresh, "another name may be a link's target") > 0);
-}

@@ -13,7 +13,6 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use hickory_resolver::proto::rr::RecordType;
-use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::answers::Answers;
@@ -23,6 +22,7 @@ use super::search::{absolute_names, is_localhost};
 use super::turns::Turns;
 use super::{Answer, Resolve, ResolveError, SrvRecord};
 use crate::ebpf::exempt::OwnSockets;
+use crate::net::blocking;
 use crate::net::reread::Reread;
 
 /// Lookups under way at once, those of one name counted as one; more wait. A burst of dials must not become a burst at the
@@ -232,9 +232,11 @@ impl Config {
     async fn look(&self) {
         let (files, known) = (self.files.clone(), self.last().stamps);
         let look = move || (known != Some(files.stamps())).then(|| Reading::of(&files));
-        // Without a thread to read with, the files are looked at again later.
-        if let Ok(Some(reading)) = spawn_blocking(look).await {
-            self.take(reading);
+        match blocking::run(look).await {
+            Ok(Some(reading)) => self.take(reading),
+            Ok(None) => (),
+            // The old configuration stays in use; the next look is 5 s away.
+            Err(error) => tracing::warn!(%error, "cannot look at the resolver configuration"),
         }
     }
 

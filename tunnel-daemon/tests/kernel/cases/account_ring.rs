@@ -51,6 +51,7 @@ async fn end_one(accounting: &Accounting, listener: &TcpListener) {
 
 /// The reader has a clock of its own, which stands still here: what it reads all the same, it was woken for.
 #[tokio::test(start_paused = true)]
+#[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn an_eighth_of_the_ring_wakes_the_reader_before_its_clock_does() {
     if !ready("waking the reader of a ring") {
         return;

@@ -114,6 +114,7 @@ fn a_profile_without_bpf_is_named_and_the_server_serves() {
         profile: Profile::of("server"),
         deadly: false,
         user: None,
+        threads: None,
     };
     let args = world.server_args(&flags);
     let server = confined::start("server", &rights, &args, world.dir());

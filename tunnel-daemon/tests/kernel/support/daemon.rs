@@ -67,6 +67,7 @@ impl Daemon {
                     profile: Profile::of(&args[1]).with(further),
                     deadly: true,
                     user: None,
+                    threads: None,
                 };
                 confined::start(name, &rights, args, dir)
             }

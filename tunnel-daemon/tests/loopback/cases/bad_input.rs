@@ -349,6 +349,7 @@ async fn files_that_this_user_may_not_read_are_named_with_the_remedy() {
                 profile: Profile::of(name),
                 deadly: false,
                 user: Some(NOBODY),
+                threads: None,
             };
             confined::start(&log, &rights, &args, dir)
         } else {

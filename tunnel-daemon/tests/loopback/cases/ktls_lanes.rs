@@ -300,6 +300,7 @@ async fn session() -> (ByteStream, ByteStream) {
 /// What the kernel seals is TLS as any other, and it opens what any other seals, to the good-byes of both: while a pipe
 /// runs, its peer may as well do its TLS by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn a_peer_of_a_running_pipe_may_stay_with_rustls() {
     if !is_possible("a_peer_of_a_running_pipe_may_stay_with_rustls") {
         return;

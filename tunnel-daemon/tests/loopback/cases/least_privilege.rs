@@ -120,6 +120,7 @@ fn deadly(name: &str) -> Rights {
         profile: Profile::of(name),
         deadly: true,
         user: None,
+        threads: None,
     }
 }
 
@@ -218,6 +219,7 @@ fn try_forbidden(name: &str, deadly: bool) -> Output {
         profile: Profile::of(name),
         deadly,
         user: None,
+        threads: None,
     };
     confined::command(&this, &args.map(str::to_owned), &rights)
         .env(TRY, "1")

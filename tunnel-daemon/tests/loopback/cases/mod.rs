@@ -66,6 +66,7 @@ mod silent_peers;
 mod slow_readers;
 mod sockets;
 mod srv;
+mod thread_limits;
 mod token_crowds;
 mod tokens;
 mod tunnels;

@@ -10,6 +10,7 @@ use crate::support::{connect, targets};
 
 /// A process of its own, so that its descriptors are nobody else's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn quick_connects_leave_no_descriptor_or_task_behind() {
     let (port, _target) = targets::echo().await;
     let mut world = World::start(&["--log-format=json"]).await;

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use seccompiler::{BpfMap, BpfProgram};
 use serde_json::{Value, json};
 
@@ -97,6 +98,8 @@ pub(crate) struct Rights {
     pub(crate) deadly: bool,
     /// Who it runs as, if not as the user of the tests.
     pub(crate) user: Option<u32>,
+    /// Processes and threads that its user may have, if that is limited.
+    pub(crate) threads: Option<u64>,
 }
 
 /// Starts a program with these rights; see [`Process::start`].
@@ -121,6 +124,7 @@ pub(crate) fn command(program: &Path, args: &[String], rights: &Rights) -> Comma
         "program": path_of(&program),
         "args": args,
         "filters": rights.profile.filters(&otherwise),
+        "threads": rights.threads,
     });
     let mut command = Command::new(path_of(&launcher));
     command
@@ -172,6 +176,13 @@ pub(crate) fn launch_if_asked() {
             compiled["main"].clone()
         })
         .collect();
+    if let Some(threads) = task["threads"].as_u64() {
+        let limit = Rlimit {
+            current: Some(threads),
+            maximum: Some(threads),
+        };
+        setrlimit(Resource::Nproc, limit).expect("a lower limit");
+    }
     // The last one is the list, which has no seccomp(2) in it.
     for program in &programs {
         seccompiler::apply_filter(program).expect("a filter");

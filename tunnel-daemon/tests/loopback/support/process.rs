@@ -90,6 +90,21 @@ impl Process {
         })
     }
 
+    /// As [`Self::address`], of a process that logs text.
+    pub(crate) fn listener(&self, field: &str) -> SocketAddr {
+        let field = format!(" {field}=");
+        until_blocking(&format!("{field} in {}", self.log.display()), START, || {
+            let log = self.log();
+            let mut values = log.lines().filter_map(|line| line.split_once(&field));
+            values.find_map(|(_, rest)| rest.split([' ', '"']).next()?.parse().ok())
+        })
+    }
+
+    /// How it has ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child")
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let raw = i32::try_from(self.child.id()).expect("process ids fit");
         kill_process(Pid::from_raw(raw).expect("positive"), signal).expect("it runs");

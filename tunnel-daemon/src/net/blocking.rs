@@ -1,0 +1,202 @@
+//! Work that blocks: files, helper processes, name services of libraries. A runtime from [`start_runtime`] has a fixed number of
+//! threads for it from the start, so a host that refuses a thread later stops nothing.
+//!
+//! Left to itself, tokio starts such a thread on demand, ends it after 10 s, and panics in the caller where the host refuses one.
+
+use std::io;
+use std::panic::{self, AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::bounded;
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads for blocking work. A helper process and a credentials plugin may hold one each; the rest is for short work.
+pub const THREADS: usize = 4;
+/// Threads end with the runtime.
+const KEEP_ALIVE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Wait for one thread before the host is asked whether it refuses.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Wait for one thread of a host that refuses none.
+const START_MAX: Duration = Duration::from_secs(10);
+
+/// The host gives a runtime too few threads.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot start threads: {0}; raise the limit of processes and threads (pids.max of the cgroup, ulimit -u)"
+)]
+pub struct NoThreads(String);
+
+/// Why blocking work has no result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BlockingError {
+    /// The work panicked. The panic hook has written the message.
+    #[error("it panicked, which is a bug; the message is on standard error")]
+    Panicked,
+    /// The runtime ends.
+    #[error("the process is shutting down")]
+    Stopping,
+}
+
+/// Builds the runtime of `builder`, and starts all its threads for blocking work.
+///
+/// # Errors
+/// The host refuses a thread or a descriptor.
+pub fn start_runtime(builder: &mut Builder) -> Result<Runtime, NoThreads> {
+    builder
+        .enable_all()
+        .max_blocking_threads(THREADS)
+        .thread_keep_alive(KEEP_ALIVE);
+    let runtime =
+        without_panic(|| builder.build())?.map_err(|error| NoThreads(error.to_string()))?;
+    match start_threads(&runtime) {
+        Ok(()) => Ok(runtime),
+        Err(error) => {
+            runtime.shutdown_background();
+            Err(error)
+        }
+    }
+}
+
+/// Runs `work` on one of the threads for it. A cancelled call leaves it running.
+///
+/// # Errors
+/// [`BlockingError`]: services log it and try again.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the one place that uses the blocking threads"
+)]
+pub async fn run<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, BlockingError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        if error.is_panic() {
+            BlockingError::Panicked
+        } else {
+            BlockingError::Stopping
+        }
+    })
+}
+
+/// As [`run`], for work whose end nobody waits for.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the one place that uses the blocking threads"
+)]
+pub fn start(work: impl FnOnce() + Send + 'static) {
+    drop(tokio::task::spawn_blocking(work));
+}
+
+/// Holds each thread until all have started, so that no two pieces of work share one.
+fn start_threads(runtime: &Runtime) -> Result<(), NoThreads> {
+    let (tell, told) = sync_channel(THREADS);
+    let (hold, held) = bounded::<()>(0);
+    for _thread in 0..THREADS {
+        let (tell, held) = (tell.clone(), held.clone());
+        spawn(runtime, move || {
+            let _started = tell.send(());
+            // Ends when `hold` is dropped.
+            let _all_started = held.recv();
+        })?;
+        let since = Instant::now();
+        while let Err(waited) = told.recv_timeout(PATIENCE) {
+            refused_by_host()?;
+            if waited == RecvTimeoutError::Disconnected || since.elapsed() >= START_MAX {
+                return Err(NoThreads("the host starts none in time".to_owned()));
+            }
+            // Tokio queues what has no thread, and asks the host again only for further work.
+            spawn(runtime, || ())?;
+        }
+    }
+    drop(hold);
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the handle of this work is not needed: it reports by a channel"
+)]
+fn spawn(runtime: &Runtime, work: impl FnOnce() + Send + 'static) -> Result<(), NoThreads> {
+    without_panic(|| drop(runtime.spawn_blocking(work)))
+}
+
+/// The host's word on one more thread.
+fn refused_by_host() -> Result<(), NoThreads> {
+    let thread = std::thread::Builder::new().spawn(|| ());
+    let ended = thread.map(std::thread::JoinHandle::join);
+    ended
+        .map(drop)
+        .map_err(|error: io::Error| NoThreads(error.to_string()))
+}
+
+/// Tokio reports a refused thread by a panic. Only for the start of the process: other threads' panics are silent meanwhile.
+fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, NoThreads> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_silent| ()));
+    let done = catch_unwind(AssertUnwindSafe(work));
+    panic::set_hook(hook);
+    done.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        let text = text.unwrap_or("the runtime panicked");
+        NoThreads(
+            text.rsplit_once("thread: ")
+                .map_or(text, |(_, cause)| cause)
+                .to_owned(),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtime_has_all_its_blocking_threads_and_keeps_to_them() {
+        let runtime = start_runtime(&mut Builder::new_current_thread()).unwrap();
+        let (hold, held) = bounded::<()>(0);
+        let (tell, told) = sync_channel(THREADS + 1);
+        for _work in 0..=THREADS {
+            let (tell, held) = (tell.clone(), held.clone());
+            spawn(&runtime, move || {
+                tell.send(std::thread::current().id()).unwrap();
+                let _released = held.recv();
+            })
+            .unwrap();
+        }
+        let at = |_| told.recv_timeout(Duration::from_secs(60)).unwrap();
+        let mut threads: Vec<_> = (0..THREADS).map(at).collect();
+        drop(hold);
+        threads.push(at(0));
+        threads.sort_by_key(|id| format!("{id:?}"));
+        threads.dedup();
+        assert_eq!(
+            threads.len(),
+            THREADS,
+            "the fifth waits for a thread of the four"
+        );
+    }
+
+    #[test]
+    fn refused_thread_is_told_without_a_panic() {
+        let refuse = || {
+            panic!(
+                "OS can't spawn worker thread: {}",
+                io::Error::from_raw_os_error(11)
+            )
+        };
+        let error = without_panic::<()>(refuse).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot start threads: Resource temporarily unavailable (os error 11); raise the limit of processes and \
+             threads (pids.max of the cgroup, ulimit -u)"
+        );
+    }
+
+    #[tokio::test]
+    async fn panic_of_the_work_is_an_error_of_the_call() {
+        assert_eq!(run(|| 7).await, Ok(7));
+        let lost = run(|| panic!("on purpose")).await;
+        assert_eq!(lost, Err::<(), _>(BlockingError::Panicked));
+    }
+}
