@@ -206,6 +206,30 @@ impl Servers {
         self.shared.changed.notify_one();
     }
 
+    /// Waits until there is a link, and returns the server of the first.
+    pub async fn first(&self) -> ServerId {
+        let mut changes = self.shared.links_changed.subscribe();
+        loop {
+            if let Some((_, link)) = locked(&self.shared.links).first() {
+                return link.server.clone();
+            }
+            // It lives as long as this.
+            let _changed = changes.changed().await;
+        }
+    }
+
+    /// Ends every link, so that its server hears of it; completes when their tasks know.
+    pub async fn leave(&self) {
+        let links: Vec<_> = locked(&self.shared.links)
+            .iter()
+            .map(|(_, link)| link.commands.clone())
+            .collect();
+        let stop = |link: mpsc::Sender<Command>| async move {
+            let _over = link.send(Command::Stop).await;
+        };
+        join_all(links.into_iter().map(stop)).await;
+    }
+
     /// Tells every server that this agent goes away, and stops looking for more.
     pub fn drain(&self) {
         // Links first and held: a link that is being opened now finds out in `keep`, and only there.

@@ -20,6 +20,7 @@ use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, keep_published, process_budget};
 use super::controls::Controls;
 use super::descriptors;
+use super::listeners::spelling::AgentListeners;
 use super::listeners::{CountedReloads, Watched, serve_probes};
 use super::node::{NodeSide, NodeSideParts};
 use super::probes::{
@@ -67,6 +68,8 @@ pub struct RunningAgent {
     pub health: Option<SocketAddr>,
     /// Where connections to the control plane are taken, in the order of the plan.
     pub target_listeners: Vec<SocketAddr>,
+    /// All of these, as flags spell them.
+    pub(super) listeners: AgentListeners,
     /// Counters.
     pub metrics: AgentMetrics,
     node: Arc<NodeSide>,
@@ -265,11 +268,12 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     let (engine, side) = (started_relay.detail + &account_line, Arc::clone(&node));
     let detail = Arc::new(move || format!("{engine}{}", side.detail()));
     let stage = Arc::new(AtomicU8::new(SERVING));
-    let (health, admin) = probes(
-        plan, &metrics, &servers, &services, &stage, detail, source,
-    )?;
+    let ([health, admin_port], admin) =
+        probes(plan, &metrics, &servers, &services, &stage, detail, source)?;
+    let listeners = AgentListeners::of(plan, &node.addresses, [health, admin_port]);
     Ok(RunningAgent {
         health,
+        listeners,
         target_listeners: node.addresses.clone(),
         metrics,
         node,
@@ -318,7 +322,7 @@ fn probes(
     stage: &Arc<AtomicU8>,
     detail: Detail,
     source: AgentSource,
-) -> anyhow::Result<(Option<SocketAddr>, Admin)> {
+) -> anyhow::Result<([Option<SocketAddr>; 2], Admin)> {
     let (adit, limits) = (metrics.adit().clone(), AdminLimits::default());
     let thread = AdminThread::start(limits, adit, services.clone())?;
     let (asker, questions) = readiness_channel();
@@ -356,15 +360,22 @@ fn probes(
         health = listener.as_ref().map(AdminListener::local_addr);
         listeners.extend(listener);
     }
+    let mut admin = None;
     if let (Some(bind), Some(health)) = (&plan.admin, health) {
         let service = HttpService::agent_admin(health.port());
         let listener = serve_probes(&thread, "admin", bind, service, plan.compat)?;
+        admin = listener.as_ref().map(AdminListener::local_addr);
         listeners.extend(listener);
     }
-    Ok((health, (thread, listeners, socket)))
+    Ok(([health, admin], (thread, listeners, socket)))
 }
 
 impl RunningAgent {
+    /// Waits until this agent has a server, and returns the first.
+    pub async fn first_server(&self) -> ServerId {
+        self.servers.first().await
+    }
+
     /// Announces that this agent goes away; tunnels and even new dials go on.
     pub fn drain(&self) {
         self.stage.store(DRAINING, Relaxed);

@@ -1,5 +1,7 @@
 //! What a server listens on: plan in, accept loops out.
 
+pub(super) mod spelling;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -11,6 +11,7 @@ use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
 use super::controls::{Controls, Requests, outlive_requests};
+use super::listeners::spelling::list;
 use super::signals::Signals;
 use super::status::text::show;
 use super::{agent, check, demo, memory, privileges, server, status, top};
@@ -23,6 +24,7 @@ use crate::net::blocking::start_runtime;
 use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
+use crate::telemetry::{COMMIT, VERSION};
 
 /// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
 /// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
@@ -178,8 +180,19 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     let mut signals = Signals::new()?;
     let server = server::start_with(plan, controls).await?;
     privileges::finish().await;
-    let (health, frontends) = (server.health, &server.frontends);
-    tracing::info!(agents = %server.agents, ?health, ?frontends, "server is up");
+    let listeners = &server.listeners;
+    tracing::info!(
+        version = VERSION,
+        commit = COMMIT,
+        id = %plan.server_id,
+        agents = %server.agents,
+        frontends = listeners.frontends,
+        transparent = listeners.transparent,
+        health = listeners.health,
+        admin = listeners.admin,
+        admin_socket = listeners.admin_socket,
+        "server is up"
+    );
     signals.next().await;
     tracing::info!("signal received: shutting down");
     let grace = match plan.shutdown.drain {
@@ -202,8 +215,27 @@ async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<Exit
     let mut signals = Signals::new()?;
     let agent = agent::start_with(plan, controls).await?;
     privileges::finish().await;
-    tracing::info!(id = %plan.agent_id, health = ?agent.health, "agent is up");
-    signals.next().await;
+    let listeners = &agent.listeners;
+    tracing::info!(
+        version = VERSION,
+        commit = COMMIT,
+        id = %plan.agent_id,
+        servers = list(&plan.servers),
+        target_listeners = listeners.targets,
+        health = listeners.health,
+        admin = listeners.admin,
+        admin_socket = listeners.admin_socket,
+        "agent started"
+    );
+    let up = async {
+        let server = agent.first_server().await;
+        tracing::info!(id = %plan.agent_id, %server, "agent is up");
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = signals.next() => (),
+        () = up => (),
+    }
     tracing::info!("signal received: draining");
     agent.drain();
     let drained = async {

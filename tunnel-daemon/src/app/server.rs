@@ -21,6 +21,7 @@ use super::budgets::{isolation, isolation_here, process_budget};
 use super::controls::Controls;
 use super::descriptors;
 use super::kubernetes::{admission, kubernetes_api, publish_lease};
+use super::listeners::spelling::ServerListeners;
 use super::listeners::{CountedReloads, Listening, serve_probes};
 use super::node::{self, NodeParts};
 use super::probes::{
@@ -65,6 +66,8 @@ pub struct RunningServer {
     pub health: Option<SocketAddr>,
     /// Where the admin port is.
     pub admin: Option<SocketAddr>,
+    /// All of these, as flags spell them.
+    pub(super) listeners: ServerListeners,
     /// Counters.
     pub metrics: ServerMetrics,
     hub: Arc<Hub>,
@@ -197,10 +200,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
     let agents = listening.agents(agent_tls, backend, &tasks.links)?;
-    let mut frontends = Vec::new();
-    for frontend in &plan.frontends {
-        frontends.extend(listening.frontend(frontend, &hub, &context, &tasks.clients)?);
-    }
+    let each = plan.frontends.iter();
+    let each = each.map(|frontend| listening.frontend(frontend, &hub, &context, &tasks.clients));
+    let each = each.collect::<Result<Vec<_>, _>>()?;
+    let frontends: Vec<SocketAddr> = each.iter().copied().flatten().collect();
     let watched = std::mem::take(&mut listening.watched);
     drop(listening);
     let events = Arc::new(CountedReloads {
@@ -247,6 +250,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     };
     let probes = Probes::start(plan, &metrics, &tasks.services, asker, detail, source)?;
     let (health, admin) = (probes.address("health"), probes.address("admin"));
+    let listeners = ServerListeners::of(plan, &each, transparent, [health, admin]);
     let others = [health, admin, transparent].into_iter().flatten();
     let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
     let all = others.iter().chain(captured.listeners()).copied();
@@ -260,6 +264,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         transparent,
         health,
         admin,
+        listeners,
         metrics,
         hub,
         lane_watch,

@@ -27,6 +27,11 @@ mod sink;
 mod tests;
 pub mod tunnels;
 
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The first digits of the commit that it is made of, or `unknown`.
+pub const COMMIT: &str = env!("ADIT_COMMIT");
+
 pub use access::{AccessLog, TunnelRecord, cut};
 pub use debug::DebugLog;
 pub use dial_counts::DialCounts;

@@ -19,6 +19,8 @@ use super::world::get;
 
 /// Far beyond what anything here takes, also under emulation.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The lines of the log that name the listeners.
+const STARTED: [&str; 2] = ["server is up", "agent started"];
 /// What the launcher is to start, as lines.
 const TASK: &str = "ADIT_KERNEL_TEST_LAUNCH";
 /// With what more than loading programs takes, as a number.
@@ -94,16 +96,21 @@ impl Daemon {
     }
 
     pub(crate) fn until_up(&self) {
-        self.until("it is up", |daemon| daemon.log().contains(" is up"));
+        self.until("it has started", |daemon| {
+            let log = daemon.log();
+            STARTED.iter().any(|line| log.contains(line))
+        });
     }
 
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// An address of the line that says it is up.
+    /// An address of the line that says it has started.
     pub(crate) fn address(&self, field: &str) -> SocketAddr {
-        self.address_of(" is up", field)
+        let log = self.log();
+        let started = STARTED.iter().find(|line| log.contains(*line));
+        self.address_of(started.expect("it has started"), field)
     }
 
     /// An address of the first line that says this.

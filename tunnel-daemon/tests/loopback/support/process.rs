@@ -198,18 +198,15 @@ impl Drop for Process {
     }
 }
 
-/// An address in a field of any depth, written as itself, as `Some(...)`, or as a list of one.
+/// An address in a field of any depth: as itself, or the first TCP address of a list of `--frontend`.
 fn find(value: &Value, field: &str) -> Option<SocketAddr> {
     let object = value.as_object()?;
     let text = object.get(field).and_then(Value::as_str);
-    let text = text.map(|text| text.trim_start_matches("Some(").trim_end_matches(')'));
-    let text = text.map(|text| {
-        let alone = text.strip_prefix('[');
-        alone
-            .and_then(|text| text.strip_suffix(']'))
-            .unwrap_or(text)
-    });
-    text.and_then(|text| text.parse().ok())
+    let address = |part: &str| {
+        let tcp = part.split_once("=tcp:").map_or(part, |(_, tcp)| tcp);
+        tcp.parse().ok()
+    };
+    text.and_then(|text| text.split(',').find_map(address))
         .or_else(|| object.values().find_map(|inner| find(inner, field)))
 }
 
