@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use adit_core::ids::{ServerId, TunnelKey};
@@ -20,6 +19,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use zeroize::Zeroizing;
 
+mod run;
+
+use self::run::run;
 use super::lanes::LaneKeeper;
 use super::targets::{Dials, UnderWay, dial_target};
 use crate::hub::{
@@ -31,7 +33,6 @@ use crate::net::dial::Dialer;
 use crate::net::grpc::{self, ConnectionError, Patience, Windows};
 use crate::net::socket::probe_after;
 use crate::net::tasks::Tasks;
-use crate::net::together::together;
 use crate::telemetry::CountedTunnel;
 use crate::telemetry::labels::{Path, Segment};
 use crate::telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
@@ -413,35 +414,6 @@ impl Silence {
         let state = socket.and_then(|socket| tcp_state(socket).ok());
         state.is_some_and(|state| state.silent_for >= PROBES_SILENT && state.is_unanswered)
     }
-}
-
-/// Runs a link and its connection in one task, until the link is over.
-async fn run(
-    mut driver: LinkDriver<Hooks>,
-    mut connection: Option<Running>,
-    requests: SendRequest<MessageBuf>,
-    tasks: Tasks,
-) -> LinkOver {
-    let over = together(|cx| {
-        if let Poll::Ready(over) = Pin::new(&mut driver).poll(cx) {
-            return Poll::Ready(over);
-        }
-        if let Some(open) = &mut connection
-            && open.as_mut().poll(cx).is_ready()
-        {
-            connection = None;
-            // The link learns of it from its stream.
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
-    })
-    .await;
-    drop((driver, requests));
-    if let Some(rest) = connection {
-        // It says good-bye and ends by itself; at the limit of tasks the server sees it cut off.
-        let _full = tasks.spawn("agent-connection", rest);
-    }
-    over
 }
 
 struct Hooks {

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use adit_core::ids::ServerId;
 use adit_core::wire::metadata::AgentHello;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 mod turns;
@@ -302,7 +303,14 @@ impl Held {
                 }
             }
         };
-        tracing::info!(server = %self.server, reason = %over, "server connection ended");
+        let server = &self.server;
+        if matches!(over, LinkOver::Finished) {
+            tracing::info!(%server, "server left");
+        } else if matches!(over, LinkOver::Stopped) && self.shared.context.tasks.is_stopping() {
+            tracing::info!(%server, "left the server");
+        } else {
+            tracing::info!(%server, reason = %over, "server connection ended");
+        }
         let metrics = &self.shared.context.metrics;
         let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
         let error = over.stream_error(received, sent, tonic::Code::Unavailable);

@@ -418,7 +418,13 @@ impl RunningAgent {
         }
         let services = self.services.drain(Duration::ZERO).await;
         let _cut = self.node.connections.drain(Duration::ZERO).await;
-        let targets = self.targets.drain(limits::SHUTDOWN_FLUSH).await;
+        let left = async {
+            // Last packets of tunnels first.
+            tokio::time::sleep(limits::SHUTDOWN_FLUSH / 2).await;
+            self.servers.leave().await;
+        };
+        let draining = self.targets.drain(limits::SHUTDOWN_FLUSH);
+        let (targets, ()) = tokio::join!(draining, left);
         tracing::info!(
             targets = targets.cut_off,
             services = services.cut_off,

@@ -4,7 +4,9 @@ pub(super) mod spelling;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use adit_core::http2::Limits;
 use adit_core::lane;
@@ -44,12 +46,57 @@ use crate::telemetry::AditMetrics;
 use crate::telemetry::labels::{
     HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
 };
+use crate::telemetry::rate::TokenBucket;
+
+/// Failed handshakes that a listener logs, each second and at once.
+const HANDSHAKES_LOGGED_PER_SECOND: u32 = 1;
+const HANDSHAKES_LOGGED_BURST: u32 = 10;
 
 /// Errors of one listener, as counters.
 pub(super) struct Counted {
     pub(super) metrics: AditMetrics,
     pub(super) listener: ListenerLabel,
     pub(super) descriptors: Arc<Descriptors>,
+    pub(super) handshakes: HandshakeLog,
+}
+
+/// Failed handshakes in the log: few, since whoever reaches a port can cause them. All are counted.
+pub(super) struct HandshakeLog {
+    bucket: Mutex<TokenBucket>,
+    unlogged: AtomicU64,
+}
+
+impl Default for HandshakeLog {
+    fn default() -> Self {
+        let bucket = TokenBucket::new(
+            HANDSHAKES_LOGGED_PER_SECOND,
+            HANDSHAKES_LOGGED_BURST,
+            Instant::now(),
+        );
+        Self {
+            bucket: Mutex::new(bucket),
+            unlogged: AtomicU64::new(0),
+        }
+    }
+}
+
+impl HandshakeLog {
+    /// Logs this one, or counts it for the next line.
+    fn failed(&self, listener: ListenerLabel, peer: PeerAddr, error: &HandshakeError) {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        if !bucket.try_take(Instant::now()) {
+            self.unlogged.fetch_add(1, Relaxed);
+            return;
+        }
+        drop(bucket);
+        let (listener, cause) = (listener.as_str(), error.cause());
+        match self.unlogged.swap(0, Relaxed) {
+            0 => tracing::warn!(listener, %peer, cause, "TLS handshake failed"),
+            unlogged => {
+                tracing::warn!(listener, %peer, cause, unlogged, "TLS handshake failed, and others before it");
+            }
+        }
+    }
 }
 
 impl AcceptEvents for Counted {
@@ -57,7 +104,8 @@ impl AcceptEvents for Counted {
         self.metrics.accept_error(self.listener);
     }
 
-    fn handshake_failed(&self, _peer: PeerAddr, error: &HandshakeError) {
+    fn handshake_failed(&self, peer: PeerAddr, error: &HandshakeError) {
+        self.handshakes.failed(self.listener, peer, error);
         self.metrics.accept_error(self.listener);
         self.metrics.handshake_failed(match error {
             HandshakeError::TimedOut { .. } => HandshakeFailure::TimedOut,
@@ -331,6 +379,7 @@ impl Listening<'_> {
             metrics: self.metrics.clone(),
             listener: label,
             descriptors: Arc::clone(self.descriptors),
+            handshakes: HandshakeLog::default(),
         });
         let accepting = accept_loop(
             listener,

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use super::descriptors;
-use super::listeners::{Counted, listen_addr};
+use super::listeners::{Counted, HandshakeLog, listen_addr};
 use super::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
 use super::redirect_view::RedirectView;
 use crate::agent::node::{Fixed, NodeDoor as AgentDoor, NodeListener, TASKS_MAX, Wants};
@@ -145,6 +145,7 @@ impl NodeSide {
             metrics: metrics.clone(),
             listener: ListenerLabel::Node,
             descriptors: Arc::clone(descriptors),
+            handshakes: HandshakeLog::default(),
         });
         let (lanes, tasks) = (Arc::clone(&side.door), side.connections.clone());
         let door: NodeServe = Arc::new(move |wants| {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use socket2::SockRef;
 
-use super::listeners::{Counted, Listening, listen_addr, socket_addr};
+use super::listeners::{Counted, HandshakeLog, Listening, listen_addr, socket_addr};
 use super::redirect_netns::{Namespaces, Serve};
 use super::redirect_origin::{RedirectOrigin, RuleOrigin};
 use super::redirect_rules::{Apply, Followed};
@@ -287,6 +287,7 @@ impl Listening<'_> {
             metrics: self.metrics.clone(),
             listener: ListenerLabel::Frontend,
             descriptors: Arc::clone(self.descriptors),
+            handshakes: HandshakeLog::default(),
         });
         Arc::new(move |listener, stop| {
             let (hub, context) = (Arc::clone(&hub), context.clone());

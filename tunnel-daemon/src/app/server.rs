@@ -5,13 +5,14 @@ mod gauges;
 mod tests;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
 use adit_core::wire::metadata::{Extensions, ServerHello};
+use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +39,7 @@ use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
 use crate::frontend::events::FrontendContext;
-use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, PipeRelay};
+use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, LinkHandle, PipeRelay};
 use crate::lane::LaneRoom;
 use crate::net::descriptors::Descriptors;
 use crate::net::own::OwnListeners;
@@ -77,6 +78,7 @@ pub struct RunningServer {
     tasks: ServerTasks,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
+    agent_connections: Arc<AtomicUsize>,
     /// Ends when this server's lease is withdrawn.
     withdrawn: Mutex<Option<oneshot::Receiver<()>>>,
     probes: Probes,
@@ -199,6 +201,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     };
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
+    let agent_connections = backend.open_connections();
     let agents = listening.agents(agent_tls, backend, &tasks.links)?;
     let each = plan.frontends.iter();
     let each = each.map(|frontend| listening.frontend(frontend, &hub, &context, &tasks.clients));
@@ -273,6 +276,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         tasks,
         stop,
         stopping,
+        agent_connections,
         withdrawn: Mutex::new(Some(withdrawn)),
         probes,
     })
@@ -500,6 +504,15 @@ impl RunningServer {
         }
     }
 
+    /// Tells agents that this server goes away, and waits for at most `limit` until they have closed their connections.
+    async fn end_links(&self, limit: Duration) {
+        let links = self.hub.links();
+        let ends = links.iter().filter_map(LinkHandle::end);
+        let told = join_all(ends);
+        let _busy = tokio::time::timeout(limit, told).await;
+        wait_until(limit, || self.agent_connections.load(Relaxed) == 0).await;
+    }
+
     /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.
     pub async fn cut(&self, flush: Duration) {
         self.hub.announce_shutdown();
@@ -507,6 +520,7 @@ impl RunningServer {
         if let Some(relay) = &self.relay {
             relay.shut_down();
         }
+        self.end_links(flush).await;
         // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
         let left = self.tasks.links.drain(Duration::ZERO).await;
         let cut = self.tasks.clients.drain(flush).await;

@@ -11,6 +11,7 @@ use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
 use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
+use crate::net::grpc::{self, Code};
 use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
 use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
@@ -18,6 +19,9 @@ use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 const PACKET_BYTES_ADIT: usize = 64 * 1024;
 /// Control packets waiting for an agent that does not read.
 const CONTROL_MAX: usize = 65_536;
+
+/// Why a server ends its links.
+const SHUTTING_DOWN: &str = "this server is shutting down";
 
 /// What every link of a server is given.
 #[derive(Clone, Copy, Debug)]
@@ -94,14 +98,14 @@ pub(super) async fn run_link(
     // The hub's own handle keeps the command queue open; ours would keep it open for ever.
     drop(handle);
     publish(&hub, &metrics);
-    let over = LinkDriver::new(
-        Link::new(config, budget, source),
-        streams,
-        commands,
-        mailbox,
-        hooks,
-    )
-    .await;
+    let link = Link::new(config, budget, source);
+    let mut driver = LinkDriver::new(link, streams, commands, mailbox, hooks);
+    let over = (&mut driver).await;
+    let is_leaving = matches!(over, LinkOver::Stopped) && hub.is_shutting_down();
+    if is_leaving {
+        driver.finish_with(grpc::status(Code::Unavailable, SHUTTING_DOWN));
+    }
+    drop(driver);
     if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
         metrics.adit().control_overflow();
     }
@@ -111,7 +115,13 @@ pub(super) async fn run_link(
     }
     drop(guard);
     publish(&hub, &metrics);
-    tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+    if over.is_orderly() {
+        tracing::info!(%agent, link = id.0, "agent left");
+    } else if is_leaving {
+        tracing::info!(%agent, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
+    } else {
+        tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+    }
 }
 
 fn publish(hub: &Hub, metrics: &ServerMetrics) {

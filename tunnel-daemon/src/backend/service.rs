@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -95,6 +96,8 @@ pub struct Backend {
     tasks: Tasks,
     lanes: LaneListener,
     links: LinkQuota,
+    /// Connections that are or may become links.
+    open: Arc<AtomicUsize>,
 }
 
 impl Backend {
@@ -123,6 +126,7 @@ impl Backend {
         Arc::new(Self {
             lanes,
             links: LinkQuota::default(),
+            open: Arc::default(),
             hub,
             settings,
             budget,
@@ -135,6 +139,12 @@ impl Backend {
     #[must_use]
     pub fn accounts(&self) -> &Accounts {
         &self.settings.accounts
+    }
+
+    /// Connections of agents now, those for lanes aside.
+    #[must_use]
+    pub fn open_connections(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.open)
     }
 
     /// Serves a connection that is to become a lane; completes when it has, or is closed.
@@ -163,6 +173,7 @@ impl Backend {
         };
         let mut builder = grpc::server_builder(windows);
         builder.max_concurrent_streams(LINKS_PER_CONNECTION_MAX);
+        let _open = OpenConnection::new(&self.open);
         let connection = match grpc::accept(&builder, io).await {
             Ok(connection) => connection,
             Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
@@ -489,6 +500,22 @@ impl Backend {
                 text: denial.text(),
             }),
         }
+    }
+}
+
+/// A connection of an agent, counted while this is there.
+struct OpenConnection(Arc<AtomicUsize>);
+
+impl OpenConnection {
+    fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Relaxed);
+        Self(Arc::clone(open))
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 

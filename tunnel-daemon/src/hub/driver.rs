@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
@@ -15,6 +15,7 @@ use adit_core::session::{Action, CancelledDial, DialRequest, Link, Moment, Trans
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::Received;
+use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep_until};
 
@@ -392,6 +393,29 @@ impl<H: LinkHooks> LinkDriver<H> {
                 })?;
         }
         Ok(busy)
+    }
+
+    /// Ends our side of the stream, after a [`LinkOver::Stopped`]: the peer learns that nothing was cut off.
+    pub fn finish(&mut self) {
+        // A stream that is gone needs no end.
+        let _gone = self.streams.send.send_data(MessageBuf::empty(), true);
+    }
+
+    /// As [`Self::finish`], with a status for those who called.
+    pub fn finish_with(&mut self, trailers: HeaderMap) {
+        let _gone = self.streams.send.send_trailers(trailers);
+    }
+
+    /// Waits until the peer has ended its side, too; what it still sends is dropped.
+    pub fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(Ok(data)) = ready!(self.streams.recv.poll_data(cx)) {
+            let _gone = self
+                .streams
+                .recv
+                .flow_control()
+                .release_capacity(data.len());
+        }
+        Poll::Ready(())
     }
 
     fn arm(&mut self, cx: &mut Context<'_>) {

@@ -7,7 +7,7 @@ use adit_core::session::{CancelledDial, DialRequest, Event, LinkFailure};
 use adit_core::wire::decode::StreamError;
 use adit_core::wire::encode::MessageBuf;
 use adit_core::wire::packet::PacketType;
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use tokio::sync::oneshot;
 
 use super::conduit::Conduit;
@@ -117,6 +117,20 @@ pub enum LinkOver {
 }
 
 impl LinkOver {
+    /// Whether the peer ended the link on purpose: by the end of its stream, or, as Go does, by a reset without an error.
+    #[must_use]
+    pub fn is_orderly(&self) -> bool {
+        match self {
+            Self::Finished => true,
+            Self::Transport(error) | Self::Send { error, .. } => {
+                let reason = error.reason();
+                let meant = matches!(reason, Some(Reason::CANCEL | Reason::NO_ERROR));
+                error.is_remote() && meant
+            }
+            _ => false,
+        }
+    }
+
     /// What `stream_errors_total` counts of it: direction, code and packet. A clean end is no error. `gone` is how the
     /// loss of the connection is called at this end.
     #[must_use]

@@ -145,7 +145,6 @@ async fn greet(
     match handshake {
         Ok(stream) => Some(stream),
         Err(error) => {
-            tracing::debug!(%peer, %error, "no TLS connection");
             events.handshake_failed(peer, &error);
             None
         }

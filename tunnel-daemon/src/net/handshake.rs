@@ -12,6 +12,7 @@ use super::{
     sessions::SessionsOfHandshake,
     stream::{ByteStream, PeerAddr, Socket},
     tls::{Alpn, AlpnRule},
+    tls_words,
 };
 
 /// Plain text rustls may hold while the socket is full: as much as HTTP/2 hands over at once. Its default of 64 KiB
@@ -23,7 +24,8 @@ const SEND_BUFFER_BYTES: usize = 256 << 10;
 pub enum HandshakeError {
     /// The peer was too slow, or no TLS peer at all.
     #[error(
-        "the TLS handshake was not finished within {after:?}; check that the peer speaks TLS on this port"
+        "the TLS handshake was not finished within {} s; check that the peer speaks TLS on this port",
+        .after.as_secs_f32()
     )]
     TimedOut {
         /// The deadline.
@@ -33,8 +35,19 @@ pub enum HandshakeError {
     #[error("the peer agreed to no application protocol (ALPN); gRPC needs h2")]
     NoProtocol,
     /// The peer refused, or was refused; the text says which certificate or parameter.
-    #[error("TLS handshake failed: {0}")]
+    #[error("TLS handshake failed: {}", tls_words::of_handshake(.0))]
     Failed(#[source] io::Error),
+}
+
+impl HandshakeError {
+    /// What went wrong, for a message that says that it is about a TLS handshake.
+    #[must_use]
+    pub fn cause(&self) -> String {
+        match self {
+            Self::Failed(cause) => tls_words::of_handshake(cause),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl From<HandshakeError> for io::Error {

@@ -42,6 +42,7 @@ pub mod stream;
 pub mod tasks;
 pub mod tls;
 mod tls_error;
+mod tls_words;
 pub mod together;
 pub mod unix;
 mod verifier;

@@ -24,6 +24,7 @@ use super::{
     buffered::ReadBuffered,
     principal::Principal,
     records::{RecordStream, TakeOverError, TrafficSecrets},
+    tls_words,
 };
 
 /// Where a peer is, for logs.
@@ -414,12 +415,12 @@ impl Connection for TcpStream {
     }
 }
 
-/// Hands each method of `AsyncRead` and `AsyncWrite` to the variant's stream.
+/// Hands each method of `AsyncRead` and `AsyncWrite` to the variant's stream. Errors of reads go through the second parameter.
 macro_rules! delegate_io {
-    ($type:ty { $($pattern:pat => $io:expr),+ $(,)? }) => {
+    ($type:ty, $words:expr, { $($pattern:pat => $io:expr),+ $(,)? }) => {
         impl AsyncRead for $type {
             fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out)),+ }
+                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out).map_err($words)),+ }
             }
         }
 
@@ -451,9 +452,9 @@ macro_rules! delegate_io {
     };
 }
 
-delegate_io!(Socket { Self::Tcp(io) => io, Self::Unix(io) => io });
-delegate_io!(ByteStream { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
-delegate_io!(TlsConnection { Self { io, .. } => io });
+delegate_io!(Socket, std::convert::identity, { Self::Tcp(io) => io, Self::Unix(io) => io });
+delegate_io!(ByteStream, std::convert::identity, { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
+delegate_io!(TlsConnection, tls_words::of_stream, { Self { io, .. } => io });
 
 #[cfg(test)]
 mod tests {

@@ -204,6 +204,12 @@ impl Tasks {
         self.0.stopping.clone()
     }
 
+    /// Whether [`Self::drain`] has begun.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.0.stopping.is_cancelled()
+    }
+
     /// Tasks that run now, service tasks included.
     #[must_use]
     pub fn running(&self) -> usize {

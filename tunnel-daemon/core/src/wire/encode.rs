@@ -54,6 +54,12 @@ impl MessageBuf {
         }
     }
 
+    /// No message: what a stream ends with that has none left.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::from_parts(VecDeque::new())
+    }
+
     /// One `DATA` message whose payload is `parts` in order.
     #[must_use]
     pub fn data(conn: ConnId, parts: VecDeque<Bytes>) -> Self {

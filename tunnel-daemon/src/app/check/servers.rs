@@ -88,7 +88,7 @@ async fn server(reach: &Reach, address: &ServerAddress) -> Capability {
         ),
         Ok(Err(error)) => missing(
             NAME,
-            format!("{address}: the server refused this agent's certificate: {error}"),
+            format!("{address}: the server refused this agent: {error}"),
             "give a certificate that the CA of the server's --cluster-ca-cert has signed",
         ),
         // It speaks first, or waits for us to.

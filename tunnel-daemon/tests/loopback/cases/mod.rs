@@ -20,6 +20,7 @@ mod files;
 mod forward_proxy;
 mod frames_of_clients;
 mod gone_behind_bytes;
+mod goodbyes;
 mod grants;
 mod held_messages;
 mod hostile_agents;

@@ -1,0 +1,152 @@
+//! What the TLS library says of a connection that failed, in words for operators: for logs of listeners, links and lanes, and for
+//! `adit check --connect`.
+
+use std::io;
+
+use rustls::{AlertDescription, CertificateError, Error};
+
+/// Of a connection that ended without the message that says so: it may have been cut off by somebody on the path.
+const NO_CLOSE_NOTIFY: &str = "the peer closed the connection without a TLS close_notify";
+
+/// The cause of a failed handshake.
+pub(super) fn of_handshake(error: &io::Error) -> String {
+    match inner(error) {
+        Some(error) => words(error),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the peer closed the connection during the handshake".to_owned()
+        }
+        None => error.to_string(),
+    }
+}
+
+/// The same error of an established connection, of the same kind, with such a text.
+pub(super) fn of_stream(error: io::Error) -> io::Error {
+    let text = match inner(&error) {
+        Some(error) => words(error),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => NO_CLOSE_NOTIFY.to_owned(),
+        None => return error,
+    };
+    io::Error::new(error.kind(), text)
+}
+
+fn inner(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+fn words(error: &Error) -> String {
+    match error {
+        Error::NoCertificatesPresented => "the peer shows no certificate".to_owned(),
+        Error::InvalidCertificate(error) => {
+            format!("the peer's certificate {}", of_certificate(error))
+        }
+        Error::AlertReceived(alert) => of_alert(*alert),
+        Error::InvalidMessage(_) => "the peer does not speak TLS".to_owned(),
+        Error::PeerIncompatible(_) => format!("no common TLS version or cipher suite: {error}"),
+        Error::NoApplicationProtocol => "no common application protocol (ALPN)".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Behind "the peer's certificate".
+fn of_certificate(error: &CertificateError) -> String {
+    use CertificateError as E;
+    match error {
+        E::UnknownIssuer => "is signed by no CA that is trusted here".to_owned(),
+        E::Expired | E::ExpiredContext { .. } => "has expired".to_owned(),
+        E::NotValidYet | E::NotValidYetContext { .. } => {
+            "is not valid yet: check both clocks".to_owned()
+        }
+        E::Revoked => "is revoked".to_owned(),
+        E::NotValidForName => "is for another name".to_owned(),
+        E::NotValidForNameContext {
+            expected,
+            presented,
+        } => {
+            let expected = expected.to_str();
+            let presented = if presented.is_empty() {
+                "no name at all".to_owned()
+            } else {
+                presented.join(", ")
+            };
+            format!("is not for {expected}, but for {presented}")
+        }
+        E::InvalidPurpose | E::InvalidPurposeContext { .. } => {
+            "is not for this use: check its extended key usage".to_owned()
+        }
+        E::BadSignature => "has a signature that does not verify".to_owned(),
+        E::ExpiredRevocationList | E::ExpiredRevocationListContext { .. } => {
+            "cannot be checked: the revocation list has expired".to_owned()
+        }
+        other => format!("cannot be used: {other}"),
+    }
+}
+
+/// What the peer said before it closed the connection.
+fn of_alert(alert: AlertDescription) -> String {
+    use AlertDescription as A;
+    let text = match alert {
+        A::UnknownCA => "the peer refuses our certificate: it trusts no CA that has signed it",
+        A::CertificateRequired | A::NoCertificate => {
+            "the peer refuses this connection: it asks for a certificate"
+        }
+        A::CertificateExpired => "the peer refuses our certificate: it has expired",
+        A::CertificateRevoked => "the peer refuses our certificate: it is revoked",
+        A::BadCertificate | A::UnsupportedCertificate | A::CertificateUnknown => {
+            "the peer refuses our certificate"
+        }
+        A::AccessDenied => "the peer refuses this connection: access denied",
+        A::ProtocolVersion => "the peer takes no TLS version of ours",
+        A::HandshakeFailure | A::InsufficientSecurity => {
+            "the peer takes no cipher suite or parameter of ours"
+        }
+        A::NoApplicationProtocol => "the peer takes no application protocol (ALPN) of ours",
+        A::UnrecognisedName => "the peer does not know the name it was asked for (SNI)",
+        other => return format!("the peer ended the TLS session: alert {other:?}"),
+    };
+    text.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn io_error(error: Error) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
+
+    #[test]
+    fn causes_are_words_without_names_of_types_or_links_of_a_library() {
+        let unknown = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let alert = Error::AlertReceived(AlertDescription::UnknownCA);
+        for (error, text) in [
+            (
+                unknown,
+                "the peer's certificate is signed by no CA that is trusted here",
+            ),
+            (
+                alert,
+                "the peer refuses our certificate: it trusts no CA that has signed it",
+            ),
+            (
+                Error::NoCertificatesPresented,
+                "the peer shows no certificate",
+            ),
+        ] {
+            let error = io_error(error);
+            assert_eq!(of_handshake(&error), text);
+            let mapped = of_stream(error);
+            assert_eq!(
+                (mapped.to_string().as_str(), mapped.kind()),
+                (text, io::ErrorKind::InvalidData)
+            );
+        }
+        let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "see https://docs.rs/rustls");
+        assert_eq!(
+            of_handshake(&cut),
+            "the peer closed the connection during the handshake"
+        );
+        assert_eq!(of_stream(cut).to_string(), NO_CLOSE_NOTIFY);
+        let reset = io::Error::from_raw_os_error(104);
+        assert_eq!(of_stream(reset).raw_os_error(), Some(104));
+    }
+}

@@ -1,0 +1,148 @@
+//! How ends and failures of connections between agents and servers read in the log, by the real binary.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::support::process::{Process, ask, metric};
+use crate::support::wait::{until, within};
+use crate::support::world::World;
+
+const LINKS: &str = "adit_links{peer=\"adit\"}";
+const END: Duration = Duration::from_secs(15);
+
+/// A server and an agent that is linked, as processes.
+async fn linked(world: &mut World) -> (Process, Process) {
+    world.stop_server(Duration::ZERO).await;
+    let mut args = world.server_args("0");
+    args.push("--log-format=json".to_owned());
+    let server = Process::start("server", &args, world.dir.path());
+    let (agents, health) = (server.address("agents"), server.address("health"));
+    let args = world.agent_args("agent-1", agents.port(), &["--log-format=json"]);
+    let agent = Process::start("agent", &args, world.dir.path());
+    metric(health, LINKS, 1.0).await;
+    (server, agent)
+}
+
+/// The first event with this message.
+fn event(process: &Process, message: &str) -> Option<Value> {
+    let log = process.log();
+    let mut events = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    events.find(|event| event["message"] == message)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_that_stops_says_goodbye_and_the_server_says_that_it_left() {
+    let mut world = World::start(&[]).await;
+    let (server, mut agent) = linked(&mut world).await;
+    until("the agent is up", || event(&agent, "agent is up").is_some()).await;
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.end(END).code(), Some(0));
+    until("it left", || event(&server, "agent left").is_some()).await;
+    let left = event(&server, "agent left").expect("logged");
+    assert_eq!(left["agent"], "agent-1");
+    let log = server.log();
+    assert!(
+        !log.contains("agent disconnected") && !log.contains("close_notify"),
+        "{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_stops_says_goodbye_and_the_agent_says_that_it_left() {
+    let mut world = World::start(&[]).await;
+    let (mut server, agent) = linked(&mut world).await;
+    server.signal(Signal::TERM);
+    assert_eq!(server.end(END).code(), Some(0));
+    until("it left", || event(&agent, "server left").is_some()).await;
+    let log = agent.log();
+    assert!(
+        !log.contains("server connection ended") && !log.contains("close_notify"),
+        "{log}"
+    );
+    let disconnected = event(&server, "agent disconnected").expect("logged");
+    assert_eq!(disconnected["reason"], "this server is shutting down");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_agent_is_not_said_to_have_left() {
+    let mut world = World::start(&[]).await;
+    let (server, mut agent) = linked(&mut world).await;
+    agent.kill();
+    until("it is gone", || {
+        event(&server, "agent disconnected").is_some()
+    })
+    .await;
+    let gone = event(&server, "agent disconnected").expect("logged");
+    let reason = gone["reason"].as_str().expect("a text");
+    assert!(!reason.contains("://"), "no link of a library: {reason}");
+    assert!(event(&server, "agent left").is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_handshake_is_one_warning_with_its_peer_and_cause() {
+    let mut world = World::start(&[]).await;
+    let (server, _agent) = linked(&mut world).await;
+    let mut stranger = TcpStream::connect(server.address("agents"))
+        .await
+        .expect("it listens");
+    let peer = stranger.local_addr().expect("an address").to_string();
+    stranger
+        .write_all(b"GET / HTTP/1.0\r\n\r\n")
+        .await
+        .expect("room");
+    let mut rest = Vec::new();
+    let _refused = within("the end", stranger.read_to_end(&mut rest)).await;
+    let message = "TLS handshake failed";
+    until("the warning", || event(&server, message).is_some()).await;
+    let failed = event(&server, message).expect("logged");
+    assert_eq!(failed["level"], "WARN");
+    assert_eq!(failed["peer"], peer);
+    assert_eq!(failed["listener"], "agent");
+    assert_eq!(failed["cause"], "the peer does not speak TLS");
+    assert_eq!(server.log().matches(&peer).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn start_line_has_each_listener_as_its_flag_spells_it() {
+    let mut world = World::start(&[]).await;
+    let (server, agent) = linked(&mut world).await;
+    let up = event(&server, "server is up").expect("logged");
+    let (grpc, connect) = (world.grpc(), world.connect());
+    let frontends = format!(
+        "grpc=unix:{},http-connect=unix:{}",
+        grpc.display(),
+        connect.display()
+    );
+    assert_eq!(up["frontends"], frontends);
+    assert_eq!(
+        (&up["admin"], &up["admin_socket"]),
+        (&"off".into(), &"off".into())
+    );
+    assert_eq!(up["version"], env!("CARGO_PKG_VERSION"));
+    assert!(up["commit"].is_string() && up["health"].is_string());
+    let started = event(&agent, "agent started").expect("logged");
+    let servers = format!("127.0.0.1:{}", server.address("agents").port());
+    assert_eq!(started["servers"], servers);
+    until("the agent is up", || event(&agent, "agent is up").is_some()).await;
+    let log = server.log() + &agent.log();
+    assert!(!log.contains("Some(") && !log.contains("None"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agent_without_a_server_has_started_and_is_not_up() {
+    let world = World::start(&[]).await;
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = closed.local_addr().expect("an address").port();
+    let args = world.agent_args("agent-1", port, &["--log-format=json"]);
+    let agent = Process::start("agent", &args, world.dir.path());
+    let readiness = ask(agent.address("health"), "/readyz").await;
+    assert!(readiness.contains("no servers connected"), "{readiness}");
+    assert!(event(&agent, "agent started").is_some());
+    assert!(event(&agent, "agent is up").is_none());
+}
