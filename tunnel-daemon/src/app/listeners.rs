@@ -172,6 +172,11 @@ impl ReloadEvents for CountedReloads {
         }
     }
 
+    fn restored(&self, name: &'static str) {
+        tracing::info!(files = name, "TLS files are again as they were when loaded");
+        self.metrics.tls_reload(ReloadResult::Ok);
+    }
+
     fn failed(&self, name: &'static str, error: &TlsError) {
         tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
         self.metrics.tls_reload(ReloadResult::Failed);

@@ -1,5 +1,6 @@
 //! One process from its plan to its exit code: logging, runtime, signals, grace.
 
+use std::ffi::OsString;
 use std::future::ready;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use crate::config::limits;
 use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
-use crate::config::{Command, Parsed};
+use crate::config::{Command, ConfigError, Parsed};
 use crate::net::blocking::start_runtime;
 use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
@@ -69,6 +70,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
             };
         }
     };
+    let fail = |error: &anyhow::Error| fail_as(log_format(&log), &format!("{error:#}"));
     match &parsed.command {
         Command::Server(plan) => privileges::begin(privileges::server_loads(plan)),
         Command::Agent(plan) => privileges::begin(privileges::agent_loads(plan)),
@@ -118,10 +120,38 @@ pub fn run(parsed: Parsed) -> ExitCode {
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
+/// Says why a command line is refused, as the last line, in the format that it asks for as far as it can be read.
+pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut behind_flag = false;
+    let asks_json = argv.into_iter().any(|arg| {
+        let is_json = arg == "--log-format=json" || (behind_flag && arg == "json");
+        behind_flag = arg == "--log-format";
+        is_json
+    });
+    let format = if asks_json {
+        log::LogFormat::Json
+    } else {
+        log::LogFormat::Text
+    };
+    let _code = fail_as(format, error.message());
+    ExitCode::from(error.exit_code())
+}
+
 fn fail(error: &anyhow::Error) -> ExitCode {
+    fail_as(log::LogFormat::Text, &format!("{error:#}"))
+}
+
+fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
     // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
-    let _unread = writeln!(std::io::stderr(), "error: {error:#}");
+    let _unread = std::io::stderr().write_all(log::fatal(format, why).as_bytes());
     ExitCode::FAILURE
+}
+
+fn log_format(plan: &LogPlan) -> log::LogFormat {
+    match plan.format {
+        LogFormat::Text => log::LogFormat::Text,
+        LogFormat::Json => log::LogFormat::Json,
+    }
 }
 
 fn severity(level: LogLevel) -> Level {
@@ -141,11 +171,9 @@ fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
 /// What a plan and the environment say of the log.
 pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
     LogOptions {
-        format: match plan.format {
-            LogFormat::Text => log::LogFormat::Text,
-            LogFormat::Json => log::LogFormat::Json,
-        },
+        format: log_format(plan),
         level: LevelFilter::from_level(severity(plan.level)),
+        libraries: plan.libraries.clone(),
         destination: match &plan.destination {
             LogDestination::Stderr => log::LogDestination::Stderr,
             LogDestination::File {

@@ -1,49 +1,32 @@
-//! Why a command line was refused: one line, what to print, and the exit code.
+//! Why a command line was refused: one line, and the exit code.
 
 use std::fmt;
 
-/// A refused command line. The caller does one thing with it: print [`Self::rendered`] to standard error
-/// and exit with [`Self::exit_code`].
+/// Behind what clap says of its own accord: the way to everything else.
+const SEE_HELP: &str = "--help lists the flags";
+
+/// A refused command line. The caller prints it as the last line, and exits with [`Self::exit_code`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     message: String,
-    rendered: String,
     exit_code: u8,
 }
 
 impl ConfigError {
-    /// An inconsistent plan or a bad value: one line, exit code 1.
+    /// An inconsistent plan or a bad value: exit code 1.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        let message = message.into();
-        let rendered = format!("error: {message}\n");
         Self {
-            message,
-            rendered,
+            message: message.into(),
             exit_code: 1,
         }
     }
 
-    /// As upstream prints it: `Error: ...`, then the usage of the program; exit code 1.
+    /// A native command line that cannot be read, in clap's words; exit code 2.
     #[must_use]
-    pub fn with_usage(message: impl Into<String>, usage: &str) -> Self {
-        let message = message.into();
-        let rendered = format!("Error: {message}\n{usage}");
+    pub fn refused(rendered: &str) -> Self {
         Self {
-            message,
-            rendered,
-            exit_code: 1,
-        }
-    }
-
-    /// A native command line that cannot be read, already rendered, by clap for the most part; exit code 2.
-    #[must_use]
-    pub fn refused(rendered: String) -> Self {
-        let first = rendered.lines().next().unwrap_or_default();
-        let message = first.strip_prefix("error: ").unwrap_or(first).to_owned();
-        Self {
-            message,
-            rendered,
+            message: one_line(rendered),
             exit_code: 2,
         }
     }
@@ -54,17 +37,29 @@ impl ConfigError {
         &self.message
     }
 
-    /// Everything for standard error, ending in a newline.
-    #[must_use]
-    pub fn rendered(&self) -> &str {
-        &self.rendered
-    }
-
     /// What the process exits with.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         self.exit_code
     }
+}
+
+/// Clap's message without the usage behind it: what is wrong, what of it, and its tip.
+fn one_line(rendered: &str) -> String {
+    let told = rendered.split("\n\nUsage:").next().unwrap_or_default();
+    let told = told
+        .split("\n\nFor more information")
+        .next()
+        .unwrap_or_default();
+    let mut line = String::new();
+    for part in told.lines().map(str::trim).filter(|part| !part.is_empty()) {
+        if !line.is_empty() {
+            line.push_str(if part.starts_with("tip: ") { "; " } else { " " });
+        }
+        line.push_str(part);
+    }
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    format!("{line}; {SEE_HELP}")
 }
 
 impl fmt::Display for ConfigError {
@@ -74,3 +69,32 @@ impl fmt::Display for ConfigError {
 }
 
 impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clap_says_becomes_one_line_without_its_usage() {
+        for (rendered, line) in [
+            (
+                "error: unexpected argument '--helth-port' found\n\n  tip: a similar argument exists: '--health-port'\n\n\
+                 Usage: adit server --health-port <PORT>\n\nFor more information, try '--help'.\n",
+                "unexpected argument '--helth-port' found; tip: a similar argument exists: '--health-port'; \
+                 --help lists the flags",
+            ),
+            (
+                "error: the following required arguments were not provided:\n  --ca-cert <FILE>\n\n\
+                 Usage: adit agent --ca-cert <FILE>\n\nFor more information, try '--help'.\n",
+                "the following required arguments were not provided: --ca-cert <FILE>; --help lists the flags",
+            ),
+            (
+                "error: invalid value 'x' for '--health-port <PORT>': write off\n\nFor more information, try '--help'.\n",
+                "invalid value 'x' for '--health-port <PORT>': write off; --help lists the flags",
+            ),
+        ] {
+            let error = ConfigError::refused(rendered);
+            assert_eq!((error.message(), error.exit_code()), (line, 2));
+        }
+    }
+}

@@ -159,8 +159,10 @@ fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, [u
 
 /// Told once per change, not once per poll. `name` is the label given to [`watch`].
 pub trait ReloadEvents: Send + Sync {
-    /// New files are in use, or broken ones were put right without a change.
+    /// New files are in use.
     fn loaded(&self, name: &'static str);
+    /// Broken files were put right without a change.
+    fn restored(&self, name: &'static str);
     /// Files changed but cannot be used; the old ones stay in use.
     fn failed(&self, name: &'static str, error: &TlsError);
 }
@@ -221,23 +223,16 @@ impl Followed {
         match outcome {
             Ok(Reloaded::Replaced) => {
                 self.last_error = None;
-                tracing::info!(tls = self.name, "TLS files reloaded");
                 events.loaded(self.name);
             }
             Ok(Reloaded::Unchanged) => {
                 if self.last_error.take().is_some() {
-                    tracing::info!(tls = self.name, "TLS files are as they were when loaded");
-                    events.loaded(self.name);
+                    events.restored(self.name);
                 }
             }
             Err(error) => {
                 let text = error.to_string();
                 if self.last_error.as_ref() != Some(&text) {
-                    tracing::warn!(
-                        tls = self.name,
-                        error = text,
-                        "TLS files changed but cannot be used; the old ones stay in use"
-                    );
                     events.failed(self.name, &error);
                     self.last_error = Some(text);
                 }

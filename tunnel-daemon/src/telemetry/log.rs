@@ -11,11 +11,14 @@ use rustix::fs::{Access, access};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::writer::MakeWriterExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, reload};
 
 use super::debug::{Apply, DebugLog};
+use super::logfmt::{Logfmt, pair};
 use super::sink::{LINES_MAX, Queue, Sink};
 
 /// Environment variable with directives as RUST_LOG has them; it wins over the level.
@@ -26,7 +29,7 @@ pub const FILE_MEGABYTES_DEFAULT: u64 = 1_800;
 /// How an event is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogFormat {
-    /// One line for people.
+    /// logfmt: one line for people and for programs.
     #[default]
     Text,
     /// One JSON object a line, fields flattened.
@@ -82,8 +85,10 @@ impl LogDestination {
 pub struct LogOptions {
     /// Text or JSON.
     pub format: LogFormat,
-    /// Least severe level written, for our own modules; libraries are held at warnings until `trace`.
+    /// Least severe level written, for our own modules; libraries are held at warnings.
     pub level: LevelFilter,
+    /// Directives for libraries that are to say more, such as `h2=debug`, with commas between.
+    pub libraries: String,
     /// Standard error or a file.
     pub destination: LogDestination,
     /// Directives from [`FILTER_VARIABLE`], if set and not empty.
@@ -95,6 +100,7 @@ impl Default for LogOptions {
         Self {
             format: LogFormat::default(),
             level: LevelFilter::INFO,
+            libraries: String::new(),
             destination: LogDestination::default(),
             filter: None,
         }
@@ -241,7 +247,7 @@ where
         .log_internal_errors(false);
     Ok(match options.format {
         LogFormat::Text => {
-            let builder = builder.with_filter_reloading();
+            let builder = builder.event_format(Logfmt).with_filter_reloading();
             let apply = apply_by(builder.reload_handle());
             (Box::new(builder.finish()), apply)
         }
@@ -265,6 +271,36 @@ fn apply_by<S: 'static>(handle: reload::Handle<EnvFilter, S>) -> Apply {
     })
 }
 
+/// The line that says why a process ends, newline included: in `format`, so that whoever reads the log can read it, too.
+#[must_use]
+pub fn fatal(format: LogFormat, why: &str) -> String {
+    let why = why.trim();
+    match format {
+        LogFormat::Text => format!("error: {}\n", why.replace(['\n', '\r'], " ")),
+        LogFormat::Json => {
+            let mut timestamp = String::new();
+            let _infallible = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+            let line = serde_json::json!({
+                "timestamp": timestamp,
+                "level": "ERROR",
+                "message": why,
+                "target": "adit",
+            });
+            format!("{line}\n")
+        }
+    }
+}
+
+/// A line of the log itself: what [`Logfmt`] writes, without a time.
+pub(super) fn own_line(level: &str, message: &str, fields: &[(&str, &str)]) -> String {
+    let mut line = format!("level={level} target=adit::log");
+    pair(&mut line, "msg", message);
+    for (key, value) in fields {
+        pair(&mut line, key, value);
+    }
+    line + "\n"
+}
+
 pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
     match options
         .filter
@@ -280,11 +316,9 @@ pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
             }),
         None => {
             // h2 and hyper log each frame at debug: that is no answer to "what is Adit doing".
-            let libraries = match options.level {
-                LevelFilter::TRACE => LevelFilter::INFO,
-                level => level.min(LevelFilter::WARN),
-            };
-            let directives = format!("{libraries},adit={level}", level = options.level);
+            let libraries = options.level.min(LevelFilter::WARN);
+            let (level, named) = (options.level, &options.libraries);
+            let directives = format!("{libraries},adit={level},{named}");
             Ok(EnvFilter::builder().parse_lossy(directives))
         }
     }
@@ -357,6 +391,40 @@ pub(super) mod tests {
             tracing::debug!(target: "adit_core::session", "ours");
         });
         assert!(text.contains("ours") && !text.contains("frame"), "{text}");
+    }
+
+    #[test]
+    fn library_that_is_named_is_heard_and_no_other() {
+        for level in [LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE] {
+            let libraries = "h2=debug".to_owned();
+            let options = LogOptions {
+                level,
+                libraries,
+                ..LogOptions::default()
+            };
+            let text = logged(&options, || {
+                tracing::debug!(target: "h2::codec", "frame");
+                tracing::info!(target: "hyper", "chatter");
+                tracing::info!(target: "adit_core::session", "ours");
+            });
+            let heard = ["frame", "chatter", "ours"].map(|word| text.contains(word));
+            assert_eq!(heard, [true, false, true], "{level}: {text}");
+        }
+    }
+
+    #[test]
+    fn fatal_error_is_one_line_in_the_format_of_the_log() {
+        let why = "agent port: cannot listen on\n127.0.0.1:1";
+        let text = fatal(LogFormat::Text, why);
+        assert_eq!(text, "error: agent port: cannot listen on 127.0.0.1:1\n");
+        let json = fatal(LogFormat::Json, why);
+        assert_eq!(json.matches('\n').count(), 1, "{json}");
+        let line: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (&line["level"], &line["message"]),
+            (&"ERROR".into(), &why.into())
+        );
+        assert!(line["timestamp"].is_string(), "{json}");
     }
 
     #[test]

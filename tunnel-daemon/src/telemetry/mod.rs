@@ -11,6 +11,7 @@ pub mod families;
 pub mod guard;
 pub mod labels;
 pub mod log;
+mod logfmt;
 pub mod masked;
 pub mod metrics_account;
 pub mod metrics_adit;

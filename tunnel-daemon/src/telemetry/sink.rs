@@ -13,15 +13,17 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::log::{LogDestination, LogError, LogFormat};
+use super::log::{LogDestination, LogError, LogFormat, own_line};
 
 /// Lines waiting to be written; at 200 bytes a line about 800 KiB.
 pub(super) const LINES_MAX: usize = 4_096;
 /// Longest line, bytes, so that a full queue has at most 32 MiB: names of certificates and paths may be as long as their protocol
 /// allows. Of a longer line the beginning is written.
 pub(super) const LINE_BYTES_MAX: usize = 8 * 1024;
-/// Of a longer line in JSON: its beginning is written as a text, with an escape for each quote.
+/// Of a longer line: its beginning is written as a value, with an escape for each quote.
 const BEGINNING_BYTES_MAX: usize = LINE_BYTES_MAX / 2 - 256;
+const TOO_LONG: &str = "a log line was too long: this is its beginning";
+const LOST: &str = "log lines lost, whoever reads them is too slow";
 /// How long the end of the process waits for the queue, at each of two steps.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -134,32 +136,39 @@ fn bounded_line(line: &[u8], format: LogFormat) -> Vec<u8> {
             .to_owned()
     };
     let bytes = line.len();
+    let beginning = beginning(BEGINNING_BYTES_MAX);
     let cut = match format {
         LogFormat::Text => {
-            let end = format!(" ... (cut, {bytes} bytes)");
-            format!("{}{end}", beginning(LINE_BYTES_MAX - end.len() - 1))
+            let bytes = bytes.to_string();
+            let fields = [("bytes", bytes.as_str()), ("beginning", beginning.as_str())];
+            own_line("warn", TOO_LONG, &fields)
         }
-        LogFormat::Json => serde_json::json!({
-            "level": "WARN",
-            "message": "a log line was too long: this is its beginning",
-            "beginning": beginning(BEGINNING_BYTES_MAX),
-            "bytes": bytes,
-            "target": "adit::log",
-        })
-        .to_string(),
+        LogFormat::Json => {
+            let line = serde_json::json!({
+                "level": "WARN",
+                "message": TOO_LONG,
+                "beginning": beginning,
+                "bytes": bytes,
+                "target": "adit::log",
+            });
+            format!("{line}\n")
+        }
     };
-    format!("{cut}\n").into_bytes()
+    cut.into_bytes()
 }
 
 fn loss_notice(lines: u64, format: LogFormat) -> String {
     match format {
-        LogFormat::Text => format!(
-            "WARN adit::log: log lines lost, whoever reads them is too slow lines={lines}\n"
-        ),
-        LogFormat::Json => format!(
-            "{{\"level\":\"WARN\",\"message\":\"log lines lost, whoever reads them is too slow\",\
-             \"lines\":{lines},\"target\":\"adit::log\"}}\n"
-        ),
+        LogFormat::Text => own_line("warn", LOST, &[("lines", lines.to_string().as_str())]),
+        LogFormat::Json => {
+            let line = serde_json::json!({
+                "level": "WARN",
+                "message": LOST,
+                "lines": lines,
+                "target": "adit::log",
+            });
+            format!("{line}\n")
+        }
     }
 }
 
@@ -325,9 +334,11 @@ mod tests {
         let long = format!("{{\"text\":\"{}\\\"\"}}\n", "\u{e4}\\\"".repeat(10_000));
         let text = String::from_utf8(bounded_line(long.as_bytes(), LogFormat::Text)).unwrap();
         assert!(
-            text.len() <= LINE_BYTES_MAX && text.ends_with(" bytes)\n"),
+            text.len() <= LINE_BYTES_MAX && text.ends_with("\"\n"),
             "{text}"
         );
+        let bytes = format!(" bytes={} beginning=\"", long.len());
+        assert!(text.contains(&bytes), "{text}");
         let json = bounded_line(long.as_bytes(), LogFormat::Json);
         assert!(json.len() <= LINE_BYTES_MAX, "{}", json.len());
         let line: serde_json::Value = serde_json::from_slice(&json).unwrap();

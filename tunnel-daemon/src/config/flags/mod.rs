@@ -98,7 +98,7 @@ pub(super) fn parse(
                 warnings: Vec::new(),
             });
         }
-        Err(error) => return Err(ConfigError::refused(error.to_string())),
+        Err(error) => return Err(ConfigError::refused(&error.to_string())),
     };
     let mut warnings = Vec::new();
     let command = match cli.command {

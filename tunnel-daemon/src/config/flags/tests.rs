@@ -438,7 +438,7 @@ fn limits_of_connect_heads_are_taken_and_bounded() {
     ] {
         let error = with(&[bad]).unwrap_err();
         let flag = bad.split('=').next().unwrap();
-        assert!(error.rendered().to_string().contains(flag), "{bad}");
+        assert!(error.message().contains(flag), "{bad}");
     }
 }
 

@@ -76,7 +76,39 @@ pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, Con
     BindAddress::new(host, port).map_err(|why| ConfigError::new(format!("{flag}: {why}")))
 }
 
-pub(super) fn log_level(text: &str) -> Result<LogLevel, String> {
+/// The level of this program, and libraries that are to say more.
+#[derive(Clone, Debug)]
+pub(super) struct LogLevels {
+    level: LogLevel,
+    libraries: String,
+}
+
+/// `LEVEL[,TARGET=LEVEL...]`.
+pub(super) fn log_levels(text: &str) -> Result<LogLevels, String> {
+    let wrong = || {
+        "write error, warn, info, debug or trace, and behind it libraries that are to be heard, such as debug,h2=debug"
+            .to_owned()
+    };
+    let (own, libraries) = text.split_once(',').unwrap_or((text, ""));
+    let is_target = |name: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        !name.is_empty() && name.chars().all(plain)
+    };
+    let named = libraries.split(',').filter(|entry| !entry.is_empty());
+    let mut named = named.map(|entry| entry.split_once('='));
+    let is_right = |entry: Option<(&str, &str)>| {
+        entry.is_some_and(|(target, level)| is_target(target) && log_level(level).is_some())
+    };
+    if !named.all(is_right) {
+        return Err(wrong());
+    }
+    Ok(LogLevels {
+        level: log_level(own).ok_or_else(wrong)?,
+        libraries: libraries.to_owned(),
+    })
+}
+
+fn log_level(text: &str) -> Option<LogLevel> {
     [
         LogLevel::Error,
         LogLevel::Warn,
@@ -86,7 +118,6 @@ pub(super) fn log_level(text: &str) -> Result<LogLevel, String> {
     ]
     .into_iter()
     .find(|level| level.name() == text)
-    .ok_or_else(|| "write error, warn, info, debug or trace".to_owned())
 }
 
 pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
@@ -203,9 +234,9 @@ pub(super) struct OperationFlags {
     /// text or json
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = log_format)]
     log_format: LogFormat,
-    /// error, warn, info, debug or trace
-    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_level)]
-    log_level: LogLevel,
+    /// error, warn, info, debug or trace; libraries log warnings only, unless named: debug,h2=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_levels)]
+    log_level: LogLevels,
 }
 
 impl OperationFlags {
@@ -223,7 +254,8 @@ impl OperationFlags {
     pub(super) fn log(&self) -> LogPlan {
         LogPlan {
             format: self.log_format,
-            level: self.log_level,
+            level: self.log_level.level,
+            libraries: self.log_level.libraries.clone(),
             destination: LogDestination::Stderr,
         }
     }

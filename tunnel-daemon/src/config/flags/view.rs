@@ -178,8 +178,8 @@ impl CheckFlags {
                 }
             }
             Some(other) => {
-                return Err(ConfigError::refused(format!(
-                    "error: {other:?} cannot be checked: write server or agent and its flags behind `adit check`\n"
+                return Err(ConfigError::refused(&format!(
+                    "{other:?} cannot be checked: write server or agent and its flags behind `adit check`"
                 )));
             }
         };

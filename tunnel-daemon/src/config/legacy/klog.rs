@@ -86,6 +86,7 @@ impl KlogOptions {
         LogPlan {
             format: LogFormat::Text,
             level,
+            libraries: String::new(),
             destination: self.destination(program, warnings),
         }
     }

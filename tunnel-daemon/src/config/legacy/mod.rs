@@ -30,7 +30,7 @@ use super::plan::ForwardProxy;
 /// Reads the arguments of `proxy-server`, without the program's name. `server_id` is the default of its flag.
 ///
 /// # Errors
-/// What upstream refuses, and what this version does not support; with the usage, exit code 1.
+/// What upstream refuses, and what this version does not support; exit code 1.
 pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, ConfigError> {
     let mut options = ServerOptions::new(server_id);
     let (usage, outcome) = read(&mut options.flags(), "proxy-server", retired::SERVER, args)?;
@@ -46,7 +46,7 @@ pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, Confi
             command: Command::Server(Box::new(plan)),
             warnings,
         }),
-        Err(error) => Err(ConfigError::with_usage(error.message(), &usage)),
+        Err(error) => Err(error),
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) fn agent(
             command: Command::Agent(Box::new(plan)),
             warnings,
         }),
-        Err(error) => Err(ConfigError::with_usage(error.message(), &usage)),
+        Err(error) => Err(error),
     }
 }
 
@@ -87,7 +87,7 @@ fn read(
     let usage = usage::usage(program, flags);
     match pflag::parse(flags, retired, args) {
         Ok(outcome) => Ok((usage, outcome)),
-        Err(message) => Err(ConfigError::with_usage(message, &usage)),
+        Err(message) => Err(ConfigError::new(message)),
     }
 }
 

@@ -294,8 +294,10 @@ pub enum LogDestination {
 pub struct LogPlan {
     /// Line format.
     pub format: LogFormat,
-    /// Verbosity.
+    /// Verbosity of this program.
     pub level: LogLevel,
+    /// Libraries that are to say more than warnings, as `TARGET=LEVEL` with commas between.
+    pub libraries: String,
     /// Sink.
     pub destination: LogDestination,
 }
@@ -305,6 +307,7 @@ impl Default for LogPlan {
         Self {
             format: LogFormat::Text,
             level: LogLevel::Info,
+            libraries: String::new(),
             destination: LogDestination::Stderr,
         }
     }

@@ -107,6 +107,10 @@ impl ReloadEvents for Reports {
         self.0.try_send(format!("{name} loaded")).unwrap();
     }
 
+    fn restored(&self, name: &'static str) {
+        self.loaded(name);
+    }
+
     fn failed(&self, name: &'static str, _error: &TlsError) {
         self.0.try_send(format!("{name} failed")).unwrap();
     }

@@ -260,7 +260,7 @@ pub(crate) fn command(args: impl IntoIterator<Item = String>) -> Command {
     };
     match parse(args.into_iter().map(OsString::from), &environment) {
         Ok(parsed) => parsed.command,
-        Err(error) => panic!("{}", error.rendered()),
+        Err(error) => panic!("{}", error.message()),
     }
 }
 

@@ -264,7 +264,7 @@ impl Mistakes {
     }
 }
 
-/// One line complains; beside it there is a hint how to use the program, or what the log says of a start.
+/// One line complains, and it is the last; before it there is at most what the log says of a start.
 fn flaw(
     log: &str,
     code: Option<i32>,
@@ -274,11 +274,7 @@ fn flaw(
     if code != Some(wrong.code) {
         return Some(format!("exit code {code:?}"));
     }
-    let complains = |line: &&str| {
-        ["error: ", "Error: ", "adit: "]
-            .iter()
-            .any(|word| line.starts_with(word))
-    };
+    let complains = |line: &&str| line.starts_with("error: ");
     let complaints: Vec<&str> = log.lines().filter(complains).collect();
     let [complaint] = complaints[..] else {
         return Some(format!("{} lines complain", complaints.len()));
@@ -286,20 +282,18 @@ fn flaw(
     if complaint.contains("  ") || complaint.contains('\t') {
         return Some("a line has holes".to_owned());
     }
-    // What clap finds missing or similar, it lists below.
-    let whole = if wrong.code == 2 { log } else { complaint };
+    if log.lines().last() != Some(complaint) {
+        return Some("the complaint is not the last line".to_owned());
+    }
     if let Some(word) = wrong
         .says
         .iter()
-        .find(|word| !whole.contains(&filled(word)))
+        .find(|word| !complaint.contains(&filled(word)))
     {
         return Some(format!("{word:?} is not said"));
     }
-    let has_usage = complaint.starts_with("Error: ") || wrong.code == 2;
-    let is_log = |line: &str| line.contains(" INFO ") || line.contains(" WARN ");
-    let stray = log
-        .lines()
-        .find(|line| *line != complaint && !has_usage && !is_log(line));
+    let is_log = |line: &str| line.starts_with("ts=");
+    let stray = log.lines().find(|line| *line != complaint && !is_log(line));
     stray.map(|line| format!("beside it: {line:?}"))
 }
 

@@ -218,7 +218,7 @@ fn command(args: &[String]) -> Result<Command, String> {
 fn command_in(env: &dyn Fn(&str) -> Option<String>, args: &[String]) -> Result<Command, String> {
     match parse(args.iter().map(OsString::from), env) {
         Ok(parsed) => Ok(parsed.command),
-        Err(error) => Err(error.rendered().to_string()),
+        Err(error) => Err(error.message().to_owned()),
     }
 }
 

@@ -62,7 +62,7 @@ fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
         (&["check", "proxy"], "server or agent"),
     ] {
         let error = command(args).unwrap_err();
-        assert!(error.rendered().contains(part), "{error}");
+        assert!(error.message().contains(part), "{error}");
     }
 }
 

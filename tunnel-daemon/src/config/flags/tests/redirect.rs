@@ -55,9 +55,9 @@ fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
     ] {
         let error = with(args).unwrap_err();
         assert!(
-            error.rendered().contains(said),
+            error.message().contains(said),
             "{said}: {}",
-            error.rendered()
+            error.message()
         );
     }
     assert!(with(&too_many[..4097]).is_ok());
@@ -92,7 +92,7 @@ fn rules_may_stand_in_a_file_and_captured_processes_in_other_namespaces() {
         ),
     ] {
         let error = with(args).unwrap_err();
-        assert!(error.rendered().contains(said), "{}", error.rendered());
+        assert!(error.message().contains(said), "{}", error.message());
     }
 }
 
@@ -132,6 +132,6 @@ fn an_agent_takes_the_same_and_addresses_of_its_node() {
         ),
     ] {
         let error = with(args).unwrap_err();
-        assert!(error.rendered().contains(said), "{}", error.rendered());
+        assert!(error.message().contains(said), "{}", error.message());
     }
 }

