@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use adit_core::ids::{ServerId, TunnelKey};
+use adit_core::ids::{AgentId, ServerId, TunnelKey};
 use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
 use adit_core::wire::metadata::{AgentHello, HelloError, ServerHello};
 use adit_core::wire::packet::PacketType;
@@ -34,7 +34,7 @@ use crate::net::grpc::{self, ConnectionError, Patience, Windows};
 use crate::net::socket::probe_after;
 use crate::net::tasks::Tasks;
 use crate::telemetry::CountedTunnel;
-use crate::telemetry::labels::{Path, Segment};
+use crate::telemetry::labels::{DialReason, DialStage, Path, Segment};
 use crate::telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
 
@@ -259,6 +259,8 @@ fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
 /// What every link of an agent shares.
 #[derive(Clone)]
 pub struct LinkContext {
+    /// This agent.
+    pub agent: AgentId,
     /// Dials targets.
     pub dialer: Arc<Dialer>,
     /// What one tunnel may cost the others.
@@ -443,6 +445,7 @@ impl LinkHooks for Hooks {
         self.dials.insert(key, cancel.clone());
         let (context, under_way) = (self.context.clone(), self.context.dials.begin());
         let server = self.server.clone();
+        let destination = address.clone();
         let work = async move {
             cancel
                 .run_until_cancelled(dial_and_serve(
@@ -452,12 +455,19 @@ impl LinkHooks for Hooks {
         };
         if self.context.tasks.spawn("target", work).is_err() {
             self.dials.remove(&key);
-            let why = if self.context.tasks.stopping().is_cancelled() {
-                "this agent is stopping"
+            let (reason, why) = if self.context.tasks.stopping().is_cancelled() {
+                (DialReason::Shutdown, "this agent is stopping")
             } else {
-                "this agent is at its limit of open targets"
+                (
+                    DialReason::Overload,
+                    "this agent is at its limit of open targets",
+                )
             };
-            return Err(format!("dial refused: {why}"));
+            let error = format!("dial refused: {why}");
+            let reason = (reason, DialStage::Request);
+            self.context
+                .dial_failed(&destination, reason, &error, Path::Link);
+            return Err(error);
         }
         Ok(())
     }
@@ -511,7 +521,7 @@ async fn dial_and_serve(
     address: String,
 ) {
     // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-    let dialed = Box::pin(dial_target(&context, &protocol, &address)).await;
+    let dialed = Box::pin(dial_target(&context, &protocol, &address, Path::Link)).await;
     let (sender, leg) = oneshot::channel();
     let (outcome, socket) = match dialed {
         Ok(socket) => (Ok(()), Some(socket)),

@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use super::link::LinkContext;
 use crate::config::limits;
 use crate::net::descriptors::Use;
-use crate::telemetry::labels::EndpointDialFailure;
+use crate::telemetry::FailedDial;
+use crate::telemetry::labels::{DialReason, DialStage, EndpointDialFailure, Path};
 
 /// The dials of a process: an agent that goes away waits for them.
 #[derive(Debug, Default)]
@@ -51,7 +52,28 @@ impl Drop for UnderWay {
     }
 }
 
-/// Dials a target and counts how it went. A dropped call leaves nothing behind.
+impl LinkContext {
+    /// A dial of a target failed, whose request came on `path`: counted and logged.
+    pub(super) fn dial_failed(
+        &self,
+        destination: &str,
+        (reason, stage): (DialReason, DialStage),
+        error: &str,
+        path: Path,
+    ) {
+        self.metrics.adit().dial_failed(&FailedDial {
+            destination,
+            reason,
+            stage,
+            error,
+            agent: Some(self.agent.as_str()),
+            path: Some(path),
+        });
+    }
+}
+
+/// Dials a target, counts how it went, and logs a failure; `path` is what the request came on. A dropped call leaves nothing
+/// behind and is no failure: the dial was called off.
 ///
 /// # Errors
 /// The text for the client, as a Go dialler would have put it.
@@ -59,28 +81,29 @@ pub async fn dial_target(
     context: &LinkContext,
     protocol: &str,
     address: &str,
+    path: Path,
 ) -> Result<TcpStream, String> {
+    let refused = |reason, error: String| {
+        context.metrics.dial_failure(EndpointDialFailure::Unknown);
+        context.dial_failed(address, (reason, DialStage::Request), &error, path);
+        Err(error)
+    };
     if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
         // The address is kept for as long as its tunnel lives. Servers that are Adit ask no agent for such a one.
-        context.metrics.dial_failure(EndpointDialFailure::Unknown);
-        return Err(DialFailure::TooLong.to_string());
+        return refused(DialReason::Other, DialFailure::TooLong.to_string());
     }
     let started = tokio::time::Instant::now();
     let descriptors = context.lane_room.descriptors();
     if !descriptors.has_room(Use::Tunnel) {
-        context.metrics.dial_failure(EndpointDialFailure::Unknown);
         // What Go's dialler says when there is none left, and servers know. The last ones are for links and lookups.
         let (protocol, address) = (Excerpt(protocol), Excerpt(address));
-        return Err(format!(
-            "dial {protocol} {address}: socket: too many open files"
-        ));
+        let error = format!("dial {protocol} {address}: socket: too many open files");
+        return refused(DialReason::Overload, error);
     }
     if context.budget.is_full() {
-        context.metrics.dial_failure(EndpointDialFailure::Unknown);
         let (protocol, address) = (Excerpt(protocol), Excerpt(address));
-        return Err(format!(
-            "dial {protocol} {address}: agent is short of memory for tunnels"
-        ));
+        let error = format!("dial {protocol} {address}: agent is short of memory for tunnels");
+        return refused(DialReason::Overload, error);
     }
     // Counted before there is one, or dials that wait together would each think to be the last.
     descriptors.opened();
@@ -96,7 +119,9 @@ pub async fn dial_target(
                 EndpointDialFailure::Unknown
             };
             context.metrics.dial_failure(reason);
-            Err(error.to_string())
+            let text = error.to_string();
+            context.dial_failed(address, error.reason(), &text, path);
+            Err(text)
         }
     }
 }
@@ -117,9 +142,21 @@ mod tests {
             let zeros = length - "tcp".len() - host.len() - port.len();
             format!("{host}{}{port}", "0".repeat(zeros))
         };
-        let longest = dial_target(&context, "tcp", &address(limits::DIAL_BYTES_MAX)).await;
+        let longest = dial_target(
+            &context,
+            "tcp",
+            &address(limits::DIAL_BYTES_MAX),
+            Path::Link,
+        )
+        .await;
         assert!(longest.is_ok(), "{longest:?}");
-        let longer = dial_target(&context, "tcp", &address(limits::DIAL_BYTES_MAX + 1)).await;
+        let longer = dial_target(
+            &context,
+            "tcp",
+            &address(limits::DIAL_BYTES_MAX + 1),
+            Path::Link,
+        )
+        .await;
         assert_eq!(longer.unwrap_err(), "dial address is too long");
     }
 }

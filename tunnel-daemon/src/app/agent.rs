@@ -164,6 +164,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     let allowed = Arc::new(allowed);
     let here = isolation_here(&plan.isolation);
     let context = LinkContext {
+        agent: plan.agent_id.clone(),
         dialer: Arc::new(Dialer::accounted(
             resolver,
             Arc::clone(&allowed),

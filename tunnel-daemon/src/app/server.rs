@@ -45,7 +45,6 @@ use crate::net::descriptors::Descriptors;
 use crate::net::own::OwnListeners;
 use crate::net::reload;
 use crate::net::tasks::Tasks;
-use crate::telemetry::access::{EVENTS_BURST, EVENTS_PER_SECOND};
 use crate::telemetry::{AccessLog, AditMetrics, ServerMetrics};
 
 /// Connections and streams of clients at once: far above any descriptor limit.
@@ -133,8 +132,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     };
     say_what_is_open(plan, &adit);
     let access = Arc::new(AccessLog::new(
-        EVENTS_PER_SECOND,
-        EVENTS_BURST,
+        plan.access_log_limit,
         adit.access_events_suppressed(),
     ));
     let api = kubernetes_api(plan).await?;

@@ -26,10 +26,12 @@ use crate::net::resolve::ResolveError;
 use crate::net::source_quota::{Source, SourcePlaces};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
-    ClientDialect, Driver, DriverReason, Engine, Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
+    ClientDialect, DialReason, DialStage, Driver, DriverReason, Engine, Label as _, NodeRefusal,
+    OpenedBy, Path, TunnelEnd,
 };
 use crate::telemetry::{
-    AccessLog, AditMetrics, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord, TunnelSide,
+    AccessLog, AditMetrics, FailedDial, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord,
+    TunnelSide,
 };
 
 /// Time for a destination to accept, all addresses together, and to take the header.
@@ -214,18 +216,18 @@ impl Asked {
             open: None,
         };
         let dialed = match self.quota.dial(&self.source) {
-            None => Some(Err(NodeRefusal::Limit)),
+            None => Some(Err(NodeRefusal::Limit.into())),
             // Boxed: a dial's state is large, and the tunnel that follows may live for days.
             Some(_room) => open.until(Box::pin(self.dial_or_leave(&request))).await,
         };
         match dialed {
-            None => record.refused(NodeRefusal::GivenUp),
-            Some(Err(refusal)) => {
-                record.refused(refusal);
-                open.refuse(code(refusal), text(refusal));
+            None => record.refused(&NodeRefusal::GivenUp.into()),
+            Some(Err(refused)) => {
+                record.refused(&refused);
+                open.refuse(code(refused.why), text(refused.why));
             }
             Some(Ok(socket)) => match open.accept() {
-                None => record.refused(NodeRefusal::GivenUp),
+                None => record.refused(&NodeRefusal::GivenUp.into()),
                 Some(mut leg) => {
                     record.opened();
                     let table = self.door.settings.metrics.open_tunnels();
@@ -244,31 +246,43 @@ impl Asked {
     }
 
     /// When this server goes away, the agent has time to ask another one.
-    async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
+    async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
         let leaving = &self.door.settings.leaving;
         let dialed = leaving.run_until_cancelled(self.dial(request)).await;
-        dialed.unwrap_or(Err(NodeRefusal::Leaving))
+        dialed.unwrap_or_else(|| Err(NodeRefusal::Leaving.into()))
     }
 
-    async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, NodeRefusal> {
+    async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
         let settings = &self.door.settings;
         settings.descriptors.opened();
         let dialed = self.dialer.dial(&request.protocol, &request.address).await;
-        let mut socket = dialed.map_err(|error| {
-            // Here and not in the answer: how this network looks is nothing for an agent to know.
-            let (agent, principal) = (&self.agent, &*self.principal);
-            tracing::debug!(%agent, principal, %error, "no connection for an agent");
-            refusal(&error)
+        let mut socket = dialed.map_err(|error| Refused {
+            why: refusal(&error),
+            // For the log, not for the answer: how this network looks is nothing for an agent to know.
+            error: Some((error.reason(), error.to_string())),
         })?;
         if settings.proxy_header {
             let origin = request.origin.map(|o| (o.source, o.destination));
             let header = header_v2(origin, self.agent.as_str());
             let written = tokio::time::timeout(DIAL_TIMEOUT, socket.write_all(&header)).await;
             written
-                .map_err(|_elapsed| NodeRefusal::TimedOut)?
-                .map_err(|_reset| NodeRefusal::Refused)?;
+                .map_err(|_elapsed| Refused::from(NodeRefusal::TimedOut))?
+                .map_err(|_reset| Refused::from(NodeRefusal::Refused))?;
         }
         Ok(socket)
+    }
+}
+
+/// Why there is no tunnel.
+struct Refused {
+    why: NodeRefusal,
+    /// What the dial met.
+    error: Option<((DialReason, DialStage), String)>,
+}
+
+impl From<NodeRefusal> for Refused {
+    fn from(why: NodeRefusal) -> Self {
+        Self { why, error: None }
     }
 }
 
@@ -297,10 +311,26 @@ impl Record<'_> {
         self.open = Some((guard, self.started.elapsed()));
     }
 
-    fn refused(&mut self, why: NodeRefusal) {
+    fn refused(&mut self, refused: &Refused) {
         self.waiting = None;
-        self.asked.door.settings.metrics.node_refused(why);
+        let why = refused.why;
+        let metrics = &self.asked.door.settings.metrics;
+        metrics.node_refused(why);
         self.asked.counts.refused();
+        let (known, error) = match &refused.error {
+            Some((known, error)) => (Some(*known), &**error),
+            None => (DialReason::of_refusal(why), why.words()),
+        };
+        if let Some((reason, stage)) = known {
+            metrics.dial_failed(&FailedDial {
+                destination: self.destination,
+                reason,
+                stage,
+                error,
+                agent: Some(self.asked.agent.as_str()),
+                path: Some(Path::Lane),
+            });
+        }
         let dial = self.started.elapsed();
         self.write((0, 0), dial, TunnelEnd::Other, why.as_str());
     }
@@ -331,7 +361,7 @@ impl Record<'_> {
             engine: Engine::Copy,
             driver: Driver::Task,
             driver_reason: DriverReason::Framed,
-            path: Path::Lane,
+            path: Some(Path::Lane),
             opened_by: OpenedBy::Agent,
             principal: Some(&self.asked.principal),
         });

@@ -23,6 +23,8 @@ pub const DATA_BYTES_TO_CLIENT_MAX: u64 = MIB;
 /// counts, and a client must not make one that is too long for an agent's link, with which all its tunnels would go.
 pub const DIAL_BYTES_MAX: usize = 1024;
 
+/// Access events a second in the long run, unless told otherwise.
+pub const ACCESS_LOG_LIMIT: u32 = 100;
 /// Calls at once on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer has left, so this also bounds the
 /// answers that wait for a client that reads nothing. kube-apiserver has one tunnel a connection; Go clients wait beyond it.
 pub const CLIENT_STREAMS_MAX: u32 = 4_096;

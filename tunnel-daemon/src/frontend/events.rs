@@ -17,12 +17,12 @@ use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::{
-    AccountRole, ClientDialect, DialCap, DialFailureReason, Direction, Driver, DriverReason,
-    Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, DialFailureReason, DialReason, Direction, Driver,
+    DriverReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
-    AccessLog, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter, ServerMetrics,
-    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide, cut,
+    AccessLog, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter,
+    ServerMetrics, TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide, cut,
 };
 
 /// Shared by all frontends of a server.
@@ -145,7 +145,7 @@ pub struct ClientTunnel {
     open: Option<OpenGuard>,
     entry: Option<TunnelEntry>,
     dial: Duration,
-    path: Path,
+    path: Option<Path>,
     engine: Engine,
     driver: Driver,
     driver_reason: DriverReason,
@@ -167,7 +167,7 @@ impl ClientTunnel {
             open: None,
             entry: None,
             dial: Duration::ZERO,
-            path: Path::Link,
+            path: None,
             engine: Engine::Copy,
             driver: Driver::Task,
             driver_reason: DriverReason::Framed,
@@ -192,7 +192,7 @@ impl ClientTunnel {
         self.open = Some(self.context.metrics.open_tunnel());
         self.context.metrics.adit().tunnel_opened(path);
         tunnel.agent.as_str().clone_into(&mut self.agent);
-        self.path = path;
+        self.path = Some(path);
         let table = self.context.metrics.adit().open_tunnels();
         self.entry = Some(table.enter(&TunnelFacts {
             side: TunnelSide::Client(self.dialect),
@@ -230,6 +230,17 @@ impl ClientTunnel {
         self.pending = None;
         self.context.metrics.dial_failure(failure);
         let adit = self.context.metrics.adit();
+        let (reason, stage) = DialReason::of_failure(failure);
+        let decisive = self.asked.decisive();
+        self.path = decisive.as_ref().map(|(_, path)| *path);
+        adit.dial_failed(&FailedDial {
+            destination: &self.destination,
+            reason,
+            stage,
+            error: &failure.to_string(),
+            agent: decisive.as_ref().map(|(agent, _)| agent.as_str()),
+            path: self.path,
+        });
         match failure {
             DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
             DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),

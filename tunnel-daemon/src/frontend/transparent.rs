@@ -210,7 +210,7 @@ mod tests {
         let suppressed = metrics.adit().access_events_suppressed();
         let context = FrontendContext {
             metrics,
-            access: Arc::new(AccessLog::new(1, 1, suppressed)),
+            access: Arc::new(AccessLog::new(1, suppressed)),
             relay: None,
             descriptors: Arc::new(Descriptors::unlimited()),
             accounts: Accounts::off(),

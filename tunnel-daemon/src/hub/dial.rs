@@ -24,6 +24,7 @@ use super::route::{Hub, OpenTunnel};
 use super::task::Command;
 use crate::config::limits;
 use crate::telemetry::DialCounts;
+use crate::telemetry::labels::Path;
 
 /// A link task answers at its deadline; this much later the waiting side gives up by itself.
 const BACKSTOP: Duration = Duration::from_secs(1);
@@ -103,16 +104,63 @@ pub struct AskedAgents(Arc<Mutex<Asked>>);
 
 #[derive(Debug, Default)]
 struct Asked {
-    first: Vec<AgentId>,
+    /// All while the dial runs; afterwards the first few.
+    attempts: Vec<AskedAgent>,
     count: usize,
+    /// Whose attempt decided that the dial failed.
+    decisive: Option<(AgentId, Path)>,
+}
+
+#[derive(Debug)]
+struct AskedAgent {
+    agent: AgentId,
+    path: Path,
+    failure: Option<DialFailure>,
 }
 
 impl AskedAgents {
-    fn add(&self, agent: &AgentId) {
+    /// An agent is asked; returns the number of the attempt.
+    fn add(&self, agent: &AgentId) -> usize {
         let mut asked = self.lock();
+        let attempt = asked.count;
         asked.count += 1;
-        if asked.first.len() < ASKED_NAMES_MAX {
-            asked.first.push(agent.clone());
+        asked.attempts.push(AskedAgent {
+            agent: agent.clone(),
+            path: Path::Link,
+            failure: None,
+        });
+        attempt
+    }
+
+    /// The request of an attempt travels on `path`.
+    fn on(&self, attempt: usize, path: Path) {
+        if let Some(asked) = self.lock().attempts.get_mut(attempt) {
+            asked.path = path;
+        }
+    }
+
+    /// An attempt failed.
+    fn failed(&self, attempt: usize, failure: &DialFailure) {
+        if let Some(asked) = self.lock().attempts.get_mut(attempt) {
+            asked.failure = Some(failure.clone());
+        }
+    }
+
+    /// The dial is over, with this failure if it failed. Keeps what is told later, and no more.
+    fn conclude(&self, failure: Option<&DialFailure>) {
+        let mut asked = self.lock();
+        if let Some(failure) = failure {
+            let attempts = || asked.attempts.iter().rev();
+            let decisive = attempts()
+                .find(|attempt| attempt.failure.as_ref() == Some(failure))
+                .or_else(|| attempts().find(|attempt| attempt.failure.is_none()))
+                .or_else(|| attempts().next());
+            asked.decisive = decisive.map(|attempt| (attempt.agent.clone(), attempt.path));
+        }
+        asked.attempts.truncate(ASKED_NAMES_MAX);
+        asked.attempts.shrink_to_fit();
+        for attempt in &mut asked.attempts {
+            attempt.failure = None;
         }
     }
 
@@ -124,12 +172,21 @@ impl AskedAgents {
     #[must_use]
     pub fn names(&self) -> String {
         let asked = self.lock();
-        let names: Vec<&str> = asked.first.iter().map(AgentId::as_str).collect();
+        let first = asked.attempts.iter().take(ASKED_NAMES_MAX);
+        let names: Vec<&str> = first.map(|attempt| attempt.agent.as_str()).collect();
+        let more = asked.count - names.len();
         let names = names.join(",");
-        match asked.count - asked.first.len() {
+        match more {
             0 => names,
             more => format!("{names} and {more} more"),
         }
+    }
+
+    /// Of a dial that failed: the agent whose attempt decided that, and what the request to it travelled on. `None` if no agent
+    /// was asked.
+    #[must_use]
+    pub fn decisive(&self) -> Option<(AgentId, Path)> {
+        self.lock().decisive.clone()
     }
 
     /// How many.
@@ -228,19 +285,31 @@ impl Hub {
             replaced: None,
         };
         let dialing = dialing.run();
-        match self.limits.timeout {
+        let outcome = match self.limits.timeout {
             None => dialing.await,
             Some(timeout) => tokio::time::timeout(timeout + BACKSTOP, dialing)
                 .await
                 .unwrap_or(Err(DialFailure::TimedOut)),
-        }
+        };
+        asked.conclude(outcome.as_ref().err());
+        outcome
     }
 
-    /// Asks the agent of a link.
-    async fn attempt(&self, handle: LinkHandle, wanted: Wanted<'_>) -> Outcome {
+    /// Asks the agent of a link; `number` is that of the attempt.
+    async fn attempt(
+        &self,
+        handle: LinkHandle,
+        wanted: Wanted<'_>,
+        agents: &AskedAgents,
+        number: usize,
+    ) -> Outcome {
         let asked = moment();
         handle.answers.asked(asked);
-        let outcome = self.dial_on(&handle, wanted).await;
+        let on = |path| agents.on(number, path);
+        let outcome = self.dial_on(&handle, wanted, on).await;
+        if let Err(cancelled) = &outcome {
+            agents.failed(number, &cancelled.failure);
+        }
         if let Ok(_)
         | Err(CancelledDial {
             failure: DialFailure::Target(_) | DialFailure::Closed,
@@ -256,6 +325,7 @@ impl Hub {
         &self,
         handle: &LinkHandle,
         wanted: Wanted<'_>,
+        on: impl Fn(Path),
     ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
         let opened = |carrier, conn| OpenTunnel {
             carrier,
@@ -271,6 +341,7 @@ impl Hub {
         } = wanted;
         if let Some(lanes) = &handle.lanes {
             let timeout = self.limits.timeout;
+            on(Path::Lane);
             match lanes.open(protocol, address, timeout, pipe).await {
                 OnLane::Open(carrier) => {
                     let conn = self.next_lane_conn.fetch_add(1, Relaxed);
@@ -283,6 +354,7 @@ impl Hub {
                 OnLane::NotSeen => (),
             }
         }
+        on(Path::Link);
         let (leg, conduit) = Leg::new(&handle.mailbox);
         let (reply, outcome) = oneshot::channel();
         let spare = DialId(rand::random::<i64>() & i64::MAX);
@@ -356,8 +428,9 @@ impl Dialing<'_> {
                 Step::Fail(failure) => return Err(failure),
                 Step::Ask(reason) => {
                     step = match self.pick(reason) {
-                        Some(handle) => {
-                            running.push(Box::pin(hub.attempt(handle, self.wanted)));
+                        Some((handle, number)) => {
+                            let (wanted, asked) = (self.wanted, self.asked);
+                            running.push(Box::pin(hub.attempt(handle, wanted, asked, number)));
                             place = None;
                             self.check()
                         }
@@ -391,8 +464,9 @@ impl Dialing<'_> {
         }
     }
 
-    /// The next link to ask, which is then asked. `None`: no agent fits, or the budget of hedges is spent.
-    fn pick(&mut self, reason: Reason) -> Option<LinkHandle> {
+    /// The next link to ask, which is then asked, and the number of the attempt. `None`: no agent fits, or the budget of hedges
+    /// is spent.
+    fn pick(&mut self, reason: Reason) -> Option<(LinkHandle, usize)> {
         let (hub, now) = (self.hub, moment());
         let address = self.wanted.address;
         if reason == Reason::Slow
@@ -404,14 +478,14 @@ impl Dialing<'_> {
         }
         let (handle, is_replaced) = self.find(reason)?;
         hub.dials.count(reason);
-        self.asked.add(&handle.info.agent);
+        let number = self.asked.add(&handle.info.agent);
         self.attempts.begin(handle.id, reason, now);
         self.tried.push(handle.id);
         self.handles.push(handle.clone());
         if is_replaced {
             self.replaced = Some(handle.id);
         }
-        Some(handle)
+        Some((handle, number))
     }
 
     /// A link that was not asked; with true an older one of an agent whose newest is provisional.
@@ -491,5 +565,33 @@ mod tests {
         asked.add(&AgentId::new("a10"));
         assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
         assert_eq!(asked.len(), 10);
+        asked.conclude(None);
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
+        assert_eq!(asked.decisive(), None, "the dial succeeded");
+    }
+
+    #[test]
+    fn a_failed_dial_names_the_agent_that_decided_it() {
+        let target = DialFailure::Target("refused".to_owned());
+        let asked = AskedAgents::default();
+        asked.conclude(Some(&DialFailure::NoAgent));
+        assert_eq!(asked.decisive(), None, "no agent was asked");
+        let rows = [
+            // Its own failure, though another agent was asked later.
+            (target.clone(), "a1", Path::Lane),
+            (DialFailure::LinkLost, "a2", Path::Link),
+            // The agent that was still to answer.
+            (DialFailure::TimedOut, "a3", Path::Link),
+        ];
+        for (failure, agent, path) in rows {
+            let asked = AskedAgents::default();
+            let numbers = ["a1", "a2", "a3"].map(|name| asked.add(&AgentId::new(name)));
+            asked.on(numbers[0], Path::Lane);
+            asked.failed(numbers[0], &target);
+            asked.failed(numbers[1], &DialFailure::LinkLost);
+            asked.conclude(Some(&failure));
+            let decisive = asked.decisive();
+            assert_eq!(decisive, Some((AgentId::new(agent), path)), "{failure}");
+        }
     }
 }

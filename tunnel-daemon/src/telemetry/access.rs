@@ -1,6 +1,5 @@
 //! The access log: one event per tunnel at its end, under a rate limit that says what it swallowed.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use adit_core::text::beginning;
@@ -9,14 +8,12 @@ use prometheus::IntCounter;
 use super::labels::{
     ClientDialect, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
 };
-use super::rate::TokenBucket;
+use super::rate::EventLimit;
 
 /// Target of access events, for filters.
 pub const TARGET: &str = "adit::access";
-/// Events a second in the long run, unless told otherwise.
-pub const EVENTS_PER_SECOND: u32 = 100;
-/// Events at once, unless told otherwise.
-pub const EVENTS_BURST: u32 = 200;
+/// Events at once, in seconds of the rate.
+const BURST_SECONDS: u32 = 2;
 /// Longest piece of a peer's text in an event, in bytes: a destination may be 4 MiB long.
 const SHOWN_BYTES_MAX: usize = 256;
 
@@ -49,8 +46,8 @@ pub struct TunnelRecord<'a> {
     pub driver: Driver,
     /// Why that did.
     pub driver_reason: DriverReason,
-    /// What they travelled on.
-    pub path: Path,
+    /// What they travelled on, or the request of a dial that failed; `None` where no agent was asked.
+    pub path: Option<Path>,
     /// Which end asked for it.
     pub opened_by: OpenedBy,
     /// Whom the certificate of an agent that asked for it names.
@@ -60,30 +57,18 @@ pub struct TunnelRecord<'a> {
 /// Writes records as events, a bounded number a second. One per process, shared by reference.
 #[derive(Debug)]
 pub struct AccessLog {
-    state: Mutex<State>,
-    suppressed_total: IntCounter,
-}
-
-#[derive(Debug)]
-struct State {
-    bucket: TokenBucket,
-    /// Records swallowed since the last event.
-    suppressed: u64,
+    limit: EventLimit,
 }
 
 impl AccessLog {
-    /// At most `per_second` events in the long run and `burst` at once; 0 a second switches the log off.
+    /// At most `per_second` events in the long run and twice as many at once; 0 a second is no limit.
     /// `suppressed_total` counts what is swallowed
     /// ([`AditMetrics::access_events_suppressed`](super::AditMetrics::access_events_suppressed)).
     #[must_use]
-    pub fn new(per_second: u32, burst: u32, suppressed_total: IntCounter) -> Self {
-        let bucket = TokenBucket::new(per_second, burst, Instant::now());
+    pub fn new(per_second: u32, suppressed_total: IntCounter) -> Self {
+        let burst = per_second.saturating_mul(BURST_SECONDS);
         Self {
-            state: Mutex::new(State {
-                bucket,
-                suppressed: 0,
-            }),
-            suppressed_total,
+            limit: EventLimit::new(per_second, burst, suppressed_total),
         }
     }
 
@@ -96,20 +81,8 @@ impl AccessLog {
         if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
             return;
         }
-        match self.admit(now) {
-            Some(suppressed) => emit(record, suppressed),
-            None => self.suppressed_total.inc(),
-        }
-    }
-
-    /// How many were swallowed before this one, or `None` if it is to be swallowed too.
-    fn admit(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.bucket.try_take(now) {
-            Some(std::mem::take(&mut state.suppressed))
-        } else {
-            state.suppressed = state.suppressed.saturating_add(1);
-            None
+        if let Some(suppressed) = self.limit.admit_at(now) {
+            emit(record, suppressed);
         }
     }
 }
@@ -130,7 +103,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         engine = record.engine.as_str(),
         driver = record.driver.as_str(),
         driver_reason = record.driver_reason.as_str(),
-        path = record.path.as_str(),
+        path = record.path.map(|path| path.as_str()),
         opened_by = record.opened_by.as_str(),
         principal = record.principal.map(cut),
         suppressed = (suppressed > 0).then_some(suppressed),
@@ -150,8 +123,8 @@ mod tests {
     use super::super::log::{LogFormat, LogOptions};
     use super::*;
 
-    fn log(per_second: u32, burst: u32) -> AccessLog {
-        AccessLog::new(per_second, burst, IntCounter::new("c", "c").unwrap())
+    fn log(per_second: u32) -> AccessLog {
+        AccessLog::new(per_second, IntCounter::new("c", "c").unwrap())
     }
 
     fn record(destination: &str) -> TunnelRecord<'_> {
@@ -169,7 +142,7 @@ mod tests {
             engine: Engine::Copy,
             driver: Driver::Task,
             driver_reason: DriverReason::Framed,
-            path: Path::Lane,
+            path: Some(Path::Lane),
             opened_by: OpenedBy::Client,
             principal: None,
         }
@@ -184,7 +157,7 @@ mod tests {
 
     #[test]
     fn event_holds_every_field_of_the_record() {
-        let text = logged(&json(), || log(1, 1).record(&record("10.0.0.1:443")));
+        let text = logged(&json(), || log(1).record(&record("10.0.0.1:443")));
         let event: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(event["target"], TARGET);
         assert_eq!(event["client_dialect"], "http-connect");
@@ -209,7 +182,7 @@ mod tests {
 
     #[test]
     fn event_after_a_flood_says_how_many_were_swallowed() {
-        let log = log(1, 2);
+        let log = log(1);
         let start = Instant::now();
         let text = logged(&json(), || {
             (0..10).for_each(|_| log.record_at(&record("a:1"), start));
@@ -221,14 +194,13 @@ mod tests {
             .collect();
         assert_eq!(events.len(), 3, "{text}");
         assert_eq!(events[2]["suppressed"], 8);
-        assert_eq!(log.suppressed_total.get(), 8);
     }
 
     #[test]
     fn hostile_destination_stays_one_short_line() {
         let destination = format!("x\n\u{1b}[2Jfake end=\"clean\" {}", "ä".repeat(3_000));
         let text = logged(&LogOptions::default(), || {
-            log(1, 1).record(&record(&destination))
+            log(1).record(&record(&destination))
         });
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.len() < 1_024 && !text.contains('\u{1b}'), "{text}");
@@ -237,7 +209,8 @@ mod tests {
 
     #[test]
     fn nothing_is_counted_when_access_events_are_filtered_out() {
-        let log = log(1, 1);
+        let suppressed = IntCounter::new("c", "c").unwrap();
+        let log = AccessLog::new(1, suppressed.clone());
         let options = LogOptions {
             filter: Some("warn".to_owned()),
             ..LogOptions::default()
@@ -245,6 +218,6 @@ mod tests {
         let text = logged(&options, || {
             (0..10).for_each(|_| log.record(&record("a:1")))
         });
-        assert_eq!((text.as_str(), log.suppressed_total.get()), ("", 0));
+        assert_eq!((text.as_str(), suppressed.get()), ("", 0));
     }
 }

@@ -42,10 +42,12 @@ macro_rules! label {
 }
 
 mod agent;
+mod dial;
 mod kernel;
 mod lane;
 
 pub use agent::{AgentRefusal, LinkEnding, TokenReview};
+pub use dial::{DialReason, DialStage};
 pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
 };
@@ -360,6 +362,30 @@ label! {
     }
 }
 
+impl NodeRefusal {
+    /// In words, for a log line.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "the server does not allow the destination",
+            Self::NotFound => "the name of the destination has no address",
+            Self::Refused => "the destination refused the connection",
+            Self::Unreachable => "there is no route to the destination",
+            Self::TimedOut => "the destination or the server did not answer in time",
+            Self::Failed => "the connection to the destination failed",
+            Self::Limit => "a limit on connections, dials or tunnels is reached",
+            Self::Descriptors => "file descriptors run low",
+            Self::Leaving => "the server is stopping",
+            Self::NoServer => "no server is connected",
+            Self::NoLanes => "no connected server takes lanes",
+            Self::NoLane => "no lane was free in time",
+            Self::LaneLost => "lanes were lost before the answer",
+            Self::NoDestination => "the destination of the connection is not known",
+            Self::GivenUp => "the client closed the connection before the answer",
+        }
+    }
+}
+
 label! {
     /// What moves a tunnel's bytes.
     Engine {
@@ -440,6 +466,8 @@ mod tests {
     fn every_label_is_found_at_its_own_index() {
         indexes_match_positions::<Segment>();
         indexes_match_positions::<DialFailureReason>();
+        indexes_match_positions::<DialReason>();
+        indexes_match_positions::<DialStage>();
         indexes_match_positions::<TunnelEnd>();
         indexes_match_positions::<HandshakeFailure>();
         indexes_match_positions::<ClientDialect>();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::dial_counts::DialCounts;
+use super::failed_dials::{FailedDial, FailedDials};
 use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
@@ -41,6 +42,7 @@ struct Inner {
     late_dial_answers: IntCounter,
     link_suspicions: IntCounter,
     dials_refused: Counters<DialCap>,
+    failed_dials: FailedDials,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
     links_retired: IntGauge,
@@ -126,6 +128,7 @@ impl AditMetrics {
             late_dial_answers: families.counter("late_dial_answers_total", "Answers to dials that had been called off"),
             link_suspicions: families.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
             dials_refused: families.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
+            failed_dials: FailedDials::register(&families),
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
                 "Times changed TLS files were read again, by result; failed keeps the old ones in use",
@@ -334,6 +337,11 @@ impl AditMetrics {
     /// A dial was refused.
     pub fn dial_refused(&self, cap: DialCap) {
         self.0.dials_refused.of(cap).inc();
+    }
+
+    /// A dial failed: counted, and logged within the rate limit. Once for each dial of a client, however many agents it asked.
+    pub fn dial_failed(&self, dial: &FailedDial<'_>) {
+        self.0.failed_dials.record(dial);
     }
 
     /// Changed TLS files were read.

@@ -1,6 +1,9 @@
-//! A token bucket that is told the time, so that its behaviour is a table and not a race.
+//! A token bucket that is told the time, so that its behaviour is a table and not a race, and a limit on log lines made of it.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use prometheus::IntCounter;
 
 /// Lets `burst` events through at once and `per_second` in the long run.
 #[derive(Debug)]
@@ -58,9 +61,87 @@ impl TokenBucket {
     }
 }
 
+/// A limit on log lines of one kind. Lines that are suppressed are counted, and the next line can say how many there were.
+#[derive(Debug)]
+pub struct EventLimit {
+    /// `None`: every line is written.
+    state: Option<Mutex<LimitState>>,
+    suppressed_total: IntCounter,
+}
+
+#[derive(Debug)]
+struct LimitState {
+    bucket: TokenBucket,
+    /// Lines suppressed since the last one that was written.
+    suppressed: u64,
+}
+
+impl EventLimit {
+    /// At most `per_second` lines in the long run and `burst` at once; 0 a second is no limit.
+    #[must_use]
+    pub fn new(per_second: u32, burst: u32, suppressed_total: IntCounter) -> Self {
+        let state = (per_second > 0).then(|| {
+            Mutex::new(LimitState {
+                bucket: TokenBucket::new(per_second, burst, Instant::now()),
+                suppressed: 0,
+            })
+        });
+        Self {
+            state,
+            suppressed_total,
+        }
+    }
+
+    /// How many lines were suppressed before this one; `None` if this one is to be suppressed too.
+    #[must_use]
+    pub fn admit(&self) -> Option<u64> {
+        self.admit_at(Instant::now())
+    }
+
+    /// As [`Self::admit`], at `now`.
+    #[must_use]
+    pub fn admit_at(&self, now: Instant) -> Option<u64> {
+        let Some(state) = &self.state else {
+            return Some(0);
+        };
+        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.bucket.try_take(now) {
+            return Some(std::mem::take(&mut state.suppressed));
+        }
+        state.suppressed = state.suppressed.saturating_add(1);
+        drop(state);
+        self.suppressed_total.inc();
+        None
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn limit(per_second: u32, burst: u32) -> EventLimit {
+        EventLimit::new(per_second, burst, IntCounter::new("c", "c").unwrap())
+    }
+
+    #[test]
+    fn suppressed_lines_are_counted_and_told_with_the_next() {
+        let limit = limit(1, 2);
+        let now = Instant::now();
+        let admitted: Vec<_> = (0..5).map(|_| limit.admit_at(now)).collect();
+        assert_eq!(admitted, [Some(0), Some(0), None, None, None]);
+        let later = now + Duration::from_secs(2);
+        assert_eq!(limit.admit_at(later), Some(3));
+        assert_eq!(limit.admit_at(later), Some(0));
+        assert_eq!(limit.suppressed_total.get(), 3);
+    }
+
+    #[test]
+    fn limit_of_zero_suppresses_no_line() {
+        let limit = limit(0, 1);
+        let now = Instant::now();
+        assert!((0..1_000).all(|_| limit.admit_at(now) == Some(0)));
+        assert_eq!(limit.suppressed_total.get(), 0);
+    }
 
     fn taken(bucket: &mut TokenBucket, tries: usize, now: Instant) -> usize {
         (0..tries).filter(|_| bucket.try_take(now)).count()

@@ -62,7 +62,10 @@ impl LaneKeeper {
             // Until its target counts as open, or the lane is idle again.
             let _under_way = self.0.context.dials.begin();
             let answer = {
-                let dialing = dial_target(&self.0.context, &request.protocol, &request.address);
+                let OpenRequest {
+                    protocol, address, ..
+                } = &request;
+                let dialing = dial_target(&self.0.context, protocol, address, Path::Lane);
                 // Boxed: a dial's state is large, and the tunnel that follows may live for days.
                 until_answered(&mut lane, Box::pin(dialing), || self.short()).await
             };

@@ -67,6 +67,7 @@ pub(in crate::agent) fn context(targets: usize) -> LinkContext {
     let resolver = Arc::new(SystemResolver::new().unwrap());
     let five_seconds = Duration::from_secs(5);
     LinkContext {
+        agent: AgentId::new("a"),
         dialer: Arc::new(Dialer::new(resolver, DestinationList::open(), five_seconds)),
         isolation: Isolation::default(),
         budget: Arc::new(ProcessBudget::new(1 << 30)),

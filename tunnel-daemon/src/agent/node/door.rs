@@ -21,9 +21,9 @@ use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{Leg, PumpEnd, part, pump, reset_on_close};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::telemetry::labels::{
-    AccountRole, ClientDialect, Label as _, NodeRefusal, Path, TunnelEnd,
+    AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path, TunnelEnd,
 };
-use crate::telemetry::{AditMetrics, TunnelFacts, TunnelSide};
+use crate::telemetry::{AditMetrics, FailedDial, TunnelFacts, TunnelSide};
 
 /// How long a connection is held for want of a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
@@ -142,6 +142,17 @@ impl NodeDoor {
     ) {
         reset_on_close(socket);
         self.metrics.node_refused(why);
+        if let Some((reason, stage)) = DialReason::of_refusal(why) {
+            self.metrics.dial_failed(&FailedDial {
+                destination,
+                reason,
+                stage,
+                error: why.words(),
+                agent: Some(self.agent.as_str()),
+                // Without a lane the request was sent to no server.
+                path: (stage != DialStage::Route && stage != DialStage::Send).then_some(Path::Lane),
+            });
+        }
         let reason = why.as_str();
         if why == NodeRefusal::NoLanes && !self.told.swap(true, Relaxed) {
             tracing::warn!(

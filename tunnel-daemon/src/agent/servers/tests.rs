@@ -55,6 +55,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
     let resolver: Arc<dyn Resolve> = Arc::new(names);
     let (metrics, tasks) = (AgentMetrics::new(), Tasks::new(10));
     let context = LinkContext {
+        agent: AgentId::new("a"),
         dialer: Arc::new(Dialer::new(
             Arc::clone(&resolver),
             DestinationList::open(),

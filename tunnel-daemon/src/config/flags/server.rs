@@ -305,6 +305,9 @@ pub(super) struct ServerFlags {
     /// Port of admin requests, or off
     #[arg(long, value_name = "PORT", default_value = "8095", value_parser = port_setting, help_heading = "Operation")]
     admin_port: PortSetting,
+    /// Lines of the access log a second, one for each tunnel; twice as many at once. 0 is no limit
+    #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, help_heading = "Operation")]
+    access_log_limit: u32,
     #[command(flatten)]
     operation: OperationFlags,
 }
@@ -372,6 +375,7 @@ impl ServerFlags {
             account: self.account.plan(),
             shutdown: self.operation.shutdown(1),
             log: self.operation.log(),
+            access_log_limit: self.access_log_limit,
             compat: false,
             agents: AgentListenerPlan {
                 bind: bind(

@@ -78,6 +78,7 @@ pub(super) fn map(
             second_signal_exit_code: 1,
         },
         log: options.klog.plan("proxy-server", warnings),
+        access_log_limit: limits::ACCESS_LOG_LIMIT,
         compat: true,
     };
     settings.check()

@@ -151,6 +151,8 @@ pub struct ServerSettings {
     pub shutdown: ShutdownPlan,
     /// Logs.
     pub log: LogPlan,
+    /// Access events a second in the long run; 0: no limit.
+    pub access_log_limit: u32,
     /// Behave as the upstream program does where the two differ.
     pub compat: bool,
 }

@@ -21,7 +21,7 @@ fn context() -> FrontendContext {
     let suppressed = metrics.adit().access_events_suppressed();
     FrontendContext {
         metrics,
-        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),

@@ -31,11 +31,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     };
     let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
     let metrics = ServerMetrics::new(&["default"]);
-    let access = Arc::new(AccessLog::new(
-        1,
-        1,
-        metrics.adit().access_events_suppressed(),
-    ));
+    let access = Arc::new(AccessLog::new(1, metrics.adit().access_events_suppressed()));
     let context = FrontendContext {
         metrics,
         access,
@@ -94,7 +90,7 @@ async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {
         metrics: metrics.clone(),
-        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
@@ -151,7 +147,7 @@ fn the_state_of_a_connection_stays_small() {
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {
         metrics,
-        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        access: Arc::new(AccessLog::new(1, suppressed)),
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),
         relay: None,
@@ -206,7 +202,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     let suppressed = metrics.adit().access_events_suppressed();
     let context = FrontendContext {
         metrics,
-        access: Arc::new(AccessLog::new(1, 1, suppressed)),
+        access: Arc::new(AccessLog::new(1, suppressed)),
         relay: None,
         descriptors: Arc::new(Descriptors::unlimited()),
         accounts: crate::ebpf::account::Accounts::off(),

@@ -11,6 +11,7 @@ use adit_core::text::Excerpt;
 use rustix::io::Errno;
 
 use crate::net::resolve::ResolveError;
+use crate::telemetry::labels::{DialReason, DialStage};
 
 /// A network a client may ask for. Anything else (`udp`, `unix`) is refused: tunnels are TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,6 +147,30 @@ impl DialError {
         }
     }
 
+    /// Why the dial failed, and how far it had come, for the log and our own metric.
+    #[must_use]
+    pub fn reason(&self) -> (DialReason, DialStage) {
+        match self {
+            Self::UnknownNetwork(_) | Self::Address { .. } => {
+                (DialReason::Other, DialStage::Request)
+            }
+            Self::Lookup { cause, .. } => {
+                let reason = match cause {
+                    ResolveError::NotFound => DialReason::NoSuchHost,
+                    ResolveError::TimedOut => DialReason::Timeout,
+                    ResolveError::Misbehaving | ResolveError::Failed(_) => DialReason::Other,
+                };
+                (reason, DialStage::Lookup)
+            }
+            Self::NoSuitable { .. } => (DialReason::NoSuchHost, DialStage::Lookup),
+            Self::Timeout { .. } => (DialReason::Timeout, DialStage::Connect),
+            Self::Denied { .. } | Self::NameDenied { .. } => {
+                (DialReason::Denied, DialStage::Policy)
+            }
+            Self::Connect { cause, .. } => reason_of_connect(cause),
+        }
+    }
+
     /// Did this agent's own policy refuse, and not the network or the target?
     #[must_use]
     pub fn is_denied(&self) -> bool {
@@ -201,6 +226,24 @@ fn is_local(cause: &io::Error) -> bool {
     Errno::from_io_error(cause).is_some_and(|errno| local.contains(&errno))
 }
 
+fn reason_of_connect(cause: &io::Error) -> (DialReason, DialStage) {
+    match cause.kind() {
+        io::ErrorKind::ConnectionRefused => return (DialReason::Refused, DialStage::Connect),
+        io::ErrorKind::TimedOut => return (DialReason::Timeout, DialStage::Connect),
+        _ => (),
+    }
+    match Errno::from_io_error(cause) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+            (DialReason::Overload, DialStage::Request)
+        }
+        Some(Errno::HOSTUNREACH | Errno::HOSTDOWN | Errno::NETDOWN) => {
+            (DialReason::Unreachable, DialStage::Connect)
+        }
+        _ if is_local(cause) => (DialReason::Unreachable, DialStage::Connect),
+        _ => (DialReason::Other, DialStage::Connect),
+    }
+}
+
 /// An error of the operating system as Go prints it: the failed call and the C library's text.
 struct GoText<'a>(&'a io::Error);
 
@@ -232,5 +275,70 @@ impl fmt::Display for GoText<'_> {
             Some(_) | None => return write!(f, "connect: {}", self.0),
         };
         f.write_str(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_core::destination::Why;
+
+    use super::*;
+
+    /// A server reads the reason of an agent's failure out of its text: both ends log and count the same.
+    #[test]
+    fn a_server_finds_the_reason_of_an_agent_in_its_text() {
+        let network = Network::Tcp;
+        let addr: SocketAddr = ([192, 0, 2, 1], 443).into();
+        let errnos = [
+            Errno::CONNREFUSED,
+            Errno::TIMEDOUT,
+            Errno::HOSTUNREACH,
+            Errno::NETUNREACH,
+            Errno::HOSTDOWN,
+            Errno::NETDOWN,
+            Errno::CONNRESET,
+            Errno::ADDRNOTAVAIL,
+            Errno::AFNOSUPPORT,
+            Errno::ACCESS,
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+        ];
+        let mut errors: Vec<DialError> = errnos
+            .into_iter()
+            .map(|errno| DialError::Connect {
+                network,
+                addr,
+                cause: errno.into(),
+            })
+            .collect();
+        let lookups = [
+            ResolveError::NotFound,
+            ResolveError::TimedOut,
+            ResolveError::Misbehaving,
+            ResolveError::Failed("no name server".to_owned()),
+        ];
+        errors.extend(lookups.into_iter().map(|cause| DialError::Lookup {
+            network,
+            host: "name.test".to_owned(),
+            cause,
+        }));
+        for why in [Why::NotListed, Why::Guarded, Why::OwnListener] {
+            let denied = Denied::name("name.test", 443, why);
+            errors.push(DialError::NameDenied { network, denied });
+        }
+        errors.extend([
+            DialError::UnknownNetwork("udp".to_owned()),
+            DialError::Timeout { network, addr },
+            DialError::NoSuitable {
+                network,
+                host: "name.test".to_owned(),
+            },
+        ]);
+        for error in errors {
+            let text = error.to_string();
+            assert_eq!(DialReason::of_answer(&text), error.reason(), "{text}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixStream;
 
 use crate::support::connect;
+use crate::support::process::sum;
 use crate::support::raw::{Call, Connection};
 use crate::support::targets;
 use crate::support::wait::until;
@@ -185,7 +186,7 @@ async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
     let (port, _echo) = targets::echo().await;
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
         let world = World::start(&[&[DIAL_TIMEOUT], lanes].concat()).await;
-        let _agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
+        let agent = world.agent("agent-1", &[DIAL_TIMEOUT]).await;
         world.links(1).await;
         let hole = targets::silent_host();
         for (number, how) in ALL.into_iter().enumerate() {
@@ -198,5 +199,12 @@ async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
             drop(left);
         }
         world.assert_serves(&format!("127.0.0.1:{port}")).await;
+        // A dial that its client called off is no failure.
+        let scrapes = [
+            world.server().metrics.scrape().text(),
+            agent.metrics.scrape().text(),
+        ];
+        let failures = scrapes.map(|text| sum(&text, "adit_dial_failures_total"));
+        assert_eq!(failures, [0.0, 0.0]);
     }
 }

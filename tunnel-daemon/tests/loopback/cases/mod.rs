@@ -15,6 +15,7 @@ mod deny;
 mod descriptors;
 mod differential;
 mod draining;
+mod failed_dials;
 mod failover;
 mod files;
 mod forward_proxy;

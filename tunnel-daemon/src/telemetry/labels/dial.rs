@@ -1,0 +1,197 @@
+//! Why a dial failed, and how far it had come: the words of our own series and of the log.
+
+use adit_core::destination::is_denial;
+use adit_core::failure::DialFailure;
+
+use super::{Label, NodeRefusal};
+
+label! {
+    /// Why a dial failed, as `adit_dial_failures_total` and the log line `dial failed` say it.
+    DialReason {
+        /// The target refused the connection.
+        Refused = "refused",
+        /// The name does not exist, or has no address of the family asked for.
+        NoSuchHost = "no_such_host",
+        /// The target, a name server or the agent did not answer in time.
+        Timeout = "timeout",
+        /// There is no route to the target, or none for its address family.
+        Unreachable = "unreachable",
+        /// The list of allowed destinations of the end that dials does not cover the target.
+        Denied = "denied",
+        /// The agent, its link or its lane went away before the answer, or the agent stops.
+        AgentLost = "agent_lost",
+        /// No connected agent serves the destination; at an agent: no server serves the dial.
+        NoAgent = "no_agent",
+        /// A limit on dials, memory or descriptors of this process or of the agent.
+        Overload = "overload",
+        /// This server is stopping.
+        Shutdown = "shutdown",
+        /// None of these: an address that cannot be parsed, a name server that fails.
+        Other = "other",
+    }
+}
+
+label! {
+    /// How far a dial that failed had come.
+    DialStage {
+        /// The limits of this process refused the dial before an agent was chosen.
+        Admission = "admission",
+        /// No agent was found for the destination.
+        Route = "route",
+        /// The request was not sent to the agent.
+        Send = "send",
+        /// The request was sent; the agent's answer did not come.
+        Answer = "answer",
+        /// The end that dials refused the request before it looked at the target: its limits, or a malformed address.
+        Request = "request",
+        /// The end that dials looked the name up.
+        Lookup = "lookup",
+        /// The list of allowed destinations of the end that dials.
+        Policy = "policy",
+        /// The connection to the target.
+        Connect = "connect",
+    }
+}
+
+impl DialReason {
+    /// Reason and stage of a failure as a server sees it.
+    #[must_use]
+    pub fn of_failure(failure: &DialFailure) -> (Self, DialStage) {
+        match failure {
+            DialFailure::NoAgent => (Self::NoAgent, DialStage::Route),
+            DialFailure::Target(text) => Self::of_answer(text),
+            DialFailure::TimedOut => (Self::Timeout, DialStage::Answer),
+            DialFailure::SendTimedOut => (Self::Timeout, DialStage::Send),
+            DialFailure::LinkLost | DialFailure::Closed => (Self::AgentLost, DialStage::Answer),
+            DialFailure::LinkBusy | DialFailure::TooManyPending { per_agent: true } => {
+                (Self::Overload, DialStage::Send)
+            }
+            DialFailure::TooManyPending { per_agent: false }
+            | DialFailure::NoMemory
+            | DialFailure::NoDescriptors => (Self::Overload, DialStage::Admission),
+            DialFailure::ShuttingDown => (Self::Shutdown, DialStage::Admission),
+            DialFailure::TooLong => (Self::Other, DialStage::Admission),
+        }
+    }
+
+    /// Reason and stage of a tunnel that an agent asked for; `None`: its client gave up, which is no failure.
+    #[must_use]
+    pub fn of_refusal(why: NodeRefusal) -> Option<(Self, DialStage)> {
+        Some(match why {
+            NodeRefusal::NotAllowed => (Self::Denied, DialStage::Policy),
+            NodeRefusal::NotFound => (Self::NoSuchHost, DialStage::Lookup),
+            NodeRefusal::Refused => (Self::Refused, DialStage::Connect),
+            NodeRefusal::Unreachable => (Self::Unreachable, DialStage::Connect),
+            NodeRefusal::TimedOut => (Self::Timeout, DialStage::Connect),
+            NodeRefusal::Failed => (Self::Other, DialStage::Connect),
+            NodeRefusal::Limit | NodeRefusal::Descriptors => (Self::Overload, DialStage::Admission),
+            NodeRefusal::Leaving => (Self::Shutdown, DialStage::Admission),
+            NodeRefusal::NoServer | NodeRefusal::NoLanes => (Self::NoAgent, DialStage::Route),
+            NodeRefusal::NoLane => (Self::Overload, DialStage::Send),
+            NodeRefusal::LaneLost => (Self::AgentLost, DialStage::Answer),
+            NodeRefusal::NoDestination => (Self::Other, DialStage::Admission),
+            NodeRefusal::GivenUp => return None,
+        })
+    }
+
+    /// Reason and stage of an agent's answer. The answer is a text, of which Go's dialler and ours write the cause last.
+    #[must_use]
+    pub fn of_answer(text: &str) -> (Self, DialStage) {
+        if is_denial(text) {
+            return (Self::Denied, DialStage::Policy);
+        }
+        let cause = text.rsplit(": ").next().unwrap_or(text);
+        let is_lookup = text.contains(": lookup ") || text.starts_with("lookup ");
+        match cause {
+            "no such host" => (Self::NoSuchHost, DialStage::Lookup),
+            "no suitable address found" => (Self::NoSuchHost, DialStage::Lookup),
+            "i/o timeout" | "context deadline exceeded" if is_lookup => {
+                (Self::Timeout, DialStage::Lookup)
+            }
+            // What a name server's socket met says nothing of the target.
+            _ if is_lookup => (Self::Other, DialStage::Lookup),
+            "connection refused" => (Self::Refused, DialStage::Connect),
+            "i/o timeout"
+            | "context deadline exceeded"
+            | "connection timed out"
+            | "operation timed out" => (Self::Timeout, DialStage::Connect),
+            "no route to host"
+            | "network is unreachable"
+            | "host is down"
+            | "network is down"
+            | "cannot assign requested address"
+            | "address family not supported by protocol" => (Self::Unreachable, DialStage::Connect),
+            "too many open files"
+            | "too many open files in system"
+            | "no buffer space available"
+            | "cannot allocate memory"
+            | "agent is short of memory for tunnels"
+            | "this agent is at its limit of open targets" => (Self::Overload, DialStage::Request),
+            "this agent is stopping" => (Self::AgentLost, DialStage::Request),
+            _ if text.contains(": connect: ") => (Self::Other, DialStage::Connect),
+            _ => (Self::Other, DialStage::Request),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_go_agents_have_reasons() {
+        use DialReason as Why;
+        use DialStage as At;
+        let rows = [
+            (
+                "dial tcp 10.0.0.9:80: connect: connection refused",
+                Why::Refused,
+                At::Connect,
+            ),
+            (
+                "dial tcp: lookup nowhere on 10.96.0.10:53: no such host",
+                Why::NoSuchHost,
+                At::Lookup,
+            ),
+            (
+                "dial tcp 10.0.0.9:80: i/o timeout",
+                Why::Timeout,
+                At::Connect,
+            ),
+            (
+                "dial tcp: lookup slow: i/o timeout",
+                Why::Timeout,
+                At::Lookup,
+            ),
+            (
+                "dial tcp: lookup x on 10.96.0.10:53: read udp 10.0.0.1:5->10.96.0.10:53: read: connection refused",
+                Why::Other,
+                At::Lookup,
+            ),
+            (
+                "dial tcp 10.0.0.9:80: connect: no route to host",
+                Why::Unreachable,
+                At::Connect,
+            ),
+            (
+                "dial tcp [fd00::1]:80: connect: network is unreachable",
+                Why::Unreachable,
+                At::Connect,
+            ),
+            (
+                "dial tcp 10.0.0.9:80: connect: permission denied",
+                Why::Other,
+                At::Connect,
+            ),
+            ("dial udp: unknown network udp", Why::Other, At::Request),
+            (
+                "dial tcp 10.0.0.9:80: socket: too many open files",
+                Why::Overload,
+                At::Request,
+            ),
+        ];
+        for (text, reason, stage) in rows {
+            assert_eq!(DialReason::of_answer(text), (reason, stage), "{text}");
+        }
+    }
+}
