@@ -207,7 +207,7 @@ mod tests {
             let job = Job {
                 pair: Pair::new(a.into(), b.into()),
                 shared: Arc::clone(&shared),
-                promise: Promise::new(done, Arc::clone(&inbox), Engine::Epoll),
+                promise: Promise::new(done, Arc::clone(&inbox), Engine::Epoll, Arc::clone(&shared)),
             };
             assert!(inbox.put(job).is_ok());
             inbox.announce_cancel(shared);

@@ -147,14 +147,16 @@ pub(crate) struct Promise {
     done: Option<Done>,
     inbox: Arc<Inbox>,
     engine: Engine,
+    shared: Arc<Shared>,
 }
 
 impl Promise {
-    pub(crate) fn new(done: Done, inbox: Arc<Inbox>, engine: Engine) -> Self {
+    pub(crate) fn new(done: Done, inbox: Arc<Inbox>, engine: Engine, shared: Arc<Shared>) -> Self {
         Self {
             done: Some(done),
             inbox,
             engine,
+            shared,
         }
     }
 
@@ -190,7 +192,13 @@ impl Drop for Promise {
         };
         // This may run while the thread unwinds: a callback that panics now would end the process.
         let _panicked_too = catch_unwind(AssertUnwindSafe(|| {
-            self.tell(Flow::default(), Flow::default(), end);
+            // Of a pair that a thread had, what it has published of it.
+            let flow = |delivered: &AtomicU64| Flow {
+                bytes: delivered.load(Ordering::Relaxed),
+                ..Flow::default()
+            };
+            let (to_a, to_b) = (flow(&self.shared.to_a), flow(&self.shared.to_b));
+            self.tell(to_a, to_b, end);
         }));
     }
 }

@@ -191,7 +191,7 @@ impl RelayHandle {
         let job = Job {
             pair,
             shared: Arc::clone(&shared),
-            promise: Promise::new(done, Arc::clone(inbox), self.engine()),
+            promise: Promise::new(done, Arc::clone(inbox), self.engine(), Arc::clone(&shared)),
         };
         match inbox.put(job) {
             Ok(()) => Ok(Submitted {

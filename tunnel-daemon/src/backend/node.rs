@@ -26,12 +26,12 @@ use crate::net::resolve::ResolveError;
 use crate::net::source_quota::{Source, SourcePlaces};
 use crate::net::tasks::Tasks;
 use crate::telemetry::labels::{
-    ClientDialect, DialReason, DialStage, Driver, DriverReason, Engine, Label as _, NodeRefusal,
-    OpenedBy, Path, TunnelEnd,
+    ClientDialect, Detail, DialReason, DialStage, Driver, DriverReason, EndReason, Engine,
+    Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
 use crate::telemetry::{
-    AccessLog, AditMetrics, FailedDial, GaugeGuard, NodeAgent, TunnelFacts, TunnelRecord,
-    TunnelSide,
+    AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, NodeAgent,
+    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide,
 };
 
 /// Time for a destination to accept, all addresses together, and to take the header.
@@ -229,16 +229,7 @@ impl Asked {
             Some(Ok(socket)) => match open.accept() {
                 None => record.refused(&NodeRefusal::GivenUp.into()),
                 Some(mut leg) => {
-                    record.opened();
-                    let table = self.door.settings.metrics.open_tunnels();
-                    let entry = table.enter(&TunnelFacts {
-                        side: TunnelSide::Target,
-                        peer: self.agent.as_str(),
-                        link: 0,
-                        destination: &request.address,
-                        path: Path::Lane,
-                    });
-                    leg.tell(entry.live());
+                    leg.tell(record.opened());
                     relay(socket, leg, &request.address, record).await;
                 }
             },
@@ -289,7 +280,7 @@ impl From<NodeRefusal> for Refused {
 async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
     let tunnel = serve_target(socket, leg, address, (), move |outcome| {
         let reason = outcome.reason_at_target();
-        record.ended(outcome.to_socket, outcome.from_socket, reason);
+        record.ended(Some((outcome.to_socket, outcome.from_socket)), reason);
     });
     tunnel.await;
 }
@@ -300,15 +291,40 @@ struct Record<'a> {
     destination: &'a str,
     started: Instant,
     waiting: Option<GaugeGuard>,
-    open: Option<(GaugeGuard, Duration)>,
+    open: Option<OpenNode>,
+}
+
+/// A tunnel that is open.
+struct OpenNode {
+    entry: TunnelEntry,
+    counted: CountedTunnel,
+    dial: Duration,
+    _gauge: GaugeGuard,
 }
 
 impl Record<'_> {
-    fn opened(&mut self) {
+    /// For whoever moves the bytes.
+    fn opened(&mut self) -> Arc<LiveTunnel> {
         self.waiting = None;
-        let guard = self.asked.door.settings.metrics.node_tunnel();
+        let metrics = &self.asked.door.settings.metrics;
         self.asked.counts.opened();
-        self.open = Some((guard, self.started.elapsed()));
+        let facts = TunnelFacts {
+            side: TunnelSide::Target,
+            peer: self.asked.agent.as_str(),
+            link: 0,
+            destination: self.destination,
+            path: Path::Lane,
+        };
+        let counts = Some(self.asked.counts.clone());
+        let open = OpenNode {
+            entry: metrics.open_tunnels().enter_node(&facts, counts),
+            counted: CountedTunnel::opened_by_agent(metrics),
+            dial: self.started.elapsed(),
+            _gauge: metrics.node_tunnel(),
+        };
+        let live = open.entry.live();
+        self.open = Some(open);
+        live
     }
 
     fn refused(&mut self, refused: &Refused) {
@@ -332,21 +348,20 @@ impl Record<'_> {
             });
         }
         let dial = self.started.elapsed();
-        self.write((0, 0), dial, TunnelEnd::Other, why.as_str());
+        self.write((0, 0), dial, TunnelEnd::Other, Detail::Node(why));
     }
 
-    fn ended(&mut self, to_target: u64, to_client: u64, reason: &'static str) {
-        let Some((_guard, dial)) = self.open.take() else {
+    /// The tunnel ended; `moved`: payload bytes to the target and to the client, where they are not those of the table.
+    fn ended(&mut self, moved: Option<(u64, u64)>, reason: EndReason) {
+        let Some(open) = self.open.take() else {
             return;
         };
-        let end = TunnelEnd::of_reason(reason);
-        let metrics = &self.asked.door.settings.metrics;
-        metrics.node_tunnel_closed(end, to_target, to_client);
-        self.asked.counts.closed(to_target, to_client);
-        self.write((to_target, to_client), dial, end, reason);
+        let moved = moved.unwrap_or_else(|| open.entry.live().bytes());
+        open.counted.ended(reason);
+        self.write(moved, open.dial, reason.end(), Detail::End(reason));
     }
 
-    fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: &'static str) {
+    fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: Detail) {
         self.asked.door.settings.access.record(&TunnelRecord {
             client_dialect: ClientDialect::Node,
             agent: self.asked.agent.as_str(),
@@ -370,8 +385,7 @@ impl Record<'_> {
 
 impl Drop for Record<'_> {
     fn drop(&mut self) {
-        // Cut off with its task, which only the end of this process does.
-        self.ended(0, 0, "shutdown");
+        self.ended(None, EndReason::of_drop());
     }
 }
 

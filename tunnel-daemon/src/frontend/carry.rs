@@ -5,10 +5,11 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use super::events::ClientTunnel;
-use crate::hub::{Closing, Leg, PipeRelay, PumpEnd, part, pump};
+use crate::hub::{Closing, Leg, PipeRelay, part, pump};
 use crate::lane::Pipe;
 use crate::net::stream::Connection;
 use crate::telemetry::GaugeGuard;
+use crate::telemetry::labels::EndReason;
 
 /// A client whose dial has succeeded. Moved as a whole: each part that a future borrowed before would stay in it twice.
 pub(super) struct Client<S> {
@@ -31,10 +32,7 @@ impl<S: Connection> Client<S> {
             io, early, tunnel, ..
         } = self;
         let outcome = pump(io, leg.as_mut()?, early.split().freeze()).await;
-        let reason = match &outcome.end {
-            PumpEnd::Tunnel(end) => end.reason(),
-            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
-        };
+        let reason = outcome.reason_at_client();
         tunnel.ended(outcome.from_socket, outcome.to_socket, reason);
         *leg = None;
         outcome.closing()
@@ -58,7 +56,7 @@ impl<S: Connection> Client<S> {
         // Without a relay nobody asks for a pipe, which resets when it is dropped.
         let (Some(relay), Some(socket), Some(live)) = (relay, io.into_descriptor(), tunnel.live())
         else {
-            return tunnel.ended(0, 0, "relay_failed");
+            return tunnel.cut(EndReason::RelayFailed);
         };
         let outcome = relay.run(socket, early.freeze(), pipe, &live).await;
         tracing::debug!(end = ?outcome.end, "relayed tunnel over");

@@ -17,8 +17,8 @@ use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::{
-    AccountRole, ClientDialect, DialCap, DialFailureReason, DialReason, Direction, Driver,
-    DriverReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, Detail, DialCap, DialFailureReason, DialReason, Driver,
+    DriverReason, EndReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
 };
 use crate::telemetry::{
     AccessLog, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter,
@@ -132,8 +132,8 @@ impl Admission {
     }
 }
 
-/// One client's tunnel from dial to end. A dial that is dropped counts as a client that left; a tunnel that is
-/// dropped was cut by the end of this process, since nothing else drops the tasks that hold one.
+/// One client's tunnel from dial to end. A dial or tunnel that is dropped was cut by the end of this process or by a panic, since
+/// nothing else drops the tasks that hold one.
 pub struct ClientTunnel {
     context: FrontendContext,
     dialect: ClientDialect,
@@ -249,17 +249,23 @@ impl ClientTunnel {
             DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
             _ => (),
         }
-        self.write(0, 0, TunnelEnd::Other, Some(failure.reason()));
+        self.write(0, 0, TunnelEnd::Other, Detail::Dial(failure.into()));
     }
 
     /// The client left while its dial was pending.
     pub fn abandoned(&mut self) {
+        let detail = Detail::Dial(DialFailureReason::FrontendClose);
+        self.called_off(TunnelEnd::ClientGone, detail);
+    }
+
+    /// No answer to the dial is waited for any more. Upstream's metric knows one reason for that.
+    fn called_off(&mut self, end: TunnelEnd, detail: Detail) {
         self.dial = self.dial_started.elapsed();
         self.pending = None;
         self.context
             .metrics
             .dial_failure(DialFailureReason::FrontendClose);
-        self.write(0, 0, TunnelEnd::ClientGone, Some("frontend_close"));
+        self.write(0, 0, end, detail);
     }
 
     /// The tunnel was moved by this, and why.
@@ -268,22 +274,20 @@ impl ClientTunnel {
     }
 
     /// The tunnel is over.
-    pub fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
-        let end = TunnelEnd::of_reason(reason);
-        let adit = self.context.metrics.adit();
-        adit.tunnel_closed(end);
-        adit.tunnel_bytes(Direction::ToTarget).inc_by(from_client);
-        adit.tunnel_bytes(Direction::ToClient).inc_by(to_client);
-        self.write(from_client, to_client, end, Some(reason));
+    pub fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
+        let end = reason.end();
+        self.context.metrics.adit().tunnel_closed(end);
+        self.write(from_client, to_client, end, Detail::End(reason));
     }
 
-    fn write(
-        &mut self,
-        from_client: u64,
-        to_client: u64,
-        end: TunnelEnd,
-        detail: Option<&'static str>,
-    ) {
+    /// The tunnel is over, and nobody has an account of it but the table of open tunnels.
+    pub fn cut(&mut self, reason: EndReason) {
+        let moved = self.entry.as_ref().map(|entry| entry.live().bytes());
+        let (from_client, to_client) = moved.unwrap_or_default();
+        self.ended(from_client, to_client, reason);
+    }
+
+    fn write(&mut self, from_client: u64, to_client: u64, end: TunnelEnd, detail: Detail) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
@@ -304,7 +308,7 @@ impl ClientTunnel {
             dial: self.dial,
             life,
             end,
-            detail,
+            detail: Some(detail),
             engine: self.engine,
             driver: self.driver,
             driver_reason: self.driver_reason,
@@ -317,10 +321,11 @@ impl ClientTunnel {
 
 impl Drop for ClientTunnel {
     fn drop(&mut self) {
+        let reason = EndReason::of_drop();
         if self.open.is_some() {
-            self.ended(0, 0, "shutdown");
+            self.cut(reason);
         } else if !self.over {
-            self.abandoned();
+            self.called_off(reason.end(), Detail::End(reason));
         }
     }
 }
@@ -414,7 +419,7 @@ impl StreamEvents for GrpcEvents {
         self.tunnel.abandoned();
     }
 
-    fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str) {
+    fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
         self.tunnel.ended(from_client, to_client, reason);
     }
 }

@@ -24,7 +24,7 @@ use crate::hub::{AskedAgents, Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_c
 use crate::lane::Pipe;
 use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
-use crate::telemetry::labels::ClientDialect;
+use crate::telemetry::labels::{ClientDialect, EndReason};
 
 /// Bytes a client may send behind its request before the tunnel is open.
 const EARLY_BYTES_MAX: usize = 64 * 1024;
@@ -237,7 +237,7 @@ impl Gone {
         if matches!(self, Self::BeforeAnswer) {
             tunnel.answer_lost();
         }
-        tunnel.ended(0, 0, "client_gone");
+        tunnel.cut(EndReason::ClientGone);
     }
 }
 
@@ -291,7 +291,7 @@ async fn splice<S: Connection>(mut client: Client<S>, pipe: Pipe) {
     // Wherever this ends early, the pipe is dropped, which resets it.
     let answered = tokio::select! {
         biased;
-        () = stopped => return tunnel.ended(0, 0, "shutdown"),
+        () = stopped => return tunnel.cut(EndReason::Shutdown),
         answered = answer(io, early, target_speaks) => answered,
     };
     if let Err(gone) = answered {

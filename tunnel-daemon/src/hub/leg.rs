@@ -65,7 +65,7 @@ impl Carrier {
 pub struct Leg {
     way: Way,
     sent_bytes: u64,
-    received_bytes: u64,
+    delivered_bytes: u64,
     watch: Option<LegWatch>,
     stalled: Option<Stalled>,
     /// Bytes in the kernel for a reader that pauses, as the budget knows them.
@@ -97,7 +97,7 @@ impl Leg {
         Self {
             way,
             sent_bytes: 0,
-            received_bytes: 0,
+            delivered_bytes: 0,
             watch: None,
             stalled: None,
             kernel_bytes: 0,
@@ -191,7 +191,7 @@ impl Leg {
     #[inline]
     fn tell_bytes(&self) {
         if let Some(live) = &self.live {
-            live.moved(self.sent_bytes, self.received_bytes);
+            live.moved(self.sent_bytes, self.delivered_bytes);
         }
     }
 
@@ -226,15 +226,10 @@ impl Leg {
 
     /// The next event for this side.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
-        let polled = match &mut self.way {
+        match &mut self.way {
             Way::Link(link) => link.poll_recv(cx),
             Way::Lane(lane) => lane.poll_recv(cx),
-        };
-        if let Poll::Ready(Incoming::Data(bytes)) = &polled {
-            self.received_bytes += bytes.len() as u64;
-            self.tell_bytes();
         }
-        polled
     }
 
     /// Whether this side is to give up what it still holds. The task is woken when that changes.
@@ -327,8 +322,15 @@ impl Leg {
             metrics.frontend_write(waited);
         }
         if bytes > 0 {
+            self.delivered_bytes += bytes as u64;
+            self.tell_bytes();
             self.count_kernel(0);
         }
+        self.discarded(bytes);
+    }
+
+    /// `bytes` received earlier will not be delivered: this side's socket takes no more.
+    pub fn discarded(&mut self, bytes: usize) {
         match &mut self.way {
             Way::Link(link) => link.drained(bytes),
             Way::Lane(lane) => lane.drained(bytes),
@@ -353,10 +355,10 @@ impl Leg {
         }
     }
 
-    /// Bytes handed over, and bytes received, so far.
+    /// Bytes handed over, and bytes that have left this side, so far.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
-        (self.sent_bytes, self.received_bytes)
+        (self.sent_bytes, self.delivered_bytes)
     }
 
     /// Waits for the next event.
@@ -402,7 +404,11 @@ mod tests {
         assert_eq!(live.bytes(), (0, 9));
         conduit.deliver(Bytes::from_static(b"down"));
         assert!(matches!(leg.recv().await, Incoming::Data(_)));
-        assert_eq!(live.bytes(), (4, 9));
+        assert_eq!(live.bytes(), (0, 9), "the socket has taken none yet");
+        leg.drained(3);
+        assert_eq!(live.bytes(), (3, 9));
+        leg.discarded(1);
+        assert_eq!(live.bytes(), (3, 9));
     }
 
     #[tokio::test]

@@ -131,8 +131,8 @@ impl PipeRelay {
         });
         let _cut = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
         told.await.unwrap_or_else(|_dropped| PipeOutcome {
-            from_socket: 0,
-            to_socket: 0,
+            from_socket: live.bytes().0,
+            to_socket: live.bytes().1,
             end: PipeEnd::RelayFailed,
             engine: Engine::Copy,
             driver: self.handle.choice().engine.into(),

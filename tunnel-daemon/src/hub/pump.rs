@@ -19,6 +19,7 @@ use crate::net::outbox::Outbox;
 use crate::net::peer::{self, Peer};
 use crate::net::socket::set_buffers;
 use crate::net::stream::Connection;
+use crate::telemetry::labels::EndReason;
 
 /// Bytes taken from the leg before the socket gets them.
 const WRITE_BATCH_BYTES: usize = 256 * 1024;
@@ -82,13 +83,19 @@ impl PumpOutcome {
 
     /// The reason in metrics and the access log where the socket is a target's, so that the peer is the client's end.
     #[must_use]
-    pub fn reason_at_target(&self) -> &'static str {
+    pub fn reason_at_target(&self) -> EndReason {
         match &self.end {
-            PumpEnd::Tunnel(end) => match end.reason() {
-                "peer_error" | "peer_reset" => "client_gone",
-                reason => reason,
-            },
-            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "target_reset",
+            PumpEnd::Tunnel(end) => EndReason::from(end).at_target(),
+            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => EndReason::TargetReset,
+        }
+    }
+
+    /// The same where the socket is a client's.
+    #[must_use]
+    pub fn reason_at_client(&self) -> EndReason {
+        match &self.end {
+            PumpEnd::Tunnel(end) => EndReason::from(end),
+            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => EndReason::ClientGone,
         }
     }
 }
@@ -254,7 +261,7 @@ impl Pump {
 
     fn drop_unwritable(&mut self, leg: &mut Leg) {
         if self.write_failed.is_some() {
-            leg.drained(self.pending.clear());
+            leg.discarded(self.pending.clear());
         }
     }
 

@@ -6,7 +6,7 @@ use adit_core::text::beginning;
 use prometheus::IntCounter;
 
 use super::labels::{
-    ClientDialect, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
+    ClientDialect, Detail, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
 };
 use super::rate::EventLimit;
 
@@ -38,8 +38,8 @@ pub struct TunnelRecord<'a> {
     pub life: Duration,
     /// How it ended.
     pub end: TunnelEnd,
-    /// More about the end, in our words: the failed dial's reason, or who is known to have cut the tunnel.
-    pub detail: Option<&'static str>,
+    /// More about the end: the failed dial's reason, or who is known to have cut the tunnel.
+    pub detail: Option<Detail>,
     /// What moved the bytes.
     pub engine: Engine,
     /// What waited for the client's socket.
@@ -99,7 +99,7 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
         dial_seconds = record.dial.as_secs_f64(),
         life_seconds = record.life.as_secs_f64(),
         end = record.end.as_str(),
-        detail = record.detail,
+        detail = record.detail.map(Detail::as_str),
         engine = record.engine.as_str(),
         driver = record.driver.as_str(),
         driver_reason = record.driver_reason.as_str(),

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::tunnels::OpenTunnels;
 use bytes::Bytes;
 use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
@@ -23,6 +24,8 @@ const SHARED_FOR: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Scrape {
     registry: Registry,
+    /// Tunnels whose bytes are counted before the values are read.
+    tunnels: Option<Arc<OpenTunnels>>,
     /// The last text of [`Self::answer`], while an answer with it is being sent.
     sending: Arc<Mutex<Option<Made>>>,
 }
@@ -43,7 +46,16 @@ impl Scrape {
     pub(super) fn new(registry: Registry) -> Self {
         Self {
             registry,
+            tunnels: None,
             sending: Arc::default(),
+        }
+    }
+
+    /// The same, where open tunnels have moved bytes that no counter has yet.
+    pub(super) fn with_tunnels(registry: Registry, tunnels: &Arc<OpenTunnels>) -> Self {
+        Self {
+            tunnels: Some(Arc::clone(tunnels)),
+            ..Self::new(registry)
         }
     }
 
@@ -71,6 +83,9 @@ impl Scrape {
     /// The present values, sorted by family name. Reads a few files of /proc: not for a data thread.
     #[must_use]
     pub fn text(&self) -> String {
+        if let Some(tunnels) = &self.tunnels {
+            tunnels.publish_bytes();
+        }
         let families = self.registry.gather();
         let mut text = String::with_capacity(16 * 1024);
         for family in &families {

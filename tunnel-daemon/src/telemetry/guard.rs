@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use prometheus::IntGauge;
 
 use super::families::LazyHistogram;
-use super::labels::{Path, TunnelEnd};
+use super::labels::{EndReason, OpenedBy, Path};
 use super::metrics_adit::AditMetrics;
 
 /// Holds a gauge one higher for as long as it lives.
@@ -58,11 +58,12 @@ impl Drop for AmountGuard {
     }
 }
 
-/// A tunnel at an agent. Its end is counted once, also when its task is cut off, which only the end of the process does.
+/// An open tunnel. Its end is counted once, also when its task is cut off, which a panic and the end of the process do.
 #[must_use = "the tunnel counts as ended as soon as this is dropped"]
 pub struct CountedTunnel {
     metrics: AditMetrics,
-    end: TunnelEnd,
+    opened_by: OpenedBy,
+    reason: Option<EndReason>,
 }
 
 impl CountedTunnel {
@@ -71,19 +72,33 @@ impl CountedTunnel {
         metrics.tunnel_opened(path);
         Self {
             metrics: metrics.clone(),
-            end: TunnelEnd::Shutdown,
+            opened_by: OpenedBy::Client,
+            reason: None,
         }
     }
 
-    /// It ended, for a reason as access events spell it.
-    pub fn ended(mut self, reason: &str) {
-        self.end = TunnelEnd::of_reason(reason);
+    /// A tunnel that an agent asked for is open.
+    pub fn opened_by_agent(metrics: &AditMetrics) -> Self {
+        Self {
+            metrics: metrics.clone(),
+            opened_by: OpenedBy::Agent,
+            reason: None,
+        }
+    }
+
+    /// It ended.
+    pub fn ended(mut self, reason: EndReason) {
+        self.reason = Some(reason);
     }
 }
 
 impl Drop for CountedTunnel {
     fn drop(&mut self) {
-        self.metrics.tunnel_closed(self.end);
+        let reason = self.reason.unwrap_or_else(EndReason::of_drop);
+        match self.opened_by {
+            OpenedBy::Client => self.metrics.tunnel_closed(reason.end()),
+            OpenedBy::Agent => self.metrics.node_tunnel_closed(reason.end()),
+        }
     }
 }
 

@@ -45,6 +45,7 @@ mod agent;
 mod dial;
 mod kernel;
 mod lane;
+mod tunnel;
 
 pub use agent::{AgentRefusal, LinkEnding, TokenReview};
 pub use dial::{DialReason, DialStage};
@@ -52,6 +53,7 @@ pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
 };
 pub use lane::{LaneDial, LaneEnd, LaneRefusal, LaneState};
+pub use tunnel::{Detail, EndReason, TunnelEnd};
 
 label! {
     /// Which half of the path a packet was seen on, and in which direction.
@@ -148,65 +150,6 @@ label! {
         Adit = "adit",
         /// A Go agent or server.
         Go = "go",
-    }
-}
-
-label! {
-    /// How a tunnel ended; also the `end` of its access event.
-    TunnelEnd {
-        /// Both ends closed in order.
-        Clean = "clean",
-        /// The client vanished: stream cancelled, connection reset.
-        ClientGone = "client_gone",
-        /// The target reset the connection or failed.
-        TargetReset = "target_reset",
-        /// The agent's link went away below the tunnel.
-        LinkLost = "link_lost",
-        /// The lane that carried the tunnel went away.
-        LaneLost = "lane_lost",
-        /// A shared byte budget ran full and this was the largest stalled tunnel.
-        Budget = "budget",
-        /// Over its own share without progress for too long.
-        Stalled = "stalled",
-        /// Half-closed and silent for too long.
-        HalfClosedIdle = "half_closed_idle",
-        /// The peer sent more than its credit, or broke the credit's rules.
-        CreditViolation = "credit_violation",
-        /// A packet larger than the protocol allows.
-        Oversize = "oversize",
-        /// Another breach of the protocol, counted by kind as an offence.
-        ProtocolError = "protocol_error",
-        /// Bytes lingering after a close made no progress.
-        LingerExpired = "linger_expired",
-        /// This process is shutting down.
-        Shutdown = "shutdown",
-        /// None of the above; a sign that a cause is missing here.
-        Other = "other",
-    }
-}
-
-impl TunnelEnd {
-    /// The end that the program's own words stand for.
-    #[must_use]
-    pub fn of_reason(reason: &str) -> Self {
-        match reason {
-            "peer_closed" | "closed" | "unconfirmed" | "client_closed" | "target_closed" => {
-                Self::Clean
-            }
-            "client_gone" | "client_stalled" => Self::ClientGone,
-            "peer_error" | "peer_reset" | "target_reset" => Self::TargetReset,
-            "link_lost" => Self::LinkLost,
-            "lane_lost" | "keys_used_up" => Self::LaneLost,
-            "budget" => Self::Budget,
-            "stalled" => Self::Stalled,
-            "half_closed_idle" => Self::HalfClosedIdle,
-            "credit_violation" => Self::CreditViolation,
-            "oversize" => Self::Oversize,
-            "client_protocol" => Self::ProtocolError,
-            "linger_expired" => Self::LingerExpired,
-            "shutdown" => Self::Shutdown,
-            _ => Self::Other,
-        }
     }
 }
 
@@ -468,6 +411,7 @@ mod tests {
         indexes_match_positions::<DialFailureReason>();
         indexes_match_positions::<DialReason>();
         indexes_match_positions::<DialStage>();
+        indexes_match_positions::<EndReason>();
         indexes_match_positions::<TunnelEnd>();
         indexes_match_positions::<HandshakeFailure>();
         indexes_match_positions::<ClientDialect>();

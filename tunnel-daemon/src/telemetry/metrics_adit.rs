@@ -13,14 +13,14 @@ use super::failed_dials::{FailedDial, FailedDials};
 use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
-    AgentRefusal, DialCap, DialRetry, Direction, Driver, DriverReason, Engine, HandshakeFailure,
-    Label as _, LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path,
-    PeerKind, ReloadResult, TunnelEnd,
+    AgentRefusal, DialCap, DialRetry, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
+    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path, PeerKind,
+    ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
 use super::metrics_redirect::RedirectMetrics;
-use super::tunnels::OpenTunnels;
+use super::tunnels::{OpenTunnels, TunnelBytes};
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -34,7 +34,6 @@ struct Inner {
     kernel_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
-    tunnel_bytes: Counters<Direction>,
     offences: IntCounterVec,
     foreign_packets: IntCounterVec,
     dial_retries: Counters<DialRetry>,
@@ -63,7 +62,6 @@ struct Inner {
     node_waiting: IntGauge,
     node_opened: IntCounter,
     node_closed: Counters<TunnelEnd>,
-    node_bytes: Counters<Direction>,
     node_refusals: Counters<NodeRefusal>,
     node_retries: IntCounter,
     node_agents: NodeAgents,
@@ -92,6 +90,18 @@ impl AditMetrics {
             )
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
+        let bytes = TunnelBytes {
+            of_clients: families.counters_from_zero(
+                "tunnel_bytes_total",
+                "Payload bytes moved through tunnels, by direction; open tunnels included",
+                "direction",
+            ),
+            of_agents: families.counters_from_zero(
+                "node_tunnel_bytes_total",
+                "Payload bytes moved through tunnels that agents asked for, by direction; open tunnels included",
+                "direction",
+            ),
+        };
         Self(Arc::new(Inner {
             account: AccountMetrics::register(registry),
             insecure_flags: families.gauge_vec(
@@ -108,11 +118,6 @@ impl AditMetrics {
                 "path",
             ),
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
-            tunnel_bytes: families.counters_from_zero(
-                "tunnel_bytes_total",
-                "Payload bytes moved through tunnels, by direction",
-                "direction",
-            ),
             offences: families.counter_vec(
                 "protocol_offences_total",
                 "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
@@ -192,11 +197,6 @@ impl AditMetrics {
                 "Ends of tunnels that agents asked for, by reason",
                 "reason",
             ),
-            node_bytes: families.counters_from_zero(
-                "node_tunnel_bytes_total",
-                "Payload bytes moved through tunnels that agents asked for, by direction; counted when one ends",
-                "direction",
-            ),
             node_refusals: families.counters_from_zero(
                 "node_refusals_total",
                 "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
@@ -237,7 +237,7 @@ impl AditMetrics {
             links_ended: families.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
             access_events_suppressed: families
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
-            open_tunnels: Arc::default(),
+            open_tunnels: Arc::new(OpenTunnels::counted_in(bytes)),
             redirect: RedirectMetrics::register(&families),
         }))
     }
@@ -290,12 +290,6 @@ impl AditMetrics {
     /// A tunnel ended.
     pub fn tunnel_closed(&self, end: TunnelEnd) {
         self.0.tunnels_closed.of(end).inc();
-    }
-
-    /// Counter of payload bytes in one direction, to be kept by a tunnel or link.
-    #[must_use]
-    pub fn tunnel_bytes(&self, direction: Direction) -> IntCounter {
-        self.0.tunnel_bytes.of(direction).clone()
     }
 
     /// A peer broke the protocol; `kind` is the violation's label, never a peer's text.
@@ -435,11 +429,9 @@ impl AditMetrics {
         self.0.node_tunnels.get() + self.0.node_waiting.get()
     }
 
-    /// Such a tunnel ended, with so many bytes to the destination and back.
-    pub fn node_tunnel_closed(&self, end: TunnelEnd, to_target: u64, to_client: u64) {
+    /// Such a tunnel ended.
+    pub fn node_tunnel_closed(&self, end: TunnelEnd) {
         self.0.node_closed.of(end).inc();
-        self.0.node_bytes.of(Direction::ToTarget).inc_by(to_target);
-        self.0.node_bytes.of(Direction::ToClient).inc_by(to_client);
     }
 
     /// There is no such tunnel.

@@ -75,7 +75,7 @@ impl AgentMetrics {
     /// What `/metrics` answers from.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
-        Scrape::new(self.0.registry.clone())
+        Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
     }
 
     /// Leases of servers.

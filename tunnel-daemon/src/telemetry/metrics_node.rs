@@ -52,7 +52,7 @@ impl NodeAgents {
             ),
             bytes: families.counter_vec(
                 "node_agent_tunnel_bytes_total",
-                "Payload bytes of ended tunnels that an agent asked for, by agent and direction",
+                "Payload bytes moved through tunnels that an agent asked for, by agent and direction",
                 &["agent", "direction"],
             ),
             named: Mutex::default(),
@@ -88,8 +88,8 @@ impl NodeAgent {
         refused.with_label_values(&[&*self.name]).inc();
     }
 
-    /// A tunnel of its ended that moved so many bytes.
-    pub fn closed(&self, to_target: u64, to_client: u64) {
+    /// Its tunnels moved so many bytes more.
+    pub fn moved(&self, to_target: u64, to_client: u64) {
         for (direction, bytes) in [
             (Direction::ToTarget, to_target),
             (Direction::ToClient, to_client),
@@ -115,7 +115,7 @@ mod tests {
             agents.of(agent).opened();
         }
         agents.of("c").refused();
-        agents.of("b").closed(3, 4);
+        agents.of("b").moved(3, 4);
         let value =
             |family: &IntCounterVec, labels: &[&str]| family.with_label_values(labels).get();
         let Inner {

@@ -60,7 +60,7 @@ impl ServerMetrics {
     /// What `/metrics` answers from.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
-        Scrape::new(self.0.registry.clone())
+        Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
     }
 
     /// The families that are ours and not upstream's.

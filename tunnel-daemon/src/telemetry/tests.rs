@@ -7,10 +7,10 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packets::PacketType;
 
 use super::labels::{
-    AccountRole, DialCap, Direction, Driver, DriverReason, EndpointDialFailure, LinkDirection,
-    PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+    AccountRole, ClientDialect, DialCap, Driver, DriverReason, EndpointDialFailure, LinkDirection,
+    Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
-use super::{AgentMetrics, DialCounts, Scrape, ServerMetrics};
+use super::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
 
 const SERVER: &str = "konnectivity_network_proxy_server_";
 const AGENT: &str = "konnectivity_network_proxy_agent_";
@@ -290,7 +290,17 @@ fn own_families_start_at_zero_and_count() {
     let adit = metrics.adit();
     adit.insecure_flag("insecure-allow-unauthenticated-agents");
     adit.tunnel_closed(TunnelEnd::Stalled);
-    adit.tunnel_bytes(Direction::ToClient).inc_by(1_000);
+    let table = adit.open_tunnels();
+    let facts = TunnelFacts {
+        side: TunnelSide::Client(ClientDialect::Grpc),
+        peer: "agent",
+        link: 1,
+        destination: "a:1",
+        path: Path::Link,
+    };
+    let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts, None));
+    tunnel.live().moved(0, 1_000);
+    node.live().moved(3, 0);
     adit.protocol_offence("data_without_conn");
     adit.foreign_packet("DATA");
     let dials = DialCounts {
@@ -317,6 +327,7 @@ fn own_families_start_at_zero_and_count() {
         ),
         ("adit_tunnels_closed_total{reason=\"stalled\"}", 1.0),
         ("adit_tunnel_bytes_total{direction=\"to_client\"}", 1_000.0),
+        ("adit_node_tunnel_bytes_total{direction=\"to_target\"}", 3.0),
         (
             "adit_protocol_offences_total{kind=\"data_without_conn\"}",
             1.0,

@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::access::cut;
-use super::labels::{ClientDialect, Driver, Engine, Path};
+use super::families::Counters;
+use super::labels::{ClientDialect, Direction, Driver, Engine, Path};
+use super::metrics_node::NodeAgent;
 
 /// Parts of the table with a lock each, so that tunnels that open at once rarely meet.
 const SHARDS: usize = 16;
@@ -75,6 +77,24 @@ pub struct LiveTunnel {
     rtt_micros: AtomicU32,
     retransmits: AtomicU32,
     relayed: OnceLock<Box<dyn Relayed>>,
+    /// Bytes that the metrics have: to target, to client.
+    published: [AtomicU64; 2],
+    /// An agent asked for this tunnel.
+    node: Option<Box<NodeTunnel>>,
+}
+
+/// A tunnel that an agent asked for.
+struct NodeTunnel {
+    /// Series of that agent; `None` at the agent itself.
+    agent: Option<NodeAgent>,
+}
+
+/// Where the bytes of tunnels are counted.
+pub(super) struct TunnelBytes {
+    /// Of tunnels that clients asked for.
+    pub(super) of_clients: Counters<Direction>,
+    /// Of tunnels that agents asked for.
+    pub(super) of_agents: Counters<Direction>,
 }
 
 /// An open tunnel as it was at one moment.
@@ -171,6 +191,24 @@ impl LiveTunnel {
         }
     }
 
+    /// Adds to the metrics what has moved since the last call. Calls may cross: each byte is added once.
+    fn publish(&self, counters: &TunnelBytes) {
+        let (to_target, to_client) = self.bytes();
+        let [target, client] = &self.published;
+        let new =
+            |published: &AtomicU64, now: u64| now.saturating_sub(published.fetch_max(now, Relaxed));
+        let (to_target, to_client) = (new(target, to_target), new(client, to_client));
+        let family = match &self.node {
+            None => &counters.of_clients,
+            Some(_) => &counters.of_agents,
+        };
+        family.of(Direction::ToTarget).inc_by(to_target);
+        family.of(Direction::ToClient).inc_by(to_client);
+        if let Some(agent) = self.node.as_ref().and_then(|node| node.agent.as_ref()) {
+            agent.moved(to_target, to_client);
+        }
+    }
+
     /// Names it in this process.
     #[must_use]
     pub fn id(&self) -> u64 {
@@ -225,11 +263,48 @@ impl fmt::Debug for LiveTunnel {
 pub struct OpenTunnels {
     shards: [Mutex<HashMap<u64, Arc<LiveTunnel>>>; SHARDS],
     opened: AtomicU64,
+    /// `None`: nothing counts them.
+    bytes: Option<TunnelBytes>,
 }
 
 impl OpenTunnels {
-    /// Enters a tunnel; it is in the table for as long as the entry lives.
+    /// A table whose tunnels have their bytes counted.
+    pub(super) fn counted_in(bytes: TunnelBytes) -> Self {
+        Self {
+            bytes: Some(bytes),
+            ..Self::default()
+        }
+    }
+
+    /// Brings the counters of bytes up to date. To be called before they are read: the tunnels themselves touch no metric while
+    /// bytes move.
+    pub fn publish_bytes(&self) {
+        if let Some(counters) = &self.bytes {
+            for live in self.all() {
+                live.publish(counters);
+            }
+        }
+    }
+
+    /// Enters a tunnel that a client asked for; it is in the table for as long as the entry lives.
     pub fn enter(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
+        self.enter_as(facts, None)
+    }
+
+    /// Enters a tunnel that an agent asked for; at a server with the series of that agent.
+    pub fn enter_node(
+        self: &Arc<Self>,
+        facts: &TunnelFacts<'_>,
+        agent: Option<NodeAgent>,
+    ) -> TunnelEntry {
+        self.enter_as(facts, Some(Box::new(NodeTunnel { agent })))
+    }
+
+    fn enter_as(
+        self: &Arc<Self>,
+        facts: &TunnelFacts<'_>,
+        node: Option<Box<NodeTunnel>>,
+    ) -> TunnelEntry {
         let id = self.opened.fetch_add(1, Relaxed) + 1;
         let live = Arc::new(LiveTunnel {
             id,
@@ -245,6 +320,8 @@ impl OpenTunnels {
             rtt_micros: AtomicU32::new(UNKNOWN),
             retransmits: AtomicU32::new(0),
             relayed: OnceLock::new(),
+            published: [AtomicU64::new(0), AtomicU64::new(0)],
+            node,
         });
         self.shard(id).insert(id, Arc::clone(&live));
         TunnelEntry {
@@ -300,6 +377,9 @@ impl TunnelEntry {
 impl Drop for TunnelEntry {
     fn drop(&mut self) {
         self.table.shard(self.live.id).remove(&self.live.id);
+        if let Some(counters) = &self.table.bytes {
+            self.live.publish(counters);
+        }
     }
 }
 
@@ -343,6 +423,48 @@ mod tests {
         assert_eq!(left, ["b:2"]);
         drop(two);
         assert!(views(&table).is_empty());
+    }
+
+    fn counters() -> TunnelBytes {
+        let registry = prometheus::Registry::new();
+        let families = super::super::families::Registrar::new(&registry, "adit_");
+        TunnelBytes {
+            of_clients: families.counters("tunnel_bytes_total", "a", "direction"),
+            of_agents: families.counters("node_tunnel_bytes_total", "a", "direction"),
+        }
+    }
+
+    #[test]
+    fn bytes_are_counted_while_a_tunnel_is_open_and_each_of_them_once() {
+        let table = Arc::new(OpenTunnels::counted_in(counters()));
+        let counted = || {
+            table.publish_bytes();
+            let TunnelBytes {
+                of_clients,
+                of_agents,
+            } = table.bytes.as_ref().unwrap();
+            [of_clients, of_agents].map(|family| {
+                [Direction::ToTarget, Direction::ToClient].map(|way| family.of(way).get())
+            })
+        };
+        let (tunnel, node) = (
+            table.enter(&facts("a:1")),
+            table.enter_node(&facts("b:2"), None),
+        );
+        tunnel.live().moved(10, 20);
+        node.live().moved(1, 2);
+        assert_eq!(counted(), [[10, 20], [1, 2]]);
+        assert_eq!(counted(), [[10, 20], [1, 2]], "nothing moved since");
+        let late = tunnel.live();
+        late.moved(15, 20);
+        drop((tunnel, node));
+        assert_eq!(counted(), [[15, 20], [1, 2]], "the rest at the end");
+        late.publish(table.bytes.as_ref().unwrap());
+        assert_eq!(
+            counted(),
+            [[15, 20], [1, 2]],
+            "a scrape that crossed the end"
+        );
     }
 
     #[test]

@@ -82,7 +82,7 @@ impl TunnelEnd {
     /// Whether it looks to the leg as if the other side had closed its connection and nothing else.
     #[must_use]
     pub fn is_in_order(&self) -> bool {
-        self.delivers_rest() && self.reason() != "peer_error"
+        self.delivers_rest() && !matches!(self, Self::Closed { error } if !error.is_empty())
     }
 }
 

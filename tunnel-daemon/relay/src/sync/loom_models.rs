@@ -112,7 +112,7 @@ fn submit(inbox: &Arc<Inbox>, ends: &Ends, pair: Pair) -> Option<Submitted> {
     let job = Job {
         pair,
         shared: Arc::clone(&shared),
-        promise: Promise::new(done, Arc::clone(inbox), Engine::Epoll),
+        promise: Promise::new(done, Arc::clone(inbox), Engine::Epoll, Arc::clone(&shared)),
     };
     let inbox = Arc::clone(inbox);
     match inbox.put(job) {

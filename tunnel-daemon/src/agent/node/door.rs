@@ -18,12 +18,12 @@ use super::{CONNECTIONS_MAX, Wanted};
 use crate::agent::lanes::{Borrowed, LaneKeeper, Opened};
 use crate::agent::servers::ServerLanes;
 use crate::ebpf::account::{Accounts, Labels};
-use crate::hub::{Leg, PumpEnd, part, pump, reset_on_close};
+use crate::hub::{Leg, part, pump, reset_on_close};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::telemetry::labels::{
-    AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path, TunnelEnd,
+    AccountRole, ClientDialect, DialReason, DialStage, Label as _, NodeRefusal, Path,
 };
-use crate::telemetry::{AditMetrics, FailedDial, TunnelFacts, TunnelSide};
+use crate::telemetry::{AditMetrics, CountedTunnel, FailedDial, TunnelFacts, TunnelSide};
 
 /// How long a connection is held for want of a lane, over all attempts.
 const HELD_MAX: Duration = Duration::from_secs(5);
@@ -99,6 +99,7 @@ impl NodeDoor {
             Err(why) => return self.refuse(&socket, peer, destination, why),
         };
         let open = self.metrics.node_tunnel();
+        let closed = CountedTunnel::opened_by_agent(&self.metrics);
         drop(waiting);
         let labels = Labels {
             role: AccountRole::Client,
@@ -106,23 +107,23 @@ impl NodeDoor {
             destination_class: destination,
         };
         self.accounts.accepted(&socket, &labels);
-        let entry = self.metrics.open_tunnels().enter(&TunnelFacts {
-            side: TunnelSide::Client(ClientDialect::Node),
-            peer: server.as_str(),
-            link: 0,
-            destination,
-            path: Path::Lane,
-        });
+        let entry = self.metrics.open_tunnels().enter_node(
+            &TunnelFacts {
+                side: TunnelSide::Client(ClientDialect::Node),
+                peer: server.as_str(),
+                link: 0,
+                destination,
+                path: Path::Lane,
+            },
+            None,
+        );
         leg.tell(entry.live());
         let outcome = pump(&mut socket, &mut leg, Bytes::new()).await;
-        let reason = match &outcome.end {
-            PumpEnd::Tunnel(end) => end.reason(),
-            PumpEnd::ReadFailed(_) | PumpEnd::WriteFailed(_) => "client_gone",
-        };
+        let reason = outcome.reason_at_client();
         // To the destination is from the socket here.
         let (to_target, to_client) = (outcome.from_socket, outcome.to_socket);
-        self.metrics
-            .node_tunnel_closed(TunnelEnd::of_reason(reason), to_target, to_client);
+        closed.ended(reason);
+        let reason = reason.as_str();
         tracing::debug!(%peer, destination, to_target, to_client, reason, "node tunnel over");
         let closing = outcome.closing();
         drop((leg, entry, open));

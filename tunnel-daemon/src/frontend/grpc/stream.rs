@@ -19,6 +19,7 @@ use super::state::{Done, Idle, State};
 use super::stream_events::StreamEvents;
 use crate::hub::{Hub, Incoming, OpenTunnel};
 use crate::net::grpc::{Code, code_of, status};
+use crate::telemetry::labels::EndReason;
 use adit_core::wire::encode::MessageBuf;
 
 /// Answers to packets that make no sense here, before the call is ended: in all calls of a client that never reads they wait.
@@ -85,11 +86,11 @@ impl<E: StreamEvents> ProxyStream<E> {
     fn over(&mut self, done: Done) {
         match done {
             Done::ClientFinished => {
-                self.leave(true, "client_closed");
+                self.leave(true, EndReason::ClientClosed);
                 self.out.finish(status(Code::Ok, ""));
             }
             Done::Gone => {
-                self.leave(false, "client_gone");
+                self.leave(false, EndReason::ClientGone);
                 self.out.reset();
             }
             Done::Idle => {
@@ -98,13 +99,13 @@ impl<E: StreamEvents> ProxyStream<E> {
                 self.out.finish(status(Code::DeadlineExceeded, &text));
             }
             Done::Broken(error) => {
-                self.leave(false, "client_protocol");
+                self.leave(false, EndReason::ClientProtocol);
                 self.out.finish(status(Code::Internal, &error.to_string()));
             }
         }
     }
 
-    fn leave(&mut self, graceful: bool, reason: &'static str) {
+    fn leave(&mut self, graceful: bool, reason: EndReason) {
         match std::mem::replace(&mut self.state, State::Over) {
             State::Dialing { .. } => self.events.abandoned(),
             State::Open { mut leg, .. } => {
@@ -113,8 +114,13 @@ impl<E: StreamEvents> ProxyStream<E> {
                 }
                 let (from_client, to_client) = leg.bytes();
                 // Whoever cut it, it was not us.
-                let gave_up = reason == "client_gone" && leg.stalled_for() >= CLIENT_PATIENCE;
-                let reason = if gave_up { "client_stalled" } else { reason };
+                let gave_up =
+                    reason == EndReason::ClientGone && leg.stalled_for() >= CLIENT_PATIENCE;
+                let reason = if gave_up {
+                    EndReason::ClientStalled
+                } else {
+                    reason
+                };
                 self.events.ended(from_client, to_client, reason);
             }
             State::Fresh | State::Over => (),
@@ -246,7 +252,10 @@ impl<E: StreamEvents> ProxyStream<E> {
                     self.events.read_failed(tonic::Code::ResourceExhausted);
                     // What was said before goes before the reset.
                     self.flush(cx);
-                    return self.give_up("message above 4 MiB (16 KiB if no DATA)", "oversize");
+                    return self.give_up(
+                        "message above 4 MiB (16 KiB if no DATA)",
+                        EndReason::Oversize,
+                    );
                 }
                 return Ok(());
             }
@@ -276,12 +285,12 @@ impl<E: StreamEvents> ProxyStream<E> {
                     let ours = *ours;
                     self.close_rsp(conn, "mismatched connection IDs")?;
                     self.close_rsp(ours, "mismatched connection IDs")?;
-                    self.leave(true, "client_protocol");
+                    self.leave(true, EndReason::ClientProtocol);
                     Ok(())
                 }
                 State::Fresh | State::Dialing { .. } => {
                     self.close_rsp(conn, "backend not initialized")?;
-                    self.leave(false, "client_protocol");
+                    self.leave(false, EndReason::ClientProtocol);
                     Ok(())
                 }
                 State::Over => Ok(()),
@@ -303,7 +312,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             },
             Packet::DialCls { dial } => {
                 if matches!(&self.state, State::Dialing { dial: ours, .. } if *ours == dial) {
-                    self.leave(false, "client_gone");
+                    self.leave(false, EndReason::ClientGone);
                 }
                 Ok(())
             }
@@ -388,7 +397,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             // The Go client knows no half-close: the target's end closes both directions.
             Some(Incoming::PeerFin) => {
                 self.close_rsp(conn, "")?;
-                self.leave(true, "target_closed");
+                self.leave(true, EndReason::TargetClosed);
                 Ok(())
             }
             Some(Incoming::Ended(end)) => {
@@ -397,10 +406,10 @@ impl<E: StreamEvents> ProxyStream<E> {
                     TunnelEnd::PeerClosing | TunnelEnd::Confirmed | TunnelEnd::Unconfirmed => {
                         String::new()
                     }
-                    other => format!("tunnel closed by the server: {}", other.reason()),
+                    other => format!("tunnel closed by the server: {}", EndReason::from(other)),
                 };
                 self.close_rsp(conn, &text)?;
-                self.leave(false, end.reason());
+                self.leave(false, EndReason::from(&end));
                 Ok(())
             }
         }
@@ -449,7 +458,7 @@ impl<E: StreamEvents> ProxyStream<E> {
         }
     }
 
-    fn give_up(&mut self, text: &str, reason: &'static str) -> Result<(), h2::Error> {
+    fn give_up(&mut self, text: &str, reason: EndReason) -> Result<(), h2::Error> {
         if let State::Open { conn, .. } = self.state {
             self.close_rsp(conn, text)?;
         }

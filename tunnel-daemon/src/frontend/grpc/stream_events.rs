@@ -4,6 +4,7 @@ use adit_core::failure::DialFailure;
 use adit_core::wire::packet::{PacketType, Violation};
 
 use crate::hub::{AskedAgents, Leg, OpenTunnel};
+use crate::telemetry::labels::EndReason;
 
 /// What a stream tells the world. Called inside its task: must not block.
 pub trait StreamEvents: Send {
@@ -32,5 +33,5 @@ pub trait StreamEvents: Send {
     /// The client gave the dial up.
     fn abandoned(&mut self);
     /// The tunnel is over: bytes from and to the client, and why.
-    fn ended(&mut self, from_client: u64, to_client: u64, reason: &'static str);
+    fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason);
 }

@@ -5,7 +5,7 @@ use std::io;
 use adit_relay::{Basis, KeysUsedUp, Outcome, PairEnd, Side};
 
 use crate::telemetry::AditMetrics;
-use crate::telemetry::labels::{Driver, DriverReason, Engine};
+use crate::telemetry::labels::{Driver, DriverReason, EndReason, Engine};
 
 /// Why a tunnel on a pipe is over.
 #[derive(Debug)]
@@ -33,27 +33,26 @@ pub enum PipeEnd {
 impl PipeEnd {
     /// The reason in metrics and the access log, on a server.
     #[must_use]
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> EndReason {
         match self {
-            Self::Finished => "closed",
-            Self::SocketFailed(_) => "client_gone",
-            Self::LaneReset => "peer_reset",
-            Self::KeysUsedUp => "keys_used_up",
-            Self::LaneLost => "lane_lost",
-            Self::HalfClosedIdle => "half_closed_idle",
-            Self::Shutdown => "shutdown",
-            Self::RelayFailed => "relay_failed",
-            Self::RelayWithoutEvents(_) => "relay_driver_failed",
+            Self::Finished => EndReason::Closed,
+            Self::SocketFailed(_) => EndReason::ClientGone,
+            Self::LaneReset => EndReason::PeerReset,
+            Self::KeysUsedUp => EndReason::KeysUsedUp,
+            Self::LaneLost => EndReason::LaneLost,
+            Self::HalfClosedIdle => EndReason::HalfClosedIdle,
+            Self::Shutdown => EndReason::Shutdown,
+            Self::RelayFailed => EndReason::RelayFailed,
+            Self::RelayWithoutEvents(_) => EndReason::RelayDriverFailed,
         }
     }
 
     /// The same on an agent, where the socket is a target's.
     #[must_use]
-    pub fn reason_at_target(&self) -> &'static str {
+    pub fn reason_at_target(&self) -> EndReason {
         match self {
-            Self::SocketFailed(_) => "target_reset",
-            Self::LaneReset => "client_gone",
-            other => other.reason(),
+            Self::SocketFailed(_) => EndReason::TargetReset,
+            other => other.reason().at_target(),
         }
     }
 }
@@ -189,6 +188,7 @@ mod tests {
         let outcome = conclude(outcome, DriverReason::Asked, 0, None, metrics.adit());
         assert_eq!(outcome.from_socket, 7);
         let reasons = (outcome.end.reason(), outcome.end.reason_at_target());
-        assert_eq!(reasons, ("relay_driver_failed", "relay_driver_failed"));
+        let expected = EndReason::RelayDriverFailed;
+        assert_eq!(reasons, (expected, expected));
     }
 }

@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use super::*;
 use crate::lane::Lane;
 use crate::telemetry::ServerMetrics;
+use crate::telemetry::labels::EndReason;
 use crate::telemetry::labels::Path;
 use crate::telemetry::tunnels::{OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};
 
@@ -237,7 +238,7 @@ impl World {
         let (outcome, ()) = tokio::join!(running, failing);
         assert!(matches!(outcome.end, PipeEnd::RelayFailed), "{outcome:?}");
         let told = (outcome.end.reason(), outcome.to_socket);
-        assert_eq!(told, ("relay_failed", 6));
+        assert_eq!(told, (EndReason::RelayFailed, 6));
         let end = server.read_to_end(&mut Vec::new()).await.unwrap_err();
         assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
         // All threads, or the next tunnel might come to one that is about to fail.

@@ -16,6 +16,7 @@ use super::*;
 use crate::hub::conduit::LEG_END_WAITS;
 use crate::net::peer::{self, Peer};
 use crate::net::stream::{ByteStream, PeerAddr, Socket};
+use crate::telemetry::labels::EndReason;
 
 const UNREAD: &[u8] = b"unread";
 /// Longer than it takes to look twice.
@@ -72,7 +73,7 @@ async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
         other => panic!("{other:?}"),
     }
     assert_eq!(since.elapsed().as_secs(), 30);
-    assert_eq!(outcome.reason_at_target(), "target_reset");
+    assert_eq!(outcome.reason_at_target(), EndReason::TargetReset);
 }
 
 /// What it has left to say is owed to whoever takes some of it now and then.

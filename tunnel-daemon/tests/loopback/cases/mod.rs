@@ -49,6 +49,7 @@ mod leaving;
 mod long_paths;
 mod memory_limits;
 mod metrics;
+mod moving_bytes;
 mod node_namespaces;
 mod node_processes;
 mod node_refusals;

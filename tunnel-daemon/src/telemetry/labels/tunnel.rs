@@ -1,0 +1,248 @@
+//! How a tunnel ended: a coarse word for the metric, a finer one for the access event.
+
+use adit_core::session;
+
+use super::{DialFailureReason, Label, NodeRefusal};
+
+label! {
+    /// How a tunnel ended; also the `end` of its access event.
+    TunnelEnd {
+        /// Both ends closed in order.
+        Clean = "clean",
+        /// The client vanished: stream cancelled, connection reset.
+        ClientGone = "client_gone",
+        /// The target reset the connection or failed.
+        TargetReset = "target_reset",
+        /// The agent's link went away below the tunnel.
+        LinkLost = "link_lost",
+        /// The lane that carried the tunnel went away.
+        LaneLost = "lane_lost",
+        /// A shared byte budget ran full and this was the largest stalled tunnel.
+        Budget = "budget",
+        /// Over its own share without progress for too long.
+        Stalled = "stalled",
+        /// Half-closed and silent for too long.
+        HalfClosedIdle = "half_closed_idle",
+        /// The peer sent more than its credit, or broke the credit's rules.
+        CreditViolation = "credit_violation",
+        /// A packet larger than the protocol allows.
+        Oversize = "oversize",
+        /// Another breach of the protocol, counted by kind as an offence.
+        ProtocolError = "protocol_error",
+        /// Bytes lingering after a close made no progress.
+        LingerExpired = "linger_expired",
+        /// This process is shutting down.
+        Shutdown = "shutdown",
+        /// None of the above; a sign that a cause is missing here.
+        Other = "other",
+    }
+}
+
+label! {
+    /// Why a tunnel ended, in finer words than [`TunnelEnd`].
+    EndReason {
+        /// The agent closed the tunnel without an error.
+        PeerClosed = "peer_closed",
+        /// This process closed the tunnel and the peer confirmed, or both directions came to their ends.
+        Closed = "closed",
+        /// This process closed the tunnel, and the peer did not confirm in time.
+        Unconfirmed = "unconfirmed",
+        /// A gRPC client closed first.
+        ClientClosed = "client_closed",
+        /// The target of a gRPC client closed first.
+        TargetClosed = "target_closed",
+        /// The client vanished.
+        ClientGone = "client_gone",
+        /// The client vanished after it had taken nothing for long.
+        ClientStalled = "client_stalled",
+        /// The agent closed the tunnel with an error.
+        PeerError = "peer_error",
+        /// The agent cut the tunnel.
+        PeerReset = "peer_reset",
+        /// The connection to the target failed.
+        TargetReset = "target_reset",
+        /// The link went away.
+        LinkLost = "link_lost",
+        /// The lane went away.
+        LaneLost = "lane_lost",
+        /// The keys of kernel TLS are used up.
+        KeysUsedUp = "keys_used_up",
+        /// A shared byte budget ran full.
+        Budget = "budget",
+        /// Over its share without progress for too long.
+        Stalled = "stalled",
+        /// Half-closed and silent for too long.
+        HalfClosedIdle = "half_closed_idle",
+        /// The peer broke the rules of credit.
+        CreditViolation = "credit_violation",
+        /// A packet larger than the protocol allows.
+        Oversize = "oversize",
+        /// A gRPC client broke the protocol.
+        ClientProtocol = "client_protocol",
+        /// Bytes left after a close made no progress.
+        LingerExpired = "linger_expired",
+        /// This process stopped.
+        Shutdown = "shutdown",
+        /// The relay thread failed.
+        RelayFailed = "relay_failed",
+        /// The kernel gave a relay thread no events.
+        RelayDriverFailed = "relay_driver_failed",
+        /// The task of the tunnel panicked, which is a bug.
+        Panicked = "panicked",
+    }
+}
+
+impl EndReason {
+    /// The reason of a tunnel whose task is dropped before the tunnel ended: the task panics, or the process stops. Nothing else
+    /// drops one.
+    #[must_use]
+    pub fn of_drop() -> Self {
+        if std::thread::panicking() {
+            Self::Panicked
+        } else {
+            Self::Shutdown
+        }
+    }
+
+    /// The coarse word.
+    #[must_use]
+    pub fn end(self) -> TunnelEnd {
+        match self {
+            Self::PeerClosed
+            | Self::Closed
+            | Self::Unconfirmed
+            | Self::ClientClosed
+            | Self::TargetClosed => TunnelEnd::Clean,
+            Self::ClientGone | Self::ClientStalled => TunnelEnd::ClientGone,
+            Self::PeerError | Self::PeerReset | Self::TargetReset => TunnelEnd::TargetReset,
+            Self::LinkLost => TunnelEnd::LinkLost,
+            Self::LaneLost | Self::KeysUsedUp => TunnelEnd::LaneLost,
+            Self::Budget => TunnelEnd::Budget,
+            Self::Stalled => TunnelEnd::Stalled,
+            Self::HalfClosedIdle => TunnelEnd::HalfClosedIdle,
+            Self::CreditViolation => TunnelEnd::CreditViolation,
+            Self::Oversize => TunnelEnd::Oversize,
+            Self::ClientProtocol => TunnelEnd::ProtocolError,
+            Self::LingerExpired => TunnelEnd::LingerExpired,
+            Self::Shutdown => TunnelEnd::Shutdown,
+            Self::RelayFailed | Self::RelayDriverFailed | Self::Panicked => TunnelEnd::Other,
+        }
+    }
+
+    /// The same at an agent, whose peer is the client's end of the tunnel.
+    #[must_use]
+    pub fn at_target(self) -> Self {
+        match self {
+            Self::PeerError | Self::PeerReset => Self::ClientGone,
+            other => other,
+        }
+    }
+}
+
+impl From<&session::TunnelEnd> for EndReason {
+    fn from(end: &session::TunnelEnd) -> Self {
+        use session::TunnelEnd as End;
+        match end {
+            End::Closed { error } if error.is_empty() => Self::PeerClosed,
+            End::Closed { .. } => Self::PeerError,
+            End::PeerClosing => Self::PeerClosed,
+            End::Confirmed => Self::Closed,
+            End::LinkLost => Self::LinkLost,
+            End::LaneLost => Self::LaneLost,
+            End::Reset { .. } => Self::PeerReset,
+            End::Budget => Self::Budget,
+            End::Stalled => Self::Stalled,
+            End::HalfClosedIdle => Self::HalfClosedIdle,
+            End::CreditViolation => Self::CreditViolation,
+            End::Oversize => Self::Oversize,
+            End::Unconfirmed => Self::Unconfirmed,
+            End::LingerExpired => Self::LingerExpired,
+            End::Shutdown => Self::Shutdown,
+        }
+    }
+}
+
+/// What an access event says in `detail`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Detail {
+    /// Why a tunnel ended.
+    End(EndReason),
+    /// Why a dial failed, in upstream's words.
+    Dial(DialFailureReason),
+    /// Why a tunnel that an agent asked for was not opened.
+    Node(NodeRefusal),
+}
+
+impl Detail {
+    /// The word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::End(reason) => reason.as_str(),
+            Self::Dial(reason) => reason.as_str(),
+            Self::Node(why) => why.as_str(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    struct Dropped<'a>(&'a mut Option<EndReason>);
+
+    impl Drop for Dropped<'_> {
+        fn drop(&mut self) {
+            *self.0 = Some(EndReason::of_drop());
+        }
+    }
+
+    #[test]
+    fn a_tunnel_dropped_by_a_panic_is_not_taken_for_a_shutdown() {
+        let mut reason = None;
+        drop(Dropped(&mut reason));
+        assert_eq!(reason, Some(EndReason::Shutdown));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _dropped = Dropped(&mut reason);
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(reason, Some(EndReason::Panicked));
+    }
+
+    #[test]
+    fn every_end_of_a_session_has_the_word_it_says_itself() {
+        use session::TunnelEnd as End;
+        let error = || "refused".to_owned();
+        let ends = [
+            End::Closed {
+                error: String::new(),
+            },
+            End::Closed { error: error() },
+            End::PeerClosing,
+            End::Confirmed,
+            End::LinkLost,
+            End::LaneLost,
+            End::Reset { error: error() },
+            End::Budget,
+            End::Stalled,
+            End::HalfClosedIdle,
+            End::CreditViolation,
+            End::Oversize,
+            End::Unconfirmed,
+            End::LingerExpired,
+            End::Shutdown,
+        ];
+        for end in &ends {
+            let reason = EndReason::from(end);
+            assert_eq!(reason.as_str(), end.reason());
+            assert_eq!(
+                end.is_in_order(),
+                reason.end() == TunnelEnd::Clean,
+                "{end:?}"
+            );
+        }
+    }
+}

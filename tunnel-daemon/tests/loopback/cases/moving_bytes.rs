@@ -1,0 +1,81 @@
+//! Bytes of tunnels while the tunnels are open, and of tunnels that are cut.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::processes::Processes;
+use crate::support::process::{at_least, metric};
+use crate::support::wait::until;
+use crate::support::{connect, targets};
+
+const TEXT: &[u8] = b"bytes that are counted before the tunnel ends";
+
+/// The access events of a log.
+fn access_events(log: &str) -> Vec<Value> {
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter(|line| line["target"] == "adit::access")
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_an_open_tunnel_are_counted_and_one_that_is_cut_is_logged_with_them() {
+    let (port, _echo) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let rows = [
+        ("link", "--lanes-per-link=0", "--lane-security=tls"),
+        ("lane", "--lanes-per-link=4", "--lane-security=tls"),
+        (
+            "raw-lane",
+            "--lanes-per-link=4",
+            "--lane-security=plaintext",
+        ),
+    ];
+    for (path, lanes, security) in rows {
+        let processes = Processes::start(&[lanes, security, "--shutdown-grace=0s"]).await;
+        let mut server = processes.server;
+        let agent = {
+            let args = processes.world.agent_args(
+                "agent-1",
+                processes.agents.port(),
+                &["--log-format=json", security],
+            );
+            crate::support::process::Process::start("agent-1", &args, processes.world.dir.path())
+        };
+        let agent_health = agent.address("health");
+        metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
+        if path != "link" {
+            // More than one: the last idle lane stays one with frames.
+            at_least(processes.health, "adit_lanes{state=\"idle\"}", 3.0).await;
+        }
+        let mut stream = connect::open(&processes.world.connect(), &target).await;
+        connect::echo(&mut stream, TEXT).await;
+        let bytes = f64::from(u32::try_from(TEXT.len()).expect("a few"));
+        for health in [processes.health, agent_health] {
+            for direction in ["to_target", "to_client"] {
+                let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
+                metric(health, &series, bytes).await;
+            }
+        }
+        server.signal(Signal::TERM);
+        until("the access event", || {
+            !access_events(&server.log()).is_empty()
+        })
+        .await;
+        let events = access_events(&server.log());
+        let [event] = &events[..] else {
+            panic!("{path}: {events:?}");
+        };
+        assert_eq!(
+            (&event["end"], &event["detail"], &event["path"]),
+            (&"shutdown".into(), &"shutdown".into(), &path.into()),
+            "{event}"
+        );
+        for field in ["bytes_to_target", "bytes_to_client"] {
+            assert_eq!(event[field], TEXT.len(), "{path}: {event}");
+        }
+        server.kill();
+    }
+}
