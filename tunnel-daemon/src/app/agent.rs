@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, keep_published, process_budget};
+use super::check::Needs;
 use super::controls::Controls;
 use super::descriptors;
 use super::listeners::spelling::AgentListeners;
@@ -241,7 +242,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         lanes_max: context.lane_room.lanes_max(),
         engine: started_relay.engine.clone(),
         relay: relay.as_deref().map(PipeRelay::handle),
-        host: status::Common::host(plan.admin_socket.is_some()),
+        host: status::Common::host(plan.admin_socket.is_some(), Needs::of_agent(plan)),
         redirect: Arc::clone(&redirect),
         account: accounting,
         debug: controls.debug.clone(),

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::account;
 use super::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
 use super::budgets::{isolation, isolation_here, process_budget};
+use super::check::Needs;
 use super::controls::Controls;
 use super::descriptors;
 use super::kubernetes::{admission, kubernetes_api, publish_lease};
@@ -241,7 +242,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             lanes_max,
             engine: started_relay.engine.clone(),
             relay: relay.as_deref().map(PipeRelay::handle),
-            host: status::Common::host(plan.admin_socket.is_some()),
+            host: status::Common::host(plan.admin_socket.is_some(), Needs::of_server(plan)),
             redirect: Arc::clone(captured.view()),
             account: accounting,
             debug: controls.debug.clone(),

@@ -102,6 +102,8 @@ pub struct TopOptions {
     pub socket: PathBuf,
     /// One picture, as text.
     pub once: bool,
+    /// One picture, as JSON.
+    pub json: bool,
     /// The first order.
     pub sort: TopSort,
     /// Between two looks.

@@ -7,7 +7,7 @@ use adit_relay::{Choice, Preference, ProbeError};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
-use super::{degraded, missing, ok};
+use super::{Needs, degraded, judged, missing, ok};
 use crate::app::memory::{self, MemoryLimit};
 use crate::app::status::model::Capability;
 use crate::ebpf::caps;
@@ -96,17 +96,17 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// All lines, in a fixed order.
-pub(super) fn lines(facts: &Facts) -> Vec<Capability> {
+pub(super) fn lines(facts: &Facts, needs: Needs) -> Vec<Capability> {
     vec![
-        kernel(facts),
-        btf(facts),
-        cgroup2(facts),
-        capabilities(facts),
+        judged(needs.ebpf || needs.io_uring, kernel(facts)),
+        // Programs of ours do without.
+        judged(false, btf(facts)),
+        judged(needs.ebpf, cgroup2(facts)),
+        judged(needs.ebpf, capabilities(facts)),
         seccomp(facts),
-        ring(facts),
-        splice(facts),
-        sockmap(),
-        kernel_tls(facts),
+        judged(needs.io_uring, ring(facts)),
+        judged(needs.relay, splice(facts)),
+        judged(needs.kernel_tls, kernel_tls(facts)),
         descriptors(facts),
         memory_line(facts),
     ]
@@ -136,10 +136,9 @@ fn btf(facts: &Facts) -> Capability {
     if facts.btf {
         return ok(NAME, "the kernel describes its types");
     }
-    degraded(
+    ok(
         NAME,
         "no /sys/kernel/btf/vmlinux: our programs do without, tools that look into the kernel do not",
-        "use a kernel with CONFIG_DEBUG_INFO_BTF, and mount /sys",
     )
 }
 
@@ -264,14 +263,6 @@ fn privileged(facts: &Facts) -> bool {
     facts.has(CapabilitySet::SYS_RESOURCE) || facts.has(CapabilitySet::SYS_ADMIN)
 }
 
-/// Not a matter of the host: no kernel's sockmap is used (ADR 0017). Who looks for it finds that here.
-fn sockmap() -> Capability {
-    ok(
-        "sockmap",
-        "not part of this program on any kernel: relays copy and splice",
-    )
-}
-
 fn kernel_tls(facts: &Facts) -> Capability {
     const NAME: &str = "kernel-tls";
     match &facts.kernel_tls {
@@ -330,6 +321,13 @@ mod tests {
     use super::*;
     use crate::app::status::model::Verdict;
 
+    const ALL: Needs = Needs {
+        ebpf: true,
+        relay: true,
+        io_uring: true,
+        kernel_tls: true,
+    };
+
     fn best() -> Facts {
         Facts {
             release: Some("6.12.104-1-amd64".to_owned()),
@@ -350,11 +348,11 @@ mod tests {
     }
 
     fn verdict(facts: &Facts, name: &str) -> Verdict {
-        let lines = lines(facts);
+        let lines = lines(facts, ALL);
         let line = lines.iter().find(|line| line.name == name);
         let line = line.unwrap_or_else(|| panic!("no line {name}"));
         assert_eq!(
-            line.verdict == Verdict::Ok,
+            line.verdict <= Verdict::Ok,
             line.remedy.is_none(),
             "{line:?}"
         );
@@ -363,20 +361,45 @@ mod tests {
 
     #[test]
     fn on_the_best_of_hosts_all_is_ok() {
-        for line in lines(&best()) {
-            assert_eq!(line.verdict, Verdict::Ok, "{line:?}");
+        for line in lines(&best(), ALL) {
+            let expected = if line.name == "btf" {
+                Verdict::Info
+            } else {
+                Verdict::Ok
+            };
+            assert_eq!(line.verdict, expected, "{line:?}");
+        }
+    }
+
+    /// As an ordinary host, or a container without privileges, has it.
+    #[test]
+    fn what_is_off_is_told_and_not_judged() {
+        let mut facts = best();
+        facts.capabilities = Some(CapabilitySet::empty());
+        facts.ring = Err(("forbidden".into(), "allow it".into()));
+        facts.kernel_tls = Err("ENOENT".into());
+        (facts.btf, facts.cgroup2) = (false, None);
+        facts.release = Some("5.15.0".to_owned());
+        for line in lines(&facts, Needs::default()) {
+            let is_judged = ["seccomp", "descriptors", "memory"].contains(&line.name.as_str());
+            let expected = if is_judged {
+                Verdict::Ok
+            } else {
+                Verdict::Info
+            };
+            assert_eq!(line.verdict, expected, "{line:?}");
+            assert_eq!(line.remedy, None, "{line:?}");
         }
     }
 
     #[test]
     fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
         type Change = fn(&mut Facts);
-        let changes: [(&str, Verdict, Change); 19] = [
+        let changes: [(&str, Verdict, Change); 18] = [
             ("kernel", Verdict::Degraded, |f| {
                 f.release = Some("5.15.0".into())
             }),
             ("kernel", Verdict::Degraded, |f| f.release = None),
-            ("btf", Verdict::Degraded, |f| f.btf = false),
             ("cgroup2", Verdict::Degraded, |f| f.cgroup2 = None),
             ("capabilities", Verdict::Degraded, |f| {
                 f.capabilities = Some(CapabilitySet::empty())
@@ -448,8 +471,8 @@ mod tests {
 
     #[test]
     fn this_host_answers_each_question() {
-        let lines = lines(&Facts::gather());
-        assert_eq!(lines.len(), 11);
+        let lines = lines(&Facts::gather(), ALL);
+        assert_eq!(lines.len(), 10);
         // Wherever tests run there is a /proc.
         assert!(
             lines.iter().all(|line| !line.text.contains("mount /proc")),

@@ -13,11 +13,15 @@ mod servers;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
+use adit_relay::Preference;
+
 use self::report::Report;
 use super::run::log_options;
 use super::status::model::{Capability, Verdict};
 use super::status::text::show;
-use crate::config::plan::LogPlan;
+use crate::config::plan::{
+    AccountMode, AccountPlan, AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPlan,
+};
 use crate::config::{CheckGiven, CheckOptions};
 use crate::ebpf::caps::{self, HostCaps};
 use crate::telemetry::log;
@@ -40,7 +44,12 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     super::descriptors::raise_limit();
     let now = SystemTime::now();
     let host = HostCaps::probe().with_programs();
-    let mut lines = lines_of(&host);
+    let needs = match &options.given {
+        CheckGiven::Nothing | CheckGiven::Refused(_) => Needs::default(),
+        CheckGiven::Server(plan, _) => Needs::of_server(plan),
+        CheckGiven::Agent(plan, _) => Needs::of_agent(plan),
+    };
+    let mut lines = lines_of(&host, needs);
     lines.push(clock(now));
     match &options.given {
         CheckGiven::Nothing => (),
@@ -87,15 +96,51 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     Ok(report.exit_code())
 }
 
-/// What the host allows, as `adit status` shows it, too.
-pub(super) fn host_lines() -> Vec<Capability> {
-    lines_of(&HostCaps::probe())
+/// What is needed of the host, and whether the host allows it, as `adit status` shows it.
+pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
+    let mut lines = lines_of(&HostCaps::probe(), needs);
+    lines.retain(|line| line.verdict != Verdict::Info);
+    lines
 }
 
-fn lines_of(host: &HostCaps) -> Vec<Capability> {
-    let mut lines = host::lines(&host::Facts::gather());
-    lines.push(ebpf(host));
+fn lines_of(host: &HostCaps, needs: Needs) -> Vec<Capability> {
+    let mut lines = host::lines(&host::Facts::gather(), needs);
+    lines.push(judged(needs.ebpf, ebpf(host)));
     lines
+}
+
+/// What flags take from the host. What they do not take is told and not judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::app) struct Needs {
+    /// Redirect or accounting.
+    ebpf: bool,
+    /// Tunnels without frames.
+    relay: bool,
+    /// The relay's engine is asked for by name.
+    io_uring: bool,
+    /// Lanes on kernel TLS.
+    kernel_tls: bool,
+}
+
+impl Needs {
+    pub(in crate::app) fn of_server(plan: &ServerPlan) -> Self {
+        let redirects = plan.transparent.redirect.is_some();
+        Self::of(&plan.agents.data_path, plan.account, redirects)
+    }
+
+    pub(in crate::app) fn of_agent(plan: &AgentPlan) -> Self {
+        Self::of(&plan.data_path, plan.account, plan.redirect.is_some())
+    }
+
+    fn of(data_path: &DataPathPlan, account: AccountPlan, redirects: bool) -> Self {
+        let relay = data_path.lanes_max > 0 && data_path.lane_security != LaneSecurity::Tls;
+        Self {
+            ebpf: redirects || account.mode != AccountMode::Off,
+            relay,
+            io_uring: data_path.relay_engine == Preference::IoUring,
+            kernel_tls: relay && data_path.lane_security == LaneSecurity::Ktls,
+        }
+    }
 }
 
 /// Whether programs can be loaded: the first thing that is missing, with its remedy.
@@ -171,6 +216,20 @@ fn ok(name: &str, text: impl Into<String>) -> Capability {
     line(name, Verdict::Ok, text, None)
 }
 
+/// The line of something that is judged only where it is needed.
+fn judged(needed: bool, line: Capability) -> Capability {
+    if needed { line } else { info(line) }
+}
+
+/// The same without a verdict, and without a remedy: nothing is to be done.
+fn info(line: Capability) -> Capability {
+    Capability {
+        verdict: Verdict::Info,
+        remedy: None,
+        ..line
+    }
+}
+
 fn degraded(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
     line(name, Verdict::Degraded, text, Some(remedy.into()))
 }
@@ -205,6 +264,37 @@ mod tests {
         assert_eq!(line.verdict, Verdict::Missing);
         assert!(line.text.contains("/nonexistent/adit.log"), "{line:?}");
         assert!(line.remedy.is_some_and(|to_do| to_do.contains("folder")));
+    }
+
+    fn data_path(lane_security: LaneSecurity, relay_engine: Preference) -> DataPathPlan {
+        DataPathPlan {
+            lanes_max: 4,
+            lane_security,
+            relay_engine,
+        }
+    }
+
+    #[test]
+    fn only_what_the_flags_need_is_judged() {
+        let off = AccountPlan::default();
+        let auto = AccountPlan {
+            mode: AccountMode::Auto,
+            ..off
+        };
+        let tls = data_path(LaneSecurity::Tls, Preference::Auto);
+        assert_eq!(Needs::of(&tls, off, false), Needs::default());
+        assert!(Needs::of(&tls, auto, false).ebpf && Needs::of(&tls, off, true).ebpf);
+        let plaintext = data_path(LaneSecurity::Plaintext, Preference::IoUring);
+        let needs = Needs::of(&plaintext, off, false);
+        assert!(needs.relay && needs.io_uring && !needs.kernel_tls);
+        let ktls = data_path(LaneSecurity::Ktls, Preference::Auto);
+        let needs = Needs::of(&ktls, off, false);
+        assert!(needs.relay && needs.kernel_tls && !needs.io_uring);
+        let bare = DataPathPlan {
+            lanes_max: 0,
+            ..ktls
+        };
+        assert_eq!(Needs::of(&bare, off, false), Needs::default());
     }
 
     #[test]

@@ -28,8 +28,7 @@ impl Report {
             result: lines
                 .iter()
                 .map(|line| line.verdict)
-                .max()
-                .unwrap_or(Verdict::Ok),
+                .fold(Verdict::Ok, Verdict::max),
             lines,
         }
     }
@@ -37,7 +36,7 @@ impl Report {
     /// 0 all ok, 1 something degraded, 2 something missing.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.result {
-            Verdict::Ok => 0,
+            Verdict::Info | Verdict::Ok => 0,
             Verdict::Degraded => 1,
             Verdict::Missing => super::MISSING,
         })
@@ -75,7 +74,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{degraded, missing, ok};
+    use super::super::{degraded, info, missing, ok};
     use super::*;
 
     #[test]
@@ -83,6 +82,11 @@ mod tests {
         for (lines, code) in [
             (vec![], 0),
             (vec![ok("a", "b")], 0),
+            (vec![info(degraded("a", "b", "c"))], 0),
+            (
+                vec![info(degraded("a", "b", "c")), degraded("a", "b", "c")],
+                1,
+            ),
             (vec![degraded("a", "b", "c"), ok("a", "b")], 1),
             (vec![missing("a", "b", "c"), degraded("a", "b", "c")], 2),
         ] {

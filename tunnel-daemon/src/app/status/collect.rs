@@ -121,10 +121,10 @@ impl Totals {
 }
 
 impl Common {
-    /// What the host allows, for a process that answers such questions.
-    pub(in crate::app) fn host(answers: bool) -> Vec<Capability> {
+    /// What of the host is needed and allowed, for a process that answers such questions.
+    pub(in crate::app) fn host(answers: bool, needs: check::Needs) -> Vec<Capability> {
         if answers {
-            check::host_lines()
+            check::host_lines(needs)
         } else {
             Vec::new()
         }

@@ -37,7 +37,7 @@ pub struct Status {
     pub lanes: LaneStatus,
     /// What moves the bytes of tunnels without frames.
     pub relay: RelayStatus,
-    /// What the host and its kernel allowed when the process began, and why not.
+    /// What this process needs of the host and its kernel, and whether they allowed it when the process began.
     pub capabilities: Vec<Capability>,
     /// Capabilities that at least one thread of the process has or could take, now; `None`: there is no `/proc`.
     #[serde(default)]
@@ -317,6 +317,8 @@ pub struct RelayStatus {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
+    /// Told, not judged: nothing at hand needs it.
+    Info,
     /// As it should be.
     Ok,
     /// It works, with less than there could be, or will not for long.
@@ -330,6 +332,7 @@ impl Verdict {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Info => "info",
             Self::Ok => "ok",
             Self::Degraded => "degraded",
             Self::Missing => "missing",

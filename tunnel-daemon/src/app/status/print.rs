@@ -100,15 +100,12 @@ pub fn table(status: &Status) -> String {
             )
         },
     );
-    let used = if status.relay.used {
-        ""
-    } else {
-        " (not used: lanes are encrypted by this process or off)"
-    };
-    line(
-        "relay",
-        &format!("{}{used}: {}", status.relay.engine, status.relay.reason),
-    );
+    if status.relay.used {
+        line(
+            "relay",
+            &format!("{}: {}", status.relay.engine, status.relay.reason),
+        );
+    }
     let limit = status.descriptors.limit;
     line(
         "descriptors",
@@ -213,7 +210,7 @@ fn redirect_text(redirect: &RedirectStatus) -> String {
 fn lacking(capabilities: &[Capability]) -> impl Iterator<Item = &Capability> {
     capabilities
         .iter()
-        .filter(|capability| capability.verdict != Verdict::Ok)
+        .filter(|capability| capability.verdict > Verdict::Ok)
 }
 
 fn links(status: &Status) -> String {
@@ -316,7 +313,7 @@ pub(in crate::app) mod tests {
                 engine: "io-uring".to_owned(),
                 reason: "as fast as io_uring in our measurements, with less of the kernel in reach"
                     .to_owned(),
-                used: false,
+                used: true,
                 ..RelayStatus::default()
             },
             capabilities: vec![Capability {
@@ -400,6 +397,22 @@ pub(in crate::app) mod tests {
             "and 1960 more",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_use_has_no_line() {
+        let mut status = status();
+        status.relay.used = false;
+        status.redirect = None;
+        status.account = AccountStatus {
+            state: "off".to_owned(),
+            reason: None,
+        };
+        status.capabilities[0].verdict = Verdict::Info;
+        let text = table(&status);
+        for name in ["relay ", "redirect ", "account ", "info ", "kernel-tls"] {
+            assert!(!text.lines().any(|line| line.starts_with(name)), "{text}");
         }
     }
 }

@@ -35,6 +35,10 @@ impl Picture {
         }
     }
 
+    pub(super) fn sample(&self) -> &Sample {
+        &self.sample
+    }
+
     pub(super) fn into_sample(self) -> Sample {
         self.sample
     }
@@ -51,8 +55,33 @@ impl Picture {
         lines
     }
 
+    /// Head and all rows, with nothing shortened, however wide that is: for pipes.
+    pub(super) fn whole(&self) -> Vec<String> {
+        let longest = |head: &str, text: fn(&Row) -> &str| {
+            let rows = self.sample.rows.iter();
+            let longest = rows.map(|row| text(row).chars().count()).max();
+            // The head may have a mark.
+            longest.unwrap_or(0).max(head.len() + 1)
+        };
+        let widths = Widths {
+            tenant: Some(longest("TENANT", |row| &row.tunnel.tenant)),
+            peer: longest("SERVER", |row| &row.tunnel.peer),
+            destination: longest("DESTINATION", |row| &row.tunnel.destination),
+        };
+        let mut lines = vec![
+            self.title_of(usize::MAX, usize::MAX),
+            self.columns_of(&widths),
+        ];
+        lines.extend(self.sample.rows.iter().map(|row| line(row, &widths)));
+        lines
+    }
+
     /// Who is looked at, and the sums.
     pub(super) fn title(&self, width: usize) -> String {
+        self.title_of(width, 20)
+    }
+
+    fn title_of(&self, width: usize, id_width: usize) -> String {
         let sum = |rate: fn(&Row) -> u64| {
             self.sample
                 .rows
@@ -69,7 +98,7 @@ impl Picture {
         let text = format!(
             "{} {}  {} tunnels{more}  {}/s to targets  {}/s to clients",
             self.sample.role.name(),
-            clean_middle(&self.sample.id, 20),
+            clean_middle(&self.sample.id, id_width),
             self.sample.open,
             bytes(sum(|row| row.to_target)),
             bytes(sum(|row| row.to_client)),
@@ -79,11 +108,14 @@ impl Picture {
 
     /// The heads of the columns; the one that decides the order is marked.
     pub(super) fn columns(&self, width: usize) -> String {
+        self.columns_of(&self.widths(width))
+    }
+
+    fn columns_of(&self, widths: &Widths) -> String {
         let peer = match self.sample.role {
             Role::Server => "AGENT",
             Role::Agent => "SERVER",
         };
-        let widths = self.widths(width);
         let mark = |name: &str, order: TopSort| {
             let sign = if self.reverse { '^' } else { '*' };
             if order == self.order {
@@ -123,7 +155,7 @@ impl Picture {
         let rest = width - FIXED - 2 - taken;
         let peer = rest / PEER_SHARE;
         Widths {
-            has_tenant,
+            tenant: has_tenant.then_some(TENANT),
             peer,
             destination: rest - peer,
         }
@@ -132,7 +164,8 @@ impl Picture {
 
 /// Of the columns that depend on the terminal.
 struct Widths {
-    has_tenant: bool,
+    /// Of the first column, where there is one.
+    tenant: Option<usize>,
     peer: usize,
     destination: usize,
 }
@@ -140,11 +173,9 @@ struct Widths {
 impl Widths {
     /// The first column and the space behind it, where there is one.
     fn tenant(&self, text: &str) -> String {
-        if self.has_tenant {
-            format!("{text:<TENANT$} ")
-        } else {
-            String::new()
-        }
+        self.tenant.map_or_else(String::new, |width| {
+            format!("{:<width$} ", clean_middle(text, width))
+        })
     }
 }
 
@@ -154,7 +185,7 @@ fn line(row: &Row, widths: &Widths) -> String {
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     format!(
         "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
-        widths.tenant(&clean_middle(&tunnel.tenant, TENANT)),
+        widths.tenant(&tunnel.tenant),
         clean_middle(&tunnel.peer, peer_width),
         clean_middle(&tunnel.destination, destination_width),
         clean(&tunnel.path, 8),
@@ -201,6 +232,21 @@ mod tests {
                 assert_eq!(lines[1].chars().count(), width, "{:?}", lines[1]);
             }
         }
+    }
+
+    #[test]
+    fn nothing_is_shortened_for_a_pipe() {
+        let lines = picture(TopSort::Rate).whole();
+        for part in [
+            "a-tenant-with-a-long-name ",
+            "agent-with-a-long-name.example.org ",
+            "[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535 ",
+        ] {
+            assert!(lines.iter().any(|line| line.contains(part)), "{lines:?}");
+        }
+        let ends: Vec<usize> = lines[1..].iter().map(|line| line.chars().count()).collect();
+        assert!(ends.iter().all(|end| *end == ends[0]), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains(char::is_control)));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod frame;
 mod live;
 mod model;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use self::frame::{Picture, WIDTH_MIN};
@@ -19,7 +20,7 @@ use crate::config::TopOptions;
 /// No answer at first, or a terminal that cannot be used.
 pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
     let socket = Socket::new(&options.socket);
-    if !options.once {
+    if !options.once && !options.json {
         return live::run(&socket, options);
     }
     let mut sampler = Sampler::default();
@@ -27,8 +28,18 @@ pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
     std::thread::sleep(options.interval);
     let sample = sampler.take(ask(&socket)?, std::time::Instant::now());
     let picture = Picture::new(sample, options.sort, false);
+    if options.json {
+        let json = serde_json::to_string(picture.sample())?;
+        show(&format!("{json}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let lines = if std::io::stdout().is_terminal() {
+        picture.all(WIDTH_MIN)
+    } else {
+        picture.whole()
+    };
     let mut text = String::new();
-    for line in picture.all(WIDTH_MIN) {
+    for line in lines {
         text.push_str(line.trim_end());
         text.push('\n');
     }

@@ -4,16 +4,21 @@ use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use serde::Serialize;
+
 use crate::app::status::model::{Role, TunnelStatus, Tunnels};
 use crate::config::TopSort;
 
-/// One open tunnel and how fast it is.
-#[derive(Clone, PartialEq, Debug)]
+/// One open tunnel and how fast it is. As JSON it has the fields of `GET /v1/tunnels`, and the rates.
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Row {
+    #[serde(flatten)]
     pub(super) tunnel: TunnelStatus,
     /// Bytes a second from client to target.
+    #[serde(rename = "to_target_per_second")]
     pub(super) to_target: u64,
     /// Bytes a second from target to client.
+    #[serde(rename = "to_client_per_second")]
     pub(super) to_client: u64,
 }
 
@@ -31,12 +36,14 @@ impl Row {
 }
 
 /// What one look saw.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Sample {
+    api: u32,
     pub(super) role: Role,
     pub(super) id: String,
     /// Open tunnels; more than there are rows if the process has very many.
     pub(super) open: u64,
+    #[serde(rename = "tunnels")]
     pub(super) rows: Vec<Row>,
 }
 
@@ -76,6 +83,7 @@ impl Sampler {
         self.bytes = bytes;
         self.before = Some((at, now.pid));
         Sample {
+            api: now.api,
             role: now.role,
             id: now.id,
             open: now.open,

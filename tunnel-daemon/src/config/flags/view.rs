@@ -37,6 +37,9 @@ pub(super) struct TopFlags {
     /// Print one picture after one interval, and exit: for scripts and pipes
     #[arg(long)]
     once: bool,
+    /// The same picture as one JSON object, for programs
+    #[arg(long)]
+    json: bool,
     /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
     #[arg(long, value_name = "ORDER", default_value = "rate")]
     sort: TopSort,
@@ -149,6 +152,7 @@ impl TopFlags {
         Ok(TopOptions {
             socket: self.socket.admin_socket,
             once: self.once,
+            json: self.json,
             sort: self.sort,
             interval: self.interval,
         })
