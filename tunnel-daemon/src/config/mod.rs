@@ -15,6 +15,7 @@ pub mod limits;
 pub mod plan;
 pub mod strategy;
 pub mod tls_policy;
+mod version;
 
 pub use command::{
     CheckGiven, CheckOptions, Command, DemoOptions, LinksAction, LinksOptions, NetnsHelperOptions,

@@ -32,7 +32,14 @@ pub mod tunnels;
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The first digits of the commit that it is made of, or `unknown`.
-pub const COMMIT: &str = env!("ADIT_COMMIT");
+pub const COMMIT: &str = {
+    let recorded = env!("ADIT_COMMIT");
+    if recorded.is_empty() {
+        "unknown"
+    } else {
+        recorded
+    }
+};
 
 pub use access::{AccessLog, TunnelRecord, cut};
 pub use debug::DebugLog;

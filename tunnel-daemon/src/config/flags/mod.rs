@@ -23,10 +23,11 @@ use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
 use super::command::{Command, DemoOptions, LinksAction, Parsed};
 use super::error::ConfigError;
 use super::plan::LaneSecurity;
+use super::version;
 
 /// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
 #[derive(Parser, Debug)]
-#[command(name = "adit", version, max_term_width = 120)]
+#[command(name = "adit", version = version::TEXT, max_term_width = 120)]
 struct Cli {
     #[command(subcommand)]
     command: Sub,
@@ -52,9 +53,33 @@ enum Sub {
     Unlink(LinkFlags),
     /// Say what this host and these flags allow, and what is missing
     Check(CheckFlags),
+    /// Say which version, commit and upstream release this is
+    Version(VersionFlags),
     /// Started by server and agent for themselves
     #[command(hide = true)]
     NetnsHelper(NetnsHelperFlags),
+}
+
+#[derive(clap::Args, Debug)]
+struct VersionFlags {
+    /// text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    output: OutputFormat,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum OutputFormat {
+    Text,
+    Json,
+}
+
+impl VersionFlags {
+    fn text(&self) -> String {
+        match self.output {
+            OutputFormat::Text => format!("adit {}\n", version::TEXT),
+            OutputFormat::Json => version::json(),
+        }
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -117,6 +142,7 @@ pub(super) fn parse(
         Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
         Sub::Check(flags) => flags.command(env)?,
+        Sub::Version(flags) => Command::Print(flags.text()),
         Sub::NetnsHelper(flags) => Command::NetnsHelper(flags.options()),
     };
     Ok(Parsed { command, warnings })

@@ -23,6 +23,8 @@ fn clap_refusals_exit_2_and_help_and_version_print() {
     for (args, part) in [
         (vec!["--help"], "Run a server"),
         (vec!["--version"], "adit 0."),
+        (vec!["version"], "matches Konnectivity v"),
+        (vec!["version", "--output=json"], "{\"version\":\"0."),
         (vec!["server", "--help"], "--frontend"),
         (vec!["agent", "--help"], "Examples:"),
     ] {

@@ -1,0 +1,78 @@
+//! What `--version` and `adit version` say: version, commit, and the upstream release that this program matches.
+
+use serde::Serialize;
+
+/// Upstream's release whose flags, metrics and protocol this program has: that of all rows of docs/compatibility.md.
+macro_rules! upstream {
+    () => {
+        "v0.36.0"
+    };
+}
+
+/// One line, without the program's name.
+pub(super) const TEXT: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("ADIT_COMMIT_TEXT"),
+    "; matches Konnectivity ",
+    upstream!(),
+    ")"
+);
+
+/// The same for programs.
+#[derive(Serialize, Debug)]
+struct Version {
+    version: &'static str,
+    /// The first 12 digits of its hash; absent in a build that recorded none.
+    commit: Option<&'static str>,
+    /// When it was made, as `2026-01-31`.
+    commit_date: Option<&'static str>,
+    /// A tag of kubernetes-sigs/apiserver-network-proxy.
+    upstream: &'static str,
+}
+
+/// One JSON object in a line.
+pub(super) fn json() -> String {
+    let known = |text: &'static str| (!text.is_empty()).then_some(text);
+    let version = Version {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: known(env!("ADIT_COMMIT")),
+        commit_date: known(env!("ADIT_COMMIT_DATE")),
+        upstream: upstream!(),
+    };
+    // Four texts have no reason to fail.
+    let object = serde_json::to_string(&version).unwrap_or_default();
+    format!("{object}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_names_the_commit_and_the_release_of_the_compatibility_page() {
+        let page = include_str!("../../../docs/compatibility.md");
+        assert!(page.contains(concat!("| ", upstream!(), " | all rows")));
+        assert!(
+            TEXT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (")),
+            "{TEXT}"
+        );
+        assert!(
+            TEXT.ends_with(concat!("matches Konnectivity ", upstream!(), ")")),
+            "{TEXT}"
+        );
+        let json: serde_json::Value = serde_json::from_str(&json()).unwrap();
+        assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(json["upstream"], upstream!());
+        match json["commit"].as_str() {
+            Some(commit) => {
+                assert!(TEXT.contains(&format!("commit {commit} of ")), "{TEXT}");
+                assert_eq!(
+                    json["commit_date"].as_str().map(str::len),
+                    Some("2026-01-31".len())
+                );
+            }
+            None => assert!(TEXT.contains("no commit recorded"), "{TEXT}"),
+        }
+    }
+}
