@@ -1,5 +1,8 @@
-//! Readiness by io_uring: one lasting poll per socket, a single one for room while a sink is full, one for the bell. All
-//! that changes in a turn is handed in by the call that waits.
+//! Readiness by io_uring: one lasting poll per socket, one for room while a sink is full, one for the bell. All that changes
+//! in a turn is handed in by the call that waits.
+//!
+//! The kernel reports a half-close to every poll, whatever the poll asks for. A poll for room of one event would complete at
+//! once, as often as it is made, so on a half-closed sink it is a lasting poll, which reports each change once.
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
@@ -23,6 +26,8 @@ const CANCEL: u64 = 5;
 struct Slot {
     /// Bit by watch: not completed for the last time.
     pending: u8,
+    /// Bit by side: its peer has half-closed.
+    half_closed: u8,
     /// The pair is gone; the slot follows with the last completion.
     is_closing: bool,
 }
@@ -56,7 +61,16 @@ impl Uring {
     }
 
     pub(super) fn want_room(&mut self, key: Key, side: Side, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.add(key, ROOM + side.index() as u64, fd, EventFlags::OUT, false)
+        let half_closed = self.slots[key.index()].half_closed;
+        let lasting = half_closed & (1 << side.index()) != 0;
+        // A lasting one is kept to the end of the pair: of a TCP socket it reports only what was waited for.
+        self.add(
+            key,
+            ROOM + side.index() as u64,
+            fd,
+            EventFlags::OUT,
+            lasting,
+        )
     }
 
     fn add(
@@ -83,6 +97,7 @@ impl Uring {
             // Cannot fail short of a broken ring, and then the next wait reports it.
             let _broken = self.ring.cancel(data, CANCEL << KEY_BITS);
         }
+        slot.half_closed = 0;
         slot.is_closing = slot.pending != 0;
         !slot.is_closing
     }
@@ -125,13 +140,14 @@ impl Uring {
             return None;
         }
         let is_room = watch >= ROOM;
+        let side = if watch.is_multiple_of(2) {
+            Side::A
+        } else {
+            Side::B
+        };
         let event = Event {
             key,
-            side: if watch.is_multiple_of(2) {
-                Side::A
-            } else {
-                Side::B
-            },
+            side,
             readable: false,
             ends: false,
             urgent: None,
@@ -152,6 +168,9 @@ impl Uring {
             });
         };
         let flags = EventFlags::from_bits_retain(flags);
+        if flags.contains(EventFlags::RDHUP) {
+            slot.half_closed |= 1 << side.index();
+        }
         let over = EventFlags::HUP | EventFlags::ERR;
         let ends = flags.intersects(EventFlags::RDHUP | over);
         Some(Event {

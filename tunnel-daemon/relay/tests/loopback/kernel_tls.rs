@@ -18,7 +18,7 @@ use crate::{
         Moves, Pattern, Setup, Transport, World, has_kernel_tls, is_allowed, keys, promise,
         receive_all, receive_exactly, send_all, start_tls,
     },
-    transfer,
+    transfer, wake_ups,
 };
 
 /// Each named function for both drivers and both movers, over kernel TLS.
@@ -66,6 +66,7 @@ over_kernel_tls!(
     own::a_full_sink_takes_its_last_bytes_and_the_good_bye_later,
     own::keys_that_the_kernel_takes_in_part_are_told_from_those_it_leaves,
     scale::slow_readers_hold_bounded_memory,
+    wake_ups::lasting_conditions_wake_no_thread,
 );
 
 /// What only TLS has.

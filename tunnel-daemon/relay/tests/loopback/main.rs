@@ -15,3 +15,4 @@ mod paced_readers;
 mod scale;
 mod support;
 mod transfer;
+mod wake_ups;
