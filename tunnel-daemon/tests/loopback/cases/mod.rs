@@ -61,6 +61,7 @@ mod paused_tunnels;
 mod plaintext_lanes;
 mod platforms;
 mod processes;
+mod quiet_tunnels;
 mod relay_engine;
 mod revocation;
 mod signals;

@@ -1,0 +1,98 @@
+//! Tunnels on which nothing moves cost no processor time, whatever their sockets have to report for as long as that lasts.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::support::clients::{Io, Kind};
+use crate::support::targets;
+use crate::support::wait::within;
+use crate::support::ways::Way;
+use crate::support::world::World;
+
+/// A peer sends until nothing is taken, since the other one does not read.
+const SENDS: u8 = 1;
+/// A peer half-closes behind that.
+const ENDS: u8 = 2;
+/// Of all four kinds of peers.
+const DOES: [u8; 4] = [0, SENDS, ENDS, SENDS | ENDS];
+/// After so long nothing more is taken.
+const FULL_AFTER: Duration = Duration::from_millis(300);
+/// Of a second. A loop of one task takes all it can get.
+const PROCESSOR_MAX: Duration = Duration::from_millis(100);
+/// Seconds in which there must be one that is quiet.
+const SECONDS_MAX: usize = 15;
+
+async fn behave(stream: &mut (impl Io + ?Sized), does: u8) -> io::Result<()> {
+    if does & SENDS != 0 {
+        let block = vec![7; 64 * 1024];
+        while let Ok(written) = timeout(FULL_AFTER, stream.write(&block)).await {
+            written?;
+        }
+    }
+    if does & ENDS != 0 {
+        stream.shutdown().await?;
+    }
+    Ok(())
+}
+
+/// On the link, on lanes with TLS, and on raw lanes that each driver relays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lasting_conditions_take_no_processor_time() {
+    let link = (None, &["--lanes-per-link=0"][..]);
+    let lanes = Way::ALL.map(|way| (Some(way), way.flags()));
+    let ways = [link].into_iter().chain(lanes);
+    let test = "lasting_conditions_take_no_processor_time";
+    for (way, flags) in ways.filter(|(way, _)| way.is_none_or(|way| way.is_possible(test))) {
+        let world = World::start(flags).await;
+        let agent_flags = if way.is_some() { flags } else { &[] };
+        let _agent = world.agent("agent-1", agent_flags).await;
+        world.links(1).await;
+        // Its first byte says what a target does.
+        let (port, _target) = targets::serve(|mut stream| async move {
+            let does = stream.read_u8().await?;
+            behave(&mut stream, does).await?;
+            std::future::pending().await
+        })
+        .await;
+        let target = format!("127.0.0.1:{port}");
+        let mut under_way = JoinSet::new();
+        for client in DOES {
+            for does in DOES {
+                let mut stream = Kind::Unix.open(&world, &target).await;
+                under_way.spawn(async move {
+                    stream.write_all(&[does]).await.expect("an open tunnel");
+                    // A tunnel that both have ended may be over.
+                    let _over = behave(&mut *stream, client).await;
+                    stream
+                });
+            }
+        }
+        let streams = within("all is full", under_way.join_all()).await;
+        let mut used = Vec::new();
+        loop {
+            let before = processor_time();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let second = processor_time() - before;
+            if second <= PROCESSOR_MAX {
+                break;
+            }
+            used.push(second);
+            assert!(
+                used.len() < SECONDS_MAX,
+                "{way:?}: processor time of each second: {used:?}"
+            );
+        }
+        drop(streams);
+    }
+}
+
+/// Of this process, all threads together.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("it is not negative")
+}
