@@ -4,6 +4,8 @@
 //! Frames of bulk size are gathered here while the connection's task has more of them, and leave together when it has
 //! not. Small frames are never held back: what carries an echo goes the way it always did.
 //!
+//! It also says how far HTTP/2 may read ahead of the calls that its owner has taken: HTTP/2 reads as long as there is something.
+//!
 //! Nor do answers that nobody waits for cost a write of their own: a Go peer measures its path with a PING for almost every
 //! message that it gets, and would be woken for each answer. They leave with the next frame, or after [`ANSWER_DELAY`].
 
@@ -59,6 +61,10 @@ pub(super) struct Heard {
 #[derive(Debug)]
 struct State<S> {
     inner: S,
+    /// Bytes that HTTP/2 may read before its owner allows more; the last read may go beyond them.
+    may_read: usize,
+    /// More would have been read.
+    is_held_back: bool,
     heard: Heard,
     /// `None` whenever no byte is held.
     held: Option<Held>,
@@ -88,6 +94,8 @@ struct Held {
 pub(super) fn gather<S>(inner: S) -> (Gather<S>, Flusher<S>) {
     let state = Arc::new(Mutex::new(State {
         inner,
+        may_read: usize::MAX,
+        is_held_back: false,
         heard: Heard::new(),
         held: None,
         more: false,
@@ -179,6 +187,11 @@ impl<S> Flusher<S> {
     pub(super) fn heard(&self) -> Heard {
         lock(&self.state).heard.clone()
     }
+
+    /// HTTP/2 may read `bytes` from now on, and what is in the last read beside them. Without this it may read all there is.
+    pub(super) fn allow(&self, bytes: usize) {
+        lock(&self.state).may_read = bytes;
+    }
 }
 
 impl<S: AsyncWrite + Unpin> Flusher<S> {
@@ -187,13 +200,39 @@ impl<S: AsyncWrite + Unpin> Flusher<S> {
     /// # Errors
     /// Those of the stream. The connection cannot go on then.
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut state = lock(&self.state);
-        if state.answers.len > 0 || self.delay.is_some() {
-            let delay = self
-                .delay
-                .get_or_insert_with(|| Box::pin(sleep(ANSWER_DELAY)));
+        let Self { state, delay } = self;
+        Self::poll_flush_of(&mut lock(state), delay, cx)
+    }
+
+    /// As [`Self::poll_flush`] and [`Self::allow`]. Whether HTTP/2 has to be polled again: it is not woken for what it was not
+    /// allowed to read.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn flush_and_allow(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: usize,
+    ) -> io::Result<bool> {
+        let Self { state, delay } = self;
+        let mut state = lock(state);
+        state.may_read = bytes;
+        let again = bytes > 0 && std::mem::take(&mut state.is_held_back);
+        match Self::poll_flush_of(&mut state, delay, cx) {
+            Poll::Ready(Err(error)) => Err(error),
+            Poll::Ready(Ok(())) | Poll::Pending => Ok(again),
+        }
+    }
+
+    fn poll_flush_of(
+        state: &mut State<S>,
+        timer: &mut Option<Pin<Box<Sleep>>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        if state.answers.len > 0 || timer.is_some() {
+            let delay = timer.get_or_insert_with(|| Box::pin(sleep(ANSWER_DELAY)));
             if delay.as_mut().poll(cx).is_ready() {
-                self.delay = None;
+                *timer = None;
                 state.release_answers();
             }
         }
@@ -343,9 +382,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gather<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let mut state = lock(&self.0);
+        if state.may_read == 0 {
+            state.is_held_back = true;
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
         let polled = Pin::new(&mut state.inner).poll_read(cx, buf);
-        if buf.filled().len() > before {
+        let read = buf.filled().len() - before;
+        if read > 0 {
+            state.may_read = state.may_read.saturating_sub(read);
             state.heard.note();
         }
         polled

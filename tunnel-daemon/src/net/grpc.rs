@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::call_pace::CallPace;
 use super::gather::{Flusher, Gather, Heard, gather};
 use super::tasks::Admitted;
 use super::together::together;
@@ -35,6 +36,9 @@ pub const SMALL_FRAME_BYTES: u32 = 16 * 1024;
 /// Header lists we accept: tokens and identifier lists are long. `h2` also bounds the frames of a list: to what a list of
 /// this size needs in frames of the largest size we accept and a quarter more, or else to 6.
 const HEADER_LIST_BYTES_MAX: u32 = 256 * 1024;
+/// What HTTP/2 may read, beside one read of its own, before all calls that came are taken. It keeps an entry for each, and a call that was cancelled at once
+/// takes no more than 22 bytes.
+const READ_AHEAD_BYTES: usize = 128 * 1024;
 /// An unanswered keepalive ping ends the connection after this, unless anything else comes: the answer may have to wait behind
 /// all that is on its way, here and there.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -220,7 +224,8 @@ pub fn server_builder(windows: Windows) -> Builder {
         .data_frame_budget(DATA_FRAME_BUDGET_BYTES)
         .max_concurrent_streams(CLIENT_STREAMS_MAX)
         .max_concurrent_reset_streams(1024)
-        .max_pending_accept_reset_streams(1024)
+        // [`READ_AHEAD_BYTES`] bounds them. Beyond a number of its own HTTP/2 would end the connection with all its tunnels.
+        .max_pending_accept_reset_streams(usize::MAX)
         .max_send_buffer_size(windows.send_buffer_bytes);
     builder
 }
@@ -264,6 +269,7 @@ type Call = (Request<RecvStream>, SendResponse<MessageBuf>);
 pub struct ServerConnection<S> {
     http2: Connection<Gather<S>, MessageBuf>,
     flusher: Flusher<S>,
+    pace: CallPace,
 }
 
 /// Greets a client. Boxed, the greeting and what comes of it: a task that greets and then serves for days would keep room
@@ -285,17 +291,39 @@ where
     ))
     .await
     .map_err(|_elapsed| ConnectionError::NoGreeting)??;
-    Ok(Box::new(ServerConnection { http2, flusher }))
+    flusher.allow(READ_AHEAD_BYTES);
+    Ok(Box::new(ServerConnection {
+        http2,
+        flusher,
+        pace: CallPace::new(),
+    }))
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
-    /// The next request; `Ok(None)` at the end. Everything else of the connection moves on in here.
+    /// The next request; `Ok(None)` at the end. Everything else of the connection moves on in here. More is read only when all
+    /// calls that came are taken, and not while they come too fast.
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
-        let polled = self.http2.poll_accept(cx);
-        if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
-            return Poll::Ready(Err(error.into()));
+        loop {
+            match self.http2.poll_accept(cx) {
+                Poll::Ready(next) => {
+                    if let Poll::Ready(Err(error)) = self.flusher.poll_flush(cx) {
+                        return Poll::Ready(Err(error.into()));
+                    }
+                    let mut next = next.transpose()?;
+                    if let Some((_request, respond)) = &mut next {
+                        self.pace.count(respond.poll_reset(cx).is_ready());
+                    }
+                    return Poll::Ready(Ok(next));
+                }
+                Poll::Pending => {
+                    let paused = self.pace.is_paused(cx);
+                    let bytes = if paused { 0 } else { READ_AHEAD_BYTES };
+                    if !self.flusher.flush_and_allow(cx, bytes)? {
+                        return Poll::Pending;
+                    }
+                }
+            }
         }
-        polled.map(|next| next.transpose().map_err(Into::into))
     }
 
     /// Runs until the connection has ended and its calls have, too. `on_call` gets every request and must not block;

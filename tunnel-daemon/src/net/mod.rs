@@ -7,6 +7,7 @@ pub mod blocking;
 pub mod blocks;
 pub mod buffered;
 mod ca;
+mod call_pace;
 mod cipher;
 pub mod clear;
 mod crl;

@@ -128,20 +128,92 @@ async fn a_ping_is_answered_where_nothing_else_is_said() {
     let (connection, mut far) = greeted().await;
     let every = Duration::from_secs(60);
     let serving = connection.serve(every, CancellationToken::new(), |_request, _respond| None);
-    let answered = async {
-        let ping = b"\0\0\x08\x06\0\0\0\0\0a number";
-        let answer = b"\0\0\x08\x06\x01\0\0\0\0a number";
-        far.write_all(ping).await.expect("it is open");
-        let mut said: Vec<u8> = Vec::new();
-        while !said.windows(answer.len()).any(|some| some == answer) {
-            let read = far.read_buf(&mut said).await;
-            assert!(read.is_ok_and(|bytes| bytes > 0), "it is open");
-        }
-    };
+    let answered = pinged(&mut far);
     tokio::select! {
         end = serving => panic!("{end:?}"),
         answered = timeout(Duration::from_millis(10), answered) => answered.expect("an answer"),
     }
+}
+
+/// Calls that are cancelled at once, from this number on, each with the least of headers.
+fn cancelled_calls(numbers: std::ops::Range<u32>) -> Vec<u8> {
+    let call = |number: u32| {
+        let stream = (2 * number + 1).to_be_bytes();
+        // HEADERS with POST, "http", "/" and "a"; RST_STREAM with CANCEL.
+        let headers = [&b"\0\0\x06\x01\x05"[..], &stream, b"\x83\x86\x84\x41\x01a"].concat();
+        [&headers[..], b"\0\0\x04\x03\0", &stream, b"\0\0\0\x08"].concat()
+    };
+    numbers.flat_map(call).collect()
+}
+
+/// Sends a PING and reads to its answer.
+async fn pinged(far: &mut DuplexStream) {
+    let ping = b"\0\0\x08\x06\0\0\0\0\0a number";
+    let answer = b"\0\0\x08\x06\x01\0\0\0\0a number";
+    far.write_all(ping).await.expect("it is open");
+    let mut said: Vec<u8> = Vec::new();
+    while !said.windows(answer.len()).any(|some| some == answer) {
+        let read = far.read_buf(&mut said).await;
+        assert!(read.is_ok_and(|bytes| bytes > 0), "it is open");
+    }
+}
+
+/// Those that come together are more than HTTP/2 keeps by itself before it ends the connection (1,024).
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_cancelled_calls_ends_no_connection_and_is_taken_at_once() {
+    const CALLS: u32 = 2000;
+    let (connection, mut far) = greeted().await;
+    let (mut calls, never) = (0, CancellationToken::new());
+    let serving = connection.serve(Duration::from_secs(60), never, |_request, _respond| {
+        calls += 1;
+        None
+    });
+    let start = Instant::now();
+    let burst = async {
+        far.write_all(&cancelled_calls(0..CALLS))
+            .await
+            .expect("it is open");
+        pinged(&mut far).await;
+        start.elapsed()
+    };
+    tokio::select! {
+        end = serving => panic!("{end:?}"),
+        taken = burst => assert!(taken < Duration::from_millis(100), "{taken:?}"),
+    }
+    assert_eq!(calls, CALLS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_cancelled_calls_is_read_at_a_thousand_a_second_and_ends_no_connection() {
+    const CALLS: u32 = 30_000;
+    let (connection, mut far) = greeted().await;
+    let (calls, never) = (std::cell::Cell::new(0), CancellationToken::new());
+    let serving = connection.serve(Duration::from_secs(60), never, |_request, _respond| {
+        calls.set(calls.get() + 1);
+        None
+    });
+    let start = Instant::now();
+    let flood = async {
+        for first in (0..CALLS).step_by(1000) {
+            let some = cancelled_calls(first..first + 1000);
+            far.write_all(&some).await.expect("it is open");
+            // What waits in the pipe, and what is read at once.
+            let most = 4096 + start.elapsed().as_millis() + 2 * (1 << 16) / 22;
+            assert!(
+                calls.get() <= most,
+                "{} calls after {:?}",
+                calls.get(),
+                start.elapsed()
+            );
+        }
+        pinged(&mut far).await;
+        start.elapsed()
+    };
+    tokio::select! {
+        end = serving => panic!("{end:?}"),
+        taken = flood => assert!((15..40).contains(&taken.as_secs()), "{taken:?}"),
+    }
+    assert_eq!(calls.get(), u128::from(CALLS));
 }
 
 #[test]
