@@ -2,8 +2,8 @@
 //!
 //! The parser takes what Go's `net/http` server takes, since that is what clients have been tested against, and
 //! is stricter in two places that no client of the proxy uses: the request target must be an authority and
-//! nothing else (Go drops user names and paths silently), and it has no percent-encoding (Go decodes it in
-//! IPv6 zones). The destination is handed on as it came; the agent judges it.
+//! nothing else (Go drops user names and paths silently), and percent escapes stand in IPv6 zones alone (Go decodes them in
+//! names, too). The destination is handed on as it came, with its zone decoded; the agent judges it.
 
 mod reply;
 
@@ -183,11 +183,44 @@ impl Request {
         if !self.is_connect {
             return Err(Rejection::NotConnect);
         }
-        if !is_authority(&self.target) {
-            return Err(Rejection::Malformed);
+        match zone_of(&self.target) {
+            None if is_authority(&self.target) => Ok(self.target),
+            Some((before, zone, behind)) if is_authority(&format!("{before}{behind}")) => {
+                let zone = unescape_zone(zone).ok_or(Rejection::Malformed)?;
+                Ok(format!("{before}%{zone}{behind}"))
+            }
+            None | Some(_) => Err(Rejection::Malformed),
         }
-        Ok(self.target)
     }
+}
+
+/// What is before, in and behind the zone of a bracketed address (RFC 6874): `[fe80::1`, `eth0`, `]:80`. `None` without a zone.
+fn zone_of(target: &str) -> Option<(&str, &str, &str)> {
+    let end = target.strip_prefix('[')?.rfind(']')? + 1;
+    let (inside, behind) = target.split_at_checked(end)?;
+    let (before, zone) = inside.split_once("%25")?;
+    Some((before, zone, behind))
+}
+
+/// Percent escapes may stand for what a host may have, a blank and the percent sign, as Go has it.
+fn unescape_zone(zone: &str) -> Option<String> {
+    let (mut octets, mut rest) = (Vec::with_capacity(zone.len()), zone.as_bytes());
+    while let [octet, behind @ ..] = rest {
+        rest = behind;
+        if *octet != b'%' {
+            octets.push(is_host_octet(*octet).then_some(*octet)?);
+            continue;
+        }
+        let [high, low, behind @ ..] = rest else {
+            return None;
+        };
+        rest = behind;
+        let digit = |octet: u8| char::from(octet).to_digit(16);
+        let escaped = u8::try_from(digit(*high)? << 4 | digit(*low)?).ok()?;
+        let is_allowed = is_host_octet(escaped) || escaped == b' ' || escaped == b'%';
+        octets.push(is_allowed.then_some(escaped)?);
+    }
+    String::from_utf8(octets).ok()
 }
 
 /// Whether Go's `url.Parse` would take all of `target` as a host with an optional port.

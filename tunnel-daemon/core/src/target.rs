@@ -5,7 +5,7 @@
 //! parts, so [`Target::parse`] is strict and fails with the texts of Go's dialler.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::text::Excerpt;
 
@@ -80,12 +80,14 @@ pub fn host_part(address: &str) -> &str {
 pub struct Target {
     /// Canonical host; an empty name stands for the dialling machine itself, as in Go.
     pub host: Host,
+    /// Of an IPv6 address, the interface it is meant on, by name or number: `eth0` of `fe80::1%eth0`. Not checked.
+    pub zone: Option<String>,
     /// Port. 0 is accepted here, as in Go; the kernel refuses to connect to it.
     pub port: u16,
 }
 
 impl Target {
-    /// Reads `host:port`, `[v6]:port`; an empty host or port is taken as Go takes it (local machine, 0).
+    /// Reads `host:port`, `[v6]:port`, `[v6%zone]:port`; an empty host or port is taken as Go takes it (local machine, 0).
     ///
     /// # Errors
     /// The texts of Go's `net.SplitHostPort` and port parser; they are what operators know.
@@ -94,18 +96,35 @@ impl Target {
             address: Excerpt(address).to_string(),
             flaw,
         })?;
+        let port = parse_port(port)?;
+        if let Some((ip, zone)) = split_zone(host) {
+            return Ok(Self {
+                host: Host::Ip(IpAddr::V6(ip).to_canonical()),
+                // IPv4 has no zones, and Go drops that of a mapped address.
+                zone: ip.to_ipv4_mapped().is_none().then(|| zone.to_owned()),
+                port,
+            });
+        }
         Ok(Self {
             host: Host::parse(host),
-            port: parse_port(port)?,
+            zone: None,
+            port,
         })
     }
 }
 
+/// An IPv6 address and its zone (RFC 4007), neither of them empty.
+fn split_zone(host: &str) -> Option<(Ipv6Addr, &str)> {
+    let (ip, zone) = host.split_once('%')?;
+    (!zone.is_empty()).then_some((ip.parse().ok()?, zone))
+}
+
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.host {
-            Host::Ip(ip) => SocketAddr::new(*ip, self.port).fmt(f),
-            Host::Name(name) => write!(f, "{}:{}", Excerpt(name), self.port),
+        match (&self.host, &self.zone) {
+            (Host::Ip(ip), Some(zone)) => write!(f, "[{ip}%{}]:{}", Excerpt(zone), self.port),
+            (Host::Ip(ip), None) => SocketAddr::new(*ip, self.port).fmt(f),
+            (Host::Name(name), _) => write!(f, "{}:{}", Excerpt(name), self.port),
         }
     }
 }
@@ -280,6 +299,21 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_ipv6_address_may_have_a_zone() {
+        let target = Target::parse("[fe80::1%eth0.7]:80").unwrap();
+        assert_eq!(target.host, Host::parse("fe80::1"));
+        assert_eq!(target.zone.as_deref(), Some("eth0.7"));
+        assert_eq!(target.to_string(), "[fe80::1%eth0.7]:80");
+        let mapped = Target::parse("[::ffff:1.2.3.4%1]:80").unwrap();
+        assert_eq!(mapped.to_string(), "1.2.3.4:80");
+        for name in ["1.2.3.4%eth0", "fe80::1%", "%eth0", "host%1"] {
+            let target = Target::parse(&format!("[{name}]:80")).unwrap();
+            assert_eq!(target.host, Host::Name(name.to_owned()));
+            assert_eq!(target.zone, None);
+        }
+    }
+
     proptest! {
         #[test]
         fn no_text_panics_a_parser(address in "\\PC*|[\\[\\]:a1.%\\n]{0,12}") {
@@ -289,7 +323,7 @@ mod tests {
 
         #[test]
         fn a_target_survives_printing(ip: IpAddr, port: u16) {
-            let target = Target { host: Host::Ip(ip.to_canonical()), port };
+            let target = Target { host: Host::Ip(ip.to_canonical()), zone: None, port };
             prop_assert_eq!(Target::parse(&target.to_string()).unwrap(), target.clone());
             prop_assert_eq!(Host::of_address(&target.to_string()), target.host);
         }

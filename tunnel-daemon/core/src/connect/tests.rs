@@ -86,6 +86,32 @@ fn destinations_are_handed_on_verbatim() {
     }
 }
 
+/// RFC 6874: the percent sign of a zone is escaped in a request, and plain where an address is dialled.
+#[test]
+fn the_zone_of_an_ipv6_address_is_handed_on_decoded() {
+    for (text, expected) in [
+        ("[fe80::1%25eth0]:80", "[fe80::1%eth0]:80"),
+        ("[fe80::1%252]:80", "[fe80::1%2]:80"),
+        ("[fe80::1%25eth0]", "[fe80::1%eth0]"),
+        ("[fe80::1%25a%2db%20c]:1", "[fe80::1%a-b c]:1"),
+    ] {
+        let request = format!("CONNECT {text} HTTP/1.1\r\n\r\n");
+        assert_eq!(authority(request.as_bytes()), expected);
+    }
+    for text in [
+        "[fe80::1%eth0]:80",
+        "fe80::1%25eth0",
+        "[fe80::1%25a%0ab]:80",
+        "[fe80::1%25a%2fb]:80",
+        "[fe80::1%25a%2]:80",
+        "[fe80::1%25eth0]80",
+        "[fe80%2d::1%25eth0]:80",
+    ] {
+        let rejected = Progress::Rejected(Rejection::Malformed);
+        assert_eq!(target(text), rejected, "{text:?}");
+    }
+}
+
 #[test]
 fn targets_that_are_no_authority_are_malformed() {
     for text in [

@@ -6,7 +6,7 @@
 mod connect;
 mod error;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ pub use error::{AttemptError, DialError, Network};
 
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
+use crate::net::interfaces;
 use crate::net::race::Race;
 use crate::net::resolve::{Resolve, ResolveError, interleave};
 
@@ -214,9 +215,21 @@ impl<C: Connect> Dialer<C> {
         };
         let mut ips: Vec<IpAddr> = ips.into_iter().map(canonical_ip).collect();
         ips.retain(|ip| network.takes(*ip));
+        let scope = target.zone.as_deref().map_or(0, scope_of);
         let ips = interleave(ips).into_iter().take(ADDRESSES_MAX);
-        Ok(ips.map(|ip| SocketAddr::new(ip, target.port)).collect())
+        let addrs = ips.map(|ip| match ip {
+            IpAddr::V4(_) => SocketAddr::new(ip, target.port),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, target.port, 0, scope).into(),
+        });
+        Ok(addrs.collect())
     }
+}
+
+/// The number of a zone's interface. As in Go, a zone that names none may be a number, and else counts as no zone, to which
+/// the kernel refuses to connect.
+fn scope_of(zone: &str) -> u32 {
+    let number = || zone.parse().unwrap_or_default();
+    interfaces::index_of(zone).unwrap_or_else(number)
 }
 
 /// Attempts the addresses in order. Returns the first success and drops the other attempts, or none once all have failed.

@@ -357,6 +357,31 @@ async fn tcp4_and_tcp6_use_one_family() {
     assert!(dialer.dial("tcp6", "h:80").await.unwrap().is_ipv6());
 }
 
+/// By number, or by the name of an interface; a zone that is neither is left out, as in Go.
+#[tokio::test(start_paused = true)]
+async fn the_zone_of_an_address_is_dialled() {
+    let paper = Paper::new(&[
+        ("[fe80::1%7]:80", Does::Accepts(0)),
+        ("[fe80::1%1]:80", Does::Accepts(0)),
+        ("[fe80::1]:80", Does::Fails(0, Errno::INVAL)),
+    ]);
+    let dialer = on_paper(Book::default(), &["fe80::/10"], &paper);
+    let dialled = dialer.dial("tcp", "[fe80::1%7]:80").await.unwrap();
+    assert_eq!(dialled.to_string(), "[fe80::1%7]:80");
+    if interfaces::index_of("lo") == Some(1) {
+        let dialled = dialer.dial("tcp", "[fe80::1%lo]:80").await.unwrap();
+        assert_eq!(dialled.to_string(), "[fe80::1%1]:80");
+    }
+    let unknown = dialer.dial("tcp", "[fe80::1%none]:80").await.unwrap_err();
+    assert!(
+        unknown.to_string().contains("invalid argument"),
+        "{unknown}"
+    );
+    let unnamed = on_paper(Book::default(), &[], &paper);
+    let denied = unnamed.dial("tcp", "[fe80::1%7]:80").await.unwrap_err();
+    assert!(denied.is_denied(), "{denied}");
+}
+
 /// A name of both families, on a host that has no IPv6.
 #[tokio::test(start_paused = true)]
 async fn a_timeout_names_an_address_that_has_not_failed() {
