@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::carry::Client;
 use super::client_limits::Unanswered;
 use super::events::{ClientTunnel, FrontendContext, time_is_up};
+use super::pending_dial;
 use crate::config::limits::UNANSWERED_BYTES_FREE;
 use crate::config::plan::ConnectPlan;
 use crate::hub::{AskedAgents, Carrier, Closing, Hub, Leg, OpenTunnel, reset_on_close};
@@ -26,8 +27,6 @@ use crate::net::blocks;
 use crate::net::stream::{Connection, PeerAddr};
 use crate::telemetry::labels::{ClientDialect, EndReason};
 
-/// Bytes a client may send behind its request before the tunnel is open.
-const EARLY_BYTES_MAX: usize = 64 * 1024;
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
@@ -188,7 +187,7 @@ where
     }
 }
 
-/// `None`: the client left while the dial ran.
+/// `None`: the client is gone, which calls the dial off.
 async fn dial<S>(
     io: &mut S,
     (early, unanswered): (&mut BytesMut, &mut Unanswered),
@@ -202,18 +201,8 @@ where
 {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe, asked));
-    loop {
-        let room = early.len() < EARLY_BYTES_MAX;
-        tokio::select! {
-            biased;
-            outcome = &mut dialing => return Some(outcome),
-            read = unanswered.append_or_wait(io, early), if room => match read {
-                Ok(0) | Err(_) => return None,
-                Ok(_) => (),
-            },
-        }
-    }
+    let dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe, asked));
+    pending_dial::outcome(dialing, io, early, unanswered).await
 }
 
 async fn refuse<S: Connection>(io: &mut S, failure: &DialFailure) {

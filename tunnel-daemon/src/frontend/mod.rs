@@ -5,4 +5,5 @@ pub mod client_limits;
 pub mod events;
 pub mod grpc;
 pub mod http_connect;
+mod pending_dial;
 pub mod transparent;

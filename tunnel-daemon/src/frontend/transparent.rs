@@ -13,13 +13,11 @@ use bytes::BytesMut;
 use super::carry::Client;
 use super::client_limits::Unanswered;
 use super::events::{ClientTunnel, FrontendContext};
+use super::pending_dial;
 use crate::hub::{AskedAgents, Carrier, Hub, Leg, OpenTunnel, reset_on_close};
 use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::labels::{ClientDialect, RedirectRefusal};
-
-/// Bytes a client may send before its tunnel is open; then it waits.
-const EARLY_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves one connection to its end.
 ///
@@ -133,7 +131,7 @@ async fn open(
     }
 }
 
-/// `None`: the client broke off while the dial ran. One that merely has nothing more to say waits for its answer.
+/// `None`: the client is gone, which calls the dial off.
 async fn dial(
     io: &mut ByteStream,
     (early, mut unanswered): (&mut BytesMut, Unanswered),
@@ -144,37 +142,26 @@ async fn dial(
 ) -> Option<Result<OpenTunnel<Carrier>, DialFailure>> {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let mut dialing = Box::pin(hub.dial_for(dial, "tcp", destination, pipe, asked));
-    let mut speaks = true;
-    loop {
-        let room = speaks && early.len() < EARLY_BYTES_MAX;
-        tokio::select! {
-            biased;
-            outcome = &mut dialing => return Some(outcome),
-            read = unanswered.append_or_wait(io, early), if room => match read {
-                // Read again by whoever moves the bytes.
-                Ok(0) => speaks = false,
-                Ok(_) => (),
-                Err(_) => return None,
-            },
-        }
-    }
+    let dialing = Box::pin(hub.dial_for(dial, "tcp", destination, pipe, asked));
+    pending_dial::outcome(dialing, io, early, &mut unanswered).await
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read as _};
-    use std::net::SocketAddr;
-    use std::time::Duration;
+    use std::net::{Shutdown, SocketAddr};
+    use std::time::{Duration, Instant};
 
     use adit_core::ids::AgentId;
     use adit_core::registry::Registry;
     use adit_core::wire::identifiers::Identifiers;
+    use adit_relay::unacknowledged_bytes;
+    use socket2::SockRef;
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::ebpf::account::Accounts;
-    use crate::hub::{DialLimits, LinkInfo};
+    use crate::hub::{DialLimits, Entered, LinkInfo};
     use crate::net::agent_identity::AgentIdentity;
     use crate::net::descriptors::Descriptors;
     use crate::telemetry::{AccessLog, ServerMetrics};
@@ -188,9 +175,15 @@ mod tests {
         }
     }
 
-    /// As when a server leaves whose grace is over: no target has closed that nobody has reached yet.
-    #[tokio::test]
-    async fn a_client_whose_dial_is_cut_off_is_reset() {
+    /// A captured client whose dial waits for a link that never answers.
+    struct Waiting {
+        client: std::net::TcpStream,
+        hub: Arc<Hub>,
+        serving: Pin<Box<dyn Future<Output = ()> + Send>>,
+        _link: Entered,
+    }
+
+    async fn waiting() -> Waiting {
         let limits = DialLimits {
             pending_max: 1,
             timeout: None,
@@ -204,8 +197,7 @@ mod tests {
             credit: true,
             address: PeerAddr::Unix,
         };
-        // It never answers.
-        let _link = hub.enter(agent, 1, None).unwrap();
+        let link = hub.enter(agent, 1, None).unwrap();
         let metrics = ServerMetrics::new(&["default"]);
         let suppressed = metrics.adit().access_events_suppressed();
         let context = FrontendContext {
@@ -218,15 +210,52 @@ mod tests {
         };
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut client = std::net::TcpStream::connect(address).unwrap();
+        let client = std::net::TcpStream::connect(address).unwrap();
         let (accepted, peer) = listener.accept().await.unwrap();
         let origins = Arc::new(To(([192, 0, 2, 1], 443).into()));
         let stream = ByteStream::Tcp(accepted, peer);
-        let mut serving = Box::pin(serve(stream, Arc::clone(&hub), context, origins));
-        assert!(futures_util::poll!(&mut serving).is_pending());
-        assert_eq!(hub.pending_dials(), 1);
-        drop(serving);
-        let read = client.read(&mut [0]).map_err(|error| error.kind());
+        let serving = serve(stream, Arc::clone(&hub), context, origins);
+        let mut waiting = Waiting {
+            client,
+            hub,
+            serving: Box::pin(serving),
+            _link: link,
+        };
+        assert!(futures_util::poll!(&mut waiting.serving).is_pending());
+        assert_eq!(waiting.hub.pending_dials(), 1);
+        waiting
+    }
+
+    #[tokio::test]
+    async fn the_dial_of_a_half_closed_client_goes_on_until_it_breaks_off() {
+        let mut waiting = waiting().await;
+        waiting.client.shutdown(Shutdown::Write).unwrap();
+        let start = Instant::now();
+        // An end counts as a byte.
+        while unacknowledged_bytes(&waiting.client).unwrap() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(30), "never delivered");
+            tokio::task::yield_now().await;
+        }
+        for _turn in 0..3 {
+            // The runtime hears of it, and the frontend reads it.
+            tokio::task::yield_now().await;
+            assert!(futures_util::poll!(&mut waiting.serving).is_pending());
+        }
+        assert_eq!(waiting.hub.pending_dials(), 1);
+        let breaks_off = SockRef::from(&waiting.client).set_linger(Some(Duration::ZERO));
+        breaks_off.unwrap();
+        drop(waiting.client);
+        let over = tokio::time::timeout(Duration::from_secs(30), waiting.serving).await;
+        over.expect("the dial is called off");
+        assert_eq!(waiting.hub.pending_dials(), 0);
+    }
+
+    /// As when a server leaves whose grace is over: no target has closed that nobody has reached yet.
+    #[tokio::test]
+    async fn a_client_whose_dial_is_cut_off_is_reset() {
+        let mut waiting = waiting().await;
+        drop(waiting.serving);
+        let read = waiting.client.read(&mut [0]).map_err(|error| error.kind());
         assert_eq!(read, Err(ErrorKind::ConnectionReset));
     }
 }

@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 
 /// Asks and does not wait.
 const AT_ONCE: Timespec = Timespec {
@@ -43,6 +45,29 @@ pub fn state(socket: BorrowedFd<'_>) -> Peer {
     } else {
         Peer::There
     }
+}
+
+/// Waits until the peer takes nothing any more: [`Peer::Closed`] or [`Peer::Failed`]. A half-close is neither, and a TCP peer
+/// that closes looks like one until something is written to it. Takes nothing. The socket must not block, as the runtime's do not.
+///
+/// Holds a duplicate of the descriptor meanwhile, since the runtime has the socket registered for other events. Without a
+/// descriptor to spare it looks once, and then waits for ever.
+pub async fn closed(socket: BorrowedFd<'_>) {
+    // Its kind does not matter: nothing is read or written. The end of a connection makes a socket writable once more.
+    let duplicate = socket.try_clone_to_owned();
+    let watched = duplicate.and_then(|fd| UnixStream::from_std(fd.into()));
+    let look = || match state(socket) {
+        Peer::Closed | Peer::Failed => Ok(()),
+        Peer::There | Peer::Silent => Err(io::ErrorKind::WouldBlock.into()),
+    };
+    let Ok(watched) = watched else {
+        return match look() {
+            Ok(()) => (),
+            Err(_there) => std::future::pending().await,
+        };
+    };
+    // An error that is not "would block" is the runtime's, which ends.
+    let _ended = watched.async_io(Interest::WRITABLE, look).await;
 }
 
 /// The error of a connection that has failed. It is told once: who reads finds an end afterwards.
@@ -99,6 +124,33 @@ mod tests {
         // The kernel's word for a reset behind an end.
         assert_eq!(error, io::ErrorKind::BrokenPipe);
         assert_eq!(state(near.as_fd()), Peer::Closed);
+    }
+
+    #[tokio::test]
+    async fn a_half_close_is_waited_beyond_and_a_close_or_a_reset_is_not() {
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        {
+            let mut closed = std::pin::pin!(closed(near.as_fd()));
+            far.shutdown(Shutdown::Write).unwrap();
+            assert!(futures_util::poll!(&mut closed).is_pending());
+            tokio::task::yield_now().await;
+            assert!(futures_util::poll!(&mut closed).is_pending());
+            drop(far);
+            closed.await;
+        }
+        let (near, far) = tcp();
+        near.set_nonblocking(true).unwrap();
+        let mut closed = std::pin::pin!(closed(near.as_fd()));
+        // Urgent data is no end, either.
+        SockRef::from(&far).send_out_of_band(b"!").unwrap();
+        far.shutdown(Shutdown::Write).unwrap();
+        until(&near, Peer::Silent);
+        assert!(futures_util::poll!(&mut closed).is_pending());
+        let breaks_off = SockRef::from(&far).set_linger(Some(Duration::ZERO));
+        breaks_off.unwrap();
+        drop(far);
+        closed.await;
     }
 
     #[test]

@@ -22,8 +22,6 @@ const PREFIX: &str = "konnectivity_network_proxy_server_";
 enum Leaves {
     /// HTTP-CONNECT: closes.
     Closing,
-    /// HTTP-CONNECT: says that nothing more comes.
-    HalfClosing,
     /// gRPC: says so, as the Go client library does.
     DialClose,
     /// gRPC: cancels the call.
@@ -34,9 +32,8 @@ enum Leaves {
     Vanishing,
 }
 
-const ALL: [Leaves; 6] = [
+const ALL: [Leaves; 5] = [
     Leaves::Closing,
-    Leaves::HalfClosing,
     Leaves::DialClose,
     Leaves::Cancelling,
     Leaves::Finishing,
@@ -55,7 +52,7 @@ const DIAL: i64 = 4242;
 impl Client {
     async fn dial(world: &World, how: Leaves, target: &str) -> Self {
         match how {
-            Leaves::Closing | Leaves::HalfClosing => {
+            Leaves::Closing => {
                 let stream = UnixStream::connect(world.connect()).await;
                 let mut stream = stream.expect("the frontend listens");
                 let head = connect::head(target);
@@ -74,9 +71,9 @@ impl Client {
     /// Gives the dial up; what is left of the client.
     async fn leave(self, how: Leaves) -> Option<Self> {
         match (self, how) {
-            (Self::Http(mut stream), Leaves::HalfClosing) => {
-                stream.shutdown().await.expect("a half-close");
-                Some(Self::Http(stream))
+            (Self::Http(stream), Leaves::Closing) => {
+                drop(stream);
+                None
             }
             (Self::Grpc(mut grpc), Leaves::DialClose) => {
                 let close = wire::CloseDial { random: DIAL };
@@ -194,7 +191,7 @@ async fn an_agent_stops_dialing_a_black_hole_at_once_when_the_client_goes() {
             until(&format!("{how:?}: a dial"), || hole.dials() == 1).await;
             let left = client.leave(how).await;
             until(&format!("{how:?}: the end of it"), || hole.dials() == 0).await;
-            let given_up = u32::try_from(number + 1).expect("six");
+            let given_up = u32::try_from(number + 1).expect("five");
             assert_given_up(&world, given_up).await;
             drop(left);
         }

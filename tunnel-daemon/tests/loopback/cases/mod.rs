@@ -15,6 +15,7 @@ mod deny;
 mod descriptors;
 mod differential;
 mod draining;
+mod early_half_close;
 mod failed_dials;
 mod failover;
 mod files;

@@ -75,6 +75,12 @@ impl Kind {
         }
     }
 
+    /// A connection to the first frontend of this kind, before any request.
+    pub(crate) async fn connect_first(self, world: &World) -> Box<dyn Io> {
+        let frontend = world.server().frontends.first().copied();
+        self.connect(world, frontend).await
+    }
+
     /// An open tunnel; fails the test on anything but a 200.
     pub(crate) async fn open(self, world: &World, target: &str) -> Box<dyn Io> {
         let frontend = world.server().frontends.first().copied();

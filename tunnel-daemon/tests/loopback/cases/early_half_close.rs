@@ -1,0 +1,182 @@
+//! Clients that half-close before their dial is answered: they are answered all the same, and only a client that is gone calls
+//! its dial off. Upstream reads nothing of a CONNECT client before the answer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use adit_core::wire::packets as wire;
+use adit_core::wire::packets::packet::Payload;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinSet;
+
+use crate::support::clients::Kind;
+use crate::support::connect;
+use crate::support::raw::{Call, Connection};
+use crate::support::targets::{self, Sum, pattern};
+use crate::support::wait::within;
+use crate::support::world::World;
+
+/// Longer than any step of a test may take, so nothing here ends by it.
+const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
+const TARGET: &str = "silent.test:1";
+const CONN: i64 = 7;
+
+/// What tunnels travel on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Carrier {
+    Link,
+    Lanes,
+    RawLanes,
+}
+
+const CARRIERS: [Carrier; 3] = [Carrier::Link, Carrier::Lanes, Carrier::RawLanes];
+
+impl Carrier {
+    fn agent_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Link | Self::Lanes => &[],
+            Self::RawLanes => self.flags(),
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Link => &["--lanes-per-link=0"],
+            Self::Lanes => &[],
+            Self::RawLanes => &["--lane-security=plaintext"],
+        }
+    }
+}
+
+/// The target sums up what comes, and answers only behind the end of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both() {
+    const CLIENTS: usize = 10;
+    let (port, _target, mut seen) = targets::summing().await;
+    let target = format!("127.0.0.1:{port}");
+    for kind in Kind::ALL {
+        for carrier in CARRIERS {
+            let world = World::start(&[kind.flags(), carrier.flags()].concat()).await;
+            let _agent = world.agent("agent-1", carrier.agent_flags()).await;
+            world.links(1).await;
+            let mut clients = JoinSet::new();
+            for number in 0..CLIENTS {
+                let mut stream = kind.connect_first(&world).await;
+                let bytes = pattern(number as u64, 1000 * number);
+                let expected = Sum::of(&bytes);
+                let request = [connect::head(&target), bytes].concat();
+                clients.spawn(async move {
+                    stream.write_all(&request).await.expect("taken");
+                    stream.shutdown().await.expect("a half-close");
+                    let mut answer = String::new();
+                    stream
+                        .read_to_string(&mut answer)
+                        .await
+                        .expect("a clean end");
+                    let whole = format!("{}{}\n", connect::ESTABLISHED, expected.hash);
+                    assert_eq!(answer, whole, "client {number}: {kind:?} on {carrier:?}");
+                });
+            }
+            within("all answers", async {
+                while let Some(client) = clients.join_next().await {
+                    client.expect("answered");
+                }
+            })
+            .await;
+            for _client in 0..CLIENTS {
+                assert!(seen.recv().await.is_some_and(|sum| sum.clean));
+            }
+        }
+    }
+}
+
+/// The dial that the agent is asked for next.
+async fn dial_of(link: &mut Call) -> i64 {
+    match link.payload().await {
+        Some(Payload::DialRequest(dial)) => dial.random,
+        other => panic!("no dial but {other:?}"),
+    }
+}
+
+/// A Go agent's tunnel has no half-close: behind the data comes its close, as upstream sends it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_dial_of_a_half_closed_client_goes_on_until_the_client_is_gone() {
+    let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
+    let connection = Connection::agent(&world).await;
+    let mut link = connection.link("silent", "").await;
+    world.links(1).await;
+    let request = [connect::head(TARGET), b"early".to_vec()].concat();
+    let mut stream = UnixStream::connect(world.connect()).await.expect("welcome");
+    stream.write_all(&request).await.expect("taken");
+    stream.shutdown().await.expect("a half-close");
+    let dial = dial_of(&mut link).await;
+    link.dial_response(dial, CONN);
+    match link.payload().await {
+        Some(Payload::Data(data)) => assert_eq!(data.data, "early"),
+        other => panic!("no data but {other:?}"),
+    }
+    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: CONN });
+    assert_eq!(link.payload().await, Some(close));
+    let head = connect::read_head(&mut stream).await;
+    assert_eq!(head, connect::ESTABLISHED);
+
+    let mut unix = UnixStream::connect(world.connect()).await.expect("welcome");
+    unix.write_all(&request).await.expect("taken");
+    unix.shutdown().await.expect("a half-close");
+    let dial = dial_of(&mut link).await;
+    drop(unix);
+    assert_called_off(&mut link, dial, "a closed unix socket").await;
+
+    let mut tcp = TcpStream::connect(frontend_of(&world))
+        .await
+        .expect("welcome");
+    tcp.write_all(&request).await.expect("taken");
+    tcp.shutdown().await.expect("a half-close");
+    let dial = dial_of(&mut link).await;
+    break_off(tcp);
+    assert_called_off(&mut link, dial, "a reset").await;
+}
+
+/// What is in the way of the client's end is more than a server reads before the answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_is_gone_behind_more_than_is_read_calls_its_dial_off() {
+    const MUCH: usize = 100 * 1024;
+    let world = World::start(&[Kind::Tcp.flags(), &[DIAL_TIMEOUT]].concat()).await;
+    let connection = Connection::agent(&world).await;
+    let mut link = connection.link("silent", "").await;
+    world.links(1).await;
+    let request = [connect::head(TARGET), pattern(0, MUCH)].concat();
+    let mut unix = UnixStream::connect(world.connect()).await.expect("welcome");
+    unix.write_all(&request).await.expect("taken");
+    let dial = dial_of(&mut link).await;
+    drop(unix);
+    assert_called_off(&mut link, dial, "a closed unix socket").await;
+
+    let mut tcp = TcpStream::connect(frontend_of(&world))
+        .await
+        .expect("welcome");
+    tcp.write_all(&request).await.expect("taken");
+    let dial = dial_of(&mut link).await;
+    break_off(tcp);
+    assert_called_off(&mut link, dial, "a reset").await;
+}
+
+fn frontend_of(world: &World) -> SocketAddr {
+    let frontend = world.server().frontends.first().copied();
+    frontend.expect("a frontend on TCP")
+}
+
+/// Closes with a reset.
+fn break_off(socket: TcpStream) {
+    let reset = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+    reset.expect("an option");
+}
+
+async fn assert_called_off(link: &mut Call, dial: i64, what: &str) {
+    match link.payload().await {
+        Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial, "{what}"),
+        other => panic!("{what}: instead of the dial's end: {other:?}"),
+    }
+}
