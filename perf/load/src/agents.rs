@@ -100,6 +100,8 @@ impl Agents {
         })?;
         let descriptors = Arc::new(Descriptors::of_process());
         let context = LinkContext {
+            // All of them have one.
+            agent: AgentId::new("agents"),
             dialer: Arc::new(Dialer::new(
                 Arc::clone(&resolver),
                 DestinationList::open(),

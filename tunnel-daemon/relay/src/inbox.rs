@@ -80,6 +80,10 @@ impl Inbox {
     }
 
     /// Puts a pair in. Gives it back when the queue is full.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the pair is the caller's again, which is rare"
+    )]
     pub(crate) fn put(&self, job: Job) -> Result<(), Job> {
         self.jobs.push(job)?;
         self.announce();

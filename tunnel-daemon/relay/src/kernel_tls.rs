@@ -365,7 +365,7 @@ mod tests {
             expected.extend_from_slice(b"intravec");
             expected.extend_from_slice(&vec![7; length]);
             expected.extend_from_slice(b"salt\x01\x02\x03\x04\x05\x06\x07\x08");
-            assert_eq!(info, expected);
+            assert_eq!(*info, expected);
         }
         assert!(keys(vec![7; 24]).info().is_err());
         assert_eq!(format!("{:?}", keys(vec![7; 16])), "TrafficKeys(***)");

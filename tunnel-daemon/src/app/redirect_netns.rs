@@ -37,6 +37,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(super) type Serve =
     Arc<dyn Fn(Listener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// The helper, and what it has seen.
+type Looked = (Helper, Result<Look, HelperError>);
+
 /// The namespaces that have a listener of ours, and who opens them.
 pub(super) struct Namespaces {
     redirect: Arc<Redirect>,
@@ -225,10 +228,7 @@ impl Namespaces {
     }
 
     /// The next look, after a moment.
-    fn look(
-        &self,
-        mut helper: Helper,
-    ) -> BoxFuture<'static, Result<(Helper, Result<Look, HelperError>), BlockingError>> {
+    fn look(&self, mut helper: Helper) -> BoxFuture<'static, Result<Looked, BlockingError>> {
         let held = self.held.iter().map(|(id, held)| Asked {
             id: *id,
             wants_v6: !held.has_v6,

@@ -18,11 +18,13 @@ const FOLDER: &str = "tunnel-daemon/src/telemetry/";
 const REGISTRARS: &[&str] = &["families", "registrar"];
 /// Files there with families of our own, and the prefix that theirs have.
 const OURS: &[(&str, &str)] = &[
+    ("failed_dials.rs", "adit_"),
     ("metrics_account.rs", "adit_ebpf_"),
     ("metrics_adit.rs", "adit_"),
     ("metrics_node.rs", "adit_"),
     ("metrics_redirect.rs", "adit_"),
     ("metrics_review.rs", "adit_"),
+    ("tunnels.rs", "adit_"),
 ];
 /// Files there with upstream's.
 const UPSTREAMS: &[&str] = &[

@@ -245,7 +245,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
         run: tests(LOOPBACK, "memory_limits:: --test-threads=1"),
         limit_seconds: 900,
-        when: When::Always,
+        when: When::Named,
     },
     Entry {
         name: "wan",

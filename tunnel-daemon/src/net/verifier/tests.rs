@@ -92,12 +92,12 @@ fn refusals(judged: [Result<(), Error>; 2]) -> [CertificateError; 2] {
 #[test]
 fn any_usage_is_every_usage() {
     let root = root();
-    let (server, client) = (Usage::ServerAuth, Usage::ClientAuth);
+    let both = [Usage::ServerAuth, Usage::ClientAuth];
     for (usages, expected) in [
         (&[][..], (true, true)),
-        (&[server.clone()], (true, false)),
-        (&[client.clone()], (false, true)),
-        (&[server, client], (true, true)),
+        (&both[..1], (true, false)),
+        (&both[1..], (false, true)),
+        (&both, (true, true)),
         (&[Usage::Any], (true, true)),
         (&[Usage::CodeSigning, Usage::Any], (true, true)),
         (&[Usage::CodeSigning], (false, false)),
