@@ -125,9 +125,7 @@ fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
     ];
     let args = args.into_iter().chain(proof.iter().cloned());
     let parsed = parse(args.map(Into::into), &|_name: &str| None);
-    let parsed = parsed
-        .map_err(|error| error.message().to_owned())
-        .unwrap();
+    let parsed = parsed.map_err(|error| error.message().to_owned()).unwrap();
     let config::Command::Server(plan) = parsed.command else {
         panic!("these are flags of a server");
     };
