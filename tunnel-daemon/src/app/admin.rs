@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::pin::pin;
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ pub enum AdminError {
     Socket(#[from] ListenError),
     /// The thread or its runtime could not be made.
     #[error("cannot start the admin thread: {0}")]
-    Start(#[source] io::Error),
+    Start(io::Error),
     /// The thread has ended or has too many listeners waiting.
     #[error("{name} port: the admin thread takes no more listeners")]
     NotTaken {
@@ -166,18 +167,29 @@ impl AdminThread {
         metrics: AditMetrics,
         services: Tasks,
     ) -> Result<Self, AdminError> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(AdminError::Start)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("adit-admin".to_owned())
             .spawn(move || {
                 give_up_here();
-                runtime.block_on(run(received, limits, metrics, services));
+                // Made here: a thread that is refused would drop it where that is not allowed.
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                match runtime {
+                    Ok(runtime) => {
+                        let _starting = tell.send(Ok(()));
+                        runtime.block_on(run(received, limits, metrics, services));
+                    }
+                    Err(error) => {
+                        let _starting = tell.send(Err(error));
+                    }
+                }
             })
             .map_err(AdminError::Start)?;
+        let started = told.recv().map_err(io::Error::other).flatten();
+        started.map_err(AdminError::Start)?;
         Ok(Self {
             commands: Some(commands),
             thread: Some(thread),

@@ -21,7 +21,7 @@ use crate::config::plan::{
     AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
 };
 use crate::config::{Command, ConfigError, Parsed};
-use crate::net::blocking::start_runtime;
+use crate::net::blocking::{NoThreads, start_runtime};
 use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
@@ -90,7 +90,12 @@ pub fn run(parsed: Parsed) -> ExitCode {
     builder
         .event_interval(POLLS_BETWEEN_EVENTS)
         .on_thread_start(privileges::give_up_here);
-    let runtime = match start_runtime(&mut builder) {
+    let format = log_format(&log);
+    let refused = move |error: &NoThreads| {
+        let _code = fail_as(format, &error.to_string());
+        std::process::exit(1);
+    };
+    let runtime = match start_runtime(&mut builder, refused) {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error.into()),
     };

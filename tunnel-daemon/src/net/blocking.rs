@@ -3,6 +3,7 @@
 //!
 //! Left to itself, tokio starts such a thread on demand, ends it after 10 s, and panics in the caller where the host refuses one.
 
+use std::any::Any;
 use std::io;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -40,15 +41,21 @@ pub enum BlockingError {
 
 /// Builds the runtime of `builder`, and starts all its threads for blocking work.
 ///
+/// Tokio panics where the host refuses a worker, and then waits for the workers before it for ever. `refused` is called before
+/// that, and does not return where there are workers.
+///
 /// # Errors
 /// The host refuses a thread or a descriptor.
-pub fn start_runtime(builder: &mut Builder) -> Result<Runtime, NoThreads> {
+pub fn start_runtime(
+    builder: &mut Builder,
+    refused: impl Fn(&NoThreads) + Send + Sync + 'static,
+) -> Result<Runtime, NoThreads> {
     builder
         .enable_all()
         .max_blocking_threads(THREADS)
         .thread_keep_alive(KEEP_ALIVE);
-    let runtime =
-        without_panic(|| builder.build())?.map_err(|error| NoThreads(error.to_string()))?;
+    let runtime = without_panic(refused, || builder.build())?;
+    let runtime = runtime.map_err(|error| NoThreads(error.to_string()))?;
     match start_threads(&runtime) {
         Ok(()) => Ok(runtime),
         Err(error) => {
@@ -117,7 +124,7 @@ fn start_threads(runtime: &Runtime) -> Result<(), NoThreads> {
     reason = "the handle of this work is not needed: it reports by a channel"
 )]
 fn spawn(runtime: &Runtime, work: impl FnOnce() + Send + 'static) -> Result<(), NoThreads> {
-    without_panic(|| drop(runtime.spawn_blocking(work)))
+    without_panic(|_error| (), || drop(runtime.spawn_blocking(work)))
 }
 
 /// The host's word on one more thread.
@@ -129,22 +136,31 @@ fn refused_by_host() -> Result<(), NoThreads> {
         .map_err(|error: io::Error| NoThreads(error.to_string()))
 }
 
-/// Tokio reports a refused thread by a panic. Only for the start of the process: other threads' panics are silent meanwhile.
-fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, NoThreads> {
+/// Tokio reports a refused thread by a panic. Only for the start of the process: `refused` is told of the panics of all threads.
+fn without_panic<T>(
+    refused: impl Fn(&NoThreads) + Send + Sync + 'static,
+    work: impl FnOnce() -> T,
+) -> Result<T, NoThreads> {
     let hook = panic::take_hook();
-    panic::set_hook(Box::new(|_silent| ()));
+    panic::set_hook(Box::new(move |panic| {
+        refused(&NoThreads::of(panic.payload()))
+    }));
     let done = catch_unwind(AssertUnwindSafe(work));
     panic::set_hook(hook);
-    done.map_err(|panic| {
+    done.map_err(|panic| NoThreads::of(&*panic))
+}
+
+impl NoThreads {
+    /// Of what tokio panics with: the system's word at its end.
+    fn of(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
         let text = text.unwrap_or("the runtime panicked");
-        NoThreads(
-            text.rsplit_once("thread: ")
-                .map_or(text, |(_, cause)| cause)
-                .to_owned(),
-        )
-    })
+        let cause = text
+            .rsplit_once("thread: ")
+            .map_or(text, |(_, cause)| cause);
+        Self(cause.to_owned())
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +169,7 @@ mod tests {
 
     #[test]
     fn runtime_has_all_its_blocking_threads_and_keeps_to_them() {
-        let runtime = start_runtime(&mut Builder::new_current_thread()).unwrap();
+        let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ()).unwrap();
         let (hold, held) = bounded::<()>(0);
         let (tell, told) = sync_channel(THREADS + 1);
         for _work in 0..=THREADS {
@@ -185,7 +201,10 @@ mod tests {
                 io::Error::from_raw_os_error(11)
             )
         };
-        let error = without_panic::<()>(refuse).unwrap_err().to_string();
+        let (tell, told) = sync_channel(1);
+        let tell = move |error: &NoThreads| tell.send(error.to_string()).unwrap();
+        let error = without_panic::<()>(tell, refuse).unwrap_err().to_string();
+        assert_eq!(told.try_recv().unwrap(), error);
         assert_eq!(
             error,
             "cannot start threads: Resource temporarily unavailable (os error 11); raise the limit of processes and \

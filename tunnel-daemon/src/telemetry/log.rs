@@ -149,7 +149,7 @@ pub enum LogError {
     },
     /// The system gives no thread to write with.
     #[error("cannot start the thread that writes logs: {0}")]
-    Thread(#[source] io::Error),
+    Thread(io::Error),
     /// Something else in this process set a subscriber first.
     #[error("logging is set up twice in this process")]
     AlreadySet,

@@ -43,7 +43,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
 /// Whether there is a configuration that can be used. The API server itself may come later.
 fn api(source: &Source) -> anyhow::Result<Capability> {
     const NAME: &str = "kubernetes-api";
-    let runtime = start_runtime(&mut Builder::new_current_thread())?;
+    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
     let opened = runtime.block_on(async {
         let api = Api::open(source.clone()).await?;
         Ok::<_, AccessError>(api.risk().await)

@@ -44,7 +44,7 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
         let untried = "not tried: the certificates above cannot be used";
         return Ok(vec![missing(NAME, untried, "mend them first")]);
     };
-    let runtime = start_runtime(&mut Builder::new_current_thread())?;
+    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
     runtime.block_on(async {
         let reach = Reach {
             resolver: Arc::new(SystemResolver::new()?),
