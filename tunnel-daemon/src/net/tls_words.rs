@@ -73,7 +73,7 @@ fn of_certificate(error: &CertificateError) -> String {
         E::InvalidPurpose | E::InvalidPurposeContext { .. } => {
             "is not for this use: check its extended key usage".to_owned()
         }
-        E::BadSignature => "has a signature that does not verify".to_owned(),
+        E::BadSignature => "has a signature that no CA trusted here has made".to_owned(),
         E::ExpiredRevocationList | E::ExpiredRevocationListContext { .. } => {
             "cannot be checked: the revocation list has expired".to_owned()
         }
