@@ -203,9 +203,12 @@ mod tests {
             ("ours3", 1),
             ("ours4", 0),
             ("frame", 0),
-            ("debug logging is on by=\"SIGUSR1\" minutes=15", 1),
-            ("debug logging is on by=\"the admin socket\" minutes=15", 1),
-            ("debug logging is off by=\"its time is over\"", 1),
+            ("msg=\"debug logging is on\" by=SIGUSR1 minutes=15", 1),
+            (
+                "msg=\"debug logging is on\" by=\"the admin socket\" minutes=15",
+                1,
+            ),
+            ("msg=\"debug logging is off\" by=\"its time is over\"", 1),
         ] {
             assert_eq!(text.matches(part).count(), times, "{part} in {text}");
         }

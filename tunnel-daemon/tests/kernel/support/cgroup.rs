@@ -21,6 +21,8 @@ impl Cgroup {
             NEXT.fetch_add(1, Relaxed)
         );
         let path = mount.join(name);
+        // Of a process that was killed, and had the same number.
+        let _none = fs::remove_dir(&path);
         fs::create_dir(&path).expect("root makes cgroups");
         Self(path)
     }

@@ -57,6 +57,8 @@ impl MemoryCgroup {
         }
         let path = Path::new(root).join(name);
         let cgroup = Self { path, usage };
+        // Of a process that was killed, and had the same number.
+        let _none = fs::remove_dir(&cgroup.path);
         fs::create_dir(&cgroup.path).map_err(|error| format!("no cgroup can be made: {error}"))?;
         fs::write(cgroup.path.join(limit), bytes.to_string())
             .map_err(|error| format!("no limit can be set: {error}"))?;

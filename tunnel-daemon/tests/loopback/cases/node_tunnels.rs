@@ -18,7 +18,7 @@ async fn world_to(port: u16, flags: &[&str]) -> (World, RunningAgent) {
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");
     let world = World::start(&[&[&*allowed], flags].concat()).await;
-    let target = format!("--target=0:{destination}");
+    let target = node::target_flag(destination);
     let agent = world.agent("agent-1", &[&[&*target], flags].concat()).await;
     world.links(1).await;
     (world, agent)
@@ -189,7 +189,7 @@ async fn ipv6_serves_at_both_ends() {
         .expect("IPv6 on loopback");
     let destination = listener.local_addr().expect("bound").to_string();
     let world = World::start(&[&format!("--allowed-destination={destination}")]).await;
-    let target = format!("--target=0:{destination}");
+    let target = node::target_flag(destination);
     let agent = world
         .agent("agent-1", &[&target, "--bind-address=[::1]"])
         .await;
@@ -318,7 +318,7 @@ async fn an_agent_listens_before_any_server_is_there() {
     let mut world = World::start(&[&format!("--allowed-destination={destination}")]).await;
     let agents = world.server().agents.port();
     world.stop_server(Duration::ZERO).await;
-    let target = format!("--target=0:{destination}");
+    let target = node::target_flag(destination);
     let agent = world.agent_of(agents, "agent-1", &[&target]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     until("it is held", || {
