@@ -142,6 +142,11 @@ impl Outbound {
         }))
     }
 
+    /// The tunnel is over in order: what HTTP/2 still holds goes to the client by itself, and counts as delivered.
+    pub(super) fn hand_over(&self, leg: &mut Leg) {
+        leg.delivered(self.in_transit);
+    }
+
     fn passed(&mut self, leg: &mut Leg) {
         let bytes = std::mem::take(&mut self.in_transit);
         leg.drained(bytes);

@@ -112,6 +112,9 @@ impl<E: StreamEvents> ProxyStream<E> {
                 if graceful {
                     leg.close();
                 }
+                if reason != EndReason::ClientGone {
+                    self.out.hand_over(&mut leg);
+                }
                 let (from_client, to_client) = leg.bytes();
                 // Whoever cut it, it was not us.
                 let gave_up =
