@@ -27,6 +27,9 @@ use crate::telemetry::LogOptions;
 use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
 use crate::telemetry::{COMMIT, VERSION};
 
+/// The demo dials a target that refuses, on purpose, and shows the answer itself.
+const DEMO_FILTER: &str = "warn,adit::dial=error";
+
 /// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
 /// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
 /// docs/performance.md, "Echo beside bulk".
@@ -77,7 +80,11 @@ pub fn run(parsed: Parsed) -> ExitCode {
         // The demo starts programs of others.
         _ => (),
     }
-    let lines = match start_log(&log) {
+    let mut options = log_options(&log);
+    if let Command::Demo(_) = &parsed.command {
+        options.filter.get_or_insert_with(|| DEMO_FILTER.to_owned());
+    }
+    let lines = match log::init(&options, privileges::give_up_here) {
         Ok(guard) => guard,
         Err(error) => return fail(&error.into()),
     };
@@ -167,10 +174,6 @@ fn severity(level: LogLevel) -> Level {
         LogLevel::Debug => Level::DEBUG,
         LogLevel::Trace => Level::TRACE,
     }
-}
-
-fn start_log(plan: &LogPlan) -> Result<LogGuard, log::LogError> {
-    log::init(&log_options(plan), privileges::give_up_here)
 }
 
 /// What a plan and the environment say of the log.

@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use super::captured;
 use super::frontend::{Frontend, OpenError};
 use super::http_client::HttpClient;
+use super::isolation;
 use super::screen::{Screen, Tone};
 use super::stats::{Samples, Stats, bytes};
 use super::targets::GREETING;
@@ -16,6 +17,7 @@ use super::told::{Told, Used};
 use super::ways::Ways;
 use super::world::World;
 use crate::app::run::wait_until;
+use crate::telemetry::labels::ClientDialect;
 
 /// One step may take this long; on an idle machine each is far below a second, in an emulated one half a minute.
 const STEP_PATIENCE: Duration = Duration::from_secs(60);
@@ -97,6 +99,27 @@ pub(super) async fn all(world: &World, stats: &Stats, screen: &Screen) -> Verdic
         steps.step("path", driver.path()).await;
         steps.step("moved by", driver.ways(before)).await;
     }
+    // Of several tunnels in one HTTP/2 connection the client's own library decides which of them waits.
+    let fair = world
+        .frontends
+        .iter()
+        .find(|it| it.dialect() == ClientDialect::HttpConnect);
+    if let Some(frontend) = fair {
+        screen.line(format_args!(
+            "{} {}",
+            screen.paint(Tone::Strong, "Slow clients"),
+            screen.paint(Tone::Faint, "beside a fast one, all through one agent"),
+        ));
+        let driver = Driver {
+            world,
+            stats,
+            frontend,
+            told: None,
+        };
+        steps
+            .step("stalled readers", isolation::stalled_readers(&driver))
+            .await;
+    }
     if let Some(captured) = &world.captured {
         screen.line(format_args!(
             "{} {}",
@@ -127,7 +150,7 @@ pub(super) struct Driver<'a> {
 
 impl Driver<'_> {
     /// A new tunnel to `target`, speaking HTTP.
-    async fn open(&self, target: SocketAddr) -> anyhow::Result<HttpClient> {
+    pub(super) async fn open(&self, target: SocketAddr) -> anyhow::Result<HttpClient> {
         let tasks = &self.world.tasks;
         let started = Instant::now();
         let io = self.frontend.open(target, tasks).await?;

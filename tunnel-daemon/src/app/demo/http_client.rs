@@ -31,6 +31,12 @@ pub struct HttpClient {
     host: String,
 }
 
+/// A download that nobody reads. Dropping it closes the connection.
+pub struct Stalled {
+    _client: HttpClient,
+    _unread: Response<Incoming>,
+}
+
 /// What a proxy said to CONNECT.
 pub enum Connected {
     /// The tunnel.
@@ -106,6 +112,21 @@ impl HttpClient {
         }
         ensure!(at == length, "{at} bytes instead of {length}");
         Ok(())
+    }
+
+    /// Asks for a download of `length` bytes and reads none of it.
+    ///
+    /// # Errors
+    /// Another status than 200, or a broken connection.
+    pub async fn stall(mut self, length: u64) -> anyhow::Result<Stalled> {
+        let path = format!("/bulk/{length}");
+        let response = self.request(Method::GET, &path, empty()).await?;
+        let status = response.status();
+        ensure!(status == StatusCode::OK, "answer {status}");
+        Ok(Stalled {
+            _client: self,
+            _unread: response,
+        })
     }
 
     /// Uploads `length` patterned bytes; the target compares them.

@@ -8,6 +8,7 @@ pub mod grpc_client;
 pub mod grpc_io;
 mod guide;
 pub mod http_client;
+mod isolation;
 mod live;
 mod screen;
 mod stats;

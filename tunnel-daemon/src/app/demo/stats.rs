@@ -56,6 +56,14 @@ impl Samples {
     }
 }
 
+impl Samples {
+    /// 50th percentile; `None` without samples.
+    #[must_use]
+    pub(super) fn median(&self) -> Option<Duration> {
+        self.percentiles().0.map(|(half, _most)| half)
+    }
+}
+
 impl fmt::Display for Percentiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((half, most)) = self.0 else {
