@@ -63,7 +63,7 @@ pub(super) struct Counted {
 /// Failed handshakes in the log: few, since whoever reaches a port can cause them. All are counted.
 pub(super) struct HandshakeLog {
     bucket: Mutex<TokenBucket>,
-    unlogged: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl Default for HandshakeLog {
@@ -75,7 +75,7 @@ impl Default for HandshakeLog {
         );
         Self {
             bucket: Mutex::new(bucket),
-            unlogged: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
         }
     }
 }
@@ -85,15 +85,15 @@ impl HandshakeLog {
     fn failed(&self, listener: ListenerLabel, peer: PeerAddr, error: &HandshakeError) {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         if !bucket.try_take(Instant::now()) {
-            self.unlogged.fetch_add(1, Relaxed);
+            self.suppressed.fetch_add(1, Relaxed);
             return;
         }
         drop(bucket);
         let (listener, cause) = (listener.as_str(), error.cause());
-        match self.unlogged.swap(0, Relaxed) {
+        match self.suppressed.swap(0, Relaxed) {
             0 => tracing::warn!(listener, %peer, cause, "TLS handshake failed"),
-            unlogged => {
-                tracing::warn!(listener, %peer, cause, unlogged, "TLS handshake failed, and others before it");
+            suppressed => {
+                tracing::warn!(listener, %peer, cause, suppressed, "TLS handshake failed, and others before it");
             }
         }
     }

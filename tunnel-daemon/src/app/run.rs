@@ -24,7 +24,7 @@ use crate::config::{Command, ConfigError, Parsed};
 use crate::net::blocking::{NoThreads, start_runtime};
 use crate::net::{blocks, namespaces};
 use crate::telemetry::LogOptions;
-use crate::telemetry::log::{self, FILTER_VARIABLE, LogGuard};
+use crate::telemetry::log::{self, FILTER_VARIABLE};
 use crate::telemetry::{COMMIT, VERSION};
 
 /// The demo dials a target that refuses, on purpose, and shows the answer itself.
