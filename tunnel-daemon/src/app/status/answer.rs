@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::model::{API, LinkStatus, Links, LogStatus, Role, Status, TunnelStatus, Tunnels};
+use super::model::{API, LinkStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels};
 use crate::app::probes::{
     HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
 };
@@ -140,7 +140,13 @@ impl JsonSource for LogAnswer {
             let log = self.0.debug_log();
             log.set(on, "the admin socket")
                 .map_err(|error| error.to_string())?;
-            serde_json::to_vec(&LogStatus::of(&log.view())).map_err(|error| error.to_string())
+            let answer = Log {
+                api: API,
+                role: self.0.role(),
+                id: self.0.id().to_owned(),
+                log: LogStatus::of(&log.view()),
+            };
+            serde_json::to_vec(&answer).map_err(|error| error.to_string())
         })
     }
 }

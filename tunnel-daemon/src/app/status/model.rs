@@ -57,7 +57,20 @@ pub struct Status {
     pub log: LogStatus,
 }
 
-/// `POST /v1/log`, and part of [`Status`].
+/// `POST /v1/log`: as it is afterwards.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Log {
+    /// [`API`].
+    pub api: u32,
+    /// What runs.
+    pub role: Role,
+    /// Its id.
+    pub id: String,
+    /// What is logged.
+    pub log: LogStatus,
+}
+
+/// What a process logs.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct LogStatus {
     /// The least severe level, or directives as in `ADIT_LOG`.

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use adit::app::status::Socket;
-use adit::app::status::model::{LogStatus, Status};
+use adit::app::status::model::{Log, Status};
 use rustix::process::Signal;
 
 use super::processes::Processes;
@@ -72,7 +72,8 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
     let status: Status = asked.ask("/v1/status").expect("an answer");
     assert_eq!(status.log.level, "debug");
     assert!(status.log.debug_seconds_left.is_some_and(|left| left > 800));
-    let off: LogStatus = asked.change("/v1/log?debug=off").expect("an answer");
+    let off: Log = asked.change("/v1/log?debug=off").expect("an answer");
+    let off = off.log;
     assert_eq!((off.level.as_str(), off.debug_seconds_left), ("info", None));
     logs(
         &server,
@@ -80,9 +81,9 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
         1,
     )
     .await;
-    let on: LogStatus = asked.change("/v1/log?debug=on").expect("an answer");
-    assert_eq!(on.level, "debug");
-    let error = asked.change::<LogStatus>("/v1/log?debug=2").unwrap_err();
+    let on: Log = asked.change("/v1/log?debug=on").expect("an answer");
+    assert_eq!(on.log.level, "debug");
+    let error = asked.change::<Log>("/v1/log?debug=2").unwrap_err();
     assert!(
         format!("{error:#}").contains("write debug=on or debug=off"),
         "{error:#}"
