@@ -116,7 +116,7 @@ fn a_server_without_lanes_is_named_and_tunnels_from_it_go_on(combo: Combo) {
     let log = stack.dir.path().join("node-agent.log");
     let warnings = |text: &str| {
         let log = fs::read_to_string(&log).unwrap_or_default();
-        let lines = log.lines().filter(|line| line.contains("WARN"));
+        let lines = log.lines().filter(|line| line.contains("level=warn"));
         lines.filter(|line| line.contains(text)).count()
     };
     let at_start = "this server takes no lanes";

@@ -5,7 +5,6 @@ use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 
 use crate::support::raw::Connection;
-use crate::support::targets;
 use crate::support::world::World;
 
 /// Its answers would wait in HTTP/2 for as long as the connection lives, in no budget.
@@ -24,22 +23,4 @@ async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
     call.keep(1).await;
     call.finish();
     assert_eq!(call.reset().await, Some(h2::Reason::CANCEL));
-}
-
-/// They come in bursts of more than HTTP/2 keeps until they are taken, and a tunnel lives beside them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_calls_leave_a_tunnel_of_their_connection_alone() {
-    let (port, _echo) = targets::echo().await;
-    let (world, _agent) = World::with_agent().await;
-    let connection = Connection::client(&world).await;
-    let mut tunnel = connection.proxy().await;
-    let conn = tunnel.open(1, &format!("127.0.0.1:{port}")).await;
-    for _burst in 0..10 {
-        let mut calls = Vec::new();
-        for _call in 0..200 {
-            calls.push(connection.proxy().await);
-        }
-        drop(calls);
-        tunnel.echo(conn, b"still here").await;
-    }
 }

@@ -7,6 +7,7 @@ use adit_core::wire::packets::packet::Payload;
 use bytes::Bytes;
 use tokio::io::AsyncReadExt as _;
 
+use crate::support::balancer::Balancer;
 use crate::support::process::Process;
 use crate::support::raw::{Call, Connection, data, encoded, framed};
 use crate::support::targets::{Sum, pattern};
@@ -143,7 +144,12 @@ async fn packets_that_come_in_pieces_are_counted_once() {
 async fn broken_streams_are_counted_and_clean_ends_are_not() {
     let (port, _target) = targets::echo().await;
     let target = format!("127.0.0.1:{port}");
-    let (world, agent) = World::with_agent().await;
+    let world = World::start(&[]).await;
+    let balancer = Balancer::to(&[world.server().agents]).await;
+    let flags = ["--sync-interval=20ms"];
+    let agent = world.agent_of(balancer.address.port(), "agent-1", &flags);
+    let agent = agent.await;
+    world.links(1).await;
     let errors = |text: String, segment: &str| {
         let segment = format!("segment=\"{segment}\"");
         let lines = text
@@ -181,12 +187,23 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
 
     let agent_scrape = agent.metrics.scrape();
     assert_eq!(errors(agent_scrape.text(), "to_agent"), [""; 0]);
-    let mut world = world;
-    world.stop_server(Duration::ZERO).await;
+    // Its connections end in the middle of TLS.
+    drop(balancer);
     until("the lost server is counted", || {
         errors(agent_scrape.text(), "to_agent").len() == 1
     })
     .await;
+    let orderly = world.agent("agent-2", &[]).await;
+    world.links(1).await;
+    let orderly_scrape = orderly.metrics.scrape();
+    let mut world = world;
+    world.stop_server(Duration::ZERO).await;
+    let links = "konnectivity_network_proxy_agent_open_server_connections 0\n";
+    until("the server has left", || {
+        orderly_scrape.text().contains(links)
+    })
+    .await;
+    assert_eq!(errors(orderly_scrape.text(), "to_agent"), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

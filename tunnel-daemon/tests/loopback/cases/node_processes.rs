@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
 use super::processes::Processes;
-use crate::support::node::{self, OPEN, OPENED, connect, echo};
+use crate::support::node::{OPEN, OPENED, connect, echo};
 use crate::support::process::{
     Process, descriptors_without_lanes, metric, no_descriptor_left, scrape,
 };
@@ -19,7 +19,7 @@ use crate::support::world::sample;
 async fn pair(destination: &str) -> (Processes, Process) {
     let allowed = format!("--allowed-destination={destination}");
     let processes = Processes::start(&[&allowed]).await;
-    let target = node::target_flag(destination);
+    let target = format!("--target=0:{destination}");
     let agent = processes.agent("agent-1", &[&target]);
     metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
     (processes, agent)
@@ -62,7 +62,7 @@ async fn each_tunnel_has_an_access_event_that_names_its_agent_and_certificate() 
     // One that is refused has one, too.
     drop(processes);
     let processes = Processes::start(&["--allowed-destination=10.0.0.1:1"]).await;
-    let agent = processes.agent("agent-1", &[&node::target_flag(destination)]);
+    let agent = processes.agent("agent-1", &[&format!("--target=0:{destination}")]);
     let address = agent.address("address");
     until("a refusal in the log", || {
         let _reset = std::net::TcpStream::connect(address);
@@ -150,7 +150,7 @@ async fn an_agent_short_of_descriptors_resets_connections_and_recovers() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let processes = Processes::start(&[&format!("--allowed-destination={destination}")]).await;
-    let target = node::target_flag(destination);
+    let target = format!("--target=0:{destination}");
     let flags = ["--log-format=json", &target];
     let args = processes
         .world

@@ -40,7 +40,7 @@ async fn two(destination: &str) -> (World, RunningServer, RunningAgent) {
     let world = World::start(&[&allowed]).await;
     let second = second(&world, destination).await;
     let other = format!("--proxy-server-host={}", second.agents);
-    let target = node::target_flag(destination);
+    let target = format!("--target=0:{destination}");
     let agent = world.agent("agent-1", &[&other, &target]).await;
     warm(&world).await;
     until("lanes to the second, too", || at(&second, IDLE) >= 4.0).await;

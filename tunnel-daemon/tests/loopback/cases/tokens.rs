@@ -407,7 +407,7 @@ async fn an_agent_with_a_token_opens_tunnels_to_the_control_plane() {
     let (port, _target) = targets::echo().await;
     let destination = format!("127.0.0.1:{port}");
     let tokens = Tokens::start(&[&format!("--allowed-destination={destination}")]).await;
-    let target = node::target_flag(destination);
+    let target = format!("--target=0:{destination}");
     let agent = tokens.agent("agent-1", "node-1", &[&target]).await;
     tokens.world.links(1).await;
     let mut stream = node::connect(agent.target_listeners[0]).await;

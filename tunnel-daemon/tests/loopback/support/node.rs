@@ -15,16 +15,6 @@ pub(crate) const OPEN: &str = "adit_node_tunnels";
 /// All there were.
 pub(crate) const OPENED: &str = "adit_node_tunnels_opened_total";
 
-/// `--target` for a port that the kernel chooses, of a loopback address of this process alone: others that look for a peer which
-/// has gone meet nobody there.
-pub(crate) fn target_flag(destination: impl std::fmt::Display) -> String {
-    let [_, high, middle, low] = std::process::id().to_be_bytes();
-    format!(
-        "--target=127.{}.{middle}.{low}:0:{destination}",
-        64 | (high & 63)
-    )
-}
-
 /// A world whose server dials these destinations for agents, and its agent's listeners for `targets`.
 pub(crate) async fn world(allowed: &[&str], targets: &[&str]) -> (World, RunningAgent) {
     let flags: Vec<String> = allowed
@@ -40,7 +30,10 @@ pub(crate) async fn world(allowed: &[&str], targets: &[&str]) -> (World, Running
 
 /// An agent, `agent-1`, that listens for these destinations on ports the kernel chooses.
 pub(crate) async fn agent(world: &World, targets: &[&str]) -> RunningAgent {
-    let flags: Vec<String> = targets.iter().map(target_flag).collect();
+    let flags: Vec<String> = targets
+        .iter()
+        .map(|target| format!("--target=0:{target}"))
+        .collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     world.agent("agent-1", &flags).await
 }
@@ -50,7 +43,7 @@ pub(crate) async fn without_server(target: &str) -> (World, RunningAgent) {
     let mut world = World::start(&[]).await;
     let agents = world.server().agents.port();
     world.stop_server(Duration::ZERO).await;
-    let target = target_flag(target);
+    let target = format!("--target=0:{target}");
     let agent = world.agent_of(agents, "agent-1", &[&target]).await;
     (world, agent)
 }
