@@ -146,9 +146,9 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
     let target = format!("127.0.0.1:{port}");
     let world = World::start(&[]).await;
     let balancer = Balancer::to(&[world.server().agents]).await;
-    let flags = ["--sync-interval=20ms"];
-    let agent = world.agent_of(balancer.address.port(), "agent-1", &flags);
-    let agent = agent.await;
+    let agent = world
+        .agent_of(balancer.address.port(), "agent-1", &[])
+        .await;
     world.links(1).await;
     let errors = |text: String, segment: &str| {
         let segment = format!("segment=\"{segment}\"");
