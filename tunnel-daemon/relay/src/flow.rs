@@ -60,11 +60,8 @@ pub(crate) struct OpenPair {
 
 impl OpenPair {
     pub(crate) fn new(job: Job, rules: &Thresholds) -> Self {
-        let Job {
-            pair,
-            shared,
-            promise,
-        } = job;
+        let Job { pair, promise } = job;
+        let shared = Arc::clone(promise.shared());
         let broken = [(Side::A, &pair.a), (Side::B, &pair.b)]
             .into_iter()
             .find_map(|(side, fd)| Some((side, socket::set_nonblocking(fd).err()?)));

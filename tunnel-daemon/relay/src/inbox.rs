@@ -198,6 +198,23 @@ mod tests {
         }
     }
 
+    /// As of a pair that its thread had in hand when it panicked.
+    #[test]
+    fn a_promise_that_is_dropped_tells_what_was_delivered() {
+        let inbox = Arc::new(Inbox::new(1, 1).unwrap());
+        assert!(inbox.enter());
+        let (tell, told) = mpsc::channel();
+        let done = Box::new(move |outcome| tell.send(outcome).unwrap());
+        let shared = Arc::new(Shared::default());
+        let promise = Promise::new(done, Arc::clone(&inbox), Engine::Epoll, Arc::clone(&shared));
+        shared.to_a.store(5, Ordering::Relaxed);
+        shared.to_b.store(7, Ordering::Relaxed);
+        drop(promise);
+        let outcome: crate::Outcome = told.try_recv().unwrap();
+        assert_eq!((outcome.to_a.bytes, outcome.to_b.bytes), (5, 7));
+        assert!(matches!(outcome.end, PairEnd::Stopped), "{outcome:?}");
+    }
+
     fn race_of_two_submitters_and_a_thread_that_goes() {
         const EACH: usize = 3;
         let inbox = Arc::new(Inbox::new(2 * EACH, 2 * EACH).unwrap());
@@ -210,7 +227,6 @@ mod tests {
             assert!(inbox.enter());
             let job = Job {
                 pair: Pair::new(a.into(), b.into()),
-                shared: Arc::clone(&shared),
                 promise: Promise::new(done, Arc::clone(&inbox), Engine::Epoll, Arc::clone(&shared)),
             };
             assert!(inbox.put(job).is_ok());

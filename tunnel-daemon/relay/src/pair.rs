@@ -160,6 +160,10 @@ impl Promise {
         }
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     pub(crate) fn keep(mut self, to_a: Flow, to_b: Flow, end: PairEnd) {
         self.tell(to_a, to_b, end);
     }
@@ -206,7 +210,6 @@ impl Drop for Promise {
 /// A pair on its way to a relay thread.
 pub(crate) struct Job {
     pub(crate) pair: Pair,
-    pub(crate) shared: Arc<Shared>,
     pub(crate) promise: Promise,
 }
 

@@ -190,7 +190,6 @@ impl RelayHandle {
         let shared = Arc::new(Shared::default());
         let job = Job {
             pair,
-            shared: Arc::clone(&shared),
             promise: Promise::new(done, Arc::clone(inbox), self.engine(), Arc::clone(&shared)),
         };
         match inbox.put(job) {
@@ -199,7 +198,7 @@ impl RelayHandle {
                 inbox: Arc::clone(inbox),
             }),
             Err(job) => {
-                let Job { pair, promise, .. } = job;
+                let Job { pair, promise } = job;
                 let done = promise.withdraw();
                 refused(pair, done, Why::Full)
             }

@@ -77,6 +77,11 @@ fn of_certificate(error: &CertificateError) -> String {
         E::ExpiredRevocationList | E::ExpiredRevocationListContext { .. } => {
             "cannot be checked: the revocation list has expired".to_owned()
         }
+        // Of the library below, whose words are the names of its variants.
+        E::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {
+            "is that of a CA: give it one of its own".to_owned()
+        }
+        E::Other(other) => format!("cannot be used: {other}"),
         other => format!("cannot be used: {other}"),
     }
 }
@@ -108,6 +113,10 @@ fn of_alert(alert: AlertDescription) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use rustls::OtherError;
+
     use super::*;
 
     fn io_error(error: Error) -> io::Error {
@@ -140,6 +149,12 @@ mod tests {
                 (text, io::ErrorKind::InvalidData)
             );
         }
+        let named = OtherError(Arc::new(io::Error::other("CaUsedAsEndEntity")));
+        let of_ca = Error::InvalidCertificate(CertificateError::Other(named));
+        assert_eq!(
+            of_handshake(&io_error(of_ca)),
+            "the peer's certificate is that of a CA: give it one of its own"
+        );
         let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "see https://docs.rs/rustls");
         assert_eq!(
             of_handshake(&cut),

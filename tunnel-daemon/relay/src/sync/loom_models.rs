@@ -111,7 +111,6 @@ fn submit(inbox: &Arc<Inbox>, ends: &Ends, pair: Pair) -> Option<Submitted> {
     let done = Box::new(move |outcome| ends.add(outcome));
     let job = Job {
         pair,
-        shared: Arc::clone(&shared),
         promise: Promise::new(done, Arc::clone(inbox), Engine::Epoll, Arc::clone(&shared)),
     };
     let inbox = Arc::clone(inbox);
