@@ -145,9 +145,11 @@ fn forgotten(on_failure: &str, address: &str) {
         next.until("its predecessor's maps are gone", || {
             (!is_exempt(stays.id())).then_some(())
         });
-        let seen = stays.call(target).unwrap();
-        let exempt = is_exempt(stays.id());
-        assert!(!seen.is_direct(), "{seen:?}, exempt now: {exempt}");
+        // Among the programs of other tests its maps may be missed: the next call or two are what counts.
+        next.until("it is captured again", || {
+            let seen = stays.call(target).ok()?;
+            (!seen.is_direct()).then_some(())
+        });
         drop(next);
         unpin(clients.path()).unwrap();
     }
