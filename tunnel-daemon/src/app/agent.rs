@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use adit_core::destination::DestinationList;
@@ -314,6 +314,20 @@ fn watch_leases(
     });
 }
 
+/// What the verbose probe says besides, behind a line about servers that do not respond.
+fn with_silence(detail: Detail, connected: Arc<AtomicUsize>, heard: Arc<AtomicUsize>) -> Detail {
+    Arc::new(move || {
+        let silent = connected.load(Relaxed).saturating_sub(heard.load(Relaxed));
+        let silence = match silent {
+            0 => String::new(),
+            servers => {
+                format!("[-]servers {servers} silent: other connections to them are tried\n")
+            }
+        };
+        silence + &detail()
+    })
+}
+
 type Admin = (AdminThread, Vec<AdminListener>, Option<AdminSocket>);
 
 fn probes(
@@ -329,6 +343,7 @@ fn probes(
     let thread = AdminThread::start(limits, adit, services.clone())?;
     let (asker, questions) = readiness_channel();
     let (connected, heard, compat) = (servers.connected(), servers.heard(), plan.compat);
+    let detail = with_silence(detail, Arc::clone(&connected), Arc::clone(&heard));
     let (watched, stage) = (services.clone(), Arc::clone(stage));
     services.spawn_always("readiness", async move {
         questions

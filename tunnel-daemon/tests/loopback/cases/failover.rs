@@ -174,6 +174,8 @@ async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
     let health = agent.address("health");
     stop(&processes.server).await;
     not_ready(health, "servers are connected, but none of them responds").await;
+    let told = ask(health, "/readyz?verbose").await;
+    assert!(told.contains("[-]servers 1 silent"), "{told}");
     processes.server.signal(Signal::CONT);
     until_ready(health).await;
     until("the log tells of both", || {
