@@ -142,7 +142,7 @@ impl AcceptEvents for Counted {
         let descriptors = &self.descriptors;
         tracing::warn!(
             listener,
-            ?descriptors,
+            %descriptors,
             "no connections are accepted until there are descriptors"
         );
         self.metrics.accept_paused(self.listener);

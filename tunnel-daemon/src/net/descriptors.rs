@@ -289,9 +289,16 @@ impl Descriptors {
     }
 }
 
+/// In use, and the limit.
+impl fmt::Display for Descriptors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.in_use(), self.limit)
+    }
+}
+
 impl fmt::Debug for Descriptors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Descriptors({} of {})", self.in_use(), self.limit)
+        write!(f, "Descriptors({self})")
     }
 }
 

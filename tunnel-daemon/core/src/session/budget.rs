@@ -182,7 +182,7 @@ impl ProcessBudget {
 
     /// Whether so much more is held that no link waits for another to give: an eighth.
     pub(super) fn far_over(&self) -> bool {
-        self.held_bytes() > self.max_bytes + self.max_bytes / 8
+        self.held_bytes() > self.max_bytes.saturating_add(self.max_bytes / 8)
     }
 
     pub(super) fn grant(&self, bytes: u64) {

@@ -5,7 +5,8 @@ use bytes::Bytes;
 use super::link::{Action, Event, Link, Role};
 use super::tunnel::TunnelEnd;
 use super::{
-    Moment, WINDOW_AT_LEAST_EVERY, WINDOW_GROWS_WITHIN, WINDOW_MAX_BYTES, WINDOW_MIN_BYTES,
+    DEFERS_FOR, Moment, WINDOW_AT_LEAST_EVERY, WINDOW_GROWS_WITHIN, WINDOW_MAX_BYTES,
+    WINDOW_MIN_BYTES,
 };
 use crate::ids::{ConnId, TunnelKey};
 use crate::wire::packet::{Packet, PacketType};
@@ -94,12 +95,18 @@ impl Link {
             let Some(holder) = self.holder.clone() else {
                 return;
             };
+            let is_far_over = self.budget.far_over();
+            if now < self.defers_until && !is_far_over {
+                return;
+            }
             holder.publish(self.unread_bytes(now), self.held);
             let floor = if self.budget.holders.is_heaviest(&holder) {
                 0
-            } else if self.budget.far_over() {
+            } else if is_far_over {
                 self.share()
             } else {
+                // All links were looked at, which is too much for each packet.
+                self.defers_until = now.after(DEFERS_FOR);
                 return;
             };
             if !self.end_largest(floor, now) {

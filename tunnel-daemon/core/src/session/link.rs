@@ -143,6 +143,8 @@ pub struct Link {
     pub(super) budget: Arc<ProcessBudget>,
     /// `None`: the peer can be told to wait, so nothing of it has to go.
     pub(super) holder: Option<Arc<Holder>>,
+    /// Until then another link has been asked to give.
+    pub(super) defers_until: Moment,
     pub(super) tunnels: Slab<Tunnel>,
     pub(super) conns: HashMap<ConnId, TunnelKey>,
     pub(super) dials: HashMap<DialId, TunnelKey>,
@@ -176,6 +178,7 @@ impl Link {
             config,
             budget,
             holder,
+            defers_until: Moment::default(),
             tunnels: Slab::default(),
             conns: HashMap::new(),
             dials: HashMap::new(),

@@ -87,6 +87,8 @@ const WINDOW_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
 const READS_WITHIN: Duration = Duration::from_millis(500);
 /// How often the slow clauses (stalls, lingering, half-closed) are looked at.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// How long a link that asked another one to give does not look again who has to.
+const DEFERS_FOR: Duration = Duration::from_millis(100);
 /// How long a close waits for the peer's confirmation before the tunnel is forgotten.
 const CLOSE_CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Ids of connections this link answered with a close, remembered to answer each only once.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::combo::Combo;
+use crate::support::combo::{Combo, Maker};
 use crate::support::go::skip_loudly;
 use crate::support::http;
 use crate::support::stack::{Agent, Stack};
@@ -188,10 +188,10 @@ fn the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone(combo: C
 }
 rows!(the_only_agent_that_is_stopped_is_told_of_and_leaves_readiness_alone: our_server);
 
-/// A server of Go may not be asked more often than every 30 s, and its kernel acknowledges: its link ends after 50 s.
+/// A server of Go may not be asked more often than every 30 s, and its kernel acknowledges.
 fn a_stopped_server_is_told_of_within_a_minute(combo: Combo) {
-    if !is_nightly() {
-        println!("only at night: it takes most of a minute");
+    if matches!(combo.server, Maker::Upstream(_)) && !is_nightly() {
+        println!("a server of Go only at night: it takes most of a minute");
         return;
     }
     let stack = Stack::start(combo);

@@ -145,11 +145,9 @@ fn forgotten(on_failure: &str, address: &str) {
         next.until("its predecessor's maps are gone", || {
             (!is_exempt(stays.id())).then_some(())
         });
-        // Among the programs of other tests its maps may be missed: the next call or two are what counts.
-        next.until("it is captured again", || {
-            let seen = stays.call(target).ok()?;
-            (!seen.is_direct()).then_some(())
-        });
+        // Among all other tests the first call went direct in two of fourteen runs, and why is not known.
+        let [first, second] = [(); 2].map(|()| stays.call(target).unwrap());
+        assert!(!second.is_direct(), "{first:?}, then {second:?}");
         drop(next);
         unpin(clients.path()).unwrap();
     }
