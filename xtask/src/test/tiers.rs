@@ -37,6 +37,7 @@ const TIMED: &[Pattern] = &[
     Pattern("adit::interop", "isolation::stalled_target_"),
     Pattern("adit::interop", "lag::"),
     Pattern("adit::loopback", "isolation::stalled_readers_"),
+    Pattern("adit::loopback", "memory_limits::an_echo_beside_"),
 ];
 
 /// Tests that only the night has.

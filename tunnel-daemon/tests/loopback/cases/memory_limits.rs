@@ -1,6 +1,7 @@
 //! Server and agent in memory cgroups of their own, small ones, while readers pause.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,9 +12,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::lane_processes::nightly;
-use crate::support::process::{Process, metric, scrape};
+use crate::support::process::{Process, metric, scrape, sum};
 use crate::support::skip::skip;
-use crate::support::wait::{until_still, within_for};
+use crate::support::wait::within_for;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
@@ -21,8 +22,11 @@ const LINKS: &str = "adit_links{peer=\"adit\"}";
 const MIB: u64 = 1 << 20;
 /// A server that counts no queues and no socket buffers is killed at 130 readers in 64 MiB. Readers that come at once:
 const AT_ONCE: usize = 10;
-/// Echoes of which the slowest but one in a hundred is told.
-const ECHOES: usize = 200;
+/// Echoes of which the slowest but one in a hundred is told, and how often: the best of these counts.
+const ECHOES: usize = 500;
+const ROUNDS: usize = 5;
+/// The 99th percentile beside paused readers in terms of the one without them.
+const BESIDE: u32 = 3;
 /// Success is what counts, not its time: other tests run beside this one.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -96,16 +100,35 @@ impl Drop for MemoryCgroup {
     }
 }
 
-/// The 99th percentile of echoes on one tunnel.
+/// The 99th percentile of echoes on one tunnel, in the best of some rounds.
 async fn p99(stream: &mut UnixStream) -> Duration {
-    let mut took = Vec::new();
-    for _echo in 0..ECHOES {
-        let began = Instant::now();
-        connect::echo(stream, b"is there anybody").await;
-        took.push(began.elapsed());
+    let mut best = Duration::MAX;
+    for _round in 0..ROUNDS {
+        let mut took = Vec::new();
+        for _echo in 0..ECHOES {
+            let began = Instant::now();
+            connect::echo(stream, b"is there anybody").await;
+            took.push(began.elapsed());
+        }
+        took.sort_unstable();
+        best = best.min(took[ECHOES * 99 / 100]);
     }
-    took.sort_unstable();
-    took[ECHOES * 99 / 100]
+    best
+}
+
+/// Waits until the readers are paused all the way: what the kernel holds for them is full, and no byte moves.
+async fn until_no_byte_moves(health: SocketAddr) {
+    within_for(PATIENCE, "no byte moves", async {
+        let (mut last, mut since) = (f64::NAN, Instant::now());
+        while since.elapsed() < Duration::from_secs(1) {
+            let bytes = sum(&scrape(health).await, "adit_tunnel_bytes_total");
+            if bytes.total_cmp(&last).is_ne() {
+                (last, since) = (bytes, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
 }
 
 /// A reader that reads nothing; `None` if it is refused for want of memory.
@@ -126,11 +149,15 @@ async fn pause(world: &World, source: &str) -> Option<UnixStream> {
     None
 }
 
-async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
+/// Readers pause, which kills nobody. Returns the 99th percentile of an echo before and beside them.
+async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Duration; 2]> {
     let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
     let [server_group, agent_group] = match cgroups {
         [Ok(server), Ok(agent)] => [server, agent],
-        [Err(why), _] | [_, Err(why)] => return skip("memory cgroups", &why),
+        [Err(why), _] | [_, Err(why)] => {
+            skip("memory cgroups", &why);
+            return None;
+        }
     };
     let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
     world.stop_server(Duration::ZERO).await;
@@ -160,10 +187,7 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
         }
     })
     .await;
-    until_still("nothing more is read", || {
-        server.resident_bytes() / MIB + agent.resident_bytes() / MIB
-    })
-    .await;
+    until_no_byte_moves(agent_health).await;
     let beside = p99(&mut echo).await;
     let used = |process: &Process| process.resident_bytes() / MIB;
     let memory = |text: &str| {
@@ -185,7 +209,7 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
         server_group.most_bytes() / MIB,
         agent_group.most_bytes() / MIB,
     );
-    assert!(paused.len() > readers / 4, "most are refused: {refused}");
+    assert!(paused.len() >= readers / 4, "most are refused: {refused}");
     // What is refused now is not refused for ever.
     drop((paused, echo));
     for health in [health, agent_health] {
@@ -195,6 +219,26 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) {
     }
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
     connect::echo(&mut stream, b"served again").await;
+    Some([before, beside])
+}
+
+async fn an_echo_is_not_slower(flags: &[&str]) {
+    if let Some([before, beside]) = readers_pause(64 * MIB, 400, flags).await {
+        assert!(
+            beside <= before * BESIDE,
+            "echo p99 {before:?} before, {beside:?} beside paused readers"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_echo_beside_400_paused_readers_is_as_fast() {
+    an_echo_is_not_slower(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_echo_beside_400_paused_readers_is_as_fast_without_lanes() {
+    an_echo_is_not_slower(&["--lanes-per-link=0"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
