@@ -28,9 +28,10 @@ pub use loan::{Borrowed, Opened};
 
 use self::loan::Loans;
 use self::pause::Pause;
+use self::serve::Counted;
 use super::link::LinkContext;
 use crate::hub::moment;
-use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret};
+use crate::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
 use crate::telemetry::labels::LaneEnd;
 
 /// Lanes that one keeper opens at once.
@@ -50,6 +51,8 @@ struct Shared {
     slots: Arc<Semaphore>,
     growth: Mutex<Growth>,
     idle: AtomicUsize,
+    /// Lanes that are being opened; each has its slot.
+    opening: AtomicUsize,
     /// Bound lanes whose tasks have not begun to wait yet.
     arriving: AtomicUsize,
     /// A lane was asked for a tunnel.
@@ -91,6 +94,7 @@ impl LaneKeeper {
             slots: Arc::new(Semaphore::new(lanes_max)),
             growth: Mutex::new(Growth::new(lanes_max, moment())),
             idle: AtomicUsize::new(0),
+            opening: AtomicUsize::new(0),
             arriving: AtomicUsize::new(0),
             proved: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
@@ -153,28 +157,41 @@ impl LaneKeeper {
                 pause.note(false);
             }
             let at_once = pause.at_once(OPENING_MAX);
-            while !pause.lasts() && opening.len() < at_once && self.missing(opening.len()) > 0 {
-                opening.push(open());
+            while !pause.lasts() && opening.len() < at_once && self.missing() > 0 {
+                // Its room is taken before its server may open a tunnel on it.
+                let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
+                    break;
+                };
+                let (lane, counted) = (open(), Counted::new(&self.0.opening));
+                opening.push(async move { (lane.await, slot, counted) });
             }
             let owed = self.0.context.lane_room.owed(self.0.idle.load(Relaxed));
-            for _lane in 0..self.surplus(opening.len()).max(owed) {
+            for _lane in 0..self.surplus().max(owed) {
                 self.0.surplus.notify_one();
             }
             let paused = pause.left();
             tokio::select! {
                 () = self.0.changed.notified() => (),
                 () = self.0.context.lane_room.shortage() => (),
-                Some(opened) = opening.next() => match opened {
-                    Ok((keeper, lane)) => {
-                        // Behind a balancer it may be of use for another link of this agent.
-                        let ours = Arc::ptr_eq(&keeper.0, &self.0);
-                        let needed = ours || keeper.missing(0) > 0;
-                        if !keeper.add(lane, needed) {
-                            pause.note(false);
-                        } else if !needed {
-                            pause.stray(self.wanted());
-                        } else if ours {
+                Some((opened, slot, _until_it_arrives)) = opening.next() => match opened {
+                    Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
+                        let needed = self.0.context.lane_room.has_descriptors();
+                        self.add(lane, slot, needed);
+                        if needed {
                             pause.gain();
+                        } else {
+                            pause.note(false);
+                        }
+                    }
+                    // Behind a balancer it may be of use for another link of this agent.
+                    Ok((keeper, lane)) => {
+                        let (slot, needed) = match slot.move_to(&keeper.0.slots) {
+                            Ok(slot) => (slot, keeper.missing() > 0),
+                            Err(slot) => (slot, false),
+                        };
+                        keeper.add(lane, slot, needed);
+                        if !needed {
+                            pause.stray(self.wanted());
                         }
                     }
                     Err(error) => {
@@ -196,7 +213,16 @@ impl LaneKeeper {
     /// Lanes now.
     #[must_use]
     pub fn count(&self) -> Lanes {
-        self.lanes(0)
+        let all = self.0.lanes_max - self.0.slots.available_permits();
+        // In this order: a lane that begins to wait meanwhile is counted twice rather than not at all.
+        let opening = self.0.opening.load(Relaxed);
+        let arriving = self.0.arriving.load(Acquire);
+        let idle = self.0.idle.load(Relaxed);
+        Lanes {
+            idle,
+            busy: all.saturating_sub(idle + arriving + opening),
+            opening: opening + arriving,
+        }
     }
 
     /// Idle lanes that are meant to be.
@@ -211,39 +237,24 @@ impl LaneKeeper {
         self.0.lanes_max
     }
 
-    fn missing(&self, opening: usize) -> usize {
+    fn missing(&self) -> usize {
         if !self.0.context.lane_room.has_room() {
             return 0;
         }
-        self.growth().missing(self.lanes(opening))
+        self.growth().missing(self.count())
     }
 
-    fn surplus(&self, opening: usize) -> usize {
-        self.growth().surplus(self.lanes(opening), moment())
-    }
-
-    fn lanes(&self, opening: usize) -> Lanes {
-        let all = self.0.lanes_max - self.0.slots.available_permits();
-        // In this order: a lane that begins to wait meanwhile is counted twice rather than not at all.
-        let arriving = self.0.arriving.load(Acquire);
-        let idle = self.0.idle.load(Relaxed);
-        Lanes {
-            idle,
-            busy: all.saturating_sub(idle + arriving),
-            opening: opening + arriving,
-        }
+    fn surplus(&self) -> usize {
+        self.growth().surplus(self.count(), moment())
     }
 
     fn growth(&self) -> MutexGuard<'_, Growth> {
         self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a lane that was just bound; false when there is no room for it. One that is not `needed` is given up as the idle
-    /// ones are: its server may have opened a tunnel on it already.
-    fn add(&self, mut lane: Lane, needed: bool) -> bool {
-        let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
-            return false;
-        };
+    /// Takes a lane that was just bound. One that is not `needed` is given up as the idle ones are: its server may have opened a
+    /// tunnel on it already.
+    fn add(&self, mut lane: Lane, slot: Slot, needed: bool) {
         lane.hold(slot);
         self.0.context.lane_room.descriptors().opened();
         self.adit().lane_opened();
@@ -251,7 +262,6 @@ impl LaneKeeper {
             lane.end().drain();
         }
         self.start(lane);
-        true
     }
 
     fn start(&self, lane: Lane) {

@@ -10,7 +10,8 @@ use crate::net::descriptors::{Descriptors, Use};
 /// Room for one more lane, of its link and of the process.
 #[derive(Debug)]
 pub struct Slot {
-    _permits: [OwnedSemaphorePermit; 2],
+    _link: OwnedSemaphorePermit,
+    process: OwnedSemaphorePermit,
 }
 
 impl Slot {
@@ -18,8 +19,24 @@ impl Slot {
     #[must_use]
     fn take(link: &Arc<Semaphore>, process: &Arc<Semaphore>) -> Option<Self> {
         let of = |slots: &Arc<Semaphore>| Arc::clone(slots).try_acquire_owned().ok();
-        let _permits = [of(link)?, of(process)?];
-        Some(Self { _permits })
+        Some(Self {
+            _link: of(link)?,
+            process: of(process)?,
+        })
+    }
+
+    /// Room of another link of this process in place of that of this one.
+    ///
+    /// # Errors
+    /// That link has as many lanes as it may.
+    pub fn move_to(self, link: &Arc<Semaphore>) -> Result<Self, Self> {
+        match Arc::clone(link).try_acquire_owned() {
+            Ok(link) => Ok(Self {
+                _link: link,
+                process: self.process,
+            }),
+            Err(_none) => Err(self),
+        }
     }
 }
 
@@ -57,7 +74,13 @@ impl LaneRoom {
     /// Whether one more may be opened now.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.slots.available_permits() > 0 && self.descriptors.has_room(Use::Lane)
+        self.slots.available_permits() > 0 && self.has_descriptors()
+    }
+
+    /// Whether there are descriptors for one more.
+    #[must_use]
+    pub fn has_descriptors(&self) -> bool {
+        self.descriptors.has_room(Use::Lane)
     }
 
     /// Room for one more lane; `None` when the link or the process has as many as it may.
@@ -117,5 +140,19 @@ mod tests {
         assert!(room.take(&links[0]).is_none() && room.take(&links[1]).is_none());
         slots.pop();
         assert!(room.has_room() && room.take(&links[1]).is_some());
+    }
+
+    #[test]
+    fn a_slot_moves_to_a_link_that_has_room_and_stays_one_of_the_process() {
+        let room = LaneRoom::new(2, Arc::new(Descriptors::unlimited()));
+        let links = [2, 1].map(|lanes| Arc::new(Semaphore::new(lanes)));
+        let free = || [0, 1].map(|link: usize| links[link].available_permits());
+        let [first, second] = [0, 1].map(|_| room.take(&links[0]).unwrap());
+        let moved = first.move_to(&links[1]).unwrap();
+        assert_eq!((free(), room.has_room()), ([1, 0], false));
+        let stays = second.move_to(&links[1]).unwrap_err();
+        assert_eq!((free(), room.has_room()), ([1, 0], false));
+        drop((moved, stays));
+        assert_eq!((free(), room.has_room()), ([2, 1], true));
     }
 }

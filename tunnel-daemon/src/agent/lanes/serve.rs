@@ -208,10 +208,10 @@ enum Waited {
 }
 
 /// One more in a count for as long as it lives.
-struct Counted<'a>(&'a AtomicUsize);
+pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
+    pub(super) fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }

@@ -11,6 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::agent::link::tests::context;
+use crate::lane::LaneRoom;
+use crate::net::descriptors::Descriptors;
 
 fn keeper(name: &str, context: &LinkContext) -> LaneKeeper {
     keeper_of(name, 8, context)
@@ -80,6 +82,35 @@ async fn no_more_lanes_are_opened_than_are_wanted() {
         () = ours.clone().run(open) => panic!("it keeps lanes"),
     }
     assert_eq!(opened.load(Relaxed), ours.wanted());
+}
+
+/// A server may open a tunnel on a lane as soon as it is bound: it must not turn out then that there is no room for it.
+#[tokio::test]
+async fn a_lane_has_its_room_before_it_is_opened() {
+    let mut context = context(10);
+    context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
+    let [first, second] = ["first", "second"].map(|name| keeper(name, &context));
+    let opened = AtomicUsize::new(0);
+    let nothing = Mutex::new(Vec::new());
+    let open = || next_of(&first, &nothing, &opened);
+    let looks = async {
+        while opened.load(Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        // The second one looks, too.
+        second.missed();
+        for _look in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = looks => (),
+        () = first.clone().run(open) => panic!("it keeps lanes"),
+        () = second.clone().run(|| next_of(&second, &nothing, &opened)) => panic!("it keeps lanes"),
+    }
+    assert_eq!(opened.load(Relaxed), 1);
+    // What is being opened is not taken for a busy lane.
+    assert_eq!(first.count().busy, 0);
 }
 
 /// Until there are so many lanes and all of them wait. Paused time stands still meanwhile: the task never rests.

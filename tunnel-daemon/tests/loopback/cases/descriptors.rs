@@ -44,10 +44,11 @@ async fn until_for(limit: Duration, health: SocketAddr, series: &str, holds: imp
 
 /// A server, and an agent of this server and of another one. The server or the agent is short of descriptors.
 struct Short {
-    world: World,
     server: Process,
     _other: Process,
     agent: Process,
+    // Behind the processes, whose logs are in its folder.
+    world: World,
     health: SocketAddr,
     target: String,
     open: Vec<UnixStream>,
