@@ -11,8 +11,10 @@ use crate::workspace::Workspace;
 /// Where the Go module with the programs is.
 const MODULE: &str = "tunnel-daemon/tests/e2e/go";
 /// What is built of it.
-const PACKAGES: [&str; 3] = [
+const PACKAGES: [&str; 5] = [
     "./cmd/etcd",
+    "./cmd/execs",
+    "./cmd/node",
     "k8s.io/kubernetes/cmd/kube-apiserver",
     "k8s.io/kubernetes/cmd/kubectl",
 ];
@@ -37,7 +39,7 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<Ran> {
 /// Go knows itself what is to be built anew.
 fn build(workspace: &Workspace, programs: &PathBuf) -> anyhow::Result<()> {
     std::fs::create_dir_all(programs)?;
-    println!("e2e: building etcd, kube-apiserver and kubectl");
+    println!("e2e: building etcd, kube-apiserver, kubectl and a node");
     let mut go = Command::new("go");
     go.current_dir(workspace.path(MODULE))
         .args(["build", "-trimpath", "-ldflags=-s -w", "-o"])

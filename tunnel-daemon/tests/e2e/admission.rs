@@ -30,7 +30,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
         return;
     };
     let cluster = Cluster::start(programs, Mode::Grpc);
-    let server = cluster.server("proxy-server", Mode::Grpc, &[]);
+    let server = cluster.server("proxy-server", &[]);
     let uid = uid(&cluster);
     let own = Signer::new(&cluster.files.key("accounts"));
     let elsewhere = ThrowawayFiles::create(&[]).expect("another key");
@@ -75,7 +75,11 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
         let args = cluster.agent_args("127.0.0.1", server.agents, &file);
         let adit = std::path::Path::new(env!("CARGO_BIN_EXE_adit"));
         let _agent = Process::service(name, adit, &args, cluster.dir.path());
-        let log = || std::fs::read_to_string(cluster.path(&format!("{name}.log"))).ok();
+        // Without the escapes of logfmt.
+        let log = || {
+            let log = std::fs::read_to_string(cluster.path(&format!("{name}.log"))).ok()?;
+            Some(log.replace("\\\"", "\""))
+        };
         until(&format!("{name}: {why}"), secs(20), || {
             log().filter(|log| log.contains(why))
         });
@@ -103,7 +107,7 @@ async fn a_thousand_agents_come_back_within_half_a_minute() {
     let cluster = Cluster::start(programs, Mode::Grpc);
     let uid = uid(&cluster);
     let own = Signer::new(&cluster.files.key("accounts"));
-    let mut server = cluster.server("proxy-server", Mode::Grpc, &[]);
+    let mut server = cluster.server("proxy-server", &[]);
     let port = server.agents;
     let mut agents = Vec::new();
     for n in 0..AGENTS {
@@ -124,11 +128,7 @@ async fn a_thousand_agents_come_back_within_half_a_minute() {
     server.links(f64::from(AGENTS));
     server.process.kill();
     let began = Instant::now();
-    let again = cluster.server(
-        "proxy-server",
-        Mode::Grpc,
-        &[&format!("--agent-port={port}")],
-    );
+    let again = cluster.server("proxy-server", &[&format!("--agent-port={port}")]);
     again.links(f64::from(AGENTS));
     let took = began.elapsed();
     assert!(took < secs(30), "{took:?}");

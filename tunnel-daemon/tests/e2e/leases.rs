@@ -4,8 +4,9 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use crate::cluster::{AUDIENCE, Cluster, Mode, Server, programs};
+use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
 use crate::process::Process;
+use crate::server::Server;
 use crate::wait::{secs, until};
 
 fn leases(cluster: &Cluster) -> Vec<String> {
@@ -45,11 +46,7 @@ fn an_agent_follows_the_leases_of_servers() {
             cluster.path(&format!("egress-{n}.sock")).display()
         );
         let id = format!("--server-id=server-{n}");
-        cluster.server(
-            "proxy-server",
-            Mode::Grpc,
-            &["--enable-lease-controller", &socket, &id],
-        )
+        cluster.server("proxy-server", &["--enable-lease-controller", &socket, &id])
     };
     let mut servers: Vec<Server> = (0..3).map(start).collect();
     published(&cluster, 3);
@@ -96,7 +93,7 @@ fn an_agent_follows_the_leases_of_servers() {
             .map(String::as_str)
             .chain(["--enable-lease-controller"])
             .collect();
-        servers.push(cluster.server("proxy-server", Mode::Grpc, &flags));
+        servers.push(cluster.server("proxy-server", &flags));
     }
     published(&cluster, 3);
     for server in &servers {

@@ -5,15 +5,25 @@
 //! in a network that only the tunnel reaches.
 
 mod admission;
+mod balance;
 mod cluster;
+mod crowds;
+mod fleet;
+#[path = "../interop/support/go.rs"]
+#[expect(dead_code, reason = "other tests have more uses for it")]
+mod go;
 mod jwt;
+mod kubectl;
 mod leases;
+mod load;
 mod namespace;
+mod objects;
 #[path = "../interop/support/ports.rs"]
 mod ports;
 #[path = "../interop/support/process.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod process;
+mod server;
 mod tunnels;
 #[path = "../interop/support/wait.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]

@@ -1,31 +1,37 @@
-//! A network with an endpoint in it that only a tunnel reaches.
+//! A node: a network with a kubelet and a pod in it that only a tunnel reaches.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::Read as _;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::cluster::Cluster;
 use crate::process::Process;
+use crate::wait::{secs, until};
 
-/// Set in the process that is the endpoint.
-const ROLE: &str = "ADIT_TEST_ENDPOINT";
-pub(crate) const BODY: &str = "through the tunnel";
+/// How the answer of each pod begins.
+pub(crate) const BODY: &str = "through the tunnel to ";
 
 /// It goes with the process that holds it.
-pub(crate) struct Namespace {
+pub(crate) struct Node {
     holder: Child,
-    _endpoint: Process,
+    /// Of its kubelet and its pods; no route leads there from here.
+    pub(crate) address: Ipv4Addr,
+    /// What agents in it reach this host at.
+    pub(crate) host: Ipv4Addr,
+    _programs: Process,
 }
 
-impl Namespace {
-    /// With a cable to this host, and an endpoint at 10.77.0.1:8080, to which no route leads from
-    /// here.
-    pub(crate) fn new(dir: &Path, cable: [Ipv4Addr; 2]) -> Self {
-        let [here, there] = cable;
-        let script =
-            "ip link set lo up && ip address add 10.77.0.1/32 dev lo && echo up && exec sleep 600";
+impl Node {
+    /// The node of this number, from 0, with a cable to this host.
+    pub(crate) fn start(cluster: &Cluster, number: usize) -> Self {
+        let address = Cluster::node_address(number);
+        let [here, there] = cluster.cables[number];
+        let script = format!(
+            "ip link set lo up && ip address add {address}/32 dev lo && echo up && exec sleep 900"
+        );
         let mut holder = Command::new("unshare")
-            .args(["--net", "sh", "-c", script])
+            .args(["--net", "sh", "-c", &script])
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare starts");
@@ -45,58 +51,50 @@ impl Namespace {
         );
         let laid = Command::new("sh").args(["-c", &laying]).status();
         assert!(laid.is_ok_and(|status| status.success()), "a cable");
-        let this = std::env::current_exe().expect("a program");
-        let endpoint = format!(
-            "export {ROLE}=1; exec nsenter --net=/proc/{pid}/ns/net {} --exact namespace::endpoint --nocapture",
-            this.display()
-        );
-        let endpoint = Process::service(
-            "endpoint",
-            Path::new("sh"),
-            &["-c".to_owned(), endpoint],
-            dir,
-        );
+        let files = &cluster.files;
+        let args = [
+            format!("--net=/proc/{pid}/ns/net"),
+            cluster.program("node").display().to_string(),
+            format!("--address={address}"),
+            format!("--cert={}", files.cert("node").display()),
+            format!("--key={}", files.key("node").display()),
+            format!("--client-ca={}", files.ca_file().display()),
+        ];
+        let name = format!("node-{}", number + 1);
+        let programs = Process::service(&name, Path::new("nsenter"), &args, cluster.dir.path());
+        let log = cluster.path(&format!("{name}.log"));
+        until("a node that serves", secs(20), || {
+            std::fs::read_to_string(&log)
+                .ok()
+                .filter(|log| log.contains("serving"))
+        });
         Self {
             holder,
-            _endpoint: endpoint,
+            address,
+            host: here,
+            _programs: programs,
         }
     }
 
-    /// Runs our program in it.
-    pub(crate) fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
+    /// Runs a program in it.
+    pub(crate) fn run(&self, name: &str, program: &Path, args: &[String], dir: &Path) -> Process {
         let mut all = vec![
             format!("--net=/proc/{}/ns/net", self.holder.id()),
-            env!("CARGO_BIN_EXE_adit").to_owned(),
+            program.display().to_string(),
         ];
         all.extend_from_slice(args);
         Process::service(name, Path::new("nsenter"), &all, dir)
     }
+
+    /// Runs our program in it.
+    pub(crate) fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
+        self.run(name, Path::new(env!("CARGO_BIN_EXE_adit")), args, dir)
+    }
 }
 
-impl Drop for Namespace {
+impl Drop for Node {
     fn drop(&mut self) {
         self.holder.kill().ok();
         self.holder.wait().ok();
-    }
-}
-
-/// No test but where a test wants an endpoint.
-#[test]
-fn endpoint() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
-    let listener = TcpListener::bind("10.77.0.1:8080").unwrap();
-    for stream in listener.incoming() {
-        let mut stream = stream.unwrap();
-        let mut head = [0; 4096];
-        let Ok(_bytes) = stream.read(&mut head) else {
-            continue;
-        };
-        let length = BODY.len();
-        let answer = format!(
-            "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{BODY}"
-        );
-        stream.write_all(answer.as_bytes()).ok();
     }
 }

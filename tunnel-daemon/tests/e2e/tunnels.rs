@@ -1,22 +1,23 @@
 //! Requests that the API server makes into the cluster go through the tunnel.
 
 use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
-use crate::namespace::{BODY, Namespace};
+use crate::namespace::{BODY, Node};
 use crate::wait::{secs, until};
 
-/// `kubectl get --raw` of an endpoint that only the agent reaches, which the API server knows by its token alone.
+/// `kubectl get --raw` of a pod that only the agent reaches, which the API server knows by its token alone.
 fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
     let Some(programs) = programs(test) else {
         return;
     };
     let cluster = Cluster::start(programs, mode);
-    let server = cluster.server(called, mode, &[]);
-    let namespace = Namespace::new(cluster.dir.path(), cluster.cable);
+    let server = cluster.server(called, &[]);
+    let node = Node::start(&cluster, 0);
     let raw = [
         "get",
         "--raw",
-        "/api/v1/namespaces/default/pods/http:hidden:8080/proxy/",
+        "/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/",
     ];
+    let body = format!("{BODY}{}", node.address);
     let without = cluster.try_kubectl(&raw, None).expect_err("no agent");
     assert!(!without.contains(BODY), "{without}");
     let bound = [
@@ -27,11 +28,8 @@ fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
     ];
     let token = cluster.token("kube-system", "konnectivity-agent", &bound);
     let file = cluster.token_file("agent.token", &format!("{token}\n"));
-    let mut agent = namespace.adit(
-        "agent",
-        &cluster.agent_args(&cluster.cable[0].to_string(), server.agents, &file),
-        cluster.dir.path(),
-    );
+    let args = cluster.agent_args(&node.host.to_string(), server.agents, &file);
+    let mut agent = cluster.run_agent(&node, "agent", &args);
     server.links(1.0);
     until("the line that names the agent's account", secs(10), || {
         let known = "serviceaccount=kube-system/konnectivity-agent node=node-1";
@@ -41,13 +39,13 @@ fn a_pod_of_the_cluster_is_reached(mode: Mode, called: &str, test: &str) {
     let answer = until("an answer", secs(30), || {
         cluster.try_kubectl(&raw, None).ok()
     });
-    assert_eq!(answer, BODY);
+    assert_eq!(answer, body);
     until("lanes", secs(30), || {
         let idle = server.value("adit_lanes{state=\"idle\"}")?;
         (idle >= 1.0).then_some(())
     });
     for _request in 0..20 {
-        assert_eq!(cluster.kubectl(&raw, None), BODY);
+        assert_eq!(cluster.kubectl(&raw, None), body);
     }
     assert!(
         server.value("adit_tunnels_opened_total{path=\"lane\"}") >= Some(1.0),

@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const NIGHTLY_FACTOR: u32 = 15;
 
 /// Builds the Go programs that interop tests run. That takes minutes from nothing, so it is no part of another test's time.
-const FIRST: Pattern = Pattern("adit::interop", "go::tests::programs_are_built");
+const FIRST: Pattern = Pattern("adit::interop", "built::programs_are_built");
 
 /// Limit of tests that wait for a long time. They begin before the others, which run beside them meanwhile.
 const LONG: Duration = Duration::from_secs(120);
@@ -218,7 +218,7 @@ mod tests {
 
     fn interop() -> Vec<Binary> {
         let tests = [
-            "support::go::tests::programs_are_built",
+            "support::built::programs_are_built",
             "cases::a::adit_go",
             "cases::a::go_go",
             "cases::a::adit_go034",

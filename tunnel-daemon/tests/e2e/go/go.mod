@@ -8,7 +8,14 @@ tool (
 	k8s.io/kubernetes/cmd/kubectl
 )
 
-require go.etcd.io/etcd/server/v3 v3.6.8
+require (
+	github.com/creack/pty v1.1.24
+	go.etcd.io/etcd/server/v3 v3.6.8
+	k8s.io/api v0.36.0
+	k8s.io/client-go v0.36.0
+	k8s.io/cri-streaming v0.36.0
+	k8s.io/utils v0.0.0-20260210185600-b8788abfbbc2
+)
 
 require (
 	cel.dev/expr v0.25.1 // indirect
@@ -132,12 +139,10 @@ require (
 	gopkg.in/inf.v0 v0.9.1 // indirect
 	gopkg.in/natefinch/lumberjack.v2 v2.2.1 // indirect
 	gopkg.in/yaml.v3 v3.0.1 // indirect
-	k8s.io/api v0.36.0 // indirect
 	k8s.io/apiextensions-apiserver v0.0.0 // indirect
 	k8s.io/apimachinery v0.36.0 // indirect
 	k8s.io/apiserver v0.36.0 // indirect
 	k8s.io/cli-runtime v0.36.0 // indirect
-	k8s.io/client-go v0.36.0 // indirect
 	k8s.io/cloud-provider v0.36.0 // indirect
 	k8s.io/cluster-bootstrap v0.0.0 // indirect
 	k8s.io/component-base v0.36.0 // indirect
@@ -161,7 +166,6 @@ require (
 	k8s.io/mount-utils v0.0.0 // indirect
 	k8s.io/pod-security-admission v0.0.0 // indirect
 	k8s.io/streaming v0.36.0 // indirect
-	k8s.io/utils v0.0.0-20260210185600-b8788abfbbc2 // indirect
 	sigs.k8s.io/apiserver-network-proxy/konnectivity-client v0.34.0 // indirect
 	sigs.k8s.io/json v0.0.0-20250730193827-2d320260d730 // indirect
 	sigs.k8s.io/kustomize/api v0.21.1 // indirect

@@ -102,17 +102,6 @@ pub(crate) fn toolchain() -> Option<&'static Path> {
     FOUND.get_or_init(find).as_deref()
 }
 
-/// Whether this run has the release: all unless `ADIT_INTEROP_OLDER` names one of the older ones.
-#[cfg(test)]
-fn has(release: Release) -> bool {
-    let name = match release {
-        Release::V0360 => return true,
-        Release::V0340 => "v0.34.0",
-        Release::V0303 => "v0.30.3",
-    };
-    env::var_os("ADIT_INTEROP_OLDER").is_none_or(|only| only == name)
-}
-
 /// Says on the real stderr, past the test runner's capture, that something was not run.
 pub(crate) fn skip_loudly(what: &str, why: &str) {
     writeln!(std::io::stderr(), "SKIPPED {what}: {why}").ok();
@@ -229,33 +218,4 @@ fn hash_file(path: &Path, hasher: &mut DefaultHasher) {
     fs::read(path)
         .unwrap_or_else(|error| panic!("reading {}: {error}", path.display()))
         .hash(hasher);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::support::wait::is_nightly;
-
-    /// `cargo xtask test` runs it before all others, so that they find what they run.
-    #[test]
-    fn programs_are_built() {
-        if toolchain().is_none() {
-            return;
-        }
-        let mut programs = vec![Program::Peer];
-        if is_nightly() {
-            programs.push(Program::Suite);
-        }
-        for release in [Release::V0360, Release::V0340, Release::V0303] {
-            if has(release) {
-                programs.extend([Program::Server(release), Program::Agent(release)]);
-                if release != Release::V0360 {
-                    programs.push(Program::OldPeer(release));
-                }
-            }
-        }
-        for program in programs {
-            assert!(binary(program).is_file(), "{program:?}");
-        }
-    }
 }

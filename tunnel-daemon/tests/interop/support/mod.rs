@@ -2,6 +2,7 @@
 
 #[macro_use]
 pub(crate) mod combo;
+mod built;
 pub(crate) mod certs;
 pub(crate) mod go;
 pub(crate) mod http;

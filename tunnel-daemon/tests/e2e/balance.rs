@@ -1,0 +1,34 @@
+//! A load balancer before the agent ports of servers.
+
+use std::io;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
+
+/// Listens on all addresses and hands each connection to the next of these ports that takes it. Ends with the test.
+pub(crate) fn balance(ports: Vec<u16>) -> u16 {
+    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for (turn, client) in listener.incoming().enumerate() {
+            let Ok(client) = client else { continue };
+            let mut in_turn = (0..ports.len()).map(|step| ports[(turn + step) % ports.len()]);
+            let server = in_turn.find_map(|port| TcpStream::connect(("127.0.0.1", port)).ok());
+            if let Some(server) = server {
+                join(&client, &server);
+                join(&server, &client);
+            }
+        }
+    });
+    port
+}
+
+fn join(from: &TcpStream, to: &TcpStream) {
+    let (mut from, mut to) = (
+        from.try_clone().expect("a descriptor"),
+        to.try_clone().expect("a descriptor"),
+    );
+    thread::spawn(move || {
+        io::copy(&mut from, &mut to).ok();
+        to.shutdown(Shutdown::Write).ok();
+    });
+}

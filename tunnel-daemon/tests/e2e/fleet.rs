@@ -1,0 +1,260 @@
+//! Three servers with leases and three agents behind a load balancer: restarts one by one, and mixed with upstream's programs.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::balance::balance;
+use crate::cluster::{Cluster, MadeBy, Mode, Proof, programs};
+use crate::go;
+use crate::load::{Door, Load};
+use crate::namespace::Node;
+use crate::ports;
+use crate::process::Process;
+use crate::server::Server;
+use crate::wait::{secs, until};
+
+const SERVERS: usize = 3;
+/// Of dials, that may fail during a restart.
+const ONE_IN_A_HUNDRED: f64 = 0.01;
+
+/// Of a pod; thirty seconds in the field.
+const GRACE_PERIOD: Duration = Duration::from_secs(3);
+
+/// Where a server is, and what it is.
+struct Place {
+    made_by: MadeBy,
+    ports: [u16; 3],
+    flags: Vec<String>,
+    door: Door,
+}
+
+struct Fleet {
+    agents: Vec<Process>,
+    servers: Vec<Server>,
+    places: Vec<Place>,
+    node: Node,
+    agent_args: Vec<Vec<String>>,
+    made_by: [MadeBy; SERVERS],
+    cluster: Cluster,
+}
+
+impl Fleet {
+    /// Servers, then agents, made by these; each agent has a link to each server.
+    fn start(
+        test: &str,
+        servers: [MadeBy; SERVERS],
+        agents: [MadeBy; SERVERS],
+        server_flags: &[&str],
+        agent_flags: &[&str],
+    ) -> Option<Self> {
+        go::toolchain()?;
+        let cluster = Cluster::start(programs(test)?, Mode::HttpConnect);
+        let mut places = Vec::new();
+        for (number, made_by) in servers.into_iter().enumerate() {
+            let ports = [(); 3].map(|()| ports::free());
+            let socket = cluster.path(&format!("egress-{number}.sock"));
+            let mut flags = vec![
+                format!("--uds-name={}", socket.display()),
+                format!("--server-id=server-{number}"),
+            ];
+            flags.extend(server_flags.iter().map(|flag| (*flag).to_owned()));
+            let door = Door {
+                socket,
+                health: ports[1],
+            };
+            places.push(Place {
+                made_by,
+                ports,
+                flags,
+                door,
+            });
+        }
+        let running: Vec<Server> = places
+            .iter()
+            .map(|place| cluster.server_at(place.made_by, place.ports, &place.flags))
+            .collect();
+        let balancer = balance(places.iter().map(|place| place.ports[0]).collect());
+        let node = Node::start(&cluster, 0);
+        let proof = cluster.proof_args(&node, Proof::Token).into_iter();
+        // As upstream calls it.
+        let proof = proof.map(|flag| flag.replace("--token-path", "--service-account-token-path"));
+        let proof: Vec<String> = proof.collect();
+        let agent_args = (0..SERVERS).map(|number| {
+            let mut args = vec![
+                format!("--proxy-server-host={}", node.host),
+                format!("--proxy-server-port={balancer}"),
+                format!("--ca-cert={}", cluster.files.ca_file().display()),
+                format!("--agent-id=agent-{number}"),
+                "--sync-interval=200ms".to_owned(),
+                "--sync-interval-cap=1s".to_owned(),
+                format!("--health-server-port={}", 8200 + number),
+                format!("--admin-server-port={}", 8300 + number),
+            ];
+            args.extend(proof.iter().cloned());
+            args.extend(agent_flags.iter().map(|flag| (*flag).to_owned()));
+            if agent_flags.contains(&"--count-server-leases") {
+                args.push(format!(
+                    "--kubeconfig={}",
+                    cluster.kubeconfig("node").display()
+                ));
+            }
+            args
+        });
+        let mut fleet = Self {
+            agent_args: agent_args.collect(),
+            agents: Vec::new(),
+            servers: running,
+            places,
+            node,
+            made_by: agents,
+            cluster,
+        };
+        for number in 0..SERVERS {
+            let agent = fleet.agent(number);
+            fleet.agents.push(agent);
+        }
+        fleet.until_linked();
+        Some(fleet)
+    }
+
+    fn agent(&self, number: usize) -> Process {
+        let program = match self.made_by[number] {
+            MadeBy::Adit => self.cluster.adit_as("proxy-agent"),
+            MadeBy::Upstream => go::binary(go::Program::Agent(go::Release::V0360)),
+        };
+        let name = format!("agent-{number}");
+        let dir = self.cluster.dir.path();
+        self.node
+            .run(&name, &program, &self.agent_args[number], dir)
+    }
+
+    fn until_linked(&self) {
+        for server in &self.servers {
+            until("all agents at each server", secs(60), || {
+                let ready = "konnectivity_network_proxy_server_ready_backend_connections";
+                (server.value(ready)? == 3.0).then_some(())
+            });
+        }
+    }
+
+    fn load(&self) -> Load {
+        let doors = self.places.iter().map(|place| place.door.clone()).collect();
+        Load::start(doors, self.node.address)
+    }
+
+    fn restart_server(&mut self, number: usize) {
+        self.servers[number].process.signal(Signal::TERM);
+        self.servers[number].process.wait(secs(60));
+        let place = &self.places[number];
+        self.servers[number] = self
+            .cluster
+            .server_at(place.made_by, place.ports, &place.flags);
+        self.until_linked();
+    }
+
+    fn restart_agent(&mut self, number: usize) {
+        // As upstream's, an agent called by its name drains until it is killed at the end of its pod's grace period.
+        self.agents[number].signal(Signal::TERM);
+        std::thread::sleep(GRACE_PERIOD);
+        self.agents[number].kill();
+        self.agents[number] = self.agent(number);
+        self.until_linked();
+    }
+
+    /// Each server has an agent that it reaches the pod by.
+    fn assert_serves(&self) {
+        for place in &self.places {
+            let answer = crate::load::connect(&place.door.socket, self.node.address);
+            assert!(
+                answer
+                    .as_ref()
+                    .is_ok_and(|answer| answer.contains(crate::namespace::BODY)),
+                "{answer:?}"
+            );
+        }
+    }
+}
+
+const ADIT: [MadeBy; SERVERS] = [MadeBy::Adit; SERVERS];
+const LEASES: &str = "--enable-lease-controller";
+const COUNTED: &str = "--count-server-leases";
+
+#[test]
+fn a_rolling_restart_of_servers_fails_one_dial_in_a_hundred_at_most() {
+    let Some(mut fleet) = Fleet::start("rolling servers", ADIT, ADIT, &[LEASES], &[COUNTED]) else {
+        return;
+    };
+    let load = fleet.load();
+    for number in 0..SERVERS {
+        fleet.restart_server(number);
+        load.go_on();
+    }
+    load.stop("rolling restart of servers", ONE_IN_A_HUNDRED);
+}
+
+#[test]
+fn a_rolling_restart_of_agents_fails_one_dial_in_a_hundred_at_most() {
+    let Some(mut fleet) = Fleet::start("rolling agents", ADIT, ADIT, &[LEASES], &[COUNTED]) else {
+        return;
+    };
+    let load = fleet.load();
+    for number in 0..SERVERS {
+        fleet.restart_agent(number);
+        load.go_on();
+    }
+    load.stop("rolling restart of agents", ONE_IN_A_HUNDRED);
+}
+
+#[test]
+fn a_restart_of_the_api_server_fails_no_dial() {
+    let Some(mut fleet) = Fleet::start("API server", ADIT, ADIT, &[LEASES], &[COUNTED]) else {
+        return;
+    };
+    let load = fleet.load();
+    fleet.cluster.restart_api_server();
+    load.go_on();
+    load.stop("restart of the API server", 0.0);
+    fleet.until_linked();
+}
+
+/// A server of upstream among ours, with leases at all of them.
+#[test]
+fn a_server_of_upstream_among_ours_has_all_agents() {
+    let servers = [MadeBy::Adit, MadeBy::Upstream, MadeBy::Adit];
+    if let Some(fleet) = Fleet::start("mixed servers", servers, ADIT, &[LEASES], &[COUNTED]) {
+        fleet.assert_serves();
+    }
+}
+
+#[test]
+fn agents_of_upstream_among_ours_are_linked_to_all_servers() {
+    let agents = [MadeBy::Upstream, MadeBy::Adit, MadeBy::Upstream];
+    if let Some(fleet) = Fleet::start("mixed agents", ADIT, agents, &[LEASES], &[COUNTED]) {
+        fleet.assert_serves();
+    }
+}
+
+/// Agents that know nothing of leases go by the number that servers tell.
+#[test]
+fn leases_at_servers_alone_do_no_harm() {
+    let flags = [LEASES, "--server-count=3"];
+    if let Some(fleet) = Fleet::start("leases at servers", ADIT, ADIT, &flags, &[]) {
+        fleet.assert_serves();
+    }
+}
+
+/// Agents that count leases where there are none go by the number that servers tell, if they are told to.
+#[test]
+fn leases_at_agents_alone_do_no_harm_with_the_larger_count() {
+    let flags = [COUNTED, "--server-count-source=max"];
+    if let Some(fleet) = Fleet::start(
+        "leases at agents",
+        ADIT,
+        ADIT,
+        &["--server-count=3"],
+        &flags,
+    ) {
+        fleet.assert_serves();
+    }
+}

@@ -1,0 +1,74 @@
+// Command node is what a control plane reaches on a node, in end-to-end tests: a kubelet, a pod, an aggregated API server and
+// webhooks. Logs, exec, attach and port-forward are served by the streaming code that container runtimes use.
+package main
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"flag"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"os"
+)
+
+// Ports, which manifests of the tests know.
+const (
+	kubeletPort = "10250"
+	podPort     = "8080"
+	apiPort     = "8443"
+)
+
+func main() {
+	address := flag.String("address", "", "address to listen on")
+	certificate := flag.String("cert", "", "certificate of kubelet, aggregated API server and webhooks")
+	key := flag.String("key", "", "its key")
+	authority := flag.String("client-ca", "", "authority of the API server's client certificates")
+	flag.Parse()
+	pair, err := tls.LoadX509KeyPair(*certificate, *key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	pem, err := os.ReadFile(*authority)
+	if err != nil {
+		log.Fatal(err)
+	}
+	clients := x509.NewCertPool()
+	if !clients.AppendCertsFromPEM(pem) {
+		log.Fatalf("no certificate in %s", *authority)
+	}
+	listen := func(port string) net.Listener {
+		listener, err := net.Listen("tcp", net.JoinHostPort(*address, port))
+		if err != nil {
+			log.Fatal(err)
+		}
+		return listener
+	}
+	// Streams are upgraded from HTTP/1.1.
+	protected := func(port string, mode tls.ClientAuthType) net.Listener {
+		return tls.NewListener(listen(port), &tls.Config{
+			Certificates: []tls.Certificate{pair},
+			ClientCAs:    clients,
+			ClientAuth:   mode,
+			NextProtos:   []string{"http/1.1"},
+		})
+	}
+	failed := make(chan error)
+	serve := func(listener net.Listener, handler http.Handler) {
+		go func() { failed <- http.Serve(listener, handler) }()
+	}
+	serve(protected(kubeletPort, tls.RequireAndVerifyClientCert), kubelet(*address))
+	// The API server shows no certificate to a webhook.
+	serve(protected(apiPort, tls.VerifyClientCertIfGiven), extensions(*address))
+	serve(listen(podPort), pod(*address))
+	fmt.Println("serving")
+	log.Fatal(<-failed)
+}
+
+// pod answers with the address it was reached at.
+func pod(address string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "through the tunnel to %s", address)
+	})
+}

@@ -1,0 +1,285 @@
+//! What kubectl does through the tunnel, by both protocols of the API server and with each proof of an agent.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::{Child, Stdio};
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::cluster::{Cluster, Mode, Proof, programs};
+use crate::namespace::{BODY, Node};
+use crate::ports;
+use crate::wait::{secs, until};
+
+const MIB: usize = 1 << 20;
+/// What goes through an exec, and is copied.
+const BULK: usize = 64 * MIB;
+
+const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
+/// To a kubelet, a pod, a Service, an aggregated API and a webhook, and one more of each that was made at once.
+const KEPT: f64 = 10.0;
+
+/// Runs a step and says how long it took.
+fn step(what: &str, work: impl FnOnce()) {
+    let began = Instant::now();
+    work();
+    println!("MEASURED {what}: {:.2} s", began.elapsed().as_secs_f64());
+}
+
+/// Ends a child with the test.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// kubectl in the background, with its stdin and stdout.
+pub(crate) fn begin(cluster: &Cluster, args: &[&str]) -> Running {
+    let child = cluster
+        .kubectl_command(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn();
+    Running(child.expect("kubectl starts"))
+}
+
+/// Runs kubectl to its end with this input; its output as it is.
+fn feed(cluster: &Cluster, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut running = begin(cluster, args);
+    let mut stdin = running.0.stdin.take().expect("it has one");
+    let mut stdout = running.0.stdout.take().expect("it has one");
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(input).expect("it reads"));
+        let mut output = Vec::new();
+        stdout.read_to_end(&mut output).expect("it writes");
+        output
+    });
+    let status = running.0.wait().expect("it ends");
+    assert!(status.success(), "kubectl {args:?}: {status}");
+    output
+}
+
+fn logs(cluster: &Cluster) {
+    let log = cluster.kubectl(&["logs", "pod-1", "-c", "main"], None);
+    assert_eq!(log.lines().count(), 1000);
+    assert!(log.ends_with("line 1000"), "{log}");
+}
+
+/// Lines arrive while they are written.
+fn followed_logs(cluster: &Cluster) {
+    let mut running = begin(cluster, &["logs", "-f", "--tail=1", "pod-1", "-c", "main"]);
+    let mut lines = BufReader::new(running.0.stdout.take().expect("it has one")).lines();
+    for number in 1000..1010 {
+        let line = lines.next().expect("a line").expect("a line");
+        assert_eq!(line, format!("line {number}"));
+    }
+}
+
+fn exec(cluster: &Cluster) {
+    let run = |args: &[&str], input: &str| {
+        let all = [&["exec", "-i", "pod-1", "-c", "main", "--"], args].concat();
+        String::from_utf8(feed(cluster, &all, input.as_bytes())).expect("text")
+    };
+    assert_eq!(run(&["cat"], "a line\n"), "a line\n");
+    // It is the node's network, and no other.
+    let addresses = run(&["ip", "-brief", "address"], "");
+    assert!(addresses.contains("10.77.0.1/32"), "{addresses}");
+    let failed = cluster
+        .try_kubectl(
+            &["exec", "pod-1", "-c", "main", "--", "sh", "-c", "exit 7"],
+            None,
+        )
+        .expect_err("a status");
+    assert!(failed.contains("exit code 7"), "{failed}");
+}
+
+/// On a terminal: `script` gives kubectl one.
+fn exec_on_a_terminal(cluster: &Cluster) {
+    let kubectl = cluster.kubectl_command(&[
+        "exec",
+        "-it",
+        "pod-1",
+        "-c",
+        "main",
+        "--",
+        "sh",
+        "-c",
+        "tty && stty size",
+    ]);
+    let words: Vec<String> = std::iter::once(kubectl.get_program())
+        .chain(kubectl.get_args())
+        .map(|word| format!("'{}'", word.to_str().expect("text")))
+        .collect();
+    let line = format!("stty rows 33 cols 77; {}", words.join(" "));
+    let output = std::process::Command::new("script")
+        .args(["-q", "-e", "-c", &line, "/dev/null"])
+        .stdin(Stdio::piped())
+        .output()
+        .expect("script starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("/dev/pts/"), "{text}");
+    assert!(text.contains("33 77"), "{text}");
+}
+
+/// So many that one that is lost, or comes twice, is seen.
+fn bytes(period: u8) -> Vec<u8> {
+    (0..period).cycle().take(BULK).collect()
+}
+
+/// There and back.
+fn bulk(cluster: &Cluster) {
+    let input = bytes(251);
+    let output = feed(
+        cluster,
+        &["exec", "-i", "pod-1", "-c", "main", "--", "cat"],
+        &input,
+    );
+    assert!(output == input, "{} bytes came back", output.len());
+}
+
+fn copy(cluster: &Cluster) {
+    let from = cluster.path("copied");
+    let input = bytes(241);
+    std::fs::write(&from, &input).expect("a file");
+    let to = cluster.path("arrived");
+    let target = format!("pod-1:{}", to.display());
+    let from = from.display().to_string();
+    cluster.kubectl(&["cp", &from, &target, "-c", "main"], None);
+    assert!(std::fs::read(&to).expect("a copy") == input);
+    let back = cluster.path("back");
+    let here = back.display().to_string();
+    cluster.kubectl(&["cp", &target, &here, "-c", "main"], None);
+    assert!(std::fs::read(&back).expect("a copy") == input);
+}
+
+fn port_forward(cluster: &Cluster) {
+    let port = ports::free();
+    let ports = format!("{port}:8080");
+    let _running = begin(cluster, &["port-forward", "pod-1", &ports]);
+    let answer = until("a forwarded port", secs(20), || {
+        crate::server::ask(port, "/").ok()
+    });
+    assert_eq!(answer, format!("{BODY}10.77.0.1"));
+    for _request in 0..20 {
+        assert_eq!(crate::server::ask(port, "/").ok(), Some(answer.clone()));
+    }
+}
+
+fn attach(cluster: &Cluster) {
+    let mut running = begin(cluster, &["attach", "-i", "pod-1", "-c", "main"]);
+    let mut stdin = running.0.stdin.take().expect("it has one");
+    let mut lines = BufReader::new(running.0.stdout.take().expect("it has one")).lines();
+    let mut next = || lines.next().expect("a line").expect("a line");
+    // Behind what kubectl may say itself.
+    while next() != "attached" {}
+    stdin.write_all(b"hello\n").expect("it reads");
+    assert_eq!(next(), "hello");
+}
+
+fn proxies(cluster: &Cluster) {
+    let raw = |path: &str| cluster.kubectl(&["get", "--raw", path], None);
+    assert_eq!(raw("/api/v1/nodes/node-1/proxy/healthz"), "ok");
+    assert_eq!(
+        raw("/api/v1/namespaces/default/services/http:web:80/proxy/"),
+        format!("{BODY}10.77.0.1")
+    );
+    assert_eq!(
+        raw("/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/"),
+        format!("{BODY}10.77.0.1")
+    );
+}
+
+fn aggregated(cluster: &Cluster) {
+    until("an available aggregated API", secs(60), || {
+        let path = "/apis/tunnel.adit.invalid/v1/places";
+        let places = cluster.try_kubectl(&["get", "--raw", path], None).ok()?;
+        places.contains("10.77.0.1").then_some(())
+    });
+}
+
+fn webhook(cluster: &Cluster) {
+    cluster.kubectl(&["create", "-f", "-"], Some(&cluster.webhook("kubectl")));
+    let labelled = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kubectl", "labels": {"asks": "kubectl"}}});
+    cluster.kubectl(&["create", "-f", "-"], Some(&labelled));
+    let one = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "namespace": "kubectl"}});
+    // The API server learns of a webhook within a second.
+    until("an object that the webhook allows", secs(20), || {
+        cluster.try_kubectl(&["create", "-f", "-"], Some(&one)).ok()
+    });
+}
+
+/// What is done, and how.
+pub(crate) type Step = (&'static str, fn(&Cluster));
+
+/// All there is.
+pub(crate) fn steps() -> [Step; 11] {
+    [
+        ("logs", logs),
+        ("logs -f", followed_logs),
+        ("exec", exec),
+        ("exec on a terminal", exec_on_a_terminal),
+        ("64 MiB through exec and back", bulk),
+        ("cp of 64 MiB there and back", copy),
+        ("port-forward", port_forward),
+        ("attach", attach),
+        ("proxies to node, Service and pod", proxies),
+        ("aggregated API", aggregated),
+        ("webhook", webhook),
+    ]
+}
+
+fn kubectl_works(mode: Mode, proof: Proof, test: &str) {
+    let Some(programs) = programs(test) else {
+        return;
+    };
+    let cluster = Cluster::start(programs, mode);
+    let server = cluster.server_with("proxy-server", proof, &[]);
+    let node = Node::start(&cluster, 0);
+    let _agent = cluster.agent_on(&node, &server, proof);
+    server.links(1.0);
+    for (what, work) in steps() {
+        step(&format!("{mode:?}, {proof:?}: {what}"), || work(&cluster));
+    }
+    // The API server keeps some connections for its next requests.
+    until("streams leave no tunnels behind", secs(20), || {
+        (server.value(TUNNELS)? <= KEPT).then_some(())
+    });
+}
+
+#[test]
+fn kubectl_works_by_grpc_with_tokens() {
+    kubectl_works(Mode::Grpc, Proof::Token, "grpc, tokens");
+}
+
+#[test]
+fn kubectl_works_by_grpc_with_certificates() {
+    kubectl_works(Mode::Grpc, Proof::Certificate, "grpc, certificates");
+}
+
+#[test]
+fn kubectl_works_by_grpc_with_both() {
+    kubectl_works(Mode::Grpc, Proof::Both, "grpc, both");
+}
+
+#[test]
+fn kubectl_works_by_http_connect_with_tokens() {
+    kubectl_works(Mode::HttpConnect, Proof::Token, "http-connect, tokens");
+}
+
+#[test]
+fn kubectl_works_by_http_connect_with_certificates() {
+    kubectl_works(
+        Mode::HttpConnect,
+        Proof::Certificate,
+        "http-connect, certificates",
+    );
+}
+
+#[test]
+fn kubectl_works_by_http_connect_with_both() {
+    kubectl_works(Mode::HttpConnect, Proof::Both, "http-connect, both");
+}

@@ -1,0 +1,142 @@
+//! Dials at a steady rate, and what became of them.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::namespace::BODY;
+use crate::server::ask;
+use crate::wait::until;
+
+const A_SECOND: u32 = 50;
+/// Most time of one dial and its answer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A way in: the socket of a server, and the port of its health.
+#[derive(Clone)]
+pub(crate) struct Door {
+    pub(crate) socket: PathBuf,
+    pub(crate) health: u16,
+}
+
+/// How long it took, and what went wrong.
+type Dial = (Duration, Result<(), String>);
+
+/// Dials that go on until [`Self::stop`].
+pub(crate) struct Load {
+    stopping: Arc<AtomicBool>,
+    results: Arc<Mutex<Vec<Dial>>>,
+    pacer: JoinHandle<()>,
+}
+
+impl Load {
+    /// CONNECTs to the pod at this address, by the doors in turn. As a load balancer it leaves out those that are not ready.
+    pub(crate) fn start(doors: Vec<Door>, address: Ipv4Addr) -> Self {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let results = Arc::new(Mutex::new(Vec::new()));
+        let (stop, collected) = (Arc::clone(&stopping), Arc::clone(&results));
+        let pacer = thread::spawn(move || {
+            let began = Instant::now();
+            let mut dials = Vec::new();
+            for turn in 0_usize.. {
+                if stop.load(Relaxed) {
+                    break;
+                }
+                let due = Duration::from_secs(1) / A_SECOND * u32::try_from(turn).expect("few");
+                thread::sleep(due.saturating_sub(began.elapsed()));
+                let (doors, collected) = (doors.clone(), Arc::clone(&collected));
+                dials.push(thread::spawn(move || {
+                    let began = Instant::now();
+                    let outcome = through(&doors, turn, address);
+                    collected
+                        .lock()
+                        .expect("no panic")
+                        .push((began.elapsed(), outcome));
+                }));
+            }
+            for dial in dials {
+                dial.join().expect("no panic");
+            }
+        });
+        Self {
+            stopping,
+            results,
+            pacer,
+        }
+    }
+
+    /// Waits for two seconds' worth of further dials.
+    pub(crate) fn go_on(&self) {
+        let count = || self.results.lock().expect("no panic").len();
+        let before = count();
+        until("further dials", LIMIT, || {
+            (count() >= before + 100).then_some(())
+        });
+    }
+
+    /// Ends it. Prints how many dials there were, how many failed and how, and the slowest; panics if more than this share has failed.
+    pub(crate) fn stop(self, what: &str, share: f64) {
+        self.stopping.store(true, Relaxed);
+        self.pacer.join().expect("no panic");
+        let mut results = self.results.lock().expect("no panic");
+        results.sort_unstable_by_key(|(took, _)| *took);
+        let failures: Vec<&str> = results
+            .iter()
+            .filter_map(|(_, outcome)| outcome.as_ref().err().map(String::as_str))
+            .collect();
+        let (all, slowest) = (results.len(), results.last().map(|(took, _)| *took));
+        println!(
+            "MEASURED {what}: {all} dials, {} failed, slowest {slowest:?}; {:?}",
+            failures.len(),
+            failures.iter().take(3).collect::<Vec<_>>()
+        );
+        assert!(all > 50, "{all} dials");
+        assert!(
+            failures.len() as f64 <= share * all as f64,
+            "too many have failed"
+        );
+    }
+}
+
+fn through(doors: &[Door], turn: usize, address: Ipv4Addr) -> Result<(), String> {
+    let mut in_turn = (0..doors.len()).map(|step| &doors[(turn + step) % doors.len()]);
+    let door = in_turn
+        .find(|door| ask(door.health, "/readyz").is_ok())
+        .ok_or("no server is ready")?;
+    let answer = connect(&door.socket, address).map_err(|error| error.to_string())?;
+    if answer.ends_with(&format!("{BODY}{address}")) {
+        Ok(())
+    } else {
+        Err(answer)
+    }
+}
+
+/// Asks the pod behind a tunnel; its answer, or that to CONNECT.
+pub(crate) fn connect(socket: &Path, address: Ipv4Addr) -> io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(LIMIT))?;
+    let asking = format!("CONNECT {address}:8080 HTTP/1.1\r\nHost: {address}:8080\r\n\r\n");
+    stream.write_all(asking.as_bytes())?;
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read(&mut byte)? == 0 {
+            break;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    let mut answer = String::new();
+    if head.contains(" 200 ") {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")?;
+    } else {
+        answer.push_str(&head);
+    }
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}

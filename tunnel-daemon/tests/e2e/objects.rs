@@ -1,0 +1,181 @@
+//! Objects of the cluster: accounts, rights, nodes and pods, and what is served on the first node.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value, json};
+
+use crate::cluster::{AGENT, Cluster, NODES};
+
+impl Cluster {
+    /// Accounts, rights, and a pod that is the endpoint.
+    pub(crate) fn prepare(&self) {
+        let subject = |name: &str| json!([{"kind": "User", "name": name, "apiGroup": "rbac.authorization.k8s.io"}]);
+        let binding = |kind: &str, name: &str, of: &str, role: &str, user: &str| {
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": kind,
+                "metadata": {"name": name, "namespace": if kind == "RoleBinding" { "kube-system" } else { "" }},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": of, "name": role},
+                "subjects": subject(user),
+            })
+        };
+        let role = |name: &str, verbs: &[&str]| {
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "Role",
+                "metadata": {"name": name, "namespace": "kube-system"},
+                "rules": [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs}],
+            })
+        };
+        let account = |namespace: &str, name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}});
+        let objects = [
+            account("kube-system", AGENT),
+            account("kube-system", "other"),
+            account("default", AGENT),
+            // What docs/operations.md says they need, and no more.
+            binding(
+                "ClusterRoleBinding",
+                "konnectivity-server",
+                "ClusterRole",
+                "system:auth-delegator",
+                "konnectivity-server",
+            ),
+            role(
+                "konnectivity-server",
+                &["get", "create", "update", "list", "delete"],
+            ),
+            binding(
+                "RoleBinding",
+                "konnectivity-server",
+                "Role",
+                "konnectivity-server",
+                "konnectivity-server",
+            ),
+            role("konnectivity-agent", &["list", "watch"]),
+            binding(
+                "RoleBinding",
+                "konnectivity-agent",
+                "Role",
+                "konnectivity-agent",
+                "lease-reader",
+            ),
+        ];
+        let mut objects = objects.to_vec();
+        for number in 0..NODES {
+            objects.extend(node_and_pod(number + 1));
+        }
+        objects.extend(service("web", 80, 8080));
+        objects.extend(service("extensions", 443, 8443));
+        objects.push(json!({
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": "v1.tunnel.adit.invalid"},
+            "spec": {
+                "group": "tunnel.adit.invalid",
+                "version": "v1",
+                "service": {"name": "extensions", "namespace": "default", "port": 443},
+                "caBundle": self.authority(),
+                "groupPriorityMinimum": 1000,
+                "versionPriority": 10,
+            },
+        }));
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        self.kubectl(&["create", "-f", "-"], Some(&list));
+        // As kubelets would.
+        for number in 0..NODES {
+            let address = Self::node_address(number);
+            let number = number + 1;
+            let node = json!({"status": {
+                "addresses": [{"type": "InternalIP", "address": address}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+            }});
+            let pod = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+            for (kind, name, status) in [
+                ("node", format!("node-{number}"), node),
+                ("pod", format!("pod-{number}"), pod),
+            ] {
+                let patch = format!("--patch={status}");
+                self.kubectl(
+                    &["patch", kind, &name, "--subresource=status", &patch],
+                    None,
+                );
+            }
+        }
+    }
+
+    /// A webhook in namespaces with the label `asks=NAME`: it is asked before an object is made, and has a second to answer.
+    pub(crate) fn webhook(&self, name: &str) -> Value {
+        let webhook = json!({
+            "name": format!("{name}.adit.invalid"),
+            "clientConfig": {
+                "service": {"name": "extensions", "namespace": "default", "path": "/validate"},
+                "caBundle": self.authority(),
+            },
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+            "namespaceSelector": {"matchLabels": {"asks": name}},
+            "failurePolicy": "Fail",
+            "timeoutSeconds": 1,
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        });
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": name},
+            "webhooks": [webhook],
+        })
+    }
+
+    /// The authority of all certificates, in base64.
+    fn authority(&self) -> String {
+        BASE64.encode(std::fs::read(self.files.ca_file()).expect("a file"))
+    }
+}
+
+/// A node, and a pod on it with what runs in it as containers.
+fn node_and_pod(number: usize) -> [Value; 2] {
+    let containers: Vec<Value> = ["main", "flood"]
+        .iter()
+        .map(|name| json!({"name": name, "image": "none", "stdin": true, "tty": false}))
+        .collect();
+    [
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": format!("node-{number}")}}),
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": format!("pod-{number}"), "namespace": "default"},
+            "spec": {"nodeName": format!("node-{number}"), "containers": containers},
+        }),
+    ]
+}
+
+/// A Service whose only endpoint is on the first node.
+fn service(name: &str, port: u16, there: u16) -> [Value; 3] {
+    let address = Cluster::node_address(0);
+    [
+        json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"ports": [{"name": "main", "port": port, "targetPort": there}]},
+        }),
+        json!({
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": name}},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+            "ports": [{"name": "main", "port": there}],
+        }),
+        // What the proxy to Services goes by.
+        json!({
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": {"name": name, "namespace": "default"},
+            "subsets": [{
+                "addresses": [{"ip": address, "targetRef": {"kind": "Pod", "namespace": "default", "name": "pod-1"}}],
+                "ports": [{"name": "main", "port": there}],
+            }],
+        }),
+    ]
+}

@@ -1,0 +1,236 @@
+//! Servers and agents of a cluster, started as installations start them.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof};
+use crate::go;
+use crate::namespace::Node;
+use crate::ports;
+use crate::process::Process;
+use crate::wait::{secs, until};
+
+impl Cluster {
+    /// Our server, called as an installation of upstream calls it, with its usual flags.
+    pub(crate) fn server(&self, called: &str, flags: &[&str]) -> Server {
+        self.server_with(called, Proof::Token, flags)
+    }
+
+    /// The same, with agents that prove themselves like this. Both proofs at once are asked for in the flags of Adit, as
+    /// upstream has none for it.
+    pub(crate) fn server_with(&self, called: &str, proof: Proof, flags: &[&str]) -> Server {
+        let ports = [(); 3].map(|()| ports::free());
+        let mut args = match proof {
+            Proof::Both => self.native_server_args(ports),
+            Proof::Token | Proof::Certificate => self.server_args(ports),
+        };
+        if proof != Proof::Certificate {
+            args.extend(self.token_args());
+        }
+        if proof != Proof::Token {
+            args.push(format!(
+                "--cluster-ca-cert={}",
+                self.files.ca_file().display()
+            ));
+        }
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        let program = match proof {
+            Proof::Both => PathBuf::from(env!("CARGO_BIN_EXE_adit")),
+            Proof::Token | Proof::Certificate => self.adit_as(called),
+        };
+        self.run_server(called, &program, &args, ports)
+    }
+
+    /// A server of either implementation at these ports (of agents, health and administration), with tokens.
+    pub(crate) fn server_at(&self, made_by: MadeBy, ports: [u16; 3], flags: &[String]) -> Server {
+        let mut args = self.server_args(ports);
+        args.extend(self.token_args());
+        args.extend_from_slice(flags);
+        let (called, program) = match made_by {
+            MadeBy::Adit => ("proxy-server", self.adit_as("proxy-server")),
+            MadeBy::Upstream => (
+                "upstream-server",
+                go::binary(go::Program::Server(go::Release::V0360)),
+            ),
+        };
+        self.run_server(called, &program, &args, ports)
+    }
+
+    /// Our program by another name.
+    pub(crate) fn adit_as(&self, name: &str) -> PathBuf {
+        let link = self.path(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), &link).expect("a link");
+        }
+        link
+    }
+
+    fn run_server(
+        &self,
+        called: &str,
+        program: &Path,
+        args: &[String],
+        [agents, health, _admin]: [u16; 3],
+    ) -> Server {
+        let name = format!("{called}-{agents}");
+        let process = Process::service(&name, program, args, self.dir.path());
+        let server = Server {
+            process,
+            agents,
+            health,
+            log: self.path(&format!("{name}.log")),
+        };
+        until("a server", secs(20), || ask(server.health, "/healthz").ok());
+        server
+    }
+
+    fn egress(&self) -> String {
+        self.path("egress.sock").display().to_string()
+    }
+
+    fn server_args(&self, [agents, health, admin]: [u16; 3]) -> Vec<String> {
+        let mode = match self.mode {
+            Mode::Grpc => "grpc",
+            Mode::HttpConnect => "http-connect",
+        };
+        vec![
+            "--logtostderr=true".to_owned(),
+            format!("--uds-name={}", self.egress()),
+            "--delete-existing-uds-file".to_owned(),
+            format!("--cluster-cert={}", self.files.cert("server").display()),
+            format!("--cluster-key={}", self.files.key("server").display()),
+            format!("--mode={mode}"),
+            "--server-port=0".to_owned(),
+            format!("--agent-port={agents}"),
+            format!("--admin-port={admin}"),
+            format!("--health-port={health}"),
+        ]
+    }
+
+    fn native_server_args(&self, [agents, health, admin]: [u16; 3]) -> Vec<String> {
+        let dialect = match self.mode {
+            Mode::Grpc => "grpc",
+            Mode::HttpConnect => "http-connect",
+        };
+        vec![
+            "server".to_owned(),
+            format!("--frontend={dialect}=unix:{}", self.egress()),
+            format!("--cluster-cert={}", self.files.cert("server").display()),
+            format!("--cluster-key={}", self.files.key("server").display()),
+            format!("--agent-port={agents}"),
+            format!("--admin-port={admin}"),
+            format!("--health-port={health}"),
+            "--agent-proof=both".to_owned(),
+        ]
+    }
+
+    fn token_args(&self) -> Vec<String> {
+        vec![
+            "--agent-namespace=kube-system".to_owned(),
+            format!("--agent-service-account={AGENT}"),
+            format!("--kubeconfig={}", self.kubeconfig("server").display()),
+            format!("--authentication-audience={AUDIENCE}"),
+        ]
+    }
+
+    /// The flags of our agent of a server at this address, without a proof.
+    pub(crate) fn plain_agent_args(&self, host: &str, port: u16) -> Vec<String> {
+        vec![
+            "agent".to_owned(),
+            format!("--proxy-server-host={host}:{port}"),
+            format!("--ca-cert={}", self.files.ca_file().display()),
+            "--sync-interval=100ms".to_owned(),
+            "--sync-interval-cap=500ms".to_owned(),
+            "--health-server-port=off".to_owned(),
+            "--admin-server-port=off".to_owned(),
+        ]
+    }
+
+    /// The same with a token in a file.
+    pub(crate) fn agent_args(&self, host: &str, port: u16, token: &Path) -> Vec<String> {
+        let mut args = self.plain_agent_args(host, port);
+        args.push(format!("--token-path={}", token.display()));
+        args
+    }
+
+    /// Our agent on a node, with a proof of its own.
+    pub(crate) fn agent_on(&self, node: &Node, server: &Server, proof: Proof) -> Process {
+        let mut args = self.plain_agent_args(&node.host.to_string(), server.agents);
+        args.extend(self.proof_args(node, proof));
+        self.run_agent(node, "agent", &args)
+    }
+
+    /// Runs our agent on a node.
+    pub(crate) fn run_agent(&self, node: &Node, name: &str, args: &[String]) -> Process {
+        let name = format!("{name}-{}", node.address);
+        node.adit(&name, args, self.dir.path())
+    }
+
+    /// What an agent on this node shows, as flags that both programs have.
+    pub(crate) fn proof_args(&self, node: &Node, proof: Proof) -> Vec<String> {
+        let mut args = Vec::new();
+        if proof != Proof::Certificate {
+            let token = self.token("kube-system", AGENT, &["--audience", AUDIENCE]);
+            let file = self.token_file(&format!("token-{}", node.address), &token);
+            args.push(format!("--token-path={}", file.display()));
+        }
+        if proof != Proof::Token {
+            args.push(format!(
+                "--agent-cert={}",
+                self.files.cert("agent").display()
+            ));
+            args.push(format!("--agent-key={}", self.files.key("agent").display()));
+        }
+        args
+    }
+}
+
+/// Our server.
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) agents: u16,
+    health: u16,
+    log: PathBuf,
+}
+
+impl Server {
+    /// A sample of its metrics.
+    pub(crate) fn value(&self, series: &str) -> Option<f64> {
+        let text = ask(self.health, "/metrics").ok()?;
+        let line = text.lines().find(|line| {
+            line.rsplit_once(' ')
+                .is_some_and(|(name, _)| name == series)
+        })?;
+        line.rsplit_once(' ')?.1.parse().ok()
+    }
+
+    pub(crate) fn links(&self, count: f64) {
+        let links = || {
+            let all: f64 = ["adit", "go"]
+                .iter()
+                .filter_map(|peer| self.value(&format!("adit_links{{peer=\"{peer}\"}}")))
+                .sum();
+            (all == count).then_some(())
+        };
+        until(&format!("{count} links"), secs(30), links);
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("a log")
+    }
+}
+
+/// The body of a GET.
+pub(crate) fn ask(port: u16, path: &str) -> Result<String, String> {
+    use std::io::Read as _;
+    let failed = |error: std::io::Error| error.to_string();
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).map_err(failed)?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(failed)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).map_err(failed)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        _ => Err(answer),
+    }
+}
