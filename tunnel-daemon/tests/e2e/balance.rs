@@ -4,9 +4,10 @@ use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
-/// Listens on all addresses and hands each connection to the next of these ports that takes it. Ends with the test.
-pub(crate) fn balance(ports: Vec<u16>) -> u16 {
-    let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
+/// Listens on all addresses, at this port or any, and hands each connection to the next of these ports that takes it. Ends
+/// with the test.
+pub(crate) fn balance(at: u16, ports: Vec<u16>) -> u16 {
+    let listener = TcpListener::bind(("0.0.0.0", at)).expect("a port");
     let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
         for (turn, client) in listener.incoming().enumerate() {

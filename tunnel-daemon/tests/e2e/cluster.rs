@@ -20,7 +20,7 @@ const PROGRAMS: &str = "ADIT_E2E_PROGRAMS";
 const EXTENSIONS: &str = "extensions.default.svc";
 const ADMIN_TOKEN: &str = "admin-of-the-test";
 const SERVER_TOKEN: &str = "server-of-the-test";
-const AGENT_TOKEN: &str = "agent-of-the-test";
+pub(crate) const AGENT_TOKEN: &str = "agent-of-the-test";
 pub(crate) const AUDIENCE: &str = "system:konnectivity-server";
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc";
 pub(crate) const AGENT: &str = "konnectivity-agent";
@@ -37,6 +37,42 @@ pub(crate) enum Mode {
 pub(crate) enum MadeBy {
     Adit,
     Upstream,
+}
+
+/// How the API server reaches our server.
+pub(crate) enum Egress {
+    /// By a unix socket of this path.
+    Socket(String),
+    /// By TLS, with a certificate of its own, at this port.
+    Tcp(u16),
+}
+
+impl Egress {
+    fn configuration(&self, mode: Mode, files: &ThrowawayFiles) -> Value {
+        let protocol = match mode {
+            Mode::Grpc => "GRPC",
+            Mode::HttpConnect => "HTTPConnect",
+        };
+        let transport = match self {
+            Self::Socket(path) => json!({"uds": {"udsName": path}}),
+            Self::Tcp(port) => json!({"tcp": {
+                "url": format!("https://127.0.0.1:{port}"),
+                "tlsConfig": {
+                    "caBundle": files.ca_file(),
+                    "clientCert": files.cert("client"),
+                    "clientKey": files.key("client"),
+                },
+            }}),
+        };
+        json!({
+            "apiVersion": "apiserver.k8s.io/v1beta1",
+            "kind": "EgressSelectorConfiguration",
+            "egressSelections": [{"name": "cluster", "connection": {
+                "proxyProtocol": protocol,
+                "transport": transport,
+            }}],
+        })
+    }
 }
 
 /// How agents prove who they are.
@@ -76,13 +112,18 @@ pub(crate) struct Cluster {
     /// Of this host and of each node.
     pub(crate) cables: [[Ipv4Addr; 2]; NODES],
     programs: PathBuf,
-    api_port: u16,
+    pub(crate) api_port: u16,
     pub(crate) mode: Mode,
 }
 
 impl Cluster {
     /// Starts one whose connections into the cluster go through `egress.sock` of its folder.
     pub(crate) fn start(programs: PathBuf, mode: Mode) -> Self {
+        Self::start_with(programs, mode, None)
+    }
+
+    /// Starts one whose connections into the cluster go this way.
+    pub(crate) fn start_with(programs: PathBuf, mode: Mode, egress: Option<Egress>) -> Self {
         let dir = TempDir::new().expect("a folder");
         let cables = [(); NODES].map(|()| cable());
         let mut names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
@@ -117,18 +158,8 @@ impl Cluster {
             ],
             dir.path(),
         );
-        let protocol = match mode {
-            Mode::Grpc => "GRPC",
-            Mode::HttpConnect => "HTTPConnect",
-        };
-        let egress = json!({
-            "apiVersion": "apiserver.k8s.io/v1beta1",
-            "kind": "EgressSelectorConfiguration",
-            "egressSelections": [{"name": "cluster", "connection": {
-                "proxyProtocol": protocol,
-                "transport": {"uds": {"udsName": path("egress.sock")}},
-            }}],
-        });
+        let egress = egress.unwrap_or_else(|| Egress::Socket(path("egress.sock")));
+        let egress = egress.configuration(mode, &files);
         std::fs::write(path("egress.json"), egress.to_string()).expect("a file");
         let users = format!(
             "{ADMIN_TOKEN},admin,1,system:masters\n{SERVER_TOKEN},konnectivity-server,2\n{AGENT_TOKEN},lease-reader,3\n"
@@ -265,7 +296,7 @@ impl Cluster {
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
             "clusters": [{"name": "test", "cluster": {
                 "server": format!("https://{host}:{}", self.api_port),
-                "certificate-authority": self.files.ca_file(),
+                "certificate-authority-data": self.authority(),
             }}],
             "users": [{"name": "test", "user": {"token": token}}],
         })

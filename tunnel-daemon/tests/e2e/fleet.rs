@@ -74,7 +74,7 @@ impl Fleet {
             .iter()
             .map(|place| cluster.server_at(place.made_by, place.ports, &place.flags))
             .collect();
-        let balancer = balance(places.iter().map(|place| place.ports[0]).collect());
+        let balancer = balance(0, places.iter().map(|place| place.ports[0]).collect());
         let node = Node::start(&cluster, 0);
         let proof = cluster.proof_args(&node, Proof::Token).into_iter();
         // As upstream calls it.

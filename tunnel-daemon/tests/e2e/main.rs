@@ -18,6 +18,7 @@ mod leases;
 mod load;
 mod namespace;
 mod objects;
+mod platforms;
 #[path = "../interop/support/ports.rs"]
 mod ports;
 #[path = "../interop/support/process.rs"]

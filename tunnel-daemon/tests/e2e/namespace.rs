@@ -86,6 +86,15 @@ impl Node {
         Process::service(name, Path::new("nsenter"), &all, dir)
     }
 
+    /// Runs a command of the host in it.
+    pub(crate) fn command(&self, words: &[&str]) {
+        let status = Command::new("nsenter")
+            .arg(format!("--net=/proc/{}/ns/net", self.holder.id()))
+            .args(words)
+            .status();
+        assert!(status.is_ok_and(|status| status.success()), "{words:?}");
+    }
+
     /// Runs our program in it.
     pub(crate) fn adit(&self, name: &str, args: &[String], dir: &Path) -> Process {
         self.run(name, Path::new(env!("CARGO_BIN_EXE_adit")), args, dir)

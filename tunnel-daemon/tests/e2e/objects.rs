@@ -30,6 +30,7 @@ impl Cluster {
         let account = |namespace: &str, name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}});
         let objects = [
             account("kube-system", AGENT),
+            account("kube-system", "system-konnectivity-agent"),
             account("kube-system", "other"),
             account("default", AGENT),
             // What docs/operations.md says they need, and no more.
@@ -127,7 +128,7 @@ impl Cluster {
     }
 
     /// The authority of all certificates, in base64.
-    fn authority(&self) -> String {
+    pub(crate) fn authority(&self) -> String {
         BASE64.encode(std::fs::read(self.files.ca_file()).expect("a file"))
     }
 }

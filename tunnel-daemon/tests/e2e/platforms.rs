@@ -1,0 +1,482 @@
+//! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back.
+//!
+//! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532 and without
+//! capabilities. `kubectl logs` goes through each pair. docs/compatibility.md has the table of this run.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use adit::net::selfsigned::Usage;
+
+use crate::balance::balance;
+use crate::cluster::{AGENT_TOKEN, AUDIENCE, Cluster, Egress, MadeBy, Mode, programs};
+use crate::go::{self, Program, Release};
+use crate::namespace::Node;
+use crate::process::Process;
+use crate::wait::{poll, secs};
+
+#[path = "../loopback/cases/platforms/rows.rs"]
+#[expect(dead_code, reason = "ports of health checks are asked for elsewhere")]
+mod rows;
+
+use self::rows::{End, PLATFORMS, Platform};
+
+/// Set in the process that has a file system and a network of its own: the platform's name.
+const INSIDE: &str = "ADIT_TEST_PLATFORM_INSIDE";
+/// Where the docs have the table.
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+/// In which the programs are, for their user to run.
+const PROGRAMS: &str = "/mnt/programs";
+const SECRETS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// As in upstream's images.
+const USER: u32 = 65532;
+/// Flags that only older releases of upstream's agent had.
+const RETIRED: &str = "--apiserver-port-mapping";
+/// Of a server for agents whose platform runs its own.
+const OTHERS: End = End {
+    called: "proxy-server",
+    health: 8134,
+    flags: &[
+        "--uds-name=/run/konnectivity/konnectivity-server.socket",
+        "--cluster-cert=/etc/konnectivity/tls.crt",
+        "--cluster-key=/etc/konnectivity/tls.key",
+        "--server-port=0",
+        "--agent-port=8132",
+        "--health-port=8134",
+        "--mode=grpc",
+    ],
+};
+
+/// The value of a flag of it.
+fn value<'a>(end: &'a End, name: &str) -> Option<&'a str> {
+    end.flags.iter().find_map(|flag| {
+        let (flag, value) = flag.split_once('=')?;
+        (flag == name).then_some(value)
+    })
+}
+
+/// Both ends as they are started in the end.
+struct Ends {
+    server: Vec<String>,
+    agent: Vec<String>,
+    server_name: &'static str,
+    agent_port: u16,
+}
+
+impl Ends {
+    fn of(platform: &Platform) -> Self {
+        let agent = platform.agent.as_ref().expect("each has an agent");
+        let server = platform.server.as_ref().unwrap_or(&OTHERS);
+        let owned = |end: &End| end.flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let mut flags: Vec<String> = owned(server);
+        if platform.server.is_none() {
+            flags.extend(match platform.proof {
+                "certificate" => vec!["--cluster-ca-cert=/etc/konnectivity/ca.crt".to_owned()],
+                _ => vec![
+                    "--agent-namespace=kube-system".to_owned(),
+                    "--agent-service-account=konnectivity-agent".to_owned(),
+                    "--kubeconfig=/etc/konnectivity/kubeconfig".to_owned(),
+                    format!("--authentication-audience={AUDIENCE}"),
+                ],
+            });
+        }
+        let port = value(server, "--agent-port").unwrap_or("8091");
+        Self {
+            server: flags,
+            agent: owned(agent),
+            server_name: server.called,
+            agent_port: port.parse().expect("a port"),
+        }
+    }
+
+    fn flag(flags: &[String], name: &str) -> Option<String> {
+        flags.iter().find_map(|flag| {
+            let (flag, value) = flag.split_once('=')?;
+            (flag == name && !value.is_empty()).then(|| value.to_owned())
+        })
+    }
+
+    fn egress(&self) -> Egress {
+        match Self::flag(&self.server, "--uds-name") {
+            Some(path) => Egress::Socket(path),
+            None => Egress::Tcp(
+                Self::flag(&self.server, "--server-port")
+                    .and_then(|port| port.parse().ok())
+                    .unwrap_or(8090),
+            ),
+        }
+    }
+
+    fn mode(&self) -> Mode {
+        match Self::flag(&self.server, "--mode").as_deref() {
+            Some("http-connect") => Mode::HttpConnect,
+            _ => Mode::Grpc,
+        }
+    }
+}
+
+/// Writes a file that everybody may read, and the folders to it.
+fn put(path: &str, content: &[u8]) {
+    let folder = Path::new(path).parent().expect("it is absolute");
+    fs::create_dir_all(folder).expect("a folder");
+    fs::write(path, content).expect("a file");
+    fs::set_permissions(path, Permissions::from_mode(0o644)).expect("it is ours");
+}
+
+fn run(program: &str, args: &[&str]) {
+    let status = Command::new(program).args(args).status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "{program} {args:?}"
+    );
+}
+
+/// Folders of this process alone, in which platforms have their files; the rest of the host is seen as it is.
+fn prepare_folders() {
+    run("ip", &["link", "set", "lo", "up"]);
+    run("mount", &["-t", "tmpfs", "tmpfs", "/mnt"]);
+    for folder in ["etc", "var", "run"] {
+        let [upper, work] = ["upper", "work"].map(|kind| format!("/mnt/{folder}-{kind}"));
+        fs::create_dir(&upper).expect("a folder");
+        fs::create_dir(&work).expect("a folder");
+        let options = format!("lowerdir=/{folder},upperdir={upper},workdir={work}");
+        let at = format!("/{folder}");
+        run("mount", &["-t", "overlay", "overlay", "-o", &options, &at]);
+    }
+    fs::create_dir(PROGRAMS).expect("a folder");
+    let adit = Path::new(env!("CARGO_BIN_EXE_adit")).to_owned();
+    for (name, program) in [
+        ("adit", adit),
+        (
+            "upstream-server",
+            go::binary(Program::Server(Release::V0360)),
+        ),
+        ("upstream-agent", go::binary(Program::Agent(Release::V0360))),
+    ] {
+        fs::copy(program, format!("{PROGRAMS}/{name}")).expect("a copy");
+    }
+    for name in ["proxy-server", "proxy-agent", "konnectivity-server"] {
+        std::os::unix::fs::symlink("adit", format!("{PROGRAMS}/{name}")).expect("a link");
+    }
+}
+
+/// What the flags name.
+fn put_files(cluster: &Cluster, flags: &[String]) {
+    let of = |path: PathBuf| fs::read(path).expect("a file");
+    let files = &cluster.files;
+    for flag in flags {
+        let Some((name, path)) = flag
+            .split_once('=')
+            .filter(|(_, path)| path.starts_with('/'))
+        else {
+            continue;
+        };
+        match name {
+            "--kubeconfig" => put(path, &of(cluster.kubeconfig("server"))),
+            "--service-account-token-path" => put(path, token(cluster, flags).as_bytes()),
+            "--uds-name" => {
+                put(&format!("{path}.folder"), b"");
+                let folder = Path::new(path).parent().expect("it is absolute");
+                fs::set_permissions(folder, Permissions::from_mode(0o777)).expect("it is ours");
+            }
+            "--log-file" => {
+                put(path, b"");
+                fs::set_permissions(path, Permissions::from_mode(0o666)).expect("it is ours");
+            }
+            "--agent-cert" => put(path, &of(files.cert("agent"))),
+            "--agent-key" => put(path, &of(files.key("agent"))),
+            name if name.ends_with("ca-cert") => put(path, &of(files.ca_file())),
+            name if name.ends_with("-cert") => put(path, &of(files.cert("platform"))),
+            name if name.ends_with("-key") => put(path, &of(files.key("platform"))),
+            other => panic!("{other} names a file that no platform has"),
+        }
+    }
+}
+
+/// A token of the account in the file's name, which is KKP's or everybody's.
+fn token(cluster: &Cluster, flags: &[String]) -> String {
+    let path = Ends::flag(flags, "--service-account-token-path").expect("it has one");
+    let account = if path.contains("system-konnectivity-agent") {
+        "system-konnectivity-agent"
+    } else {
+        "konnectivity-agent"
+    };
+    cluster.token("kube-system", account, &["--audience", AUDIENCE])
+}
+
+/// Starts a program as upstream's images do.
+fn start(
+    node: Option<&Node>,
+    cluster: &Cluster,
+    name: &str,
+    program: &str,
+    flags: &[String],
+) -> Process {
+    let user = USER.to_string();
+    let mut words: Vec<String> = [
+        "setpriv",
+        &format!("--reuid={user}"),
+        &format!("--regid={user}"),
+        "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+        "env",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    // As in a pod.
+    words.push(format!("KUBERNETES_SERVICE_HOST={}", cluster.cables[0][0]));
+    words.push(format!("KUBERNETES_SERVICE_PORT={}", cluster.api_port));
+    words.push(format!("{PROGRAMS}/{program}"));
+    words.extend_from_slice(flags);
+    let dir = cluster.dir.path();
+    match node {
+        Some(node) => node.run(name, Path::new(&words[0]), &words[1..], dir),
+        None => Process::service(name, Path::new(&words[0]), &words[1..], dir),
+    }
+}
+
+struct Stage<'a> {
+    cluster: &'a Cluster,
+    node: &'a Node,
+    ends: &'a Ends,
+}
+
+impl Stage<'_> {
+    fn server(&self, made_by: MadeBy) -> Process {
+        let program = match made_by {
+            MadeBy::Adit => self.ends.server_name,
+            MadeBy::Upstream => "upstream-server",
+        };
+        // A socket of the one before is in the way of an upstream server that is not told to remove it; pods begin without.
+        if let Egress::Socket(path) = self.ends.egress() {
+            fs::remove_file(path).ok();
+        }
+        start(
+            None,
+            self.cluster,
+            &format!("{made_by:?}-server"),
+            program,
+            &self.ends.server,
+        )
+    }
+
+    fn agent(&self, made_by: MadeBy) -> Process {
+        let (program, flags) = match made_by {
+            MadeBy::Adit => ("proxy-agent", self.ends.agent.clone()),
+            MadeBy::Upstream => {
+                let known = |flag: &&String| !flag.starts_with(RETIRED);
+                (
+                    "upstream-agent",
+                    self.ends.agent.iter().filter(known).cloned().collect(),
+                )
+            }
+        };
+        start(
+            Some(self.node),
+            self.cluster,
+            &format!("{made_by:?}-agent"),
+            program,
+            &flags,
+        )
+    }
+
+    /// `kubectl logs` through what runs now.
+    fn assert_logs(&self, what: &str) {
+        let began = Instant::now();
+        let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
+        let log = poll(secs(90), || self.cluster.try_kubectl(&logs, None).ok());
+        let took = began.elapsed().as_secs_f64();
+        assert_eq!(log.as_deref(), Some("line 1000"), "{what}");
+        println!("MEASURED {what}: kubectl logs after {took:.1} s");
+    }
+}
+
+/// The platform's name in the table, and its row.
+fn row(platform: &Platform, ends: &Ends) -> String {
+    let by = match (ends.mode(), ends.egress()) {
+        _ if platform.server.is_none() => "theirs to run",
+        (Mode::Grpc, _) => "gRPC, unix socket",
+        (Mode::HttpConnect, Egress::Socket(_)) => "CONNECT, unix socket",
+        (Mode::HttpConnect, Egress::Tcp(_)) => "CONNECT, mutual TLS",
+    };
+    let Platform { name, proof, .. } = platform;
+    format!("| {name} | {proof} | {by} | yes | yes | yes |")
+}
+
+/// No test but in the process that is inside.
+#[test]
+fn inside() {
+    let Some(name) = std::env::var_os(INSIDE) else {
+        return;
+    };
+    let platform = PLATFORMS
+        .iter()
+        .find(|platform| *platform.name == *name)
+        .expect("a platform");
+    let ends = Ends::of(platform);
+    let programs = programs(platform.name).expect("they are there");
+    prepare_folders();
+    let cluster = Cluster::start_with(programs, ends.mode(), Some(ends.egress()));
+    let node = Node::start(&cluster, 0);
+    let host = Ends::flag(&ends.agent, "--proxy-server-host").expect("it has one");
+    let names = ["127.0.0.1".to_owned(), host.clone()];
+    cluster
+        .files
+        .issue("platform", Usage::Server, &names)
+        .expect("a certificate");
+    if host.parse::<std::net::IpAddr>().is_ok() {
+        run(
+            "ip",
+            &["address", "add", &format!("{host}/32"), "dev", "lo"],
+        );
+        node.command(&["ip", "route", "add", &host, "via", &node.host.to_string()]);
+    } else {
+        let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
+        put(
+            "/etc/hosts",
+            format!("{hosts}\n{} {host}\n", node.host).as_bytes(),
+        );
+    }
+    // What is before the agent port in the field: a load balancer, or a front that routes by name.
+    let outside = Ends::flag(&ends.agent, "--proxy-server-port")
+        .map_or(8091, |port| port.parse().expect("a port"));
+    if outside != ends.agent_port {
+        balance(outside, vec![ends.agent_port]);
+    }
+    put(&format!("{SECRETS}/token"), AGENT_TOKEN.as_bytes());
+    put(&format!("{SECRETS}/namespace"), b"kube-system");
+    put(
+        &format!("{SECRETS}/ca.crt"),
+        &fs::read(cluster.files.ca_file()).expect("a file"),
+    );
+    put_files(&cluster, &ends.server);
+    put_files(&cluster, &ends.agent);
+
+    let stage = Stage {
+        cluster: &cluster,
+        node: &node,
+        ends: &ends,
+    };
+    let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
+    let mut server = stage.server(go);
+    let mut agent = stage.agent(go);
+    stage.assert_logs("upstream's programs");
+    agent.kill();
+    let mut agent = stage.agent(ours);
+    stage.assert_logs("upstream's server, our agent");
+    server.kill();
+    let mut server = stage.server(ours);
+    stage.assert_logs("our programs");
+    server.kill();
+    let mut server = stage.server(go);
+    stage.assert_logs("back to upstream's server");
+    agent.kill();
+    let mut agent = stage.agent(go);
+    stage.assert_logs("back to upstream's programs");
+    server.kill();
+    let mut server = stage.server(ours);
+    stage.assert_logs("our server, upstream's agent");
+    server.kill();
+    agent.kill();
+    println!("{}", row(platform, &ends));
+}
+
+fn platform(name: &str) {
+    if programs(name).is_none() || go::toolchain().is_none() {
+        return;
+    }
+    // Built before the folders change, in which the toolchain may keep things.
+    for program in [
+        Program::Server(Release::V0360),
+        Program::Agent(Release::V0360),
+    ] {
+        go::binary(program);
+    }
+    let platform = PLATFORMS
+        .iter()
+        .find(|platform| platform.name.starts_with(name))
+        .expect("a platform");
+    let output = Command::new("unshare")
+        .args([
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ])
+        .arg(std::env::current_exe().expect("a program"))
+        .args(["--exact", "platforms::inside", "--nocapture"])
+        .env(INSIDE, platform.name)
+        .output()
+        .expect("unshare starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{}", platform.name);
+    let row = row(platform, &Ends::of(platform));
+    let page = fs::read_to_string(PAGE).expect("a page");
+    assert!(
+        said.contains(&row) && page.contains(&row),
+        "docs/compatibility.md lacks this row: {row}"
+    );
+}
+
+#[test]
+fn the_kubernetes_documentation() {
+    platform("Kubernetes documentation");
+}
+
+#[test]
+fn kube_up_by_grpc() {
+    platform("GCE kube-up, gRPC");
+}
+
+#[test]
+fn kind_multinode() {
+    platform("upstream's kind-multinode");
+}
+
+#[test]
+fn kkp() {
+    platform("KKP");
+}
+
+#[test]
+fn kamaji() {
+    platform("Kamaji");
+}
+
+#[test]
+fn k0s() {
+    platform("k0s");
+}
+
+#[test]
+fn hosted_control_planes_of_the_cluster_api() {
+    platform("CAPI");
+}
+
+#[test]
+fn hypershift() {
+    platform("HyperShift");
+}
+
+#[test]
+fn kube_up_by_http_connect() {
+    platform("GCE kube-up, HTTP CONNECT");
+}
+
+#[test]
+fn aks() {
+    platform("AKS");
+}
+
+#[test]
+fn vcluster() {
+    platform("vcluster");
+}
