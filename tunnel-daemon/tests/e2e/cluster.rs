@@ -16,6 +16,8 @@ use crate::wait::{secs, until};
 
 /// Where `cargo xtask e2e` has put the programs.
 const PROGRAMS: &str = "ADIT_E2E_PROGRAMS";
+/// The address of the API server's own Service.
+pub(crate) const SERVICE: &str = "10.96.0.1";
 /// The name of aggregated API server and webhooks in certificates.
 const EXTENSIONS: &str = "extensions.default.svc";
 const ADMIN_TOKEN: &str = "admin-of-the-test";
@@ -126,7 +128,9 @@ impl Cluster {
     pub(crate) fn start_with(programs: PathBuf, mode: Mode, egress: Option<Egress>) -> Self {
         let dir = TempDir::new().expect("a folder");
         let cables = [(); NODES].map(|()| cable());
-        let mut names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+        let mut names = ["127.0.0.1", "localhost", SERVICE]
+            .map(str::to_owned)
+            .to_vec();
         names.extend(cables.iter().map(|[here, _there]| here.to_string()));
         let files = ThrowawayFiles::create(&names).expect("certificates");
         let mut names: Vec<String> = (0..NODES)
@@ -213,6 +217,7 @@ impl Cluster {
                 "--requestheader-client-ca-file={}",
                 files.ca_file().display()
             ),
+            "--enable-bootstrap-token-auth=true".to_owned(),
             "--requestheader-allowed-names=front-proxy".to_owned(),
             "--requestheader-username-headers=X-Remote-User".to_owned(),
             "--requestheader-group-headers=X-Remote-Group".to_owned(),
@@ -240,11 +245,13 @@ impl Cluster {
             ("server", SERVER_TOKEN),
             ("agent", AGENT_TOKEN),
         ] {
-            let access = cluster.access("127.0.0.1", token).to_string();
+            let access = cluster
+                .access_at(&format!("127.0.0.1:{api_port}"), token)
+                .to_string();
             std::fs::write(cluster.kubeconfig(name), access).expect("a file");
         }
         // On the first node, from which the API server has another address.
-        let access = cluster.access(&cables[0][0].to_string(), AGENT_TOKEN);
+        let access = cluster.access_at(&format!("{}:{api_port}", cables[0][0]), AGENT_TOKEN);
         std::fs::write(cluster.kubeconfig("node"), access.to_string()).expect("a file");
         cluster.until_ready();
         cluster.prepare();
@@ -260,8 +267,17 @@ impl Cluster {
 
     /// Stops the API server in order, and starts it again.
     pub(crate) fn restart_api_server(&mut self) {
+        self.stop_api_server();
+        self.start_api_server();
+    }
+
+    pub(crate) fn stop_api_server(&mut self) {
         self.api.signal(Signal::TERM);
         self.api.wait(secs(60));
+    }
+
+    /// Starts it again, and waits until it is ready.
+    pub(crate) fn start_api_server(&mut self) {
         let program = self.program("kube-apiserver");
         self.api = Process::service("kube-apiserver", &program, &self.api_args, self.dir.path());
         self.until_ready();
@@ -287,15 +303,15 @@ impl Cluster {
         self.path(&format!("{user}.kubeconfig"))
     }
 
-    /// A way into the API server at this address, as a kubeconfig.
-    fn access(&self, host: &str, token: &str) -> Value {
+    /// A way into the API server at this address with its port, as a kubeconfig.
+    pub(crate) fn access_at(&self, address: &str, token: &str) -> Value {
         json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
             "clusters": [{"name": "test", "cluster": {
-                "server": format!("https://{host}:{}", self.api_port),
+                "server": format!("https://{address}"),
                 "certificate-authority-data": self.authority(),
             }}],
             "users": [{"name": "test", "user": {"token": token}}],

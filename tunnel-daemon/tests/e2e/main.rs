@@ -6,7 +6,9 @@
 
 mod admission;
 mod balance;
+mod bootstrap;
 mod cluster;
+mod credentials;
 mod crowds;
 mod fleet;
 #[path = "../interop/support/go.rs"]

@@ -86,12 +86,16 @@ impl Node {
         Process::service(name, Path::new("nsenter"), &all, dir)
     }
 
+    /// The program of the host's that enters it, to begin a command with.
+    pub(crate) fn entering(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.holder.id()));
+        command
+    }
+
     /// Runs a command of the host in it.
     pub(crate) fn command(&self, words: &[&str]) {
-        let status = Command::new("nsenter")
-            .arg(format!("--net=/proc/{}/ns/net", self.holder.id()))
-            .args(words)
-            .status();
+        let status = self.entering().args(words).status();
         assert!(status.is_ok_and(|status| status.success()), "{words:?}");
     }
 

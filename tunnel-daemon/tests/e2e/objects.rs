@@ -129,7 +129,21 @@ impl Cluster {
 
     /// The authority of all certificates, in base64.
     pub(crate) fn authority(&self) -> String {
-        BASE64.encode(std::fs::read(self.files.ca_file()).expect("a file"))
+        Self::base64(&std::fs::read(self.files.ca_file()).expect("a file"))
+    }
+
+    pub(crate) fn base64(bytes: &[u8]) -> String {
+        BASE64.encode(bytes)
+    }
+
+    /// A pod that tokens of agents may be bound to.
+    pub(crate) fn agent_pod(name: &str) -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "kube-system"},
+            "spec": {"serviceAccountName": AGENT, "nodeName": "node-1", "containers": [{"name": "agent", "image": "none"}]},
+        })
     }
 }
 

@@ -27,6 +27,9 @@ impl Cluster {
         if proof != Proof::Certificate {
             args.extend(self.token_args());
         }
+        if proof == Proof::Both {
+            args.push("--agent-proof=both".to_owned());
+        }
         if proof != Proof::Token {
             args.push(format!(
                 "--cluster-ca-cert={}",
@@ -54,6 +57,15 @@ impl Cluster {
             ),
         };
         self.run_server(called, &program, &args, ports)
+    }
+
+    /// Our server at these ports, with its own flags and tokens.
+    pub(crate) fn native_server_at(&self, ports: [u16; 3], flags: &[String]) -> Server {
+        let mut args = self.native_server_args(ports);
+        args.extend(self.token_args());
+        args.extend_from_slice(flags);
+        let adit = Path::new(env!("CARGO_BIN_EXE_adit"));
+        self.run_server("adit-server", adit, &args, ports)
     }
 
     /// Our program by another name.
@@ -120,7 +132,6 @@ impl Cluster {
             format!("--agent-port={agents}"),
             format!("--admin-port={admin}"),
             format!("--health-port={health}"),
-            "--agent-proof=both".to_owned(),
         ]
     }
 
@@ -189,7 +200,7 @@ impl Cluster {
 pub(crate) struct Server {
     pub(crate) process: Process,
     pub(crate) agents: u16,
-    health: u16,
+    pub(crate) health: u16,
     log: PathBuf,
 }
 

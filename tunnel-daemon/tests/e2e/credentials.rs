@@ -1,0 +1,219 @@
+//! Proofs of agents that end, while their links live and when they come again.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use adit::net::selfsigned::{ThrowawayFiles, Usage};
+
+use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof, programs};
+use crate::jwt::{Signer, claims};
+use crate::namespace::{BODY, Node};
+use crate::ports;
+use crate::process::Process;
+use crate::server::Server;
+use crate::wait::{secs, until};
+
+/// A server at ports that stay, and an agent whose token is in a file.
+struct Admitted {
+    agent: Process,
+    server: Server,
+    ports: [u16; 3],
+    node: Node,
+}
+
+/// How long the API server may know a token by heart.
+const REMEMBERED: Duration = Duration::from_secs(11);
+const TOKEN: &str = "agent.token";
+
+impl Admitted {
+    fn start(cluster: &Cluster, token: &str) -> Self {
+        let ports = [(); 3].map(|()| ports::free());
+        let server = cluster.server_at(MadeBy::Adit, ports, &[]);
+        let node = Node::start(cluster, 0);
+        let file = cluster.token_file(TOKEN, token);
+        let args = cluster.agent_args(&node.host.to_string(), server.agents, &file);
+        let agent = cluster.run_agent(&node, "agent", &args);
+        server.links(1.0);
+        Self {
+            agent,
+            server,
+            ports,
+            node,
+        }
+    }
+
+    /// A server that knows nothing of what was admitted before.
+    fn restart_server(&mut self, cluster: &Cluster) {
+        self.server.process.kill();
+        self.server = cluster.server_at(MadeBy::Adit, self.ports, &[]);
+    }
+
+    fn assert_serves(&self, cluster: &Cluster) {
+        let raw = "/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/";
+        let answer = until("an answer", secs(30), || {
+            cluster.try_kubectl(&["get", "--raw", raw], None).ok()
+        });
+        assert_eq!(answer, format!("{BODY}{}", self.node.address));
+    }
+
+    fn is_refused(&self, why: &str) {
+        until(&format!("a refusal: {why}"), secs(30), || {
+            let log = self.server.log();
+            log.contains(why).then_some(())
+        });
+        self.server.links(0.0);
+    }
+}
+
+fn uid(cluster: &Cluster) -> String {
+    let path = [
+        "get",
+        "serviceaccount",
+        AGENT,
+        "-n",
+        "kube-system",
+        "-o",
+        "jsonpath={.metadata.uid}",
+    ];
+    cluster.kubectl(&path, None)
+}
+
+/// As upstream's, a server asks about a token once for each link.
+#[test]
+fn a_token_that_expires_ends_no_link_and_lets_none_in() {
+    const VALID: Duration = Duration::from_secs(15);
+    // The API server is a minute late to call a token expired, for clocks that differ.
+    const LATE: i64 = 60;
+    let Some(programs) = programs("an expiring token") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let signer = Signer::new(&cluster.files.key("accounts"));
+    let uid = uid(&cluster);
+    let began = Instant::now();
+    let short = signer.sign(&claims(&uid, 1, 15 - LATE));
+    let mut admitted = Admitted::start(&cluster, &short);
+    std::thread::sleep((VALID + secs(3)).saturating_sub(began.elapsed()));
+    admitted.assert_serves(&cluster);
+    admitted.server.links(1.0);
+    admitted.restart_server(&cluster);
+    admitted.is_refused("service account jwt not valid");
+    let valid = signer.sign(&claims(&uid, 2, 600));
+    cluster.token_file(TOKEN, &valid);
+    admitted.server.links(1.0);
+    admitted.assert_serves(&cluster);
+    admitted.agent.kill();
+}
+
+#[test]
+fn a_token_of_a_pod_that_is_gone_lets_nobody_in() {
+    let Some(programs) = programs("a pod that is gone") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let of_pod = |pod: &str| {
+        let name = format!("--bound-object-name={pod}");
+        let bound = ["--audience", AUDIENCE, "--bound-object-kind=Pod", &name];
+        // Pods have tokens of accounts of their own namespace.
+        cluster.token("kube-system", AGENT, &bound)
+    };
+    for pod in ["agent-1", "agent-2"] {
+        cluster.kubectl(&["create", "-f", "-"], Some(&Cluster::agent_pod(pod)));
+    }
+    let mut admitted = Admitted::start(&cluster, &of_pod("agent-1"));
+    cluster.kubectl(
+        &[
+            "delete",
+            "pod",
+            "agent-1",
+            "-n",
+            "kube-system",
+            "--force",
+            "--grace-period=0",
+        ],
+        None,
+    );
+    std::thread::sleep(REMEMBERED);
+    admitted.server.links(1.0);
+    admitted.restart_server(&cluster);
+    admitted.is_refused("Failed to validate authentication token");
+    cluster.token_file(TOKEN, &of_pod("agent-2"));
+    admitted.server.links(1.0);
+    admitted.assert_serves(&cluster);
+}
+
+#[test]
+fn a_deny_list_ends_the_link_of_a_node() {
+    let Some(programs) = programs("a deny list") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let list = cluster.token_file("deny", "");
+    let flag = format!("--agent-deny={}", list.display());
+    let server = cluster.server("proxy-server", &[&flag]);
+    let node = Node::start(&cluster, 0);
+    let bound = [
+        "--audience",
+        AUDIENCE,
+        "--bound-object-kind=Node",
+        "--bound-object-name=node-1",
+    ];
+    let token = cluster.token("kube-system", AGENT, &bound);
+    let file = cluster.token_file(TOKEN, &token);
+    let args = cluster.agent_args(&node.host.to_string(), server.agents, &file);
+    let _agent = cluster.run_agent(&node, "agent", &args);
+    server.links(1.0);
+    let began = Instant::now();
+    fs::write(&list, "node=node-1\n").expect("a file");
+    server.links(0.0);
+    println!(
+        "MEASURED a deny list ends a link after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+    fs::write(&list, "").expect("a file");
+    server.links(1.0);
+}
+
+/// The authority of agents' certificates is replaced as installations do: both, then the new one alone.
+#[test]
+fn an_authority_is_rotated() {
+    let Some(programs) = programs("a rotated authority") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let next = ThrowawayFiles::create(&[]).expect("certificates");
+    next.issue("agent", Usage::Client, &[])
+        .expect("a certificate");
+    let read = |file: &std::path::Path| fs::read_to_string(file).expect("a file");
+    let [old, new] = [cluster.files.ca_file(), next.ca_file()].map(|file| read(&file));
+    let bundle = cluster.token_file("agents.ca", &old);
+    let flag = format!("--cluster-ca-cert={}", bundle.display());
+    let server = cluster.server_with("proxy-server", Proof::Certificate, &[&flag]);
+    let node = Node::start(&cluster, 0);
+    let agent = |name: &str, files: &ThrowawayFiles| {
+        let mut args = cluster.plain_agent_args(&node.host.to_string(), server.agents);
+        args.push(format!("--agent-cert={}", files.cert("agent").display()));
+        args.push(format!("--agent-key={}", files.key("agent").display()));
+        cluster.run_agent(&node, name, &args)
+    };
+    let _old = agent("old", &cluster.files);
+    server.links(1.0);
+    let _new = agent("new", &next);
+    let refused = || server.log().contains("handshake").then_some(());
+    until("a refused handshake", secs(20), refused);
+    server.links(1.0);
+    fs::write(&bundle, format!("{old}{new}")).expect("a file");
+    let began = Instant::now();
+    server.links(2.0);
+    println!(
+        "MEASURED a new authority is known after {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
+    fs::write(&bundle, &new).expect("a file");
+    // Those that come again are refused; the new one stays.
+    drop(agent("late", &cluster.files));
+    until("the new agent serves", secs(30), || {
+        let raw = "/api/v1/namespaces/default/pods/http:pod-1:8080/proxy/";
+        cluster.try_kubectl(&["get", "--raw", raw], None).ok()
+    });
+}
