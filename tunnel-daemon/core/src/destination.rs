@@ -71,7 +71,7 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 }
 
 /// Which addresses may be dialled. Cheap to check (a few comparisons per entry), immutable.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DestinationList {
     scope: Scope,
     entries: Vec<Entry>,
@@ -134,6 +134,20 @@ impl DestinationList {
         Ok(Self::listed(entries, guarded))
     }
 
+    /// A list of one entry, which may also be `*` (every target) or `*.SUFFIX` (every name below it), with or without a port.
+    ///
+    /// # Errors
+    /// The entry cannot be read.
+    pub(crate) fn of_pattern(entry: &str) -> Result<Self, EntryError> {
+        Ok(Self::listed(vec![parse_pattern(entry)?], METADATA.to_vec()))
+    }
+
+    /// What any of these lists allows; nothing if there is none.
+    pub(crate) fn joined<'a>(lists: impl Iterator<Item = &'a Self>) -> Self {
+        let entries = lists.flat_map(|list| list.entries.iter().cloned());
+        Self::listed(entries.collect(), METADATA.to_vec())
+    }
+
     fn listed(entries: Vec<Entry>, guarded: Vec<IpNet>) -> Self {
         Self {
             scope: Scope::Listed,
@@ -149,12 +163,22 @@ impl DestinationList {
     pub fn may_cover(&self, name: &str, port: u16) -> bool {
         let could = |entry: &Entry| {
             entry.takes_port(port)
-                && match &entry.place {
-                    Place::Net(_) => true,
-                    Place::Name(own) => absolute(name).eq_ignore_ascii_case(own),
-                }
+                && (matches!(entry.place, Place::Net(_)) || entry.place.covers(None, Some(name)))
         };
         self.scope == Scope::Open || self.entries.iter().any(could)
+    }
+
+    /// May `name` be asked for? Only entries that are names or patterns cover it: it is not resolved here.
+    ///
+    /// # Errors
+    /// [`Denied`] with the reason.
+    pub(crate) fn check_name(&self, name: &str, port: u16) -> Result<(), Denied> {
+        let covers = |entry: &Entry| entry.takes_port(port) && entry.place.covers(None, Some(name));
+        if self.scope == Scope::Open || self.entries.iter().any(covers) {
+            Ok(())
+        } else {
+            Err(Denied::name(name, port, Why::NotListed))
+        }
     }
 
     /// May `addr` be connected to, reached by literal address or (`name`) by resolving that name?
@@ -214,7 +238,7 @@ fn embedded_v4(ip: IpAddr) -> impl Iterator<Item = IpAddr> {
     places.map(move |place| IpAddr::from(place.map(|at| bytes[at])))
 }
 
-/// One line of a list: a network or a name, with an optional port.
+/// One line of a list: a network, a name or a pattern, with an optional port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
     place: Place,
@@ -226,6 +250,30 @@ enum Place {
     Net(IpNet),
     /// ASCII lower case, without the final dot.
     Name(String),
+    /// Names with one more label or several before this one, which is as in [`Self::Name`].
+    Below(String),
+    /// Every address and every name.
+    Any,
+}
+
+impl Place {
+    /// Is the address or the name, whichever are known, among these?
+    fn covers(&self, ip: Option<IpAddr>, name: Option<&str>) -> bool {
+        match self {
+            Self::Net(net) => ip.is_some_and(|ip| net.contains(&ip)),
+            Self::Name(own) => name.is_some_and(|asked| absolute(asked).eq_ignore_ascii_case(own)),
+            Self::Below(suffix) => name.is_some_and(|asked| is_below(asked, suffix)),
+            Self::Any => true,
+        }
+    }
+}
+
+/// Is `name` a DNS name that ends in `.SUFFIX`? What is no DNS name is below nothing: programs differ in where they cut it.
+fn is_below(name: &str, suffix: &str) -> bool {
+    parse_name(name).is_ok_and(|name| {
+        let above = name.strip_suffix(suffix);
+        above.is_some_and(|above| above.len() > 1 && above.ends_with('.'))
+    })
 }
 
 impl Entry {
@@ -234,13 +282,7 @@ impl Entry {
     }
 
     fn covers(&self, ip: IpAddr, port: u16, name: Option<&str>) -> bool {
-        self.takes_port(port)
-            && match &self.place {
-                Place::Net(net) => net.contains(&ip),
-                Place::Name(own) => {
-                    name.is_some_and(|asked| absolute(asked).eq_ignore_ascii_case(own))
-                }
-            }
+        self.takes_port(port) && self.place.covers(Some(ip), name)
     }
 
     /// Does this entry name `ip` inside a guarded range? A name or a wide network does not.
@@ -264,6 +306,10 @@ impl fmt::Display for Entry {
             (Place::Net(IpNet::V6(net)), Some(port)) => write!(f, "[{net}]:{port}"),
             (Place::Name(name), None) => f.write_str(name),
             (Place::Name(name), Some(port)) => write!(f, "{name}:{port}"),
+            (Place::Below(suffix), None) => write!(f, "*.{suffix}"),
+            (Place::Below(suffix), Some(port)) => write!(f, "*.{suffix}:{port}"),
+            (Place::Any, None) => f.write_str("*"),
+            (Place::Any, Some(port)) => write!(f, "*:{port}"),
         }
     }
 }
@@ -311,6 +357,24 @@ impl FromStr for Entry {
         };
         Ok(Self { place, port })
     }
+}
+
+/// An entry, or `*`, `*.SUFFIX`, `*:PORT`, `*.SUFFIX:PORT`.
+fn parse_pattern(text: &str) -> Result<Entry, EntryError> {
+    let Some(rest) = text.strip_prefix('*') else {
+        return text.parse();
+    };
+    let fail = |flaw| EntryError::new(text, flaw);
+    let (suffix, port) = match rest.split_once(':') {
+        Some((suffix, port)) => (suffix, Some(parse_port(port).map_err(fail)?)),
+        None => (rest, None),
+    };
+    let place = match suffix.strip_prefix('.') {
+        Some(suffix) => Place::Below(parse_name(suffix).map_err(fail)?),
+        None if suffix.is_empty() => Place::Any,
+        None => return Err(fail(EntryFlaw::Star)),
+    };
+    Ok(Entry { place, port })
 }
 
 /// `10.0.0.0` `8`, `10.0.0.0` `8:443`, `[fd00::` `8]:443`, `[fd00::]` `8:443`: the two sides of the slash.
@@ -423,6 +487,9 @@ pub enum EntryFlaw {
     /// The port is no number from 1 to 65535.
     #[error("has a bad port; use 1 to 65535")]
     Port,
+    /// A `*` that is neither alone nor the first label.
+    #[error("has a * for a part of a label; write * for every target, or *.example.org")]
+    Star,
     /// No port, where one is needed.
     #[error("needs a port; write 10.0.0.0/8:443, [fd00::1]:443 or name:443")]
     PortNeeded,

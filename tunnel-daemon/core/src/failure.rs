@@ -1,5 +1,7 @@
 //! Why a dial did not become a tunnel, and how each cause reads at every edge.
 
+use crate::grant::TargetDenied;
+
 /// Outcome of a failed dial, one variant per thing a caller does differently.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DialFailure {
@@ -30,6 +32,9 @@ pub enum DialFailure {
     /// What to dial is longer than any destination, so no agent was asked.
     #[error("dial address is too long")]
     TooLong,
+    /// No rule of this server allows the target to the client, so no agent was asked.
+    #[error(transparent)]
+    Denied(Box<TargetDenied>),
     /// The agent abandoned the dial (`DIAL_CLS`).
     #[error("dial closed")]
     Closed,
@@ -53,6 +58,7 @@ impl DialFailure {
             Self::Target(_) => "error_response",
             Self::TimedOut | Self::SendTimedOut => "backend_dial_timeout",
             Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",
+            Self::Denied(_) => "denied",
             Self::TooManyPending { .. }
             | Self::TooLong
             | Self::ShuttingDown

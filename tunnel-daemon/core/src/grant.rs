@@ -7,6 +7,7 @@
 //! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
 //! granted to each does not add up.
 
+mod clients;
 mod deny;
 mod pattern;
 
@@ -14,8 +15,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+pub use self::clients::{ClientRuleError, ClientRules, ClientTargets, TargetDenied};
 pub use self::deny::{DenyError, DenyList};
 use self::pattern::{CAPTURED, NODE, Pattern, Stands};
+use crate::destination::EntryError;
 use crate::ids::AgentId;
 use crate::target::Host;
 use crate::text::Excerpt;
@@ -93,6 +96,10 @@ enum Flaw {
         "{0:?} is no KEY=VALUE with one of the keys id, cn, dns, uri, serviceaccount, node, pod"
     )]
     NotDenied(String),
+    #[error("{0:?} names no certificate: write cn=, dns= or uri=, and the target last")]
+    NotOfCertificate(String),
+    #[error("{0}")]
+    Target(EntryError),
     #[error("{key}={value} is no {key} address or network; write such as {example}")]
     Net {
         key: &'static str,
@@ -149,6 +156,20 @@ impl NameKind {
             Self::Common | Self::Dns | Self::Uri => false,
             Self::Account | Self::Node => true,
         }
+    }
+
+    /// A name that a certificate must have; `None`: `key` stands for none.
+    fn of_certificate(key: &str, value: &str) -> Option<Result<(Self, Pattern), Flaw>> {
+        let (key, kind) = match key {
+            "cn" => ("cn", Self::Common),
+            "dns" => ("dns", Self::Dns),
+            "uri" => ("uri", Self::Uri),
+            _ => return None,
+        };
+        Some(Pattern::parse(key, value).map(|pattern| match kind {
+            Self::Dns => (kind, pattern.to_lowercase()),
+            _ => (kind, pattern),
+        }))
     }
 }
 
@@ -302,17 +323,11 @@ impl Grant {
     }
 
     fn take(&mut self, key: &str, value: &str) -> Result<(), Flaw> {
+        if let Some(name) = NameKind::of_certificate(key, value) {
+            self.who.push(name?);
+            return Ok(());
+        }
         match key {
-            "cn" => self
-                .who
-                .push((NameKind::Common, Pattern::parse("cn", value)?)),
-            "dns" => {
-                let name = Pattern::parse("dns", value)?.to_lowercase();
-                self.who.push((NameKind::Dns, name));
-            }
-            "uri" => self
-                .who
-                .push((NameKind::Uri, Pattern::parse("uri", value)?)),
             "serviceaccount" => {
                 let (namespace, name) = value.split_once('/').unwrap_or_default();
                 if namespace.is_empty() || name.is_empty() || name.contains('/') {

@@ -323,10 +323,11 @@ impl Listening<'_> {
                     // Here and not with the first tunnel: a connection that has none ends, too.
                     context.account_grpc(&stream);
                     stream.widen(grpc::SOCKET_BYTES);
+                    let admission = context.admit(stream.principal().map(AsRef::as_ref));
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (hub, context) = (Arc::clone(&hub), context.clone());
                     let (streams, leaving) = (streams.clone(), leaving.clone());
-                    grpc::serve(io, hub, context, keepalive, streams, leaving)
+                    grpc::serve(io, hub, context, admission, keepalive, streams, leaving)
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }

@@ -39,6 +39,7 @@ use crate::config::limits;
 use crate::config::plan::{FrontendListen, IsolationPlan, ServerPlan};
 use crate::ebpf::account::Accounts;
 use crate::ebpf::exempt::OwnSockets;
+use crate::frontend::client_limits::ClientLimits;
 use crate::frontend::events::FrontendContext;
 use crate::hub::{DialLimits, Hub, LanePool, LaneWatch, LinkHandle, PipeRelay};
 use crate::lane::LaneRoom;
@@ -196,7 +197,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         relay: relay.clone(),
         descriptors: Arc::clone(&descriptors),
         accounts: accounts.clone(),
-        limits: Arc::default(),
+        limits: Arc::new(ClientLimits::new(plan.client_rules.clone())),
     };
     // Before agents can connect: those among the captured processes are known by that.
     let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
+use adit_core::grant::{ClientRules, ClientTargets};
 use bytes::BytesMut;
 use tokio::io::AsyncRead;
 
 use crate::config::limits::{UNANSWERED_BYTES_FREE, UNANSWERED_BYTES_MAX};
 use crate::net::blocks;
+use crate::net::principal::Principal;
 use crate::telemetry::rate::TokenBucket;
 
 /// Refusals that are logged in a second in the long run, and at once: any client can cause them.
@@ -24,19 +26,32 @@ pub struct ClientLimits {
     logged: Mutex<TokenBucket>,
     /// Bytes that all [`Unanswered`] have counted.
     unanswered: AtomicUsize,
+    rules: ClientRules,
 }
 
 impl Default for ClientLimits {
     fn default() -> Self {
-        let logged = TokenBucket::new(LOGGED_PER_SECOND, LOGGED_BURST, Instant::now());
-        Self {
-            logged: Mutex::new(logged),
-            unanswered: AtomicUsize::new(0),
-        }
+        Self::new(ClientRules::default())
     }
 }
 
 impl ClientLimits {
+    /// With rules of what clients may ask for.
+    #[must_use]
+    pub fn new(rules: ClientRules) -> Self {
+        let logged = TokenBucket::new(LOGGED_PER_SECOND, LOGGED_BURST, Instant::now());
+        Self {
+            logged: Mutex::new(logged),
+            unanswered: AtomicUsize::new(0),
+            rules,
+        }
+    }
+
+    /// What a client with this certificate, or without one, may ask for; `None`: everything.
+    pub(super) fn targets_of(&self, client: Option<&Principal>) -> Option<Arc<ClientTargets>> {
+        self.rules.of_client(client.map(Principal::names))
+    }
+
     /// Whether to log one more refusal.
     pub fn may_log_refusal(&self) -> bool {
         self.may_log_at(Instant::now())

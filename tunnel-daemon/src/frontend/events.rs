@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
+use adit_core::grant::ClientTargets;
 use adit_core::wire::packet::{PacketType, Violation};
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +16,7 @@ use crate::ebpf::account::{Accounts, Labels};
 use crate::hub::{AskedAgents, Leg, LegWatch, OpenTunnel, PipeRelay};
 use crate::net::descriptors::{Descriptors, Use};
 use crate::net::grpc::code_of;
+use crate::net::principal::Principal;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::{
     AccountRole, ClientDialect, Detail, DialCap, DialFailureReason, DialReason, Driver,
@@ -42,24 +44,29 @@ pub struct FrontendContext {
     pub limits: Arc<ClientLimits>,
 }
 
-/// Whether the client of a new connection is served.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Admission {
-    /// It is.
-    Welcome,
-    /// Its dials are refused: descriptors are short.
+/// Whether the client of a new connection is served, and with which targets. A pointer, since each connection keeps one.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Admission(Option<Arc<Restriction>>);
+
+/// What the client of a connection may not do.
+#[derive(PartialEq, Eq, Debug)]
+enum Restriction {
+    /// Dial: descriptors are short.
     NoDescriptors,
+    /// Dial other targets than these.
+    Targets(Arc<ClientTargets>),
 }
 
 impl FrontendContext {
-    /// Asked once for each connection, so that none is refused halfway.
+    /// Asked once for each connection, so that none is refused halfway. `client`: who has connected, by its certificate.
     #[must_use]
-    pub fn admit(&self) -> Admission {
-        if self.descriptors.has_room(Use::Tunnel) {
-            Admission::Welcome
+    pub fn admit(&self, client: Option<&Principal>) -> Admission {
+        let restriction = if self.descriptors.has_room(Use::Tunnel) {
+            self.limits.targets_of(client).map(Restriction::Targets)
         } else {
-            Admission::NoDescriptors
-        }
+            Some(Restriction::NoDescriptors)
+        };
+        Admission(restriction.map(Arc::new))
     }
 
     /// From here on it is known whose client this is, and by which rule or identifier its destination was found, if by any.
@@ -104,31 +111,41 @@ pub(super) async fn time_is_up(leaving: &CancellationToken) {
 impl Admission {
     /// Who is not welcome has little time for anything.
     #[must_use]
-    pub fn at_most(self, time: Duration) -> Duration {
-        match self {
-            Self::Welcome => time,
-            Self::NoDescriptors => time.min(limits::REFUSAL_TIMEOUT),
+    pub fn at_most(&self, time: Duration) -> Duration {
+        if self.is_welcome() {
+            time
+        } else {
+            time.min(limits::REFUSAL_TIMEOUT)
         }
     }
 
     /// Does `work`, for a short time only with a connection that is not welcome: then it may end with `None`. `work` is
     /// pinned elsewhere, and what is rare is boxed, or each tunnel would have room for both.
-    pub async fn within<T>(self, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
-        match self {
-            Self::Welcome => Some(work.await),
-            Self::NoDescriptors => Box::pin(tokio::time::timeout(limits::REFUSAL_TIMEOUT, work))
-                .await
-                .ok(),
+    pub async fn within<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        if self.is_welcome() {
+            return Some(work.await);
+        }
+        Box::pin(tokio::time::timeout(limits::REFUSAL_TIMEOUT, work))
+            .await
+            .ok()
+    }
+
+    /// Whether the client may dial `address` on `network`.
+    ///
+    /// # Errors
+    /// Why its dials are refused, or this one.
+    pub fn check(&self, network: &str, address: &str) -> Result<(), DialFailure> {
+        match self.0.as_deref() {
+            None => Ok(()),
+            Some(Restriction::Targets(targets)) => targets
+                .check(network, address)
+                .map_err(|denied| DialFailure::Denied(Box::new(denied))),
+            Some(Restriction::NoDescriptors) => Err(DialFailure::NoDescriptors),
         }
     }
 
-    /// # Errors
-    /// Why its dials are refused.
-    pub fn check(self) -> Result<(), DialFailure> {
-        match self {
-            Self::Welcome => Ok(()),
-            Self::NoDescriptors => Err(DialFailure::NoDescriptors),
-        }
+    fn is_welcome(&self) -> bool {
+        !matches!(self.0.as_deref(), Some(Restriction::NoDescriptors))
     }
 }
 

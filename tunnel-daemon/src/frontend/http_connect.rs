@@ -30,6 +30,9 @@ use crate::telemetry::labels::{ClientDialect, EndReason};
 /// A target that speaks first waits this long, so that its bytes do not share a read with the 200.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
+/// What tunnels of this dialect are at their target.
+const NETWORK: &str = "tcp";
+
 /// Serves one connection to its end. `client` is named in logs; one that has not asked for anything is not waited for once this
 /// process is `leaving`.
 ///
@@ -96,7 +99,7 @@ async fn open<S>(
 where
     S: Connection,
 {
-    let admission = context.admit();
+    let admission = context.admit(io.principal());
     let connection = context.metrics.http_connection();
     let mut early = BytesMut::new();
     let mut unanswered = Unanswered::new(&context.limits);
@@ -114,7 +117,7 @@ where
     let asked = tunnel.dialing(&request.authority);
     let relays = context.relay.as_ref();
     let pipe = io.is_plain() && relays.is_some_and(|relay| relay.has_room());
-    let dialed = match admission.check() {
+    let dialed = match admission.check(NETWORK, &request.authority) {
         Ok(()) => {
             let bytes = (&mut early, &mut unanswered);
             dial(&mut io, bytes, hub, &request, pipe, &asked).await
@@ -201,7 +204,7 @@ where
 {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let dialing = Box::pin(hub.dial_for(dial, "tcp", &request.authority, pipe, asked));
+    let dialing = Box::pin(hub.dial_for(dial, NETWORK, &request.authority, pipe, asked));
     pending_dial::outcome(dialing, io, early, unanswered).await
 }
 

@@ -19,6 +19,9 @@ use crate::net::origin::{OriginError, OriginSource};
 use crate::net::stream::{ByteStream, PeerAddr};
 use crate::telemetry::labels::{ClientDialect, RedirectRefusal};
 
+/// What tunnels of this dialect are at their target.
+const NETWORK: &str = "tcp";
+
 /// Serves one connection to its end.
 ///
 /// A cancelled call cancels the dial or resets the tunnel; either way the connection is reset, and so it is by the kernel for a
@@ -90,13 +93,13 @@ async fn open(
         }
     };
     let destination = wanted.to_string();
-    let admission = context.admit();
+    let admission = context.admit(None);
     let mut tunnel = ClientTunnel::new(context, ClientDialect::Transparent);
     let asked = tunnel.dialing(&destination);
     let mut early = BytesMut::new();
     let relays = context.relay.as_ref();
     let pipe = relays.is_some_and(|relay| relay.has_room());
-    let dialed = match admission.check() {
+    let dialed = match admission.check(NETWORK, &destination) {
         Ok(()) => {
             let bytes = (&mut early, Unanswered::new(&context.limits));
             dial(&mut io, bytes, hub, &destination, pipe, &asked).await
@@ -142,7 +145,7 @@ async fn dial(
 ) -> Option<Result<OpenTunnel<Carrier>, DialFailure>> {
     let dial = DialId(rand::random::<i64>() & i64::MAX);
     // Boxed: a dial's state is larger than a tunnel's, which may live for days in the same task.
-    let dialing = Box::pin(hub.dial_for(dial, "tcp", destination, pipe, asked));
+    let dialing = Box::pin(hub.dial_for(dial, NETWORK, destination, pipe, asked));
     pending_dial::outcome(dialing, io, early, &mut unanswered).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use adit_core::grant::{Account, Holder, Names};
+use adit_core::grant::{Account, Holder};
 use adit_kube::account::ServiceAccount;
 use rustls_pki_types::{CertificateDer, UnixTime};
 
@@ -65,10 +65,7 @@ impl Certificate {
     }
 
     fn as_grants_know_it(&self) -> Holder<'_> {
-        Holder::Certificate(Names {
-            common_name: self.principal.common_name.as_deref(),
-            alternative: &self.principal.names,
-        })
+        Holder::Certificate(self.principal.names())
     }
 }
 

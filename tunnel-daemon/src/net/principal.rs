@@ -2,6 +2,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use adit_core::grant::Names;
 use sha2::{Digest, Sha256};
 use x509_parser::{
     extensions::GeneralName,
@@ -55,6 +56,15 @@ impl Principal {
             names,
             certificate_sha256: Sha256::digest(der).into(),
         })
+    }
+
+    /// Its names, as grants and client rules know them.
+    #[must_use]
+    pub fn names(&self) -> Names<'_> {
+        Names {
+            common_name: self.common_name.as_deref(),
+            alternative: &self.names,
+        }
     }
 
     /// Names the holder, to compare and to log: the same for another certificate of the same holder, also across renewals,

@@ -338,6 +338,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
     /// Whether its bytes are those of a socket, so that [`Self::into_descriptor`] has one.
     fn is_plain(&self) -> bool;
 
+    /// Who the peer is by its verified certificate, if it has shown one.
+    fn principal(&self) -> Option<&Principal> {
+        None
+    }
+
     /// The TCP socket at the bottom, if there is one.
     fn tcp(&self) -> Option<&TcpStream> {
         None
@@ -362,6 +367,10 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin {
 impl Connection for ByteStream {
     fn is_plain(&self) -> bool {
         self.as_tls().is_none()
+    }
+
+    fn principal(&self) -> Option<&Principal> {
+        Self::principal(self).map(AsRef::as_ref)
     }
 
     fn tcp(&self) -> Option<&TcpStream> {

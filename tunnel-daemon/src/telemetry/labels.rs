@@ -98,6 +98,8 @@ label! {
         FrontendClose = "frontend_close",
         /// A cap or a shutdown refused the dial; upstream has no such case.
         Refused = "refused",
+        /// No rule of this server allows the target to the client; upstream has no such case.
+        Denied = "denied",
     }
 }
 
@@ -397,6 +399,8 @@ pub fn go_code(code: tonic::Code) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use adit_core::grant::ClientRules;
+
     use super::*;
 
     fn indexes_match_positions<L: Label>() {
@@ -417,6 +421,13 @@ mod tests {
         indexes_match_positions::<ClientDialect>();
     }
 
+    fn denied() -> DialFailure {
+        let rules = ClientRules::parse(&["10.0.0.1"]).unwrap();
+        let targets = rules.of_client(None).unwrap();
+        let denied = targets.check("tcp", "10.0.0.2:80").unwrap_err();
+        DialFailure::Denied(Box::new(denied))
+    }
+
     #[test]
     fn every_dial_failure_has_its_own_reason_in_the_list() {
         let failures = [
@@ -431,6 +442,7 @@ mod tests {
             DialFailure::Closed,
             DialFailure::ShuttingDown,
             DialFailure::NoDescriptors,
+            denied(),
         ];
         for failure in &failures {
             assert_eq!(DialFailureReason::from(failure).as_str(), failure.reason());

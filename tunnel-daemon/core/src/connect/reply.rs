@@ -109,10 +109,10 @@ impl TargetStatus {
 /// All bytes to write for a failed dial before the connection is closed; none where upstream writes none.
 #[must_use]
 pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
-    let plain = |status: TargetStatus, body: &str| {
-        let line = status.line();
+    let text = |line: &str, body: &str| {
         format!("HTTP/1.1 {line}\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n{body}")
     };
+    let plain = |status: TargetStatus, body: &str| text(status.line(), body);
     let response = match failure {
         DialFailure::NoAgent => format!(
             "HTTP/1.1 500 Internal Server Error\r\n\
@@ -128,6 +128,7 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
                 {text}"
             )
         }
+        DialFailure::Denied(denied) => text("403 Forbidden", &format!("{denied}\r\n")),
         DialFailure::LinkBusy => plain(
             TargetStatus::BadGateway,
             &format!("Failed to tunnel dial request: {failure}\r\n"),

@@ -269,3 +269,20 @@ fn the_class_of_a_destination_is_the_entry_that_covers_it() {
     let open = DestinationList::open();
     assert_eq!(open.class("10.1.2.3:80".parse().unwrap(), None), None);
 }
+
+/// Patterns are for those who ask for names; whoever dials checks addresses.
+#[test]
+fn lists_of_ends_that_dial_have_no_patterns() {
+    for entry in ["*", "*:443", "*.example"] {
+        assert!(DestinationList::allow_targets(&[entry]).is_err(), "{entry}");
+        let with_port = if entry.contains(':') {
+            entry.to_owned()
+        } else {
+            format!("{entry}:443")
+        };
+        assert!(
+            DestinationList::allowed_destinations(&[with_port]).is_err(),
+            "{entry}"
+        );
+    }
+}

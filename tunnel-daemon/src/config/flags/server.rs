@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adit_core::grant::Grants;
+use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
 use adit_kube::reviewer::Rate;
 
@@ -74,6 +74,15 @@ pub(super) struct ServerFlags {
     /// TCP frontends in clear text, for anyone who can connect
     #[arg(long, conflicts_with = "server_cert", help_heading = "Frontends")]
     insecure_plaintext_frontend: bool,
+    /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
+    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; repeatable
+    /// [default: every target]
+    #[arg(
+        long = "client-allow-target",
+        value_name = "RULE",
+        help_heading = "Frontends"
+    )]
+    client_allow_targets: Vec<String>,
     /// Remove a stale socket file before listening
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           action = clap::ArgAction::Set, help_heading = "Frontends")]
@@ -343,6 +352,8 @@ impl ServerFlags {
                 })
                 .transpose()?,
             frontends: self.frontends(warnings)?,
+            client_rules: ClientRules::parse(&self.client_allow_targets)
+                .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
             transparent: self.transparent.plan(),
             frontend_keepalive: KeepAlive::every(self.frontend_keepalive_time),
             connect: ConnectPlan {

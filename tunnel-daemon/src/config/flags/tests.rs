@@ -457,3 +457,31 @@ fn admin_socket_is_off_unless_it_is_given_and_must_be_a_path_of_its_own() {
     let error = with(&[&long]).unwrap_err();
     assert!(error.message().contains("1 to 107 bytes"), "{error}");
 }
+
+#[test]
+fn client_rules_are_read_and_names_in_them_need_certificates_of_clients() {
+    let rules = |flags: &[&str]| {
+        let agents = ["--cluster-ca-cert=PEM"];
+        let flags: Vec<&str> = agents.iter().chain(flags).copied().collect();
+        server(&flags).map(|(plan, _warnings)| plan.client_rules.clone())
+    };
+    let unix = "--frontend=grpc=unix:/s";
+    let rule = "--client-allow-target=10.0.0.0/8:443";
+    let named = "--client-allow-target=cn=a,*.svc:443";
+    assert_eq!(rules(&[unix]).unwrap().of_client(None), None);
+    let targets = rules(&[unix, rule]).unwrap().of_client(None).unwrap();
+    assert_eq!(targets.check("tcp", "10.0.0.1:443"), Ok(()));
+    assert!(targets.check("tcp", "10.0.0.1:80").is_err());
+    let error = rules(&[unix, rule, named]).unwrap_err();
+    let text = error.message();
+    assert!(text.contains("no frontend asks for one"), "{text}");
+    let tcp = [
+        "--frontend=grpc=tcp:127.0.0.1:0",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+        "--server-ca-cert=PEM",
+        rule,
+        named,
+    ];
+    assert!(rules(&tcp).unwrap().name_certificates());
+}

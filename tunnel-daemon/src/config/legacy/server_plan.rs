@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use adit_core::grant::Grants;
+use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
 use adit_kube::reviewer::Rate;
 
@@ -43,6 +43,7 @@ pub(super) fn map(
         server_count: options.server_count,
         leases,
         frontends: vec![frontend(options)?],
+        client_rules: ClientRules::default(),
         frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
         connect: ConnectPlan::default(),
         agents: agent_listener(options, warnings)?,

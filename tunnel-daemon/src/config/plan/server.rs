@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 
 use adit_core::destination::DestinationList;
-use adit_core::grant::Grants;
+use adit_core::grant::{ClientRules, Grants};
 use adit_core::ids::ServerId;
 
 use super::account::AccountPlan;
@@ -115,6 +115,8 @@ pub struct ServerSettings {
     pub server_count: i64,
     /// At least one, unless clients come in transparently.
     pub frontends: Vec<FrontendPlan>,
+    /// What clients may ask for; empty: everything, as upstream.
+    pub client_rules: ClientRules,
     /// HTTP/2 keepalive of gRPC frontends.
     pub frontend_keepalive: KeepAlive,
     /// Request heads of HTTP-CONNECT frontends.
@@ -242,6 +244,16 @@ impl ServerSettings {
                 }
                 FrontendListen::Tcp { tls: None, .. } => (),
             }
+        }
+        let asks = |frontend: &FrontendPlan| {
+            matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
+        };
+        if self.client_rules.name_certificates() && !self.frontends.iter().any(asks) {
+            // A security flag is never accepted without effect.
+            return Err(ConfigError::new(
+                "--client-allow-target with cn=, dns= or uri= goes by certificates of clients, and no frontend asks for one: give a \
+                 frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out",
+            ));
         }
         super::parts::check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
         match &self.admin_socket {

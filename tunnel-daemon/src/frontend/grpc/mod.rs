@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
-use super::events::{FrontendContext, GrpcEvents, time_is_up};
+use super::events::{Admission, FrontendContext, GrpcEvents, time_is_up};
 use crate::hub::Hub;
 use crate::net::grpc::{self, Windows};
 use crate::net::tasks::Tasks;
@@ -32,7 +32,7 @@ pub const SOCKET_BYTES: usize = 512 * 1024;
 /// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
 const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
 
-/// Serves one client connection to its end, which is when it has no calls once this process is `leaving`; one that has not said
+/// Serves one client connection, of which `admission` says whether it is welcome, to its end, which is when it has no calls once this process is `leaving`; one that has not said
 /// that it speaks HTTP/2 is not waited for then. Every `Proxy` call is admitted by `tasks` and runs beside it.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
@@ -40,6 +40,7 @@ pub fn serve<S>(
     io: S,
     hub: Arc<Hub>,
     context: FrontendContext,
+    admission: Admission,
     keepalive: Duration,
     tasks: Tasks,
     leaving: CancellationToken,
@@ -47,7 +48,6 @@ pub fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let admission = context.admit();
     // Boxed: the connection has a place of its own afterwards.
     let left = leaving.clone();
     let mut greeting = Box::pin(async move {
@@ -81,7 +81,7 @@ where
                 Arc::clone(&hub),
                 request.into_body(),
                 respond,
-                admission,
+                admission.clone(),
                 GrpcEvents::new(&context),
             );
             let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);

@@ -346,7 +346,7 @@ impl<E: StreamEvents> ProxyStream<E> {
             });
         }
         let asked = self.events.dialing(&address);
-        if let Err(failure) = self.admission.check() {
+        if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
         let hub = Arc::clone(&self.hub);

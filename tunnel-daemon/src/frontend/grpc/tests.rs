@@ -42,7 +42,15 @@ async fn a_call_without_a_dial_ends_after_sixty_seconds() {
     let tasks = Tasks::new(10);
     let never = CancellationToken::new();
     let keepalive = Duration::from_secs(3600);
-    let serving = serve(near, hub, context(), keepalive, tasks, never);
+    let serving = serve(
+        near,
+        hub,
+        context(),
+        Admission::default(),
+        keepalive,
+        tasks,
+        never,
+    );
     let client = async {
         let handshake = h2::client::handshake(far).await;
         let (mut requests, connection) = handshake.expect("HTTP/2");

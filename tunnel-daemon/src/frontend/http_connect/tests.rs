@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt as _, duplex};
 use tokio::time::Instant;
 
 use super::*;
+use crate::frontend::events::Admission;
 
 use crate::hub::{Conduit, DialLimits, Leg, Mailbox};
 use crate::net::descriptors::Descriptors;
@@ -173,12 +174,13 @@ fn the_state_of_a_connection_stays_small() {
         server,
         hub,
         context,
+        Admission::default(),
         Duration::MAX,
         tasks,
         CancellationToken::new(),
     );
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 512, "{bytes} bytes for grpc");
+    assert!(bytes <= 520, "{bytes} bytes for grpc");
 }
 
 /// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a hub with a link

@@ -16,7 +16,7 @@ label! {
         Timeout = "timeout",
         /// There is no route to the target, or none for its address family.
         Unreachable = "unreachable",
-        /// The list of allowed destinations of the end that dials does not cover the target.
+        /// The list of allowed destinations of the end that dials does not cover the target, or the server's list for its clients.
         Denied = "denied",
         /// The agent, its link or its lane went away before the answer, or the agent stops.
         AgentLost = "agent_lost",
@@ -36,6 +36,8 @@ label! {
     DialStage {
         /// The limits of this process refused the dial before an agent was chosen.
         Admission = "admission",
+        /// What this server allows its clients.
+        ServerPolicy = "server_policy",
         /// No agent was found for the destination.
         Route = "route",
         /// The request was not sent to the agent.
@@ -58,6 +60,7 @@ impl DialReason {
     #[must_use]
     pub fn of_failure(failure: &DialFailure) -> (Self, DialStage) {
         match failure {
+            DialFailure::Denied(_) => (Self::Denied, DialStage::ServerPolicy),
             DialFailure::NoAgent => (Self::NoAgent, DialStage::Route),
             DialFailure::Target(text) => Self::of_answer(text),
             DialFailure::TimedOut => (Self::Timeout, DialStage::Answer),

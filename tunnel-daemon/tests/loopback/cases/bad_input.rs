@@ -102,6 +102,8 @@ const VALUES: &[Wrong] = &[
     wrong(Server, &[], &["--lane-security=rot13"], 2, &["--lane-security", "rot13"]),
     wrong(Server, &[], &["--log-format=xml"], 2, &["--log-format", "write text or json"]),
     wrong(Server, &[], &["--agent-grant=node-1"], 1, &["--agent-grant", "KEY=VALUE"]),
+    wrong(Server, &[], &["--client-allow-target=id=a,10.0.0.1"], 1, &["--client-allow-target", "id=a", "write cn=, dns= or uri="]),
+    wrong(Server, &[], &["--client-allow-target=10.0.0.0/99"], 1, &["--client-allow-target", "10.0.0.0/99", "use 0 to 32"]),
     wrong(Server, &[], &["--allowed-destination=10.0.0.1"], 1, &["--allowed-destination", "needs a port"]),
     wrong(Server, &[], &["--server-id=gr\u{fc}n"], 1, &["--server-id", "gRPC header"]),
     wrong(Agent, &[], &["--no-such-flag"], 2, &["--no-such-flag"]),
@@ -135,6 +137,7 @@ const VALUES: &[Wrong] = &[
 #[rustfmt::skip] // As above.
 const CONTRADICTIONS: &[Wrong] = &[
     wrong(Server, &["--frontend="], &[], 1, &["--frontend", "give at least one"]),
+    wrong(Server, &[], &["--client-allow-target=cn=a,10.0.0.1"], 1, &["--client-allow-target", "no frontend asks", "--server-ca-cert"]),
     wrong(Server, &["--cluster-key="], &[], 2, &["--cluster-key"]),
     wrong(Server, &["--cluster-ca-cert="], &[], 1, &["--cluster-ca-cert", "--insecure-allow-unauthenticated-agents"]),
     wrong(Server, &[], &["--insecure-allow-unauthenticated-agents"], 2, &["--cluster-ca-cert", "--insecure-allow-unauthenticated-agents"]),

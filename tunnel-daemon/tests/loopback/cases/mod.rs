@@ -8,6 +8,7 @@ mod agents;
 mod alpn_fronts;
 mod bad_input;
 mod client_limits;
+mod client_policy;
 mod curl;
 mod cut_sockets;
 mod demo_colours;

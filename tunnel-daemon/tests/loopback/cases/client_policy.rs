@@ -1,0 +1,164 @@
+//! What a server allows its clients to ask for: everything, or what a rule names, for all of them or by certificate.
+
+use adit::app::demo::grpc_client::GrpcTunnel;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt as _;
+
+use super::processes::Processes;
+use crate::support::process::{metric, scrape};
+use crate::support::raw::Connection;
+use crate::support::wait::{until, within};
+use crate::support::world::{World, sample};
+use crate::support::{connect, targets, tls};
+
+const FLAG: &str = "--client-allow-target of the server";
+const DENIED: &str = "adit_dial_failures_total{reason=\"denied\"}";
+const UPSTREAM: &str = "konnectivity_network_proxy_server_dial_failure_count{reason=\"denied\"}";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_reach_what_a_rule_names_and_are_told_of_the_flag_otherwise() {
+    let (port, _target) = targets::echo().await;
+    let rules = [
+        format!("--client-allow-target=127.0.0.1:{port}"),
+        format!("--client-allow-target=LocalHost:{port}"),
+    ];
+    let world = World::start(&[&rules[0], &rules[1]]).await;
+    // It would dial all of them.
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    for target in ["127.0.0.1", "[::ffff:127.0.0.1]", "LOCALHOST."] {
+        world.assert_serves(&format!("{target}:{port}")).await;
+    }
+    let denied = [
+        format!("127.0.0.2:{port}"),
+        format!("127.1:{port}"),
+        "127.0.0.1:1".to_owned(),
+        "169.254.169.254:80".to_owned(),
+        "127.0.0.1".to_owned(),
+    ];
+    for target in &denied {
+        let (status, body) = connect::refused(&world.connect(), &connect::head(target)).await;
+        // Go's parser of requests, whose rules the frontend follows, wants a port.
+        if target.contains(':') {
+            assert_eq!(status, 403, "{target}: {body}");
+            assert!(
+                body.contains(target) && body.contains(FLAG),
+                "{target}: {body}"
+            );
+        }
+        let dial = within("an answer", GrpcTunnel::open(world.channel().await, target)).await;
+        let error = dial.err().expect("it is denied").to_string();
+        assert!(
+            error.contains(target) && error.contains(FLAG),
+            "{target}: {error}"
+        );
+    }
+    let text = world.server().metrics.scrape().text();
+    let count = sample(&text, DENIED);
+    assert!(count >= Some(9.0), "{count:?}");
+    assert_eq!(sample(&text, UPSTREAM), count);
+}
+
+/// What a client with this certificate is answered.
+async fn ask(world: &World, client: &str, target: &str) -> String {
+    let files = &world.files;
+    let identity = (files.cert(client), files.key(client));
+    let identity = Some((identity.0.as_path(), identity.1.as_path()));
+    let at = world.server().frontends[0];
+    let dialed = tls::dial_as(b"http/1.1", at, &files.ca_file(), identity).await;
+    let mut stream = dialed.expect("a handshake");
+    let request = connect::head(target);
+    stream.write_all(&request).await.expect("it is taken");
+    connect::read_head(&mut stream).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_with_a_name_holds_for_that_certificate_only() {
+    let (port, _target) = targets::echo().await;
+    let (other, _other) = targets::echo().await;
+    let rules = [
+        format!("--client-allow-target=cn=client,127.0.0.1:{port}"),
+        format!("--client-allow-target=127.0.0.1:{other}"),
+    ];
+    let world = World::start(&[
+        &rules[0],
+        &rules[1],
+        "--frontend=http-connect=tcp:127.0.0.1:0",
+        "--frontend=grpc=tcp:127.0.0.1:0",
+        "--server-cert={certs}/server.crt",
+        "--server-key={certs}/server.key",
+        "--server-ca-cert={certs}/ca.crt",
+    ])
+    .await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let (named, open) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{other}"));
+    for (client, target, status) in [
+        ("client", &named, "200"),
+        ("client", &open, "200"),
+        ("agent", &named, "403"),
+        ("agent", &open, "200"),
+    ] {
+        let head = ask(&world, client, target).await;
+        assert_eq!(
+            head.split(' ').nth(1),
+            Some(status),
+            "{client} {target}: {head}"
+        );
+    }
+    // A client on a unix socket has no certificate.
+    let (status, body) = connect::refused(&world.connect(), &connect::head(&named)).await;
+    assert_eq!(status, 403);
+    assert!(body.contains("a client without a certificate"), "{body}");
+    world.assert_serves(&open).await;
+
+    let files = &world.files;
+    for (client, error) in [("client", None), ("agent", Some("CN=agent"))] {
+        let identity = (files.cert(client), files.key(client));
+        let identity = Some((identity.0.as_path(), identity.1.as_path()));
+        let at = world.server().frontends[1];
+        let stream = tls::dial(at, &files.ca_file(), identity).await;
+        let connection = Connection::over(stream.expect("a handshake")).await;
+        let mut call = connection.proxy().await;
+        call.dial(1, &named);
+        let answer = format!("{:?}", call.payload().await.expect("an answer"));
+        match error {
+            None => assert!(answer.contains("error: \"\""), "{answer}"),
+            Some(text) => assert!(answer.contains(text) && answer.contains(FLAG), "{answer}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_by_the_server_is_one_line_in_its_log() {
+    let processes = Processes::start(&["--client-allow-target=127.0.0.1"]).await;
+    let _agent = processes.agent("agent-1", &[]);
+    metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
+    let socket = processes.world.connect();
+    let (status, body) = connect::refused(&socket, &connect::head("127.0.0.2:80")).await;
+    assert_eq!(status, 403, "{body}");
+    let failed = || {
+        let log = processes.server.log();
+        let lines = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines
+            .filter(|line| line["message"] == "dial failed")
+            .collect::<Vec<_>>()
+    };
+    until("the line", || !failed().is_empty()).await;
+    let lines = failed();
+    let [line] = lines.as_slice() else {
+        panic!("{lines:?}");
+    };
+    for (field, value) in [
+        ("destination", "127.0.0.2:80"),
+        ("reason", "denied"),
+        ("stage", "server_policy"),
+        ("error", body.trim_end()),
+    ] {
+        assert_eq!(line[field], value, "{line}");
+    }
+    assert!(line["agent"].is_null(), "no agent was asked: {line}");
+    assert_eq!(sample(&scrape(processes.health).await, DENIED), Some(1.0));
+}
