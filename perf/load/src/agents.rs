@@ -33,7 +33,7 @@ use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::{AgentHello, Extensions};
+use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
 use anyhow::{Context as _, bail};
 
 use crate::reviews;
@@ -185,6 +185,7 @@ impl Agents {
                     link: true,
                     lanes: self.lanes,
                 },
+                version: PeerVersion::own(),
             },
             token_path,
             count_source: CountSource::default(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use adit_core::ids::{AgentId, ServerId, TunnelKey};
 use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
-use adit_core::wire::metadata::{AgentHello, HelloError, ServerHello};
+use adit_core::wire::metadata::{AgentHello, HelloError, PeerVersion, ServerHello};
 use adit_core::wire::packet::PacketType;
 use adit_relay::tcp_state;
 use h2::client::SendRequest;
@@ -296,6 +296,8 @@ pub struct AgentLink {
     pub mailbox: Arc<Mailbox>,
     /// Whether both ends are Adit.
     pub credit: bool,
+    /// The release that the server says it is.
+    pub version: PeerVersion,
     /// The address it was opened to.
     pub address: Arc<str>,
     /// Since when it is there.
@@ -356,6 +358,7 @@ impl Opened {
             lanes: lanes.clone(),
             mailbox: Arc::default(),
             credit,
+            version: self.server.version,
             address: Arc::from(""),
             since: Instant::now(),
             is_silent: false,

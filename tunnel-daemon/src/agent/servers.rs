@@ -31,6 +31,7 @@ use crate::hub::{Command, LinkOver};
 use crate::lane::{Lane, bind_to_server};
 use crate::net::tasks::Tasks;
 use crate::telemetry::Masked;
+use crate::telemetry::guard::GaugeGuard;
 use crate::telemetry::labels::{LinkDirection, Segment};
 
 /// What the search for servers needs.
@@ -285,6 +286,7 @@ struct Held {
     server: ServerId,
     serial: u64,
     lanes: Option<LaneKeeper>,
+    _version: GaugeGuard,
 }
 
 impl Held {
@@ -412,7 +414,11 @@ impl Shared {
             link.address = address.to_string().into();
         }
         let lanes = link.lanes.clone();
-        tracing::info!(%server, adit = credit, lanes = lanes.is_some(), "connected to a server");
+        let version = self.context.metrics.adit().link_of_version(link.version);
+        tracing::info!(
+            %server, adit = credit, version = link.version.as_str().unwrap_or_default(), lanes = lanes.is_some(),
+            "connected to a server"
+        );
         if lanes.is_none() && self.settings.serves_node {
             tracing::warn!(
                 %server,
@@ -433,6 +439,7 @@ impl Shared {
             server: server.clone(),
             serial,
             lanes,
+            _version: version,
         };
         let link = held.until(running, silence);
         if self.context.tasks.spawn("link", link).is_err() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use adit_core::destination::DestinationList;
 use adit_core::ids::ServerId;
 use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::{AgentHello, Extensions};
+use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
 use adit_kube::access::Api;
 use adit_kube::leases;
 use anyhow::Context as _;
@@ -212,6 +212,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
                 link: true,
                 lanes: plan.data_path.lanes_max > 0,
             },
+            version: PeerVersion::own(),
         },
         token_path: plan.token_path.clone(),
         policy: SyncPolicy {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use adit_core::registry::Registry;
 use adit_core::session::ProcessBudget;
-use adit_core::wire::metadata::{Extensions, ServerHello};
+use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -333,6 +333,7 @@ fn backend_settings(
         server: plan.server_id.clone(),
         server_count: plan.server_count,
         extensions: Extensions::default(),
+        version: PeerVersion::own(),
         lane_grant: None,
     };
     let link = LinkSettings {

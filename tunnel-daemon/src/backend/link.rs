@@ -77,10 +77,13 @@ pub(super) async fn run_link(
     let _link = metrics
         .adit()
         .link(if credit { PeerKind::Adit } else { PeerKind::Go });
+    let _version = metrics.adit().link_of_version(handle.info.version);
+    let version = handle.info.version;
+    let version = version.as_str().unwrap_or_default();
     let agent = handle.info.agent.clone();
     let principal = handle.info.identity.owner().cloned();
     let principal = principal.as_deref().unwrap_or_default();
-    tracing::info!(%agent, link = handle.id.0, adit = credit, principal, "agent connected");
+    tracing::info!(%agent, link = handle.id.0, adit = credit, version, principal, "agent connected");
     if standing == Standing::Shadowed {
         tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
     }

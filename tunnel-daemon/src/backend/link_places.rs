@@ -96,7 +96,7 @@ fn refused(text: String) -> Refused {
 mod tests {
     use adit_core::ids::AgentId;
     use adit_core::wire::identifiers::Identifiers;
-    use adit_core::wire::metadata::Extensions;
+    use adit_core::wire::metadata::{Extensions, PeerVersion};
 
     use super::*;
     use crate::net::stream::PeerAddr;
@@ -108,6 +108,7 @@ mod tests {
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
+            version: PeerVersion::default(),
         };
         let [one, other] = ["one", "other"].map(|owner| Source::new(&owner.into(), PeerAddr::Unix));
         let held: Vec<_> = std::iter::from_fn(|| quota.enter(&small, &one).ok()).collect();
@@ -133,6 +134,7 @@ mod tests {
                 ..Identifiers::default()
             },
             extensions: Extensions::default(),
+            version: PeerVersion::default(),
         };
         let [one, other] = ["one", "other"].map(|owner| Source::new(&owner.into(), PeerAddr::Unix));
         let large = hello(1024);

@@ -13,7 +13,7 @@ use adit_core::registry::Silence;
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
-use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, ServerHello};
+use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, PeerVersion, ServerHello};
 use adit_kube::token::Token;
 use futures_util::future::{Either, select};
 use h2::RecvStream;
@@ -242,6 +242,12 @@ impl Backend {
             extensions,
             lane_grant,
             server_count: hello.server_count.max(leases),
+            // To those who have said theirs.
+            version: link
+                .info
+                .version
+                .as_str()
+                .map_or_else(PeerVersion::default, |_said| hello.version),
             ..hello
         }
     }
@@ -466,6 +472,7 @@ impl Backend {
             identifiers: hello.identifiers,
             identity,
             credit: hello.extensions.link,
+            version: hello.version,
             address: peer,
         };
         let links_max = self.settings.links_per_agent_max;

@@ -198,6 +198,7 @@ mod tests {
             identifiers: Identifiers::default(),
             identity: AgentIdentity::Unverified,
             credit: true,
+            version: adit_core::wire::metadata::PeerVersion::default(),
             address: PeerAddr::Unix,
         };
         let link = hub.enter(agent, 1, None).unwrap();

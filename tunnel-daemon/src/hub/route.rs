@@ -10,6 +10,7 @@ use adit_core::registry::{Registry, Silence, Standing};
 use adit_core::session::ProcessBudget;
 use adit_core::target::Host;
 use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::Instant;
 
@@ -40,6 +41,8 @@ pub struct LinkInfo {
     pub identity: AgentIdentity,
     /// Whether both ends are Adit.
     pub credit: bool,
+    /// The release that it says it is.
+    pub version: PeerVersion,
     /// Where its connection comes from, for those who look.
     pub address: PeerAddr,
 }

@@ -175,6 +175,7 @@ async fn world(credit: bool, isolation: Isolation) -> World {
             identifiers: adit_core::wire::identifiers::Identifiers::default(),
             identity: AgentIdentity::Unverified,
             credit,
+            version: adit_core::wire::metadata::PeerVersion::default(),
             address: crate::net::stream::PeerAddr::Unix,
         };
         let Entered {

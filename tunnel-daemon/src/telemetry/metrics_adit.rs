@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::wire::metadata::PeerVersion;
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
 use super::dial_counts::DialCounts;
@@ -21,6 +22,7 @@ use super::metrics_account::AccountMetrics;
 use super::metrics_node::NodeAgents;
 use super::metrics_redirect::RedirectMetrics;
 use super::tunnels::{OpenTunnels, TunnelBytes};
+use super::versions::LinksByVersion;
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -44,6 +46,7 @@ struct Inner {
     failed_dials: FailedDials,
     tls_reloads: Counters<ReloadResult>,
     links: Gauges<PeerKind>,
+    links_by_version: LinksByVersion,
     links_retired: IntGauge,
     lanes: Gauges<LaneState>,
     lanes_opened: IntCounter,
@@ -140,6 +143,7 @@ impl AditMetrics {
                 "result",
             ),
             links: families.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links_by_version: LinksByVersion::new(&families),
             links_retired: families.gauge(
                 "links_retired",
                 "Open agent links that get no dials because their agent reads nothing",
@@ -346,6 +350,11 @@ impl AditMetrics {
     /// A link is open.
     pub fn link(&self, peer: PeerKind) -> GaugeGuard {
         GaugeGuard::new(self.0.links.of(peer))
+    }
+
+    /// A link to a peer of this release is open.
+    pub fn link_of_version(&self, version: PeerVersion) -> GaugeGuard {
+        self.0.links_by_version.link(version)
     }
 
     /// A link is retired.

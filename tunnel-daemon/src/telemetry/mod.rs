@@ -28,6 +28,7 @@ mod sink;
 #[cfg(test)]
 mod tests;
 pub mod tunnels;
+mod versions;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

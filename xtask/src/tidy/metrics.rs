@@ -25,6 +25,7 @@ const OURS: &[(&str, &str)] = &[
     ("metrics_redirect.rs", "adit_"),
     ("metrics_review.rs", "adit_"),
     ("tunnels.rs", "adit_"),
+    ("versions.rs", "adit_"),
 ];
 /// Files there with upstream's.
 const UPSTREAMS: &[&str] = &[

@@ -12,6 +12,7 @@ use super::identifiers::{Identifiers, IdentifiersError};
 use super::lane_grant::LaneGrantHeaders;
 pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
 pub use super::values::Values;
+pub use super::version::PeerVersion;
 use crate::ids::{AgentId, ServerId};
 use crate::text::Excerpt;
 
@@ -34,6 +35,8 @@ pub const SERVER_COUNT: &str = "servercount";
 pub const ADIT_LINK: &str = "adit-link";
 /// Both ways: this end understands lanes. Unknown to Go peers.
 pub const ADIT_LANES: &str = "adit-lanes";
+/// Both ways: the release of this end's program. Unknown to Go peers.
+pub const ADIT_VERSION: &str = "adit-version";
 
 /// What both ends must offer before it is used. An absent key or another value than `1` is "no".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -80,6 +83,8 @@ pub struct AgentHello {
     pub identifiers: Identifiers,
     /// What the agent offers beyond upstream's protocol.
     pub extensions: Extensions,
+    /// The release of its program.
+    pub version: PeerVersion,
 }
 
 impl AgentHello {
@@ -91,10 +96,12 @@ impl AgentHello {
         headers: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, HelloError> {
         let (mut ids, mut sets, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
+        let mut version = PeerVersion::default();
         for (name, value) in headers {
             match name {
                 AGENT_ID => ids.push(value),
                 AGENT_IDENTIFIERS => sets.push(value),
+                ADIT_VERSION => version = PeerVersion::parse(value),
                 _ => extensions.note(name, value),
             }
         }
@@ -113,6 +120,7 @@ impl AgentHello {
             agent: AgentId::new(id),
             identifiers,
             extensions,
+            version,
         })
     }
 
@@ -124,7 +132,14 @@ impl AgentHello {
             (AGENT_IDENTIFIERS, self.identifiers.encode()),
         ];
         self.extensions.push_to(&mut pairs);
+        push_version(self.version, &mut pairs);
         pairs
+    }
+}
+
+fn push_version(version: PeerVersion, pairs: &mut Vec<(&'static str, String)>) {
+    if let Some(version) = version.as_str() {
+        pairs.push((ADIT_VERSION, version.to_owned()));
     }
 }
 
@@ -137,6 +152,8 @@ pub struct ServerHello {
     pub server_count: i64,
     /// What the server offers beyond upstream's protocol.
     pub extensions: Extensions,
+    /// The release of its program.
+    pub version: PeerVersion,
     /// With [`Extensions::lanes`]: how to bind them to this link.
     pub lane_grant: Option<LaneGrant>,
 }
@@ -152,10 +169,12 @@ impl ServerHello {
     ) -> Result<Self, HelloError> {
         let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
         let mut grant = LaneGrantHeaders::default();
+        let mut version = PeerVersion::default();
         for (name, value) in headers {
             match name {
                 SERVER_ID => ids.push(value),
                 SERVER_COUNT => counts.push(value),
+                ADIT_VERSION => version = PeerVersion::parse(value),
                 _ => {
                     extensions.note(name, value);
                     grant.note(name, value);
@@ -179,6 +198,7 @@ impl ServerHello {
             server: ServerId::new(id),
             server_count,
             extensions,
+            version,
             lane_grant,
         })
     }
@@ -191,6 +211,7 @@ impl ServerHello {
             (SERVER_COUNT, self.server_count.to_string()),
         ];
         self.extensions.push_to(&mut pairs);
+        push_version(self.version, &mut pairs);
         if let Some(grant) = &self.lane_grant {
             grant.push_to(&mut pairs);
         }
@@ -355,6 +376,7 @@ mod tests {
                 agent: AgentId::new("a"),
                 identifiers,
                 extensions,
+                version: PeerVersion::parse("1.2.3"),
             };
             let pairs = agent.to_headers();
             assert_eq!(AgentHello::from_headers(borrowed(&pairs)), Ok(agent));
@@ -362,6 +384,7 @@ mod tests {
                 server: ServerId::new("s"),
                 server_count: 3,
                 extensions,
+                version: PeerVersion::parse("1.2.4"),
                 lane_grant: lanes.then(grant),
             };
             let pairs = server.to_headers();
@@ -386,6 +409,7 @@ mod tests {
                 link: true,
                 lanes: true,
             },
+            version: PeerVersion::default(),
             lane_grant: Some(grant()),
         };
         assert!(!format!("{server:?}").contains("secret"));

@@ -8,6 +8,7 @@ pub mod metadata;
 pub mod packet;
 pub mod packets;
 mod values;
+pub mod version;
 
 /// Largest gRPC message any party accepts, bytes. Both Go ends keep gRPC-Go's default receive limit.
 pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;

@@ -7,7 +7,7 @@ use adit_core::destination::DestinationList;
 use adit_core::ids::{AgentId, DialId};
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::Extensions;
+use adit_core::wire::metadata::{Extensions, PeerVersion};
 use adit_core::wire::packet::{Packet, Received};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::poll;
@@ -25,6 +25,7 @@ fn identity() -> Identity {
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
+            version: PeerVersion::default(),
         },
         token: None,
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::{AgentHello, Extensions};
+use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
 use futures_util::poll;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
@@ -56,6 +56,7 @@ fn door() -> (Arc<NodeDoor>, AgentMetrics) {
             agent: agent.clone(),
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
+            version: PeerVersion::default(),
         },
         token_path: None,
         count_source: CountSource::default(),

@@ -6,7 +6,7 @@ use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
 use adit_core::session::{Isolation, ProcessBudget};
 use adit_core::wire::identifiers::Identifiers;
-use adit_core::wire::metadata::Extensions;
+use adit_core::wire::metadata::{Extensions, PeerVersion};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -89,6 +89,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             agent: AgentId::new("a"),
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
+            version: PeerVersion::default(),
         },
         token_path: None,
         lanes_max: 0,
@@ -141,6 +142,11 @@ async fn a_server_whose_link_panics_is_held_no_more() {
         server,
         serial: 1,
         lanes: None,
+        _version: shared
+            .context
+            .metrics
+            .adit()
+            .link_of_version(PeerVersion::default()),
     };
     tasks
         .spawn("link", held.until(fault(), Silence::none()))
@@ -162,6 +168,7 @@ async fn a_link_with_a_full_queue_is_told_of_the_drain_all_the_same() {
         lanes: None,
         mailbox: Arc::default(),
         credit: false,
+        version: PeerVersion::default(),
         address: Arc::from(""),
         since: std::time::Instant::now(),
         is_silent: false,

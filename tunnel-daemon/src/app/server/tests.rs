@@ -6,6 +6,7 @@ use adit_core::ids::AgentId;
 use adit_core::lane::{FrameReader, LaneRole};
 use adit_core::session::ProcessBudget;
 use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
 use bytes::Bytes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -49,6 +50,7 @@ fn agent() -> LinkInfo {
         identifiers: Identifiers::default(),
         identity: AgentIdentity::Unverified,
         credit: true,
+        version: PeerVersion::default(),
         address: PeerAddr::Unix,
     }
 }

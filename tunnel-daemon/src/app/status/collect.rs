@@ -284,6 +284,7 @@ impl ServerSource {
             address: info.address.to_string(),
             principal: info.identity.owner().map(ToString::to_string),
             dialect: dialect(info.credit),
+            version: info.version.as_str().map(str::to_owned),
             age_seconds: link.since.elapsed().as_secs(),
             condition: match condition {
                 Some(Condition::Serving) => "serving",
@@ -353,6 +354,7 @@ impl AgentSource {
             address: link.address.to_string(),
             principal: None,
             dialect: dialect(link.credit),
+            version: link.version.as_str().map(str::to_owned),
             age_seconds: link.since.elapsed().as_secs(),
             condition: if draining { "draining" } else { "serving" }.to_owned(),
             tunnels: tally

@@ -92,6 +92,10 @@ fn table(links: &Links) -> String {
 
 fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
     let age = age(Duration::from_secs(link.age_seconds));
+    let program = match &link.version {
+        Some(version) => format!("{} {version}", link.dialect),
+        None => link.dialect.clone(),
+    };
     let mut rows = vec![
         match role {
             Role::Server => ("agent", link.peer.clone()),
@@ -100,8 +104,8 @@ fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
         (
             "  link",
             match link.link {
-                Some(number) => format!("{number}, {} for {age}, {}", link.condition, link.dialect),
-                None => format!("{} for {age}, {}", link.condition, link.dialect),
+                Some(number) => format!("{number}, {} for {age}, {program}", link.condition),
+                None => format!("{} for {age}, {program}", link.condition),
             },
         ),
         ("  address", link.address.clone()),

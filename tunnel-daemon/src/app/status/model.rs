@@ -261,6 +261,9 @@ pub struct LinkStatus {
     pub identifiers: Option<String>,
     /// `adit`, or `go` for a peer without our extensions.
     pub dialect: String,
+    /// The release of Adit that the peer says it is; Go peers say none.
+    #[serde(default)]
+    pub version: Option<String>,
     /// For how long it has been there.
     pub age_seconds: u64,
     /// `serving`, `draining`, `retired` or `shadowed`; an agent's are `serving` until it drains.

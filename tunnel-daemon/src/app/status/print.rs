@@ -269,6 +269,7 @@ pub(in crate::app) mod tests {
             address: "[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned(),
             principal: Some("CN=agent".to_owned()),
             dialect: "adit".to_owned(),
+            version: Some("0.1.0".to_owned()),
             age_seconds: 1_051_200,
             condition: "draining".to_owned(),
             tunnels: 9_999_999,

@@ -197,6 +197,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
         identifiers: adit_core::wire::identifiers::Identifiers::default(),
         identity: crate::net::agent_identity::AgentIdentity::Unverified,
         credit: true,
+        version: adit_core::wire::metadata::PeerVersion::default(),
         address: PeerAddr::Unix,
     };
     let _link = is_linked.then(|| hub.enter(agent, 1, None).unwrap());

@@ -31,6 +31,7 @@ fn enter(hub: &Arc<Hub>, agent: &str) -> Entered {
         identifiers: Identifiers::default(),
         identity: AgentIdentity::Unverified,
         credit: true,
+        version: PeerVersion::default(),
         address: PeerAddr::Unix,
     };
     hub.enter(info, 2, None).expect("there is room for two")

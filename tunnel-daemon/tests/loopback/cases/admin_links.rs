@@ -52,7 +52,13 @@ async fn an_agent_that_is_unlinked_loses_its_tunnels_and_may_come_back() {
     warm(&world).await;
     let mut on_lane = world.tunnel(&target).await;
     echo(&mut on_lane, b"before").await;
-    let first = links(&world).links[0].link;
+    let shown = links(&world).links.remove(0);
+    let release = env!("CARGO_PKG_VERSION");
+    let inventory = (shown.dialect.as_str(), shown.version.as_deref());
+    assert_eq!(inventory, ("adit", Some(release)));
+    let by_release = format!("adit_links_by_version{{version=\"{release}\"}}");
+    assert_eq!(value(&world, &by_release), 1.0);
+    let first = shown.link;
     let done = adit("unlink", &socket(&world), &["--agent=agent 1&2"]);
     assert!(done.status.success(), "{}", says(&done));
     assert!(says(&done).contains("of agent 1&2 ends"), "{}", says(&done));
