@@ -11,19 +11,6 @@ use crate::jwt::{Signer, claims};
 use crate::process::Process;
 use crate::wait::{secs, until};
 
-fn uid(cluster: &Cluster) -> String {
-    let path = [
-        "get",
-        "serviceaccount",
-        "konnectivity-agent",
-        "-n",
-        "kube-system",
-        "-o",
-        "jsonpath={.metadata.uid}",
-    ];
-    cluster.kubectl(&path, None)
-}
-
 #[test]
 fn only_tokens_of_the_account_for_the_audience_are_let_in() {
     let Some(programs) = programs("admission") else {
@@ -31,7 +18,7 @@ fn only_tokens_of_the_account_for_the_audience_are_let_in() {
     };
     let cluster = Cluster::start(programs, Mode::Grpc);
     let server = cluster.server("proxy-server", &[]);
-    let uid = uid(&cluster);
+    let uid = cluster.account_uid();
     let own = Signer::new(&cluster.files.key("accounts"));
     let elsewhere = ThrowawayFiles::create(&[]).expect("another key");
     let other = Signer::new(&elsewhere.key("server"));
@@ -105,7 +92,7 @@ async fn a_thousand_agents_come_back_within_half_a_minute() {
         return;
     };
     let cluster = Cluster::start(programs, Mode::Grpc);
-    let uid = uid(&cluster);
+    let uid = cluster.account_uid();
     let own = Signer::new(&cluster.files.key("accounts"));
     let mut server = cluster.server("proxy-server", &[]);
     let port = server.agents;

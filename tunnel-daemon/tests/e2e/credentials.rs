@@ -65,19 +65,6 @@ impl Admitted {
     }
 }
 
-fn uid(cluster: &Cluster) -> String {
-    let path = [
-        "get",
-        "serviceaccount",
-        AGENT,
-        "-n",
-        "kube-system",
-        "-o",
-        "jsonpath={.metadata.uid}",
-    ];
-    cluster.kubectl(&path, None)
-}
-
 /// As upstream's, a server asks about a token once for each link.
 #[test]
 fn a_token_that_expires_ends_no_link_and_lets_none_in() {
@@ -89,7 +76,7 @@ fn a_token_that_expires_ends_no_link_and_lets_none_in() {
     };
     let cluster = Cluster::start(programs, Mode::Grpc);
     let signer = Signer::new(&cluster.files.key("accounts"));
-    let uid = uid(&cluster);
+    let uid = cluster.account_uid();
     let began = Instant::now();
     let short = signer.sign(&claims(&uid, 1, 15 - LATE));
     let mut admitted = Admitted::start(&cluster, &short);
