@@ -139,7 +139,18 @@ impl Cluster {
     /// The uid of the agents' account, which their tokens name.
     pub(crate) fn account_uid(&self) -> String {
         let output = "jsonpath={.metadata.uid}";
-        self.kubectl(&["get", "serviceaccount", AGENT, "-n", "kube-system", "-o", output], None)
+        self.kubectl(
+            &[
+                "get",
+                "serviceaccount",
+                AGENT,
+                "-n",
+                "kube-system",
+                "-o",
+                output,
+            ],
+            None,
+        )
     }
 
     /// A pod that tokens of agents may be bound to.
