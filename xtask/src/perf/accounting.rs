@@ -14,7 +14,16 @@ use crate::workspace::Workspace;
 /// The build fails, or does not say.
 pub(crate) fn why_not_accounted(workspace: &Workspace) -> anyhow::Result<Option<String>> {
     let adit = Programs::new(workspace, None)?.adit()?;
-    let out = Command::new(adit).args(["check", "--json"]).output()?;
+    // Only what flags need is judged. The rest of an agent's flags has to be there, and need not hold.
+    let asked = [
+        "check",
+        "--json",
+        "agent",
+        "--proxy-server-host=127.0.0.1",
+        "--ca-cert=/dev/null",
+        "--account=on",
+    ];
+    let out = Command::new(adit).args(asked).output()?;
     let refused = lacks_for_accounting(&out.stdout).context("reading adit check --json")?;
     let no_cgroup = || may_make_cgroups().err();
     Ok(refused.or_else(|| no_cgroup().map(|why| format!("{why:#}"))))
@@ -38,6 +47,7 @@ fn lacks_for_accounting(checked: &[u8]) -> anyhow::Result<Option<String>> {
     for needed in ["cgroup2", "ebpf"] {
         let line = checked.lines.iter().find(|line| line.name == needed);
         let line = line.with_context(|| format!("it says nothing of {needed}"))?;
+        anyhow::ensure!(line.verdict != "info", "{needed} is not judged");
         if line.verdict != "ok" {
             return Ok(Some(format!("{needed}: {}", line.text)));
         }
@@ -65,5 +75,6 @@ mod tests {
         assert!(lacks(checked("missing", "ok")).unwrap().is_some());
         // Words that are not there any more would skip the measurement for ever.
         assert!(lacks(r#"{"lines":[]}"#.to_owned()).is_err());
+        assert!(lacks(checked("info", "ok")).is_err());
     }
 }
