@@ -173,7 +173,7 @@ impl LaneKeeper {
             tokio::select! {
                 () = self.0.changed.notified() => (),
                 () = self.0.context.lane_room.shortage() => (),
-                Some((opened, slot, _until_it_arrives)) = opening.next() => match opened {
+                Some((opened, slot, _counted)) = opening.next() => match opened {
                     Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
                         let needed = self.0.context.lane_room.has_descriptors();
                         self.add(lane, slot, needed);
@@ -185,8 +185,10 @@ impl LaneKeeper {
                     }
                     // Behind a balancer it may be of use for another link of this agent.
                     Ok((keeper, lane)) => {
+                        // Asked before it takes the slot, which would count as a busy lane there.
+                        let wanted = keeper.wants_more();
                         let (slot, needed) = match slot.move_to(&keeper.0.slots) {
-                            Ok(slot) => (slot, keeper.missing() > 0),
+                            Ok(slot) => (slot, wanted),
                             Err(slot) => (slot, false),
                         };
                         keeper.add(lane, slot, needed);
@@ -242,6 +244,11 @@ impl LaneKeeper {
             return 0;
         }
         self.growth().missing(self.count())
+    }
+
+    /// Whether one more lane, whose slot of the process is taken already, is of use to it.
+    fn wants_more(&self) -> bool {
+        self.0.context.lane_room.has_descriptors() && self.growth().missing(self.count()) > 0
     }
 
     fn surplus(&self) -> usize {

@@ -1,13 +1,14 @@
 //! In which order the parts of a cluster come up on some platforms, and nodes that reach their control plane by the tunnel alone.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::balance::balance;
+use crate::cgroup::Cgroup;
 use crate::cluster::{Cluster, MadeBy, Mode, Proof, SERVICE, programs};
 use crate::namespace::{BODY, Node};
 use crate::ports;
@@ -124,35 +125,6 @@ fn an_agent_of_the_control_plane_takes_what_it_names_as_with_hypershift() {
     assert_eq!(server.value(ready), Some(2.0));
 }
 
-/// A cgroup for processes whose calls are redirected; removed when dropped.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Self {
-        let roots = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-        let root = roots
-            .iter()
-            .map(Path::new)
-            .find(|root| root.join("cgroup.procs").exists());
-        let name = format!("adit-test-e2e-{}", std::process::id());
-        let path = root.expect("cgroup2 is mounted").join(name);
-        fs::create_dir(&path).expect("a cgroup");
-        Self(path)
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        fs::write(self.0.join("cgroup.kill"), "1").ok();
-        for _try in 0..100 {
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    }
-}
-
 /// What lets a node ask for a certificate: a token, and the rights that its group has by default.
 fn allow_bootstrap(cluster: &Cluster) {
     let [id, secret] = BOOTSTRAP_TOKEN;
@@ -230,7 +202,7 @@ fn a_node_boots(
     let access = cluster.access_at(address, &format!("{id}.{secret}"));
     let kubeconfig = cluster.token_file("bootstrap.kubeconfig", &access.to_string());
     let in_cgroup = cgroup.as_ref().map_or_else(String::new, |cgroup| {
-        format!("echo $$ > {}/cgroup.procs && ", cgroup.0.display())
+        format!("echo $$ > {}/cgroup.procs && ", cgroup.path().display())
     });
     let kubectl = format!(
         "setpriv --pdeathsig=KILL {} --kubeconfig={} --cache-dir={}",
@@ -302,7 +274,7 @@ fn a_node_boots_by_the_address_of_the_service() {
         "by the Service's address",
         &format!("{SERVICE}:443"),
         |cluster, cgroup| {
-            let cgroup = cgroup.expect("there is one").0.display();
+            let cgroup = cgroup.expect("there is one").path().display();
             vec![
                 format!(
                     "--redirect-apiserver={SERVICE}:443=127.0.0.1:{}",

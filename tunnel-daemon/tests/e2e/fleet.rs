@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::balance::balance;
 use crate::cluster::{Cluster, MadeBy, Mode, Proof, programs};
 use crate::go;
-use crate::load::{Door, Load};
+use crate::load::{Frontend, Load};
 use crate::namespace::Node;
 use crate::ports;
 use crate::process::Process;
@@ -22,17 +22,17 @@ const ONE_IN_A_HUNDRED: f64 = 0.01;
 const GRACE_PERIOD: Duration = Duration::from_secs(3);
 
 /// Where a server is, and what it is.
-struct Place {
+struct ServerPlan {
     made_by: MadeBy,
     ports: [u16; 3],
     flags: Vec<String>,
-    door: Door,
+    frontend: Frontend,
 }
 
 struct Fleet {
     agents: Vec<Process>,
     servers: Vec<Server>,
-    places: Vec<Place>,
+    plans: Vec<ServerPlan>,
     node: Node,
     agent_args: Vec<Vec<String>>,
     made_by: [MadeBy; SERVERS],
@@ -48,9 +48,8 @@ impl Fleet {
         server_flags: &[&str],
         agent_flags: &[&str],
     ) -> Option<Self> {
-        go::toolchain()?;
         let cluster = Cluster::start(programs(test)?, Mode::HttpConnect);
-        let mut places = Vec::new();
+        let mut plans = Vec::new();
         for (number, made_by) in servers.into_iter().enumerate() {
             let ports = [(); 3].map(|()| ports::free());
             let socket = cluster.path(&format!("egress-{number}.sock"));
@@ -59,22 +58,22 @@ impl Fleet {
                 format!("--server-id=server-{number}"),
             ];
             flags.extend(server_flags.iter().map(|flag| (*flag).to_owned()));
-            let door = Door {
+            let frontend = Frontend {
                 socket,
                 health: ports[1],
             };
-            places.push(Place {
+            plans.push(ServerPlan {
                 made_by,
                 ports,
                 flags,
-                door,
+                frontend,
             });
         }
-        let running: Vec<Server> = places
+        let running: Vec<Server> = plans
             .iter()
-            .map(|place| cluster.server_at(place.made_by, place.ports, &place.flags))
+            .map(|plan| cluster.server_at(plan.made_by, plan.ports, &plan.flags))
             .collect();
-        let balancer = balance(0, places.iter().map(|place| place.ports[0]).collect());
+        let balancer = balance(0, plans.iter().map(|plan| plan.ports[0]).collect());
         let node = Node::start(&cluster, 0);
         let proof = cluster.proof_args(&node, Proof::Token).into_iter();
         // As upstream calls it.
@@ -105,7 +104,7 @@ impl Fleet {
             agent_args: agent_args.collect(),
             agents: Vec::new(),
             servers: running,
-            places,
+            plans,
             node,
             made_by: agents,
             cluster,
@@ -139,17 +138,21 @@ impl Fleet {
     }
 
     fn load(&self) -> Load {
-        let doors = self.places.iter().map(|place| place.door.clone()).collect();
-        Load::start(doors, self.node.address)
+        let frontends = self
+            .plans
+            .iter()
+            .map(|plan| plan.frontend.clone())
+            .collect();
+        Load::start(frontends, self.node.address)
     }
 
     fn restart_server(&mut self, number: usize) {
         self.servers[number].process.signal(Signal::TERM);
         self.servers[number].process.wait(secs(60));
-        let place = &self.places[number];
+        let plan = &self.plans[number];
         self.servers[number] = self
             .cluster
-            .server_at(place.made_by, place.ports, &place.flags);
+            .server_at(plan.made_by, plan.ports, &plan.flags);
         self.until_linked();
     }
 
@@ -164,8 +167,8 @@ impl Fleet {
 
     /// Each server has an agent that it reaches the pod by.
     fn assert_serves(&self) {
-        for place in &self.places {
-            let answer = crate::load::connect(&place.door.socket, self.node.address);
+        for plan in &self.plans {
+            let answer = crate::load::connect(&plan.frontend.socket, self.node.address);
             assert!(
                 answer
                     .as_ref()

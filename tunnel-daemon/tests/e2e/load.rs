@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A way in: the socket of a server, and the port of its health.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct Frontend {
     pub(crate) socket: PathBuf,
     pub(crate) health: u16,
 }
@@ -35,8 +35,8 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// CONNECTs to the pod at this address, by the doors in turn. As a load balancer it leaves out those that are not ready.
-    pub(crate) fn start(doors: Vec<Door>, address: Ipv4Addr) -> Self {
+    /// CONNECTs to the pod at this address, by the frontends in turn. As a load balancer it leaves out those that are not ready.
+    pub(crate) fn start(frontends: Vec<Frontend>, address: Ipv4Addr) -> Self {
         let stopping = Arc::new(AtomicBool::new(false));
         let results = Arc::new(Mutex::new(Vec::new()));
         let (stop, collected) = (Arc::clone(&stopping), Arc::clone(&results));
@@ -49,10 +49,10 @@ impl Load {
                 }
                 let due = Duration::from_secs(1) / A_SECOND * u32::try_from(turn).expect("few");
                 thread::sleep(due.saturating_sub(began.elapsed()));
-                let (doors, collected) = (doors.clone(), Arc::clone(&collected));
+                let (frontends, collected) = (frontends.clone(), Arc::clone(&collected));
                 dials.push(thread::spawn(move || {
                     let began = Instant::now();
-                    let outcome = through(&doors, turn, address);
+                    let outcome = through(&frontends, turn, address);
                     collected
                         .lock()
                         .expect("no panic")
@@ -103,12 +103,12 @@ impl Load {
     }
 }
 
-fn through(doors: &[Door], turn: usize, address: Ipv4Addr) -> Result<(), String> {
-    let mut in_turn = (0..doors.len()).map(|step| &doors[(turn + step) % doors.len()]);
-    let door = in_turn
-        .find(|door| ask(door.health, "/readyz").is_ok())
+fn through(frontends: &[Frontend], turn: usize, address: Ipv4Addr) -> Result<(), String> {
+    let mut in_turn = (0..frontends.len()).map(|step| &frontends[(turn + step) % frontends.len()]);
+    let frontend = in_turn
+        .find(|frontend| ask(frontend.health, "/readyz").is_ok())
         .ok_or("no server is ready")?;
-    let answer = connect(&door.socket, address).map_err(|error| error.to_string())?;
+    let answer = connect(&frontend.socket, address).map_err(|error| error.to_string())?;
     if answer.ends_with(&format!("{BODY}{address}")) {
         Ok(())
     } else {

@@ -7,6 +7,9 @@
 mod admission;
 mod balance;
 mod bootstrap;
+#[path = "../kernel/support/cgroup.rs"]
+#[expect(dead_code, reason = "other tests have more uses for it")]
+mod cgroup;
 mod cluster;
 mod credentials;
 mod crowds;

@@ -4,7 +4,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
-use crate::cluster::{AGENT, Cluster, NODES};
+use crate::cluster::{AGENT, AUDIENCE, Cluster, NODES};
+use crate::wait::{secs, until};
 
 impl Cluster {
     /// Accounts, rights, and a pod that is the endpoint.
@@ -151,6 +152,21 @@ impl Cluster {
             ],
             None,
         )
+    }
+
+    /// Waits until the API server takes a token for no one's any more. It knows one by heart for ten seconds, and is a minute late
+    /// to call one expired, for clocks that differ.
+    pub(crate) fn until_void(&self, token: &str) {
+        let review = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        });
+        let output = "jsonpath={.status.authenticated}";
+        until("a token that is void", secs(60), || {
+            let is_valid = self.kubectl(&["create", "-f", "-", "-o", output], Some(&review));
+            (is_valid != "true").then_some(())
+        });
     }
 
     /// A pod that tokens of agents may be bound to.

@@ -240,13 +240,13 @@ fn start(
     }
 }
 
-struct Stage<'a> {
+struct Installation<'a> {
     cluster: &'a Cluster,
     node: &'a Node,
     ends: &'a Ends,
 }
 
-impl Stage<'_> {
+impl Installation<'_> {
     fn server(&self, made_by: MadeBy) -> Process {
         let program = match made_by {
             MadeBy::Adit => self.ends.server_name,
@@ -357,37 +357,37 @@ fn inside() {
     put_files(&cluster, &ends.server);
     put_files(&cluster, &ends.agent);
 
-    let stage = Stage {
+    let installation = Installation {
         cluster: &cluster,
         node: &node,
         ends: &ends,
     };
     let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
-    let mut server = stage.server(go);
-    let mut agent = stage.agent(go);
-    stage.assert_logs("upstream's programs");
+    let mut server = installation.server(go);
+    let mut agent = installation.agent(go);
+    installation.assert_logs("upstream's programs");
     agent.kill();
-    let mut agent = stage.agent(ours);
-    stage.assert_logs("upstream's server, our agent");
+    let mut agent = installation.agent(ours);
+    installation.assert_logs("upstream's server, our agent");
     server.kill();
-    let mut server = stage.server(ours);
-    stage.assert_logs("our programs");
+    let mut server = installation.server(ours);
+    installation.assert_logs("our programs");
     server.kill();
-    let mut server = stage.server(go);
-    stage.assert_logs("back to upstream's server");
+    let mut server = installation.server(go);
+    installation.assert_logs("back to upstream's server");
     agent.kill();
-    let mut agent = stage.agent(go);
-    stage.assert_logs("back to upstream's programs");
+    let mut agent = installation.agent(go);
+    installation.assert_logs("back to upstream's programs");
     server.kill();
-    let mut server = stage.server(ours);
-    stage.assert_logs("our server, upstream's agent");
+    let mut server = installation.server(ours);
+    installation.assert_logs("our server, upstream's agent");
     server.kill();
     agent.kill();
     println!("{}", row(platform, &ends));
 }
 
 fn platform(name: &str) {
-    if programs(name).is_none() || go::toolchain().is_none() {
+    if programs(name).is_none() {
         return;
     }
     // Built before the folders change, in which the toolchain may keep things.

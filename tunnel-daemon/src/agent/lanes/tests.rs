@@ -113,6 +113,24 @@ async fn a_lane_has_its_room_before_it_is_opened() {
     assert_eq!(first.count().busy, 0);
 }
 
+/// The slot that it was opened with is its own: it is not in the way of itself.
+#[tokio::test]
+async fn a_lane_of_another_link_is_kept_where_it_takes_the_last_room() {
+    let mut context = context(10);
+    context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
+    let (ours, theirs) = (keeper("ours", &context), keeper_of("theirs", 1, &context));
+    let (lane, _server) = pair().await;
+    let (lanes, opened) = (Mutex::new(vec![lane]), AtomicUsize::new(0));
+    let kept = async {
+        tokio::select! {
+            () = all_idle(&theirs, 1) => (),
+            () = ours.clone().run(|| next_of(&theirs, &lanes, &opened)) => panic!("it keeps lanes"),
+        }
+    };
+    let kept = tokio::time::timeout(Duration::from_secs(10), kept).await;
+    assert!(kept.is_ok(), "{:?} of theirs", theirs.count());
+}
+
 /// Until there are so many lanes and all of them wait. Paused time stands still meanwhile: the task never rests.
 async fn all_idle(keeper: &LaneKeeper, idle: usize) {
     let wanted = Lanes {

@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use super::lane_processes::nightly;
 use crate::support::process::{Process, metric, scrape, sum};
 use crate::support::skip::skip;
-use crate::support::wait::within_for;
+use crate::support::wait::{stands_still, within_for};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
@@ -118,17 +118,8 @@ async fn p99(stream: &mut UnixStream) -> Duration {
 
 /// Waits until the readers are paused all the way: what the kernel holds for them is full, and no byte moves.
 async fn until_no_byte_moves(health: SocketAddr) {
-    within_for(PATIENCE, "no byte moves", async {
-        let (mut last, mut since) = (f64::NAN, Instant::now());
-        while since.elapsed() < Duration::from_secs(1) {
-            let bytes = sum(&scrape(health).await, "adit_tunnel_bytes_total");
-            if bytes.total_cmp(&last).is_ne() {
-                (last, since) = (bytes, Instant::now());
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+    let moved = async || sum(&scrape(health).await, "adit_tunnel_bytes_total").to_bits();
+    within_for(PATIENCE, "no byte moves", stands_still(moved)).await;
 }
 
 /// A reader that reads nothing; `None` if it is refused for want of memory.

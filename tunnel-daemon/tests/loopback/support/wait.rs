@@ -53,20 +53,23 @@ pub(crate) fn until_for(
 /// that, as at the table of all sockets of a host.
 #[track_caller]
 pub(crate) fn until_still(what: &str, mut number: impl FnMut() -> u64) -> impl Future<Output = ()> {
+    within(what, stands_still(async move || number()))
+}
+
+/// As [`until_still`], of a number that has to be asked for, and without a limit.
+pub(crate) async fn stands_still(mut number: impl AsyncFnMut() -> u64) {
     const STILL: Duration = Duration::from_secs(1);
     const LOOKS: u32 = 5;
-    within(what, async move {
-        let (mut last, mut looks, mut since) = (number(), 0, Instant::now());
-        while looks < LOOKS || since.elapsed() < STILL {
-            tokio::time::sleep(POLL).await;
-            let now = number();
-            if now == last {
-                looks += 1;
-            } else {
-                (last, looks, since) = (now, 0, Instant::now());
-            }
+    let (mut last, mut looks, mut since) = (number().await, 0, Instant::now());
+    while looks < LOOKS || since.elapsed() < STILL {
+        tokio::time::sleep(POLL).await;
+        let now = number().await;
+        if now == last {
+            looks += 1;
+        } else {
+            (last, looks, since) = (now, 0, Instant::now());
         }
-    })
+    }
 }
 
 /// As [`until`], for tests that have no runtime.
