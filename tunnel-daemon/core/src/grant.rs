@@ -1,8 +1,8 @@
 //! Grants: which certificate or service account may claim which agent id and identifiers.
 //!
 //! A grant is a comma list of `key=value`. `cn`, `dns` and `uri` name a certificate, `serviceaccount` and `node` the
-//! account of a token and the node it is bound to; all of them must match. `id`, `host`, `ipv4`, `ipv6`, `cidr` and
-//! `default-route` say what may be claimed. `*` stands for any text that is not empty, `{*}` in a claim for the text that
+//! account of a token and the node it is bound to; all of them must match. `id`, `host`, `ipv4`, `ipv6`, `cidr`,
+//! `default-route` and `zone` say what may be claimed. `*` stands for any text that is not empty, `{*}` in a claim for the text that
 //! the name's `*` stood for, and `{node}` for the token's node. What is allowed adds up over all grants that name a holder;
 //! what none of them allows is refused. An agent with a certificate and a token is judged as one or as the other: what is
 //! granted to each does not add up.
@@ -72,8 +72,8 @@ enum Flaw {
     #[error("{0:?} is not KEY=VALUE; write such as cn=node-1,id=node-1,host=node-1.example")]
     NotPair(String),
     #[error(
-        "unknown key {0:?}: cn, dns and uri name a certificate, serviceaccount and node a token; id, host, ipv4, ipv6, cidr \
-         and default-route say what may be claimed"
+        "unknown key {0:?}: cn, dns and uri name a certificate, serviceaccount and node a token; id, host, ipv4, ipv6, cidr, \
+         default-route and zone say what may be claimed"
     )]
     UnknownKey(String),
     #[error("{0} has no value; * stands for any")]
@@ -182,6 +182,7 @@ enum Claim {
     /// Networks within this one.
     Network(IpNet),
     DefaultRoute,
+    Zone(Pattern),
 }
 
 impl Grants {
@@ -264,6 +265,10 @@ impl Grants {
         if identifiers.default_route && !allowed.default_route() {
             return Err(refused("default-route", "true"));
         }
+        let zone = identifiers.zone.as_deref();
+        if let Some(zone) = zone.filter(|zone| !allowed.zone(zone)) {
+            return Err(refused("zone", zone));
+        }
         Ok(())
     }
 }
@@ -310,7 +315,7 @@ impl Grant {
             .filter(|(_, name)| name.end.is_some())
             .count();
         let claims = |braces| {
-            let has = |claim: &Claim| matches!(claim, Claim::Id(text) | Claim::Host(text) if text.has(braces));
+            let has = |claim: &Claim| matches!(claim, Claim::Id(text) | Claim::Host(text) | Claim::Zone(text) if text.has(braces));
             grant.claims.iter().any(has)
         };
         if claims(CAPTURED) && stars != 1 {
@@ -357,6 +362,9 @@ impl Grant {
             "cidr" => self
                 .claims
                 .push(Claim::Network(net("cidr", value, "10.1.0.0/16")?)),
+            "zone" => self
+                .claims
+                .push(Claim::Zone(Pattern::parse("zone", value)?)),
             "default-route" if value == "true" => self.claims.push(Claim::DefaultRoute),
             "default-route" => return Err(Flaw::DefaultRoute(Excerpt(value).to_string())),
             other => return Err(Flaw::UnknownKey(Excerpt(other).to_string())),
@@ -492,6 +500,13 @@ impl<'a> Allowed<'a> {
     fn network(&self, value: &str) -> bool {
         value.parse::<IpNet>().is_ok_and(|claimed| {
             self.any(|claim, _| matches!(claim, Claim::Network(net) if net.contains(&claimed)))
+        })
+    }
+
+    fn zone(&self, zone: &str) -> bool {
+        self.any(|claim, stands| {
+            matches!(claim, Claim::Zone(text)
+                if text.with(stands).is_some_and(|text| text.match_text(zone).is_some()))
         })
     }
 

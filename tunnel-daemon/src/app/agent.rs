@@ -23,6 +23,7 @@ use super::controls::Controls;
 use super::descriptors;
 use super::listeners::spelling::AgentListeners;
 use super::listeners::{CountedReloads, Watched, serve_probes};
+use super::memory_pressure;
 use super::node::{NodeSide, NodeSideParts};
 use super::probes::{
     Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
@@ -187,6 +188,8 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     };
     let memory = keep_published(metrics.adit().clone(), Arc::clone(&context.budget));
     services.spawn_always("memory-gauges", memory);
+    let pressure = memory_pressure::watch(Arc::clone(&context.budget), relay.clone());
+    services.spawn_always("memory", pressure);
     let (dials, lane_watch) = (Arc::clone(&context.dials), Arc::clone(&context.lane_watch));
     let watch = Arc::clone(&lane_watch);
     services.spawn_always("lane-watch", async move { watch.run().await });

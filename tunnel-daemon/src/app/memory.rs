@@ -25,23 +25,12 @@ pub(super) fn limit() -> u64 {
 /// The same, and where it was found.
 #[must_use]
 pub(super) fn found() -> MemoryLimit {
-    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let [unified, controllers] =
-        ["cgroup2", "cgroup"].map(|kind| mounts::of_kind(kind).unwrap_or_default());
-    let unified = unified.iter().filter_map(|mount| {
-        let cgroup = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
-        tightest(mount, cgroup, "memory.max")
-    });
-    let version_1 = controllers
-        .iter()
-        .filter(|mount| names(&mount.options, "memory"))
-        .filter_map(|mount| tightest(mount, version_1_path(&cgroups)?, "memory.limit_in_bytes"));
-    let machine = fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| mem_total(&text))
-        .map(|bytes| (bytes, PathBuf::from("/proc/meminfo")));
+    let of_cgroups = limits_of_cgroups()
+        .into_iter()
+        .map(|(limit, _folder)| limit);
+    let machine = machine_bytes().map(|bytes| (bytes, PathBuf::from("/proc/meminfo")));
     // The machine's first: a cgroup without a limit has a larger number, or the same.
-    let all = machine.into_iter().chain(unified).chain(version_1);
+    let all = machine.into_iter().chain(of_cgroups);
     match all.min_by_key(|(bytes, _file)| *bytes) {
         Some((bytes, file)) => MemoryLimit {
             bytes,
@@ -52,6 +41,43 @@ pub(super) fn found() -> MemoryLimit {
             file: None,
         },
     }
+}
+
+/// The tightest limit of a memory cgroup, bytes, and the folder of this process's own cgroup below it, which counts what it
+/// uses. `None` without one.
+#[must_use]
+pub(super) fn of_cgroup() -> Option<(u64, PathBuf)> {
+    let limits = limits_of_cgroups().into_iter();
+    let ((bytes, _file), folder) = limits.min_by_key(|((bytes, _file), _folder)| *bytes)?;
+    // Version 1 has a number where there is no limit.
+    (bytes < machine_bytes().unwrap_or(u64::MAX)).then_some((bytes, folder))
+}
+
+/// The tightest limit of each hierarchy of cgroups, with its file and the folder of this process's own cgroup.
+fn limits_of_cgroups() -> Vec<((u64, PathBuf), PathBuf)> {
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let [unified, controllers] =
+        ["cgroup2", "cgroup"].map(|kind| mounts::of_kind(kind).unwrap_or_default());
+    let unified = unified.iter().filter_map(|mount| {
+        let cgroup = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+        Some((
+            tightest(mount, cgroup, "memory.max")?,
+            folder(mount, cgroup),
+        ))
+    });
+    let version_1 = controllers
+        .iter()
+        .filter(|mount| names(&mount.options, "memory"))
+        .filter_map(|mount| {
+            let cgroup = version_1_path(&cgroups)?;
+            let limit = tightest(mount, cgroup, "memory.limit_in_bytes")?;
+            Some((limit, folder(mount, cgroup)))
+        });
+    unified.chain(version_1).collect()
+}
+
+fn machine_bytes() -> Option<u64> {
+    mem_total(&fs::read_to_string("/proc/meminfo").ok()?)
 }
 
 /// Whether a list by commas has this name.
@@ -68,14 +94,18 @@ fn version_1_path(cgroups: &str) -> Option<&str> {
     })
 }
 
-/// The smallest number in a file of this name from a cgroup up to the root of what is mounted. In a container the mount is its
-/// cgroup, whatever path the kernel names.
-fn tightest(mount: &Mount, cgroup: &str, file: &str) -> Option<(u64, PathBuf)> {
+/// Where a cgroup is. In a container the mount is its cgroup, whatever path the kernel names.
+fn folder(mount: &Mount, cgroup: &str) -> PathBuf {
     let below = Path::new(cgroup).strip_prefix(&mount.root);
-    let folder = match below {
+    match below {
         Ok(below) => mount.point.join(below),
         Err(_elsewhere) => mount.point.clone(),
-    };
+    }
+}
+
+/// The smallest number in a file of this name from a cgroup up to the root of what is mounted.
+fn tightest(mount: &Mount, cgroup: &str, file: &str) -> Option<(u64, PathBuf)> {
+    let folder = folder(mount, cgroup);
     let ancestors = folder
         .ancestors()
         .take_while(|folder| folder.starts_with(&mount.point));

@@ -12,6 +12,7 @@ mod descriptors;
 mod kubernetes;
 mod listeners;
 mod memory;
+mod memory_pressure;
 mod node;
 mod node_redirect;
 mod privileges;

@@ -25,6 +25,7 @@ use super::descriptors;
 use super::kubernetes::{admission, kubernetes_api, publish_lease};
 use super::listeners::spelling::ServerListeners;
 use super::listeners::{CountedReloads, Listening, serve_probes};
+use super::memory_pressure;
 use super::node::{self, NodeParts};
 use super::probes::{
     ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, SHUTTING_DOWN,
@@ -183,6 +184,8 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let watch = Arc::clone(&lane_watch);
     let services = &tasks.services;
     services.spawn_always("lane-watch", async move { watch.run().await });
+    let pressure = memory_pressure::watch(Arc::clone(&budget), relay.clone());
+    services.spawn_always("memory", pressure);
     descriptors::spare(services, &descriptors, &hub);
     let backend = Backend::new(
         Arc::clone(&hub),
@@ -295,6 +298,7 @@ fn metrics_and_hub(
     };
     let registry = Registry::new(strategies.join(",").parse()?);
     let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
+    let registry = registry.with_zone(plan.agents.zone.clone());
     let hub = Hub::within(registry, limits, Arc::clone(budget));
     Ok((ServerMetrics::new(&strategies), hub))
 }

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::closing::Parting;
 use super::leg::Leg;
-use super::pump::{Pump, PumpEnd, PumpOutcome, shrink};
+use super::pump::{Pump, PumpEnd, PumpOutcome};
 use crate::net::socket;
 
 /// Serves one connection to a target to its end. `ended` hears how the tunnel went as soon as it is over. The socket is
@@ -30,7 +30,6 @@ where
     F: FnOnce(&PumpOutcome) + Unpin,
 {
     reset_on_close(&socket);
-    shrink(&socket, &leg);
     let pump = Pump::new(&mut leg, Bytes::new());
     ServeTarget {
         tunnel: Some(Tunnel {

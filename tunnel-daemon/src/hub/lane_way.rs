@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use adit_core::lane::LaneEvent;
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
+use adit_relay::SocketBuffers;
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -73,6 +74,7 @@ pub(super) struct LaneWay {
     on_the_way: u32,
     /// And when the watch last came by: they move for minutes behind a slow reader before the lane takes more.
     on_the_way_seen: u32,
+    buffers: SocketBuffers,
 }
 
 impl LaneWay {
@@ -97,6 +99,7 @@ impl LaneWay {
             moved: false,
             on_the_way: 0,
             on_the_way_seen: 0,
+            buffers: SocketBuffers::default(),
         }
     }
 
@@ -128,6 +131,15 @@ impl LaneWay {
         self.home.budget()
     }
 
+    /// See [`Leg::fit_buffers`](super::leg::Leg::fit_buffers).
+    pub(super) fn fit_buffers(&mut self, small: bool) {
+        if let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
+            && let Err(error) = self.buffers.fit(socket, small)
+        {
+            tracing::debug!(%error, "the buffers of a lane stay as they are");
+        }
+    }
+
     /// Bytes that the leg may give now. Of a tunnel that has ended all are taken, and dropped.
     pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
@@ -143,6 +155,8 @@ impl LaneWay {
 
     /// Gives the lane back with what waits for it, which counts until it has left.
     fn give_back(&mut self) {
+        // The next tunnel fits them anew.
+        self.fit_buffers(false);
         if let Some(lane) = self.lane.take() {
             let budget = self.home.budget();
             let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));

@@ -261,10 +261,17 @@ impl Leg {
         }
     }
 
-    /// Whether memory is short, so that a new tunnel starts with small buffers.
+    /// Whether memory is short, so that tunnels have small buffers.
     #[must_use]
     pub fn is_short_of_memory(&self) -> bool {
         self.budget().is_some_and(ProcessBudget::is_half_full)
+    }
+
+    /// Makes the buffers of a lane's connection small, or has the kernel size them again. Those of a link are many tunnels'.
+    pub fn fit_buffers(&mut self, small: bool) {
+        if let Way::Lane(lane) = &mut self.way {
+            lane.fit_buffers(small);
+        }
     }
 
     /// So many bytes wait in the kernel.

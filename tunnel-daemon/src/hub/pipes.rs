@@ -4,13 +4,13 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use adit_relay::{
-    Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side, Submitted,
-    Why,
+    Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
+    SocketBuffers, Submitted, Why,
 };
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -50,6 +50,8 @@ pub struct PipeRelay {
     silence_max: Duration,
     watched: Mutex<Vec<Watched>>,
     shutting_down: CancellationToken,
+    /// Memory is short.
+    is_small: AtomicBool,
     tunnels_max: usize,
     /// Of which the log has told.
     driver_failures: AtomicU64,
@@ -69,6 +71,8 @@ struct Watched {
     /// What was there at the last look, and since when.
     seen: [u64; 4],
     since: Instant,
+    /// Of the socket and of the lane.
+    buffers: [SocketBuffers; 2],
 }
 
 impl PipeRelay {
@@ -102,6 +106,7 @@ impl PipeRelay {
             silence_max,
             watched: Mutex::default(),
             shutting_down: CancellationToken::new(),
+            is_small: AtomicBool::new(false),
             tunnels_max: config.pairs_max,
             driver_failures: AtomicU64::new(0),
             _threads: threads,
@@ -204,9 +209,16 @@ impl PipeRelay {
             },
             tls,
         };
+        let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
+        if self.is_small.load(Ordering::Relaxed) {
+            for (buffers, socket) in buffers.iter_mut().zip([&pair.a, &pair.b]) {
+                // Of a socket that its peer has closed it fails, or changes nothing.
+                let _closed = buffers.fit(socket, true);
+            }
+        }
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
-                self.enter(submitted.clone(), watch.clone(), rights);
+                self.enter(submitted.clone(), watch.clone(), rights, buffers);
                 live.relayed_by(Box::new(Piped {
                     submitted: submitted.clone(),
                     overhead,
@@ -262,7 +274,23 @@ impl PipeRelay {
         }
     }
 
-    fn enter(&self, submitted: Submitted, cause: Weak<Cause>, rights: Option<Arc<dyn LaneRights>>) {
+    /// Makes the sockets' buffers small while memory is short.
+    pub fn fit_buffers(&self, small: bool) {
+        if self.is_small.swap(small, Ordering::Relaxed) != small {
+            // Those that are out of the list to be looked at are fitted there, or in seconds.
+            for tunnel in &mut *self.lock() {
+                tunnel.fit_buffers(small);
+            }
+        }
+    }
+
+    fn enter(
+        &self,
+        submitted: Submitted,
+        cause: Weak<Cause>,
+        rights: Option<Arc<dyn LaneRights>>,
+        buffers: [SocketBuffers; 2],
+    ) {
         let mut watched = self.lock();
         if watched.len() == watched.capacity() {
             // As often as the list would grow, so that it holds at most twice as many as there are.
@@ -274,6 +302,7 @@ impl PipeRelay {
             rights,
             seen: [0; 4],
             since: Instant::now(),
+            buffers,
         });
         drop(watched);
         if self.shutting_down.is_cancelled() {
@@ -343,6 +372,7 @@ impl PipeRelay {
         if tunnel.cause.strong_count() == 0 {
             return None;
         }
+        tunnel.fit_buffers(self.is_small.load(Ordering::Relaxed));
         let why = if self.shutting_down.is_cancelled() {
             Some(Cut::Shutdown)
         } else {
@@ -363,6 +393,12 @@ impl PipeRelay {
 }
 
 impl Watched {
+    fn fit_buffers(&mut self, small: bool) {
+        for (buffers, side) in self.buffers.iter_mut().zip([SOCKET, LANE]) {
+            self.submitted.fit_buffers(side, buffers, small);
+        }
+    }
+
     /// Why the tunnel has to end, if it has to.
     fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<Cut> {
         if self

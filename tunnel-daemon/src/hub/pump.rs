@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
-use adit_relay::unacknowledged_bytes;
+use adit_relay::{SocketBuffers, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::io::AsyncRead;
 
@@ -17,7 +17,6 @@ use crate::config::limits;
 use crate::net::blocks::{self, BlockReader};
 use crate::net::outbox::Outbox;
 use crate::net::peer::{self, Peer};
-use crate::net::socket::set_buffers;
 use crate::net::stream::Connection;
 use crate::telemetry::labels::EndReason;
 
@@ -28,8 +27,6 @@ const WRITE_PIECES_MAX: usize = 1024;
 /// Pieces below this are copied where they have to wait, so that they keep nothing of what they came in, of which the peer
 /// decides how much it is.
 const CRUMB_BYTES: usize = 2048;
-/// Buffers in the kernel of a socket whose tunnel begins while memory is short, each way. The kernel doubles it.
-const SHORT_BUFFER_BYTES: usize = 16 * 1024;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
 /// Measured in docs/performance.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
@@ -117,6 +114,9 @@ pub(super) struct Pump {
     write_shut: bool,
     /// Looks that found the peer gone, since something moved.
     looks: u8,
+    /// Memory was short when it was last asked after.
+    is_small: bool,
+    buffers: SocketBuffers,
     /// The socket takes no more; what comes is dropped until reading finds the end.
     write_failed: Option<io::Error>,
     tunnel_end: Option<TunnelEnd>,
@@ -138,20 +138,9 @@ pub fn pump<'a, S: Connection>(
     if let Some(socket) = socket.tcp() {
         reset_on_close(socket);
     }
-    shrink(socket, leg);
     let pump = Some(Pump::new(leg, first));
     // Not an `async` function: that keeps what it was called with twice, for days.
     Pumping { pump, socket, leg }
-}
-
-/// Where memory is short a tunnel starts with small buffers in the kernel, too.
-pub(super) fn shrink<S: Connection>(socket: &S, leg: &Leg) {
-    if leg.is_short_of_memory()
-        && let Some(socket) = socket.descriptor()
-        && let Err(error) = set_buffers(&socket, Some(SHORT_BUFFER_BYTES), Some(SHORT_BUFFER_BYTES))
-    {
-        tracing::debug!(%error, "the buffers of a socket stay as large as they are");
-    }
 }
 
 /// See [`pump`].
@@ -188,6 +177,8 @@ impl Pump {
             peer_fin: false,
             write_shut: false,
             looks: 0,
+            is_small: false,
+            buffers: SocketBuffers::default(),
             write_failed: None,
             tunnel_end: None,
             from_socket,
@@ -202,6 +193,9 @@ impl Pump {
         socket: &mut S,
         leg: &mut Leg,
     ) -> Poll<PumpOutcome> {
+        if leg.is_short_of_memory() != self.is_small {
+            self.fit_buffers(socket, leg);
+        }
         self.poll_end(cx, &mut Ends { socket, leg })
             .map(|end| PumpOutcome {
                 from_socket: self.from_socket,
@@ -209,6 +203,18 @@ impl Pump {
                 said_all: self.has_said_all(),
                 end,
             })
+    }
+
+    /// While memory is short, what a tunnel has in the kernel is small, too.
+    #[cold]
+    fn fit_buffers<S: Connection>(&mut self, socket: &S, leg: &mut Leg) {
+        self.is_small = !self.is_small;
+        leg.fit_buffers(self.is_small);
+        if let Some(socket) = socket.descriptor()
+            && let Err(error) = self.buffers.fit(socket, self.is_small)
+        {
+            tracing::debug!(%error, "the buffers of a socket stay as they are");
+        }
     }
 
     fn has_said_all(&self) -> bool {

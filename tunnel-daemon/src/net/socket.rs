@@ -84,22 +84,6 @@ pub fn set_notsent_lowat(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
     SockRef::from(socket).set_tcp_notsent_lowat(bytes)
 }
 
-/// Fixed kernel buffers in bytes; `None` leaves a side to the kernel's autotuning, which is right for nearly all.
-///
-/// # Errors
-/// As [`tune_stream`].
-pub fn set_buffers(
-    socket: &impl AsFd,
-    send: Option<usize>,
-    receive: Option<usize>,
-) -> io::Result<()> {
-    let socket = SockRef::from(socket);
-    if let Some(bytes) = send {
-        socket.set_send_buffer_size(bytes)?;
-    }
-    receive.map_or(Ok(()), |bytes| socket.set_recv_buffer_size(bytes))
-}
-
 /// Closing the socket will send RST instead of FIN and discard what is unsent.
 ///
 /// # Errors
@@ -131,7 +115,6 @@ mod tests {
         let stream = stream();
         tune_stream(&stream).unwrap();
         set_notsent_lowat(&stream, 65_536).unwrap();
-        set_buffers(&stream, Some(32_768), Some(65_536)).unwrap();
         set_reset_on_close(&stream).unwrap();
         let socket = SockRef::from(&stream);
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
@@ -141,8 +124,6 @@ mod tests {
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), 65_536);
         assert_eq!(socket.linger().unwrap(), Some(Duration::ZERO));
-        // The kernel doubles what is asked for, to account for its own overhead.
-        assert!(socket.send_buffer_size().unwrap() >= 32_768);
         set_end_on_close(&stream).unwrap();
         assert_eq!(socket.linger().unwrap(), None);
     }

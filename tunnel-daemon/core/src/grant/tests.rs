@@ -27,12 +27,19 @@ fn check(grants: &Grants, names: &[&str], id: &str, identifiers: &str) -> Result
 fn an_id_and_identifiers_are_allowed_only_to_the_certificate_they_are_granted_to() {
     let grants = grants(&[
         "cn=a,id=a,host=a.example,ipv4=10.0.0.1",
-        "cn=b, id=b, default-route=true",
+        "cn=b, id=b, default-route=true, zone=east-*",
     ]);
     for (cn, id, identifiers, expected) in [
         ("cn:a", "a", "", Ok(())),
         ("cn:a", "a", "host=A.example&ipv4=10.0.0.1", Ok(())),
         ("cn:b", "b", "default-route=1", Ok(())),
+        ("cn:b", "b", "zone=east-1", Ok(())),
+        (
+            "cn:a",
+            "a",
+            "zone=east-1",
+            Err("agent identifier zone=east-1 is not granted"),
+        ),
         ("cn:a", "b", "", Err("agent id \"b\" is not granted")),
         ("cn:a", "", "", Err("agent id \"\" is not granted")),
         (

@@ -82,6 +82,8 @@ pub struct Registry {
     pub(super) nets: Nets,
     /// Agents prove their identifiers: they are granted, not merely claimed.
     pub(super) granted: bool,
+    /// Where this server is: among agents of a key those of the same zone come first.
+    zone: Option<Box<str>>,
     /// Number of retired links.
     retired: usize,
     /// Keys whose last link ended in silence, and when.
@@ -94,6 +96,8 @@ pub(super) struct Link {
     pub(super) principal: Option<Arc<str>>,
     pub(super) keys: Vec<Key>,
     draining: bool,
+    /// In the zone of this server.
+    near: bool,
     silence: Silence,
     /// Takes no dials for now, see [`Registry::retire`].
     retired: bool,
@@ -123,6 +127,7 @@ impl Link {
                 ..
             } => Phase::Suspected,
             Self { draining: true, .. } => Phase::Draining,
+            Self { near: true, .. } => Phase::Near,
             _ => Phase::Ready,
         }
     }
@@ -148,6 +153,7 @@ impl Registry {
             hosts: HashMap::new(),
             nets: Nets::default(),
             granted: false,
+            zone: None,
             retired: 0,
             silent: HashMap::new(),
         }
@@ -157,6 +163,12 @@ impl Registry {
     #[must_use]
     pub fn with_granted_identifiers(self, granted: bool) -> Self {
         Self { granted, ..self }
+    }
+
+    /// Prefers agents of a zone among those that fit equally.
+    #[must_use]
+    pub fn with_zone(self, zone: Option<Box<str>>) -> Self {
+        Self { zone, ..self }
     }
 
     /// Adds a link as the newest of its agent. `principal` is whom the link's certificate or token names;
@@ -178,6 +190,7 @@ impl Registry {
             principal: principal.clone(),
             keys,
             draining: false,
+            near: self.zone.is_some() && self.zone.as_deref() == identifiers.zone.as_deref(),
             silence: Silence::None,
             retired: false,
         });
@@ -255,7 +268,7 @@ impl Registry {
             Condition::Shadowed
         } else {
             match known.phase() {
-                Phase::Ready => Condition::Serving,
+                Phase::Near | Phase::Ready => Condition::Serving,
                 Phase::Draining => Condition::Draining,
                 Phase::Suspected => Condition::Suspected,
                 Phase::Dead => Condition::Dead,

@@ -54,8 +54,8 @@ impl Registry {
 
     /// Chooses a link for the first attempt of a dial, never one of `exclude`. `None`: no link of the scope takes dials.
     ///
-    /// A link that serves comes before one that drains, and that before a suspected one. Among equal agents `draw` decides, evenly
-    /// when it is uniform; within an agent the newest link does.
+    /// A link that serves comes before one that drains, and that before a suspected one. Among those that serve, agents in the zone of
+    /// this server come first. Among equal agents `draw` decides, evenly when it is uniform; within an agent the newest link does.
     #[must_use]
     pub fn pick(&self, scope: &Scope, draw: u64, exclude: &[LinkId]) -> Option<LinkId> {
         self.pool(&scope.0)?

@@ -8,6 +8,8 @@ use crate::ids::{AgentId, LinkId};
 /// The preference among links of a key: a later phase is chosen only where the key has no link of an earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Phase {
+    /// Ready, and in the zone of this server.
+    Near,
     Ready,
     Draining,
     /// The agent is silent.
@@ -20,7 +22,8 @@ pub(super) enum Phase {
 
 impl Phase {
     /// All of them, the best first.
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
+        Self::Near,
         Self::Ready,
         Self::Draining,
         Self::Suspected,
@@ -215,8 +218,9 @@ impl Pool {
 }
 
 fn list_of(lists: &mut [Vec<AgentId>; Phase::ALL.len()], phase: Phase) -> &mut Vec<AgentId> {
-    let [ready, draining, suspected, dead, retired] = lists;
+    let [near, ready, draining, suspected, dead, retired] = lists;
     match phase {
+        Phase::Near => near,
         Phase::Ready => ready,
         Phase::Draining => draining,
         Phase::Suspected => suspected,

@@ -2,7 +2,7 @@
 //! process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use super::holders::Holders;
 
@@ -14,7 +14,19 @@ pub struct ProcessBudget {
     queued: AtomicU64,
     kernel: AtomicU64,
     granted: AtomicU64,
+    pressure: AtomicU8,
     pub(super) holders: Holders,
+}
+
+/// How much of the memory of its cgroup the process uses, whatever for: socket buffers count there that no budget sees.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum MemoryPressure {
+    /// There is enough, or there is no limit.
+    None,
+    /// Tunnels are to be small, as if half of the budget were in use.
+    High,
+    /// No tunnel is to be opened, as if all of it were.
+    Critical,
 }
 
 /// Bytes that a tunnel may queue towards its link or lane.
@@ -80,6 +92,7 @@ impl ProcessBudget {
             queued: AtomicU64::new(0),
             kernel: AtomicU64::new(0),
             granted: AtomicU64::new(0),
+            pressure: AtomicU8::new(MemoryPressure::None as u8),
             holders: Holders::default(),
         }
     }
@@ -152,6 +165,15 @@ impl ProcessBudget {
             .saturating_add(self.kernel_bytes())
     }
 
+    /// How much of its memory the process uses, as whoever measures it finds.
+    pub fn set_pressure(&self, pressure: MemoryPressure) {
+        self.pressure.store(pressure as u8, Relaxed);
+    }
+
+    fn is_under(&self, pressure: MemoryPressure) -> bool {
+        self.pressure.load(Relaxed) >= pressure as u8
+    }
+
     /// Bytes that one tunnel may queue now.
     #[must_use]
     pub fn queue_share(&self) -> usize {
@@ -162,17 +184,17 @@ impl ProcessBudget {
         }
     }
 
-    /// Whether half of the budget is in use. From here on peers that can be told to wait are, and the rest is left to links whose
-    /// peers cannot.
+    /// Whether half of the budget is in use, or most of the process's memory. From here on peers that can be told to wait are,
+    /// and the rest is left to links whose peers cannot.
     #[must_use]
     pub fn is_half_full(&self) -> bool {
-        self.used_bytes() > self.max_bytes / 2
+        self.used_bytes() > self.max_bytes / 2 || self.is_under(MemoryPressure::High)
     }
 
-    /// Whether all of it is in use: no tunnel is opened then.
+    /// Whether all of it is in use, or nearly all of the process's memory: no tunnel is opened then.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.used_bytes() >= self.max_bytes
+        self.used_bytes() >= self.max_bytes || self.is_under(MemoryPressure::Critical)
     }
 
     /// Whether more is held than may be.

@@ -18,7 +18,7 @@ mod sweep;
 mod transmit;
 mod tunnel;
 
-pub use budget::{ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued};
+pub use budget::{MemoryPressure, ProcessBudget, QUEUE_MAX_BYTES, QUEUE_MIN_BYTES, Queued};
 pub use link::{Action, CancelledDial, DialRequest, Event, Link, LinkConfig, LinkFailure, Role};
 pub use sizer::{CLIENT_PACKET_MAX_BYTES, CLIENT_PACKET_MIN_BYTES, PacketSizer};
 pub use transmit::Transmit;

@@ -25,6 +25,9 @@ pub struct Identifiers {
     pub cidr: Vec<String>,
     /// Whether the agent takes what nobody else claims, for `defaultRoute`.
     pub default_route: bool,
+    /// The zone that the agent is in: among agents that fit equally, a server prefers those of its own. Unknown to Go peers, who
+    /// leave it out.
+    pub zone: Option<String>,
 }
 
 /// Why identifiers cannot be used.
@@ -38,7 +41,7 @@ pub enum IdentifiersError {
     Escape(String),
     /// Only in an agent's own configuration: a kind that does not exist, `uid` included.
     #[error(
-        "agent address is invalid: unknown address type: {0} (known: ipv4, ipv6, host, cidr, default-route)"
+        "agent address is invalid: unknown address type: {0} (known: ipv4, ipv6, host, cidr, default-route, zone)"
     )]
     UnknownKind(String),
     /// More than [`IDENTIFIERS_MAX`].
@@ -58,7 +61,7 @@ pub enum IdentifiersError {
 
 impl Identifiers {
     /// Reads what a peer sent. Unknown kinds and the reserved `uid` are left out, a `default-route` that
-    /// is no Go boolean is false, and only the first `default-route` counts.
+    /// is no Go boolean is false, and only the first `default-route` and the first `zone` count.
     ///
     /// # Errors
     /// A `;`, a broken percent escape, too many identifiers, or one that is too long.
@@ -99,6 +102,10 @@ impl Identifiers {
                 "default-route" => {
                     default_route.get_or_insert_with(|| parse_go_bool(&value) == Some(true));
                 }
+                "zone" => {
+                    let zone = bounded("zone", value)?;
+                    read.zone.get_or_insert(zone);
+                }
                 other => unknown(other)?,
             }
         }
@@ -124,6 +131,9 @@ impl Identifiers {
             for value in values {
                 push_pair(&mut out, kind, value);
             }
+        }
+        if let Some(zone) = &self.zone {
+            push_pair(&mut out, "zone", zone);
         }
         out
     }
@@ -323,9 +333,9 @@ mod tests {
 
         #[test]
         fn identifiers_round_trip_as_ascii(
-            ipv4: Vec<String>, ipv6: Vec<String>, host: Vec<String>, cidr: Vec<String>, default_route: bool,
+            ipv4: Vec<String>, ipv6: Vec<String>, host: Vec<String>, cidr: Vec<String>, default_route: bool, zone: Option<String>,
         ) {
-            let sent = Identifiers { ipv4, ipv6, host, cidr, default_route };
+            let sent = Identifiers { ipv4, ipv6, host, cidr, default_route, zone };
             let text = sent.encode();
             prop_assert!(text.is_ascii());
             prop_assert_eq!(Identifiers::parse(&text), Ok(sent));

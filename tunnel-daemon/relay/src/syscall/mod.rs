@@ -12,4 +12,5 @@ mod tcp;
 #[expect(unsafe_code, reason = "keys and control messages of kernel TLS")]
 pub(crate) mod tls;
 
+pub(crate) use tcp::unlock_buffers;
 pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};

@@ -82,6 +82,31 @@ pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
+/// Has the kernel size both buffers of a socket again, after someone has asked for a size.
+///
+/// # Errors
+/// The descriptor is no socket.
+pub(crate) fn unlock_buffers(socket: &impl AsFd) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    let none: libc::c_int = 0;
+    let length = libc::socklen_t::try_from(size_of_val(&none))
+        .map_err(|_large| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `none`.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_BUF_LOCK,
+            (&raw const none).cast(),
+            length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};

@@ -158,9 +158,17 @@ pub(super) struct ServerFlags {
     #[arg(long, conflicts_with = "cluster_ca_cert", help_heading = "Agents")]
     insecure_allow_unauthenticated_agents: bool,
     /// Who may claim what: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
-    /// ipv6=, cidr=, default-route=true; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
+    /// ipv6=, cidr=, default-route=true, zone=; such as cn=node-*,id={*}; repeatable [default: agents claim what they like]
     #[arg(long = "agent-grant", value_name = "GRANT", help_heading = "Agents")]
     agent_grants: Vec<String>,
+    /// Zone of this server: among agents that fit equally, dials go to those with this zone= in --agent-identifiers
+    #[arg(
+        long,
+        value_name = "ZONE",
+        value_parser = clap::builder::NonEmptyStringValueParser::new(),
+        help_heading = "Agents"
+    )]
+    zone: Option<String>,
     /// Certificate revocation lists (PEM) of the CAs in --cluster-ca-cert: agents with a revoked certificate are refused, and their
     /// links end; read again whenever the file changes
     #[arg(
@@ -411,6 +419,7 @@ impl ServerFlags {
                 keepalive: KeepAlive::every(self.keepalive_time),
                 grants: Grants::parse(&self.agent_grants)
                     .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+                zone: self.zone.map(String::into_boxed_str),
                 crl: self.agent_crl,
                 deny: self.agent_deny,
                 links_per_agent_max: self.links_per_agent,

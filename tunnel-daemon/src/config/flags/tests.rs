@@ -158,6 +158,10 @@ fn grants_are_read_and_malformed_ones_name_the_entry_and_the_remedy() {
     let expected = Grants::parse(&["cn=a,id=a", "cn=b-*,id={*}"]).unwrap();
     assert_eq!(plan.agents.grants, expected);
     assert_eq!(plan.agents.links_per_agent_max.get(), 2);
+    assert_eq!(plan.agents.zone, None);
+    let (plan, _) = server(&[unix, ca, "--zone=a"]).unwrap();
+    assert_eq!(plan.agents.zone.as_deref(), Some("a"));
+    assert!(server(&[unix, ca, "--zone="]).is_err());
     let error = server(&[unix, ca, grants[0], "--agent-grant=CN=a:host=b"]).unwrap_err();
     for part in ["--agent-grant \"CN=a:host=b\": ", "cn, dns and uri name"] {
         assert!(error.message().contains(part), "{error}");

@@ -56,6 +56,7 @@ pub(super) struct ServerOptions {
     pub(super) insecure_allow_unauthenticated_agents: bool,
     /// Ours, not upstream's.
     pub(super) agent_grants: Vec<String>,
+    pub(super) zone: String,
     /// Ours, not upstream's.
     pub(super) agent_crl: String,
     pub(super) agent_deny: String,
@@ -111,6 +112,7 @@ impl ServerOptions {
             warn_on_channel_limit: true,
             insecure_allow_unauthenticated_agents: false,
             agent_grants: Vec::new(),
+            zone: String::new(),
             agent_crl: String::new(),
             agent_deny: String::new(),
             data_path: DataPathOptions::default(),
@@ -168,6 +170,7 @@ impl ServerOptions {
             duration("backend-dial-timeout", &mut self.backend_dial_timeout, "time for an agent to answer a dial; 0 is no limit"),
             bool("insecure-allow-unauthenticated-agents", &mut self.insecure_allow_unauthenticated_agents, "let anyone register as an agent"),
             Flag::new("agent-grant", Slot::Repeated(&mut self.agent_grants), "who may claim what, such as cn=node-*,id={*}; repeatable; default: agents claim what they like"),
+            text("zone", &mut self.zone, "zone of this server: among agents that fit equally, dials go to those with this zone= in agent-identifiers"),
             text("agent-crl", &mut self.agent_crl, "file of certificate revocation lists (PEM) of the CAs in cluster-ca-cert; read again when it changes"),
             text("agent-deny", &mut self.agent_deny, "file of agents to refuse, one KEY=VALUE a line: id, cn, dns, uri, serviceaccount, node, pod; read again when it changes"),
             bool("warn-on-channel-limit", &mut self.warn_on_channel_limit, "without effect").deprecated("it is always on; this flag will be removed in a future release"),

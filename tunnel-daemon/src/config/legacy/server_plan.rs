@@ -161,6 +161,7 @@ fn agent_listener(
         keepalive: server_keepalive(options.keepalive_time),
         grants: Grants::parse(&options.agent_grants)
             .map_err(|error| ConfigError::new(format!("--agent-grant {error}")))?,
+        zone: (!options.zone.is_empty()).then(|| options.zone.clone().into_boxed_str()),
         crl: file(&options.agent_crl),
         deny: file(&options.agent_deny),
         links_per_agent_max: limits::LINKS_PER_AGENT,

@@ -96,6 +96,8 @@ pub struct AgentListenerPlan {
     pub keepalive: KeepAlive,
     /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
     pub grants: Grants,
+    /// Where this server is: among agents that fit equally, dials go to those of the same zone.
+    pub zone: Option<Box<str>>,
     /// Revocation lists of agents' certificates.
     pub crl: Option<PathBuf>,
     /// Agents that are refused, whatever they prove.

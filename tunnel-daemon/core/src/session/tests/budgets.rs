@@ -1,6 +1,7 @@
 //! Peers without credit: shares, budgets, and who has to go.
 
 use super::*;
+use crate::session::MemoryPressure;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,6 +19,21 @@ fn ends(rig: &mut Rig) -> Vec<(TunnelKey, TunnelEnd)> {
             _ => None,
         })
         .collect()
+}
+
+#[test]
+fn most_of_the_memory_in_use_counts_as_a_budget_that_fills() {
+    let budget = ProcessBudget::new(MIB);
+    for (pressure, is_half_full, is_full) in [
+        (MemoryPressure::None, false, false),
+        (MemoryPressure::High, true, false),
+        (MemoryPressure::Critical, true, true),
+        (MemoryPressure::None, false, false),
+    ] {
+        budget.set_pressure(pressure);
+        assert_eq!(budget.is_half_full(), is_half_full);
+        assert_eq!(budget.is_full(), is_full);
+    }
 }
 
 #[test]

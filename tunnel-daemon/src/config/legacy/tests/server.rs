@@ -64,6 +64,7 @@ fn defaults_are_upstreams_exactly() {
         warn_on_channel_limit: true,
         insecure_allow_unauthenticated_agents: false,
         agent_grants: vec![],
+        zone: text(""),
         agent_crl: text(""),
         agent_deny: text(""),
         data_path: DataPathOptions {
