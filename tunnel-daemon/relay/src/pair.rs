@@ -140,7 +140,7 @@ impl Submitted {
         let socket = sockets.and_then(|sockets| sockets.get(side.index()));
         if let Some(socket) = socket.and_then(Weak::upgrade) {
             // Of a socket that its peer has closed it fails, or changes nothing.
-            let _closed = buffers.fit(&*socket, small);
+            let _closed = buffers.fit(&*socket, small, false);
         }
     }
 }

@@ -56,15 +56,16 @@ impl CgroupMemory {
 
 /// What the kernel takes back before it runs out, in the text of `memory.stat`.
 fn reclaimable_bytes(stat: &str) -> u64 {
-    let number = |names: [&str; 2]| {
+    let number = |wanted: &str| {
         let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
-        let line = lines.find(|(name, _bytes)| names.contains(name));
-        line.and_then(|(_name, bytes)| bytes.parse().ok())
-            .unwrap_or(0_u64)
+        let line = lines.find(|(name, _bytes)| *name == wanted);
+        line.and_then(|(_name, bytes)| bytes.parse::<u64>().ok())
     };
-    // Pages of files, those of memory file systems apart, by the names of version 2 and of version 1.
-    let files = number(["file", "total_cache"]).saturating_sub(number(["shmem", "total_shmem"]));
-    files.saturating_add(number(["slab_reclaimable", "slab_reclaimable"]))
+    // Pages of files, those of memory file systems apart. In version 1 these names are of the cgroup without those below it.
+    let [files, of_memory] = [["total_cache", "file"], ["total_shmem", "shmem"]]
+        .map(|names| names.into_iter().find_map(number).unwrap_or(0));
+    let slab = number("slab_reclaimable").unwrap_or(0);
+    files.saturating_sub(of_memory).saturating_add(slab)
 }
 
 fn hundredths(used: u64, of: u64) -> u64 {

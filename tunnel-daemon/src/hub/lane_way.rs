@@ -134,7 +134,7 @@ impl LaneWay {
     /// See [`Leg::fit_buffers`](super::leg::Leg::fit_buffers).
     pub(super) fn fit_buffers(&mut self, small: bool) {
         if let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
-            && let Err(error) = self.buffers.fit(socket, small)
+            && let Err(error) = self.buffers.fit(socket, small, false)
         {
             tracing::debug!(%error, "the buffers of a lane stay as they are");
         }

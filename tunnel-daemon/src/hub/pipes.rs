@@ -211,9 +211,11 @@ impl PipeRelay {
         };
         let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
         if self.is_small.load(Ordering::Relaxed) {
-            for (buffers, socket) in buffers.iter_mut().zip([&pair.a, &pair.b]) {
+            for (buffers, (socket, is_new)) in
+                buffers.iter_mut().zip([(&pair.a, true), (&pair.b, false)])
+            {
                 // Of a socket that its peer has closed it fails, or changes nothing.
-                let _closed = buffers.fit(socket, true);
+                let _closed = buffers.fit(socket, true, is_new);
             }
         }
         match self.handle.submit(pair, over) {

@@ -209,9 +209,10 @@ impl Pump {
     #[cold]
     fn fit_buffers<S: Connection>(&mut self, socket: &S, leg: &mut Leg) {
         self.is_small = !self.is_small;
+        let is_new = self.from_socket == 0 && self.to_socket == 0;
         leg.fit_buffers(self.is_small);
         if let Some(socket) = socket.descriptor()
-            && let Err(error) = self.buffers.fit(socket, self.is_small)
+            && let Err(error) = self.buffers.fit(socket, self.is_small, is_new)
         {
             tracing::debug!(%error, "the buffers of a socket stay as they are");
         }

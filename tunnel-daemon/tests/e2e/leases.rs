@@ -1,10 +1,12 @@
-//! Servers and agents that know of each other by leases.
+//! Agents that find all servers of a fleet whose size changes, by leases or by the count that servers have in a flag.
 
 use std::path::Path;
 
 use rustix::process::Signal;
 
-use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
+use crate::balance::balance;
+use crate::cluster::{AUDIENCE, Cluster, MadeBy, Mode, programs};
+use crate::ports;
 use crate::process::Process;
 use crate::server::Server;
 use crate::wait::{secs, until};
@@ -105,4 +107,48 @@ fn an_agent_follows_the_leases_of_servers() {
     until("the collection of an expired lease", secs(90), || {
         (leases(&cluster).len() == 2).then_some(())
     });
+}
+
+/// Two servers and two agents become four and four: servers are started anew with the new count, as platforms do it.
+#[test]
+fn agents_follow_the_count_that_servers_have_in_a_flag() {
+    let Some(programs) = programs("static count") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let places = [(); 4].map(|()| [(); 3].map(|()| ports::free()));
+    let balancer = balance(0, places.iter().map(|[agents, ..]| *agents).collect());
+    let start_server = |n: usize, count: usize| -> Server {
+        let socket = cluster.path(&format!("egress-{n}.sock"));
+        let flags = [
+            format!("--uds-name={}", socket.display()),
+            format!("--server-id=server-{n}"),
+            format!("--server-count={count}"),
+        ];
+        cluster.server_at(MadeBy::Adit, places[n], &flags)
+    };
+    let audience = ["--audience", AUDIENCE];
+    let token = cluster.token("kube-system", "konnectivity-agent", &audience);
+    let file = cluster.token_file("agent.token", &token);
+    let start_agent = |n: usize| {
+        let mut args = cluster.agent_args("127.0.0.1", balancer, &file);
+        args.push(format!("--agent-id=agent-{n}"));
+        let adit = Path::new(env!("CARGO_BIN_EXE_adit"));
+        Process::service(&format!("agent-{n}"), adit, &args, cluster.dir.path())
+    };
+    let mut servers: Vec<Server> = (0..2).map(|n| start_server(n, 2)).collect();
+    let mut agents: Vec<Process> = (0..2).map(start_agent).collect();
+    for server in &servers {
+        server.links(2.0);
+    }
+    servers.extend((2..4).map(|n| start_server(n, 4)));
+    for (n, server) in servers.iter_mut().enumerate().take(2) {
+        server.process.signal(Signal::TERM);
+        server.process.wait(secs(20));
+        *server = start_server(n, 4);
+    }
+    agents.extend((2..4).map(start_agent));
+    for server in &servers {
+        server.links(4.0);
+    }
 }

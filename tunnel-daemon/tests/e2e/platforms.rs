@@ -1,7 +1,7 @@
 //! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back.
 //!
-//! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532 and without
-//! capabilities. `kubectl logs` goes through each pair. docs/compatibility.md has the table of this run.
+//! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532, without
+//! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through each pair. docs/compatibility.md has the table of this run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -33,6 +33,15 @@ const PROGRAMS: &str = "/mnt/programs";
 const SECRETS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// As in upstream's images.
 const USER: u32 = 65532;
+/// Makes all read-only but the folders it is told, makes sure of it, and starts the rest of its arguments.
+const READ_ONLY: &str = r#"
+for folder in $WRITABLE; do mount --bind "$folder" "$folder" || exit 97; done
+for mount in / /etc /var /run /mnt; do mount -o remount,bind,ro "$mount" || exit 97; done
+for folder in / /etc /tmp /var /run; do
+  if touch "$folder/written" 2>/dev/null; then echo "$folder is not read-only" >&2; exit 97; fi
+done
+exec "$@"
+"#;
 /// Flags that only older releases of upstream's agent had.
 const RETIRED: &str = "--apiserver-port-mapping";
 /// Of a server for agents whose platform runs its own.
@@ -207,7 +216,7 @@ fn token(cluster: &Cluster, flags: &[String]) -> String {
     cluster.token("kube-system", account, &["--audience", AUDIENCE])
 }
 
-/// Starts a program as upstream's images do.
+/// Starts a program as upstream's images do, in a container whose root is read-only.
 fn start(
     node: Option<&Node>,
     cluster: &Cluster,
@@ -216,7 +225,19 @@ fn start(
     flags: &[String],
 ) -> Process {
     let user = USER.to_string();
+    let volumes = ["--uds-name", "--log-file"].into_iter();
+    let volumes = volumes.filter_map(|name| Ends::flag(flags, name));
+    let volumes = volumes.filter_map(|file| Some(Path::new(&file).parent()?.display().to_string()));
+    let writable = format!("WRITABLE={}", volumes.collect::<Vec<_>>().join(" "));
     let mut words: Vec<String> = [
+        "unshare",
+        "--mount",
+        "env",
+        &writable,
+        "sh",
+        "-c",
+        READ_ONLY,
+        "sh",
         "setpriv",
         &format!("--reuid={user}"),
         &format!("--regid={user}"),

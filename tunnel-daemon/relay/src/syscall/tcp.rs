@@ -82,22 +82,24 @@ pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Has the kernel size both buffers of a socket again, after someone has asked for a size.
+/// Keeps the kernel from sizing both buffers of a socket by itself, or has it do so again.
 ///
 /// # Errors
 /// The descriptor is no socket.
-pub(crate) fn unlock_buffers(socket: &impl AsFd) -> io::Result<()> {
+pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
+    /// `SOCK_SNDBUF_LOCK` and `SOCK_RCVBUF_LOCK`.
+    const BOTH: libc::c_int = 3;
     let fd = socket.as_fd().as_raw_fd();
-    let none: libc::c_int = 0;
-    let length = libc::socklen_t::try_from(size_of_val(&none))
+    let which = if lock { BOTH } else { 0 };
+    let length = libc::socklen_t::try_from(size_of_val(&which))
         .map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `none`.
+    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `which`.
     let result = unsafe {
         libc::setsockopt(
             fd,
             libc::SOL_SOCKET,
             libc::SO_BUF_LOCK,
-            (&raw const none).cast(),
+            (&raw const which).cast(),
             length,
         )
     };

@@ -143,7 +143,7 @@ fn validation_rows_of_upstream_are_refused_in_its_words() {
         ),
         (
             vec!["--agent-identifiers=uid=1"],
-            "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route)",
+            "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)",
         ),
         (
             vec!["--kubeconfig=/no/kc"],
