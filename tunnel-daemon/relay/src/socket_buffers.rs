@@ -58,7 +58,6 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
     use super::*;
 
@@ -113,22 +112,6 @@ mod tests {
             assert!(sizes(&ends[1])[0] > before[1][0].min(4 * SMALL));
             assert!(sizes(&ends[0])[1] >= before[0][1]);
         }
-    }
-
-    /// Nothing that was offered is dropped, or the sender would wait for its timer.
-    #[test]
-    #[cfg_attr(miri, ignore = "asks the kernel")]
-    fn a_reader_that_goes_on_has_its_bytes_at_once() {
-        let mut ends = pair();
-        exchange(&mut ends, MUCH);
-        let [mut near, mut far] = ends;
-        let sender = std::thread::spawn(move || far.write_all(&vec![7; MUCH]).unwrap());
-        SocketBuffers::default().fit(&near, true, false).unwrap();
-        std::thread::sleep(Duration::from_secs(2));
-        near.set_read_timeout(Some(Duration::from_millis(190)))
-            .unwrap();
-        near.read_exact(&mut vec![0; MUCH]).unwrap();
-        sender.join().unwrap();
     }
 
     #[test]

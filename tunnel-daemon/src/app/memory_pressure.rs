@@ -1,5 +1,5 @@
-//! Has tunnels be small, and at last refused, while this process has nearly used up the memory of its cgroup: what sockets
-//! hold counts there from version 2 on, and no budget sees all of it.
+//! Gives tunnels small buffers, and at last refuses dials, while this process has nearly used up the memory of its cgroup. What
+//! sockets hold counts there in version 2, and no budget sees all of it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -97,17 +97,19 @@ pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<PipeRela
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
+        let limit_bytes = memory.as_ref().map(|memory| memory.limit_bytes);
         let used_bytes = memory.as_ref().and_then(CgroupMemory::used_bytes);
-        if let (Some(memory), Some(used_bytes)) = (&memory, used_bytes) {
-            now = pressure(hundredths(used_bytes, memory.limit_bytes), now);
-            budget.set_pressure(now);
-        }
+        now = match (used_bytes, limit_bytes) {
+            (Some(used), Some(limit)) => pressure(hundredths(used, limit), now),
+            // A cgroup that tells no more must not refuse dials for ever.
+            _ => MemoryPressure::None,
+        };
+        budget.set_pressure(now);
         if let Some(relay) = &relay {
             relay.fit_buffers(budget.is_half_full());
         }
         if now != told && told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
             (told, told_at) = (now, Some(Instant::now()));
-            let limit_bytes = memory.as_ref().map(|memory| memory.limit_bytes);
             tell(now, used_bytes, limit_bytes);
         }
     }

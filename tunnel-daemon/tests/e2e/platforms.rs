@@ -1,7 +1,8 @@
 //! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back.
 //!
 //! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532, without
-//! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through each pair. docs/compatibility.md has the table of this run.
+//! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through
+//! each pair. docs/compatibility.md has the table of this run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
