@@ -36,6 +36,6 @@ pub use outcome::{Flow, Mover, Movers, Op, Outcome, PairEnd, Side};
 pub use pair::{Done, Pair, Progress, Submitted};
 pub use probe::{Basis, Choice, Engine, Preference, ProbeError, probe};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
-pub use socket_buffers::SocketBuffers;
+pub use socket_buffers::{BufferSizes, SocketBuffers};
 pub use stats::Stats;
 pub use syscall::{TcpState, tcp_state, unacknowledged_bytes};

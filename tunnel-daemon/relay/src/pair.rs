@@ -17,7 +17,7 @@ use crate::{
     kernel_tls::KernelTls,
     outcome::{Flow, Outcome, PairEnd, Side},
     probe::Engine,
-    socket_buffers::SocketBuffers,
+    socket_buffers::{BufferSizes, SocketBuffers},
     sync::AtomicBool,
     syscall::{TcpState, socket, tcp_state},
 };
@@ -135,12 +135,12 @@ impl Submitted {
     }
 
     /// Fits the buffers of one side's socket. Without effect before a thread has taken the pair, and after its end.
-    pub fn fit_buffers(&self, side: Side, buffers: &mut SocketBuffers, small: bool) {
+    pub fn fit_buffers(&self, side: Side, buffers: &mut SocketBuffers, sizes: BufferSizes) {
         let sockets = self.shared.sockets.get();
         let socket = sockets.and_then(|sockets| sockets.get(side.index()));
         if let Some(socket) = socket.and_then(Weak::upgrade) {
             // Of a socket that its peer has closed it fails, or changes nothing.
-            let _closed = buffers.fit(&*socket, small, false);
+            let _closed = buffers.fit(&*socket, sizes, false);
         }
     }
 }

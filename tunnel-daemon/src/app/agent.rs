@@ -155,16 +155,18 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         Arc::new(Descriptors::of_process()),
     ));
     let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);
+    let here = isolation_here(&plan.isolation);
+    let budget = process_budget(&here);
     let started_relay = relay::start(
         &plan.data_path,
         lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
+        &budget,
         metrics.adit(),
         &services,
     )?;
     let (data_path, relay) = (started_relay.data_path, started_relay.relay);
     let allowed = Arc::new(allowed);
-    let here = isolation_here(&plan.isolation);
     let context = LinkContext {
         agent: plan.agent_id.clone(),
         dialer: Arc::new(Dialer::accounted(
@@ -177,7 +179,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
             plan.agent_id.as_str(),
         )),
         isolation: isolation(&here),
-        budget: process_budget(&here),
+        budget,
         warn_on_channel_limit: plan.warn_on_channel_limit,
         metrics: metrics.clone(),
         tasks: targets.clone(),

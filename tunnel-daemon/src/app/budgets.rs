@@ -47,7 +47,16 @@ fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
 /// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
     let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
-    Arc::new(ProcessBudget::new(bytes))
+    let socket = socket_buffer_max(memory::limit());
+    Arc::new(ProcessBudget::new(bytes).with_socket_buffers(socket))
+}
+
+/// Bytes that the kernel may book for a socket each way, so that peers are not offered more than there is; `None` where the
+/// memory is large enough for hundreds of the largest that it makes.
+pub(super) fn socket_buffer_max(memory: u64) -> Option<u32> {
+    let share = memory / limits::SOCKET_BUFFER_DIVISOR;
+    let share = u32::try_from(share).ok()?;
+    (share < limits::SOCKET_BUFFER_BOUND_MAX).then_some(share.max(limits::SOCKET_BUFFER_MIN))
 }
 
 /// Tells how much of the budget is in use.
@@ -88,6 +97,20 @@ mod tests {
             let here = fitted(&plan(flag), || memory);
             assert_eq!(process_budget(&here).max_bytes(), expected);
             assert_eq!(here.agent_budget_bytes, 64 << 20);
+        }
+    }
+
+    #[test]
+    fn sockets_are_bounded_where_memory_is_small() {
+        for (memory, expected) in [
+            (64 << 20, Some(128 << 10)),
+            (256 << 20, Some(512 << 10)),
+            ((512 << 20) - 1, Some((1 << 20) - 1)),
+            (512 << 20, None),
+            (1 << 42, None),
+            (0, Some(128 << 10)),
+        ] {
+            assert_eq!(socket_buffer_max(memory), expected, "{memory}");
         }
     }
 

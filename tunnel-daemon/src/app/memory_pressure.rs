@@ -2,7 +2,7 @@
 //! sockets hold counts there in version 2, and no budget sees all of it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,10 @@ impl CgroupMemory {
     /// `None` without a limit, or where its cgroup does not tell.
     fn here() -> Option<Self> {
         let (limit_bytes, folder) = memory::of_cgroup()?;
+        Self::of(&folder, limit_bytes)
+    }
+
+    fn of(folder: &Path, limit_bytes: u64) -> Option<Self> {
         // Version 2 and version 1.
         let usage = ["memory.current", "memory.usage_in_bytes"]
             .map(|file| folder.join(file))
@@ -86,7 +90,14 @@ fn pressure(used: u64, before: MemoryPressure) -> MemoryPressure {
 
 /// Tells `budget` and `relay` until dropped.
 pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<PipeRelay>>) {
-    let memory = CgroupMemory::here();
+    watch_cgroup(CgroupMemory::here(), budget, relay).await;
+}
+
+async fn watch_cgroup(
+    memory: Option<CgroupMemory>,
+    budget: Arc<ProcessBudget>,
+    relay: Option<Arc<PipeRelay>>,
+) {
     if memory.is_none() && relay.is_none() {
         // Nothing to watch, and a service that ended would be missed.
         return std::future::pending().await;
@@ -106,7 +117,7 @@ pub(super) async fn watch(budget: Arc<ProcessBudget>, relay: Option<Arc<PipeRela
         };
         budget.set_pressure(now);
         if let Some(relay) = &relay {
-            relay.fit_buffers(budget.is_half_full());
+            relay.fit_buffers();
         }
         if now != told && told_at.is_none_or(|at| at.elapsed() >= TOLD_EVERY) {
             (told, told_at) = (now, Some(Instant::now()));
@@ -159,6 +170,38 @@ mod tests {
         }
         assert_eq!(hundredths(1, 0), 100);
         assert_eq!(hundredths(u64::MAX, 1), u64::MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn budget_follows_the_use_of_the_cgroup() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(CgroupMemory::of(folder.path(), 100).is_none());
+        let usage = folder.path().join("memory.current");
+        let says = |bytes: u64| fs::write(&usage, format!("{bytes}\n")).unwrap();
+        says(0);
+        fs::write(folder.path().join("memory.stat"), "file 20\nshmem 10\n").unwrap();
+        let cgroup = CgroupMemory::of(folder.path(), 100);
+        assert!(cgroup.is_some());
+        let budget = Arc::new(ProcessBudget::new(1 << 20));
+        let watching = tokio::spawn(watch_cgroup(cgroup, Arc::clone(&budget), None));
+        // Ten of which the kernel can take back.
+        for (used, [is_half_full, is_full]) in [
+            (69, [false, false]),
+            (70, [true, false]),
+            (90, [true, true]),
+            (60, [true, false]),
+            (59, [false, false]),
+            (99, [true, true]),
+        ] {
+            says(used);
+            tokio::time::sleep(2 * EVERY).await;
+            let seen = [budget.is_half_full(), budget.is_full()];
+            assert_eq!(seen, [is_half_full, is_full], "at {used}");
+        }
+        fs::remove_file(&usage).unwrap();
+        tokio::time::sleep(2 * EVERY).await;
+        assert!(!budget.is_half_full(), "a cgroup that tells no more");
+        watching.abort();
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, probe, probe_kernel_tls};
 use anyhow::Context as _;
 
@@ -33,6 +34,7 @@ pub(super) fn start(
     plan: &DataPathPlan,
     tunnels_max: usize,
     silence_max: Duration,
+    budget: &Arc<ProcessBudget>,
     metrics: &AditMetrics,
     services: &Tasks,
 ) -> anyhow::Result<Started> {
@@ -71,6 +73,7 @@ pub(super) fn start(
         choice,
         tunnels_max,
         silence_max,
+        Arc::clone(budget),
         metrics.clone(),
         give_up_here,
     )

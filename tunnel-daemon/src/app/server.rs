@@ -174,6 +174,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         &plan.agents.data_path,
         settings.lane_room.lanes_max(),
         plan.isolation.half_closed_timeout,
+        &budget,
         &adit,
         &tasks.services,
     )?;

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use adit_core::lane::LaneEvent;
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
-use adit_relay::SocketBuffers;
+use adit_relay::{BufferSizes, SocketBuffers};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::leg::Incoming;
+use super::leg::{Incoming, buffer_sizes_at_rest};
 use super::watch::{LaneWatch, Probe};
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
@@ -132,9 +132,9 @@ impl LaneWay {
     }
 
     /// See [`Leg::fit_buffers`](super::leg::Leg::fit_buffers).
-    pub(super) fn fit_buffers(&mut self, small: bool) {
+    pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
         if let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
-            && let Err(error) = self.buffers.fit(socket, small, false)
+            && let Err(error) = self.buffers.fit(socket, sizes, false)
         {
             tracing::debug!(%error, "the buffers of a lane stay as they are");
         }
@@ -156,7 +156,7 @@ impl LaneWay {
     /// Gives the lane back with what waits for it, which counts until it has left.
     fn give_back(&mut self) {
         // The next tunnel fits them anew.
-        self.fit_buffers(false);
+        self.fit_buffers(buffer_sizes_at_rest(self.home.budget()));
         if let Some(lane) = self.lane.take() {
             let budget = self.home.budget();
             let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));

@@ -5,6 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
+use adit_relay::BufferSizes;
 use bytes::Bytes;
 
 use super::clock::moment;
@@ -25,6 +26,21 @@ pub enum Incoming {
     PeerFin,
     /// The tunnel is over. Repeats on every later call.
     Ended(TunnelEnd),
+}
+
+/// How large the buffers of tunnels' sockets are to be now.
+pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
+    if budget.is_half_full() {
+        BufferSizes::Small
+    } else {
+        buffer_sizes_at_rest(budget)
+    }
+}
+
+/// The same of a socket that has no tunnel.
+pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
+    let max = budget.socket_buffer_max();
+    max.map_or(BufferSizes::Kernel, BufferSizes::Most)
 }
 
 /// Who learns that a leg's socket or stream takes its bytes slower than they come.
@@ -267,10 +283,16 @@ impl Leg {
         self.budget().is_some_and(ProcessBudget::is_half_full)
     }
 
-    /// Makes the buffers of a lane's connection small, or has the kernel size them again. Those of a link are many tunnels'.
-    pub fn fit_buffers(&mut self, small: bool) {
+    /// How large the buffers of this tunnel's sockets are to be now.
+    #[must_use]
+    pub fn buffer_sizes(&self) -> BufferSizes {
+        self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
+    }
+
+    /// Fits the buffers of a lane's connection. Those of a link are many tunnels'.
+    pub fn fit_buffers(&mut self, sizes: BufferSizes) {
         if let Way::Lane(lane) = &mut self.way {
-            lane.fit_buffers(small);
+            lane.fit_buffers(sizes);
         }
     }
 

@@ -4,12 +4,13 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use adit_core::session::ProcessBudget;
 use adit_relay::{
-    Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
+    BufferSizes, Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
     SocketBuffers, Submitted, Why,
 };
 use bytes::Bytes;
@@ -22,6 +23,7 @@ mod outcome;
 pub use outcome::{PipeEnd, PipeOutcome};
 
 use self::outcome::{Cut, conclude};
+use super::leg::buffer_sizes;
 use crate::lane::{LaneRights, Pipe};
 use crate::net::socket;
 use crate::telemetry::labels::{Driver, DriverReason, Engine};
@@ -50,8 +52,9 @@ pub struct PipeRelay {
     silence_max: Duration,
     watched: Mutex<Vec<Watched>>,
     shutting_down: CancellationToken,
-    /// Memory is short.
-    is_small: AtomicBool,
+    budget: Arc<ProcessBudget>,
+    /// To which the sockets of all tunnels are fitted.
+    fitted: Mutex<BufferSizes>,
     tunnels_max: usize,
     /// Of which the log has told.
     driver_failures: AtomicU64,
@@ -77,7 +80,7 @@ struct Watched {
 
 impl PipeRelay {
     /// Starts the threads, each with a call of `on_thread_start`, for at most `tunnels_max` tunnels. A half-closed one may be
-    /// silent for `silence_max`.
+    /// silent for `silence_max`. Their sockets are as large as `budget` has room for.
     ///
     /// # Errors
     /// A thread or a descriptor could not be made.
@@ -85,6 +88,7 @@ impl PipeRelay {
         choice: Choice,
         tunnels_max: usize,
         silence_max: Duration,
+        budget: Arc<ProcessBudget>,
         metrics: AditMetrics,
         on_thread_start: fn(),
     ) -> io::Result<Arc<Self>> {
@@ -106,7 +110,8 @@ impl PipeRelay {
             silence_max,
             watched: Mutex::default(),
             shutting_down: CancellationToken::new(),
-            is_small: AtomicBool::new(false),
+            fitted: Mutex::new(buffer_sizes(&budget)),
+            budget,
             tunnels_max: config.pairs_max,
             driver_failures: AtomicU64::new(0),
             _threads: threads,
@@ -209,14 +214,13 @@ impl PipeRelay {
             },
             tls,
         };
+        let sizes = buffer_sizes(&self.budget);
         let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
-        if self.is_small.load(Ordering::Relaxed) {
-            for (buffers, (socket, is_new)) in
-                buffers.iter_mut().zip([(&pair.a, true), (&pair.b, false)])
-            {
-                // Of a socket that its peer has closed it fails, or changes nothing.
-                let _closed = buffers.fit(socket, true, is_new);
-            }
+        for (buffers, (socket, is_new)) in
+            buffers.iter_mut().zip([(&pair.a, true), (&pair.b, false)])
+        {
+            // Of a socket that its peer has closed it fails, or changes nothing.
+            let _closed = buffers.fit(socket, sizes, is_new);
         }
         match self.handle.submit(pair, over) {
             Ok(submitted) => {
@@ -276,12 +280,17 @@ impl PipeRelay {
         }
     }
 
-    /// Makes the sockets' buffers small while memory is short.
-    pub fn fit_buffers(&self, small: bool) {
-        if self.is_small.swap(small, Ordering::Relaxed) != small {
+    /// Fits the sockets' buffers to the budget. To be asked often: it does nothing while the sizes are the same.
+    pub fn fit_buffers(&self) {
+        let sizes = buffer_sizes(&self.budget);
+        let before = {
+            let mut fitted = self.fitted.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *fitted, sizes)
+        };
+        if before != sizes {
             // Those that are out of the list to be looked at are fitted there, or in seconds.
             for tunnel in &mut *self.lock() {
-                tunnel.fit_buffers(small);
+                tunnel.fit_buffers(sizes);
             }
         }
     }
@@ -374,7 +383,7 @@ impl PipeRelay {
         if tunnel.cause.strong_count() == 0 {
             return None;
         }
-        tunnel.fit_buffers(self.is_small.load(Ordering::Relaxed));
+        tunnel.fit_buffers(buffer_sizes(&self.budget));
         let why = if self.shutting_down.is_cancelled() {
             Some(Cut::Shutdown)
         } else {
@@ -395,9 +404,9 @@ impl PipeRelay {
 }
 
 impl Watched {
-    fn fit_buffers(&mut self, small: bool) {
+    fn fit_buffers(&mut self, sizes: BufferSizes) {
         for (buffers, side) in self.buffers.iter_mut().zip([SOCKET, LANE]) {
-            self.submitted.fit_buffers(side, buffers, small);
+            self.submitted.fit_buffers(side, buffers, sizes);
         }
     }
 

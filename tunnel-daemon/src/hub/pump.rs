@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use adit_core::session::TunnelEnd;
-use adit_relay::{SocketBuffers, unacknowledged_bytes};
+use adit_relay::{BufferSizes, SocketBuffers, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::io::AsyncRead;
 
@@ -114,8 +114,6 @@ pub(super) struct Pump {
     write_shut: bool,
     /// Looks that found the peer gone, since something moved.
     looks: u8,
-    /// Memory was short when it was last asked after.
-    is_small: bool,
     buffers: SocketBuffers,
     /// The socket takes no more; what comes is dropped until reading finds the end.
     write_failed: Option<io::Error>,
@@ -177,7 +175,6 @@ impl Pump {
             peer_fin: false,
             write_shut: false,
             looks: 0,
-            is_small: false,
             buffers: SocketBuffers::default(),
             write_failed: None,
             tunnel_end: None,
@@ -193,8 +190,9 @@ impl Pump {
         socket: &mut S,
         leg: &mut Leg,
     ) -> Poll<PumpOutcome> {
-        if leg.is_short_of_memory() != self.is_small {
-            self.fit_buffers(socket, leg);
+        let sizes = leg.buffer_sizes();
+        if sizes != self.buffers.sizes() {
+            self.fit_buffers(socket, leg, sizes);
         }
         self.poll_end(cx, &mut Ends { socket, leg })
             .map(|end| PumpOutcome {
@@ -205,16 +203,18 @@ impl Pump {
             })
     }
 
-    /// While memory is short, what a tunnel has in the kernel is small, too.
+    /// Where memory is short, what a tunnel has in the kernel is small, too.
     #[cold]
-    fn fit_buffers<S: Connection>(&mut self, socket: &S, leg: &mut Leg) {
-        self.is_small = !self.is_small;
+    fn fit_buffers<S: Connection>(&mut self, socket: &S, leg: &mut Leg, sizes: BufferSizes) {
         let is_new = self.from_socket == 0 && self.to_socket == 0;
-        leg.fit_buffers(self.is_small);
-        if let Some(socket) = socket.descriptor()
-            && let Err(error) = self.buffers.fit(socket, self.is_small, is_new)
-        {
-            tracing::debug!(%error, "the buffers of a socket stay as they are");
+        leg.fit_buffers(sizes);
+        match socket.descriptor() {
+            Some(socket) => {
+                if let Err(error) = self.buffers.fit(socket, sizes, is_new) {
+                    tracing::debug!(%error, "the buffers of a socket stay as they are");
+                }
+            }
+            None => self.buffers = SocketBuffers::none(sizes),
         }
     }
 

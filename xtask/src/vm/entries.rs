@@ -243,7 +243,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         name: "memory",
         row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
-        run: tests(LOOPBACK, "memory_limits::paused_readers --test-threads=1"),
+        run: tests(
+            LOOPBACK,
+            "memory_limits --test-threads=1 --nocapture --skip kill_nobody",
+        ),
         limit_seconds: 900,
         when: When::Named,
     },

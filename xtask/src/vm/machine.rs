@@ -136,6 +136,9 @@ impl Machine {
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
                     console.handle_line(&line);
+                    if let Some((_before, measured)) = line.split_once("MEASURED ") {
+                        println!("    {measured}");
+                    }
                     // At once: a machine takes longer than anybody waits for a word.
                     if let Some(ended) = console::ended(&line) {
                         println!(

@@ -2,9 +2,12 @@
 //! much was read early, each byte arrives once and in its place.
 
 use std::io::Write as _;
+use std::os::fd::AsFd as _;
 
 use adit_core::lane::{FrameReader, LaneEnd, LaneEvent, LaneRole, OpenRequest, Piece};
+use adit_core::session::MemoryPressure;
 use adit_relay::{Preference, probe};
+use rustix::net::sockopt::socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
@@ -102,6 +105,11 @@ impl World {
     }
 
     async fn new(choice: Choice) -> Self {
+        Self::within(choice, None).await
+    }
+
+    /// Whose sockets have at most so many bytes each way.
+    async fn within(choice: Choice, socket_bytes: Option<u32>) -> Self {
         let metrics = ServerMetrics::new(&[]);
         let facts = TunnelFacts {
             side: TunnelSide::Target,
@@ -111,8 +119,9 @@ impl World {
             path: Path::RawLane,
         };
         let adit = metrics.adit().clone();
+        let budget = Arc::new(ProcessBudget::new(1 << 30).with_socket_buffers(socket_bytes));
         Self {
-            relay: PipeRelay::start(choice, 16, PATIENCE, adit, || ()).unwrap(),
+            relay: PipeRelay::start(choice, 16, PATIENCE, budget, adit, || ()).unwrap(),
             metrics,
             listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
             entry: Arc::new(OpenTunnels::default()).enter(&facts),
@@ -216,6 +225,46 @@ impl World {
         })
     }
 
+    /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
+    async fn buffers_fit(&self, from_birth: Option<u32>) {
+        let (socket, mut server) = self.connection().await;
+        let (near, mut target) = UnixStream::pair().unwrap();
+        let seen = [
+            socket.as_fd().try_clone_to_owned().unwrap(),
+            near.as_fd().try_clone_to_owned().unwrap(),
+        ];
+        let sizes = || {
+            seen.each_ref()
+                .map(|fd| socket_send_buffer_size(fd).unwrap())
+        };
+        let before = sizes();
+        let open = &self.said.open;
+        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
+        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
+        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
+        let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+        let near = near.into_std().unwrap().into();
+        let live = self.entry.live();
+        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let changing = async {
+            server.write_all(b"before").await.unwrap();
+            target.read_exact(&mut [0; 6]).await.unwrap();
+            let usual = from_birth.map_or(before, |bytes| [bytes as usize; 2]);
+            let small = [32 * 1024; 2];
+            for (pressure, expected) in [
+                (MemoryPressure::None, usual),
+                (MemoryPressure::High, small),
+                (MemoryPressure::None, usual),
+            ] {
+                self.relay.budget.set_pressure(pressure);
+                self.relay.fit_buffers();
+                assert_eq!(sizes(), expected, "{pressure:?}");
+            }
+            drop((server, target));
+        };
+        let (_outcome, ()) = tokio::join!(running, changing);
+    }
+
     /// The agent's end of a tunnel that is open when the threads of its relay fail.
     async fn lost_with_its_thread(&self) {
         let (socket, mut server) = self.connection().await;
@@ -316,6 +365,16 @@ async fn a_server_loses_no_early_byte_however_many_there_are() {
                 within(&format!("{length} bytes, {read} read"), tunnel).await;
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
+    for world in World::both().await {
+        within("a tunnel", world.buffers_fit(None)).await;
+        let choice = world.relay.handle.choice().clone();
+        let bounded = World::within(choice, Some(256 << 10)).await;
+        within("a bounded one", bounded.buffers_fit(Some(256 << 10))).await;
     }
 }
 

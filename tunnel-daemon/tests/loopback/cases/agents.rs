@@ -108,6 +108,32 @@ async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
     until("no target connection is left", || open() == 0).await;
 }
 
+/// Among agents that fit equally those of the server's zone get all dials, for as long as one of them is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_in_the_zone_of_the_server_get_the_dials() {
+    const DIALS: i64 = 8;
+    let (port, _target) = targets::echo().await;
+    let target = format!("127.0.0.1:{port}");
+    let world = World::start(&["--zone=east"]).await;
+    let elsewhere = world
+        .agent("elsewhere", &["--agent-identifiers=zone=west"])
+        .await;
+    let nowhere = world.agent("nowhere", &[]).await;
+    let near = world
+        .agent("near", &["--agent-identifiers=zone=east"])
+        .await;
+    world.links(3).await;
+    let mut tunnels = Vec::new();
+    for _dial in 0..DIALS {
+        tunnels.push(connect::open(&world.connect(), &target).await);
+    }
+    let open = [&near, &elsewhere, &nowhere].map(|agent| agent.metrics.open_endpoint_connections());
+    assert_eq!(open, [DIALS, 0, 0]);
+    near.stop().await;
+    world.links(2).await;
+    world.assert_serves(&target).await;
+}
+
 /// Checklist 13, 49.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_agent_gets_new_dials_only_when_it_is_alone() {

@@ -194,10 +194,10 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Du
         })
     };
     for health in [health, agent_health] {
-        println!("{}", memory(&scrape(health).await).join(", "));
+        println!("MEASURED {}", memory(&scrape(health).await).join(", "));
     }
     println!(
-        "{readers} readers in {} MiB {flags:?}: {} paused, {refused} refused; resident server {} MiB, agent {} MiB; most in the \
+        "MEASURED {readers} readers in {} MiB {flags:?}: {} paused, {refused} refused; resident server {} MiB, agent {} MiB; most in the \
          cgroups {} and {} MiB; echo p99 {before:?} before, {beside:?} beside them",
         limit / MIB,
         paused.len(),
