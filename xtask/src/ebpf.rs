@@ -1,7 +1,6 @@
-//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds and the one of experiments that only tests load, or says
-//! whether the committed ones are current.
+//! `cargo xtask ebpf`: builds the eBPF object that the daemon embeds, or says whether the committed one is current.
 //!
-//! They are committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
+//! It is committed, so that nobody needs this toolchain to build Adit. Rebuilding needs a nightly toolchain with
 //! the sources of the standard library, and bpf-linker.
 
 use std::path::{Path, PathBuf};
@@ -21,9 +20,6 @@ const LOCK: &str = "ebpf-programs/programs/Cargo.lock";
 const ABI: &str = "ebpf-programs/abi";
 const PINS: &str = "ebpf-programs/toolchain.toml";
 const OBJECT: &str = "ebpf-programs/prebuilt/adit-ebpf.o";
-const EXPERIMENT: &str = "ebpf-programs/prebuilt/adit-sockmap.o";
-/// What a build leaves; that of the daemon's object is beside it.
-const EXPERIMENT_BUILT: &str = "adit-sockmap";
 const MANIFEST: &str = "ebpf-programs/prebuilt/manifest.toml";
 /// Little-endian, which all our machines are.
 const TARGET: &str = "bpfel-unknown-none";
@@ -59,8 +55,6 @@ impl Args {
 struct Manifest {
     /// SHA-256 of the object that the daemon embeds.
     object: String,
-    /// SHA-256 of the object of experiments.
-    experiment: String,
     /// SHA-256 over the paths and contents of all sources.
     sources: String,
     /// SHA-256 of the lock file.
@@ -92,7 +86,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.fresh || toolchain == pinned,
         "{PINS} pins {pinned:?}, but here is {toolchain:?}: install the pinned versions as ebpf-programs/README.md says, build beside \
-         the committed objects with `--fresh`, or change the pins in a commit of their own"
+         the committed object with `--fresh`, or change the pins in a commit of their own"
     );
     let built = build(workspace, &compiler)?;
     if args.fresh {
@@ -100,14 +94,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let folder = workspace.path("ebpf-programs/prebuilt");
-    std::fs::create_dir_all(folder).context("create the folder of the objects")?;
+    std::fs::create_dir_all(folder).context("create the folder of the object")?;
     let manifest = Manifest {
         object: taken(workspace, &built, OBJECT)?,
-        experiment: taken(
-            workspace,
-            &built.with_file_name(EXPERIMENT_BUILT),
-            EXPERIMENT,
-        )?,
         sources: sources(workspace)?,
         lock: hash_of(workspace, LOCK)?,
         toolchain,
@@ -131,11 +120,6 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let mut changed = Vec::new();
     for (what, now, then) in [
         ("the object", hash_of(workspace, OBJECT)?, &manifest.object),
-        (
-            "the object of experiments",
-            hash_of(workspace, EXPERIMENT)?,
-            &manifest.experiment,
-        ),
         ("the sources", sources(workspace)?, &manifest.sources),
         ("the lock file", hash_of(workspace, LOCK)?, &manifest.lock),
     ] {
@@ -148,7 +132,7 @@ fn check(workspace: &Workspace) -> anyhow::Result<()> {
     }
     ensure!(
         changed.is_empty(),
-        "{} changed since the objects in ebpf-programs/prebuilt were built: run `cargo xtask ebpf`",
+        "{} changed since the object in ebpf-programs/prebuilt was built: run `cargo xtask ebpf`",
         changed.join(" and ")
     );
     Ok(())
@@ -241,8 +225,7 @@ fn availability(name: &str) -> Result<Toolchain, String> {
     })
 }
 
-/// Builds the programs with a toolchain of rustup's and gives the path of the object that the daemon embeds; that of
-/// experiments is beside it.
+/// Builds the programs with a toolchain of rustup's and gives the path of the object.
 pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<PathBuf> {
     let target = workspace.path("target/ebpf");
     let mut command = rustup_run(name);
@@ -258,9 +241,7 @@ pub(crate) fn build(workspace: &Workspace, name: &str) -> anyhow::Result<PathBuf
         .env("CARGO_ENCODED_RUSTFLAGS", flags(workspace));
     run_command(&mut command, BUILD)?;
     let built = target.join(TARGET).join("release/adit-ebpf");
-    for object in [&built, &built.with_file_name(EXPERIMENT_BUILT)] {
-        ensure!(object.is_file(), "the build left no {}", object.display());
-    }
+    ensure!(built.is_file(), "the build left no {}", built.display());
     Ok(built)
 }
 
@@ -326,13 +307,12 @@ fn text_of(hash: &[u8]) -> String {
 fn written(manifest: &Manifest) -> String {
     let Manifest {
         object,
-        experiment,
         sources,
         lock,
         toolchain: Toolchain { rustc, bpf_linker },
     } = manifest;
     format!(
-        "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nexperiment = \"{experiment}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
+        "# Made by `cargo xtask ebpf`; do not edit.\nobject = \"{object}\"\nsources = \"{sources}\"\nlock = \"{lock}\"\n\
          rustc = \"{rustc}\"\nbpf-linker = \"{bpf_linker}\"\n"
     )
 }
@@ -351,13 +331,12 @@ fn answer(command: &mut Command) -> Option<String> {
 mod tests {
     use super::*;
 
-    const FILES: [(&str, &str); 6] = [
+    const FILES: [(&str, &str); 5] = [
         ("ebpf-programs/abi/src/lib.rs", "//! abi"),
         ("ebpf-programs/programs/src/main.rs", "//! programs"),
         (LOCK, "lock"),
         (OBJECT, "object"),
         (PINS, "rustc = \"1\"\nbpf-linker = \"2\"\n"),
-        (EXPERIMENT, "experiment"),
     ];
 
     /// A tree whose manifest fits.
@@ -371,7 +350,6 @@ mod tests {
         }
         let manifest = Manifest {
             object: hash_of(&workspace, OBJECT).unwrap(),
-            experiment: hash_of(&workspace, EXPERIMENT).unwrap(),
             sources: sources(&workspace).unwrap(),
             lock: hash_of(&workspace, LOCK).unwrap(),
             toolchain: pins(&workspace).unwrap(),
@@ -390,7 +368,6 @@ mod tests {
             "lock file",
             "object",
             "toolchain pins",
-            "object of experiments",
         ]
         .into_iter()
         .enumerate()

@@ -12,7 +12,6 @@ mod counters;
 mod endpoint;
 mod established;
 mod peername;
-mod sockmap;
 mod tables;
 
 pub use account::{
@@ -24,10 +23,6 @@ pub use counters::{CALL_OUTCOMES, CallOutcome};
 pub use endpoint::{AF_INET, AF_INET6, ENDPOINT_BYTES, Endpoint};
 pub use established::{Established, established};
 pub use peername::shown_peer;
-pub use sockmap::{
-    EMPTY_DROP, EMPTY_PASS, EMPTY_REDIRECT, GRANT_WORDS, Grant, MOVED_WORDS, Moved, ROUTE_WORDS,
-    Route, Verdict, verdict,
-};
 pub use tables::{
     ACTION_JOIN, ACTION_LEAVE, ACTION_REDIRECT, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival,
     ArrivalKey, FLAG_DENY, FLAG_HOME, LISTENER_BYTES, LISTENER_KEY_BYTES, Listener, ListenerKey,
@@ -54,6 +49,3 @@ pub const ARRIVAL_AGE_MAX_NS: u64 = 10_000_000_000;
 pub const ACCOUNTS_MAX: u32 = 65_536;
 /// Bytes of the ring buffer of ended connections: some 6,500 of them.
 pub const CLOSED_RING_BYTES: u32 = 512 * 1024;
-
-/// Sockets of the sockmap experiment, in each of its maps.
-pub const SOCKMAP_SOCKETS_MAX: u32 = 64;

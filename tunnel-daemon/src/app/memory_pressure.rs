@@ -183,25 +183,30 @@ mod tests {
         let cgroup = CgroupMemory::of(folder.path(), 100);
         assert!(cgroup.is_some());
         let budget = Arc::new(ProcessBudget::new(1 << 20));
-        let watching = tokio::spawn(watch_cgroup(cgroup, Arc::clone(&budget), None));
-        // Ten of which the kernel can take back.
-        for (used, [is_half_full, is_full]) in [
-            (69, [false, false]),
-            (70, [true, false]),
-            (90, [true, true]),
-            (60, [true, false]),
-            (59, [false, false]),
-            (99, [true, true]),
-        ] {
-            says(used);
+        let watching = watch_cgroup(cgroup, Arc::clone(&budget), None);
+        let changing = async {
+            // Ten of which the kernel can take back.
+            for (used, [is_half_full, is_full]) in [
+                (69, [false, false]),
+                (70, [true, false]),
+                (90, [true, true]),
+                (60, [true, false]),
+                (59, [false, false]),
+                (99, [true, true]),
+            ] {
+                says(used);
+                tokio::time::sleep(2 * EVERY).await;
+                let seen = [budget.is_half_full(), budget.is_full()];
+                assert_eq!(seen, [is_half_full, is_full], "at {used}");
+            }
+            fs::remove_file(&usage).unwrap();
             tokio::time::sleep(2 * EVERY).await;
-            let seen = [budget.is_half_full(), budget.is_full()];
-            assert_eq!(seen, [is_half_full, is_full], "at {used}");
+            assert!(!budget.is_half_full(), "a cgroup that tells no more");
+        };
+        tokio::select! {
+            () = watching => panic!("it watches until dropped"),
+            () = changing => (),
         }
-        fs::remove_file(&usage).unwrap();
-        tokio::time::sleep(2 * EVERY).await;
-        assert!(!budget.is_half_full(), "a cgroup that tells no more");
-        watching.abort();
     }
 
     #[test]

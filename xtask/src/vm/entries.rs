@@ -85,13 +85,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         when: When::Always,
     },
     Entry {
-        name: "stream-parser",
-        row: "sockmap with stream parser (as configured)",
-        run: Run::Fact("grep -q '^CONFIG_BPF_STREAM_PARSER=y' /boot/config && echo yes"),
-        limit_seconds: 10,
-        when: When::Always,
-    },
-    Entry {
         name: "ktls",
         row: "kernel TLS (tls.ko loaded, TCP offers it)",
         run: Run::Fact("grep -qw tls /proc/sys/net/ipv4/tcp_available_ulp && echo yes"),
@@ -194,7 +187,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         // Nor what other rows run. There is no toolchain in the machine.
         run: tests(
             KERNEL,
-            "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip sockmap:: --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
+            "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
              --skip redirect_spaces:: --skip proxy_header:: --skip least_privilege:: --skip clock:: \
              --skip without_the_privilege_the_flag_and_the_remedy",
         ),
@@ -234,13 +227,6 @@ pub(super) const ENTRIES: &[Entry] = &[
         when: When::Always,
     },
     Entry {
-        name: "sockmap",
-        row: "sockmap as a mover of bytes: the flaws of ADR 0017",
-        run: tests(KERNEL, "sockmap:: --test-threads=1"),
-        limit_seconds: 300,
-        when: When::Always,
-    },
-    Entry {
         name: "memory",
         row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
         run: tests(
@@ -248,7 +234,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "memory_limits --test-threads=1 --nocapture --skip kill_nobody",
         ),
         limit_seconds: 900,
-        when: When::Named,
+        when: When::Always,
     },
     Entry {
         name: "wan",

@@ -1,4 +1,4 @@
-//! The objects load: the committed one, and one that was just built.
+//! The object loads: the committed one, and one that was just built.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,6 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::cgroup::Cgroup;
 use crate::support::privilege::{ready, say};
-use crate::support::sockmap;
 
 /// Names a freshly built object; `cargo xtask test --nightly` sets it where the eBPF toolchain is.
 const FRESH: &str = "ADIT_EBPF_OBJECT";
@@ -40,17 +39,6 @@ fn every_program_of_a_freshly_built_object_passes_the_verifier() {
     };
     if ready("loading a freshly built object") {
         load_all(&std::fs::read(&path).unwrap());
-        // A build leaves both side by side.
-        let experiment = path.with_file_name("adit-sockmap");
-        let mut experiment = sockmap::load(&std::fs::read(experiment).unwrap());
-        assert_eq!(loaded(&mut experiment), 2);
-    }
-}
-
-#[test]
-fn every_program_of_the_committed_experiment_passes_the_verifier() {
-    if ready("loading the committed experiment") {
-        assert_eq!(loaded(&mut sockmap::load(sockmap::EXPERIMENT)), 2);
     }
 }
 
@@ -136,8 +124,6 @@ fn loaded(ebpf: &mut Ebpf) -> usize {
         let outcome = match program {
             Program::CgroupSockAddr(program) => program.load(),
             Program::SockOps(program) => program.load(),
-            Program::SkSkb(program) => program.load(),
-            Program::SkMsg(program) => program.load(),
             other => panic!("{name}: nothing here loads {:?}", other.prog_type()),
         };
         if let Err(ProgramError::LoadError {

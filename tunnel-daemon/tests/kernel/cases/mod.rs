@@ -28,5 +28,4 @@ mod redirect_spaces;
 mod redirect_v6;
 mod rules;
 mod same_client;
-pub(crate) mod sockmap;
 mod without_rights;

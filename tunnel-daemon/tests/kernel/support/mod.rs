@@ -10,7 +10,6 @@ pub(crate) mod confined;
 pub(crate) mod daemon;
 pub(crate) mod forward_proxy;
 pub(crate) mod listening;
-pub(crate) mod memory;
 pub(crate) mod name_server;
 pub(crate) mod named;
 pub(crate) mod namespace;
@@ -20,7 +19,6 @@ pub(crate) mod process {
     pub(crate) use super::daemon::Daemon as Process;
 }
 pub(crate) mod role;
-pub(crate) mod sockmap;
 pub(crate) mod stranger;
 pub(crate) mod target;
 pub(crate) mod wait;

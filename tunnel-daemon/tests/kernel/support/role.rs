@@ -123,8 +123,6 @@ fn play() {
         "tproxy" => crate::cases::packet_filter::play_tproxy(),
         "captured-sockets" => crate::cases::captured_sockets::play(&arguments),
         "exempt" => crate::cases::exempt::play(&arguments),
-        "sockmap-memory" => crate::cases::sockmap::play_memory(&arguments),
-        "sockmap-relay" => crate::cases::sockmap::play(&arguments),
         other => panic!("no role {other:?}"),
     }
 }
