@@ -283,6 +283,31 @@ impl Cluster {
         self.until_ready();
     }
 
+    /// Another API server of the same objects, at this port. Its connections into the cluster go as those of the first one, or
+    /// directly.
+    pub(crate) fn another_api_server(&self, port: u16, by_egress: bool) -> Process {
+        let is_taken = |arg: &&String| by_egress || !arg.starts_with("--egress-selector-config");
+        let args: Vec<String> = self
+            .api_args
+            .iter()
+            .filter(is_taken)
+            .map(|arg| match arg.split_once('=') {
+                Some(("--secure-port", _)) => format!("--secure-port={port}"),
+                _ => arg.clone(),
+            })
+            .collect();
+        let program = self.program("kube-apiserver");
+        Process::service("another-kube-apiserver", &program, &args, self.dir.path())
+    }
+
+    /// A kubeconfig of the administrator at the API server of this port.
+    pub(crate) fn administrator_at(&self, port: u16) -> PathBuf {
+        let file = self.path(&format!("admin-{port}.kubeconfig"));
+        let access = self.access_at(&format!("127.0.0.1:{port}"), ADMIN_TOKEN);
+        std::fs::write(&file, access.to_string()).expect("a file");
+        file
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

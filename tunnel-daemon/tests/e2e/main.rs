@@ -23,6 +23,7 @@ mod leases;
 mod load;
 mod namespace;
 mod objects;
+mod pages;
 mod platforms;
 #[path = "../interop/support/ports.rs"]
 mod ports;

@@ -1,4 +1,5 @@
-//! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back.
+//! Each platform's own command lines below a real API server: from upstream's programs to ours, one end after the other, and back,
+//! by the commands of the platform's page where it has one.
 //!
 //! Files are where the platform has them, in a file system and network of their own; the programs run as user 65532, without
 //! capabilities, and with a root that is read-only but for the volumes of the socket and the log. `kubectl logs` goes through
@@ -16,6 +17,7 @@ use crate::balance::balance;
 use crate::cluster::{AGENT_TOKEN, AUDIENCE, Cluster, Egress, MadeBy, Mode, programs};
 use crate::go::{self, Program, Release};
 use crate::namespace::Node;
+use crate::pages;
 use crate::process::Process;
 use crate::wait::{poll, secs};
 
@@ -129,7 +131,7 @@ impl Ends {
 }
 
 /// Writes a file that everybody may read, and the folders to it.
-fn put(path: &str, content: &[u8]) {
+pub(crate) fn put(path: &str, content: &[u8]) {
     let folder = Path::new(path).parent().expect("it is absolute");
     fs::create_dir_all(folder).expect("a folder");
     fs::write(path, content).expect("a file");
@@ -262,14 +264,15 @@ fn start(
     }
 }
 
-struct Installation<'a> {
-    cluster: &'a Cluster,
-    node: &'a Node,
+/// A platform's installation: its command lines below the API server of the test.
+pub(crate) struct Installation<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) node: &'a Node,
     ends: &'a Ends,
 }
 
 impl Installation<'_> {
-    fn server(&self, made_by: MadeBy) -> Process {
+    pub(crate) fn server(&self, made_by: MadeBy) -> Process {
         let program = match made_by {
             MadeBy::Adit => self.ends.server_name,
             MadeBy::Upstream => "upstream-server",
@@ -287,7 +290,7 @@ impl Installation<'_> {
         )
     }
 
-    fn agent(&self, made_by: MadeBy) -> Process {
+    pub(crate) fn agent(&self, made_by: MadeBy) -> Process {
         let (program, flags) = match made_by {
             MadeBy::Adit => ("proxy-agent", self.ends.agent.clone()),
             MadeBy::Upstream => {
@@ -308,13 +311,57 @@ impl Installation<'_> {
     }
 
     /// `kubectl logs` through what runs now.
-    fn assert_logs(&self, what: &str) {
+    pub(crate) fn assert_logs(&self, what: &str) {
         let began = Instant::now();
         let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
         let log = poll(secs(90), || self.cluster.try_kubectl(&logs, None).ok());
         let took = began.elapsed().as_secs_f64();
         assert_eq!(log.as_deref(), Some("line 1000"), "{what}");
         println!("MEASURED {what}: kubectl logs after {took:.1} s");
+    }
+
+    /// From upstream's programs to ours and back as the platform's page says, then the pairs that the page left out.
+    fn by_its_page(&self, page: &pages::Page) {
+        let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
+        let ran = page.follow(self);
+        for (pair, what) in [
+            ([ours, ours], "our programs"),
+            ([ours, go], "our server, upstream's agent"),
+        ] {
+            if ran.contains(&pair) {
+                continue;
+            }
+            let mut server = self.server(pair[0]);
+            let mut agent = self.agent(pair[1]);
+            self.assert_logs(what);
+            server.kill();
+            agent.kill();
+        }
+    }
+
+    /// The same, where the platform has no way to take another image.
+    fn by_hand(&self) {
+        let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
+        let mut server = self.server(go);
+        let mut agent = self.agent(go);
+        self.assert_logs("upstream's programs");
+        agent.kill();
+        let mut agent = self.agent(ours);
+        self.assert_logs("upstream's server, our agent");
+        server.kill();
+        let mut server = self.server(ours);
+        self.assert_logs("our programs");
+        server.kill();
+        let mut server = self.server(go);
+        self.assert_logs("back to upstream's server");
+        agent.kill();
+        let mut agent = self.agent(go);
+        self.assert_logs("back to upstream's programs");
+        server.kill();
+        let mut server = self.server(ours);
+        self.assert_logs("our server, upstream's agent");
+        server.kill();
+        agent.kill();
     }
 }
 
@@ -384,27 +431,13 @@ fn inside() {
         node: &node,
         ends: &ends,
     };
-    let [go, ours] = [MadeBy::Upstream, MadeBy::Adit];
-    let mut server = installation.server(go);
-    let mut agent = installation.agent(go);
-    installation.assert_logs("upstream's programs");
-    agent.kill();
-    let mut agent = installation.agent(ours);
-    installation.assert_logs("upstream's server, our agent");
-    server.kill();
-    let mut server = installation.server(ours);
-    installation.assert_logs("our programs");
-    server.kill();
-    let mut server = installation.server(go);
-    installation.assert_logs("back to upstream's server");
-    agent.kill();
-    let mut agent = installation.agent(go);
-    installation.assert_logs("back to upstream's programs");
-    server.kill();
-    let mut server = installation.server(ours);
-    installation.assert_logs("our server, upstream's agent");
-    server.kill();
-    agent.kill();
+    if platform.name == "KKP" {
+        pages::openvpn::follow(&installation);
+    }
+    match pages::of(platform.name) {
+        Some(page) => installation.by_its_page(page),
+        None => installation.by_hand(),
+    }
     println!("{}", row(platform, &ends));
 }
 

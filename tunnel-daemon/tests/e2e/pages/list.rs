@@ -1,0 +1,339 @@
+//! The pages, and what their platforms have of an image: kinds, names and labels as in the platforms' own sources (autumn 2026).
+
+use serde_json::Value;
+
+use super::Page;
+use super::operator::{Custom, End, Place, Workload, Writer, upstream};
+
+/// The cluster, control plane or configuration that pages name by `$NAME` or `$ID`.
+const NAME: &str = "demo";
+const AGENT: &str = "konnectivity-agent";
+const SERVER: &str = "konnectivity-server";
+/// Label of agents, but on platforms that have their own.
+const APP: Labels = &[("k8s-app", AGENT)];
+type Labels = &'static [(&'static str, &'static str)];
+
+pub(super) const PAGES: &[Page] = &[
+    Page {
+        name: "kubernetes-docs",
+        platforms: &["Kubernetes documentation"],
+        variables: &[("KUBECONFIG", "")],
+        custom: None,
+        server: Some(End {
+            container: "konnectivity-server-container",
+            place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents("DaemonSet", APP, &[AGENT], Writer::Administrator)),
+        },
+    },
+    Page {
+        name: "kube-up",
+        platforms: &["GCE kube-up, gRPC", "GCE kube-up, HTTP CONNECT"],
+        variables: &[("KUBECONFIG", "")],
+        custom: None,
+        server: Some(End {
+            container: "konnectivity-server-container",
+            place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "DaemonSet",
+                APP,
+                &[AGENT],
+                Writer::Addon(
+                    "/etc/kubernetes/addons/konnectivity-agent/konnectivity-agent-ds.yaml",
+                ),
+            )),
+        },
+    },
+    Page {
+        name: "kind-multinode",
+        platforms: &["upstream's kind-multinode"],
+        variables: &[("KUBECONFIG", "")],
+        custom: None,
+        server: Some(End {
+            container: "konnectivity-server-container",
+            place: Place::Workload(Workload {
+                kind: "DaemonSet",
+                namespace: "kube-system",
+                name: SERVER,
+                labels: &[("k8s-app", SERVER)],
+                containers: &["konnectivity-server-container"],
+                writer: Writer::Administrator,
+            }),
+        }),
+        agent: End {
+            container: "konnectivity-agent-container",
+            place: Place::Workload(agents(
+                "DaemonSet",
+                APP,
+                &["konnectivity-agent-container"],
+                Writer::Administrator,
+            )),
+        },
+    },
+    Page {
+        name: "kkp",
+        platforms: &["KKP"],
+        variables: &[("SEED", ""), ("USER_CLUSTER", ""), ("ID", NAME)],
+        custom: Some(Custom {
+            kind: "Cluster",
+            group: "kubermatic.k8c.io",
+            version: "v1",
+            plural: "clusters",
+            namespace: None,
+            name: NAME,
+            spec: "{}",
+        }),
+        server: Some(End {
+            container: SERVER,
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "cluster-demo",
+                name: "apiserver",
+                labels: &[("app", "apiserver")],
+                containers: &["apiserver", SERVER],
+                writer: Writer::Operator(|cluster| unless_paused(cluster, 0)),
+            }),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "Deployment",
+                &[("app", AGENT)],
+                &[AGENT],
+                Writer::Operator(|cluster| unless_paused(cluster, 1)),
+            )),
+        },
+    },
+    Page {
+        name: "kamaji",
+        platforms: &["Kamaji"],
+        variables: &[
+            ("MANAGEMENT", ""),
+            ("TENANT", ""),
+            ("NAMESPACE", "tenants"),
+            ("NAME", NAME),
+        ],
+        custom: Some(Custom {
+            kind: "TenantControlPlane",
+            group: "kamaji.clastix.io",
+            version: "v1alpha1",
+            plural: "tenantcontrolplanes",
+            namespace: Some("tenants"),
+            name: NAME,
+            spec: r#"{"addons": {"konnectivity": {"server": {"port": 8132}}}}"#,
+        }),
+        server: Some(End {
+            container: SERVER,
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "tenants",
+                name: NAME,
+                labels: &[("kamaji.clastix.io/name", NAME)],
+                containers: &["kube-apiserver", "kube-scheduler", SERVER],
+                writer: Writer::Operator(|plane| {
+                    image_and_version(plane, "/spec/addons/konnectivity/server", 0)
+                }),
+            }),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "DaemonSet",
+                APP,
+                &[AGENT],
+                Writer::Operator(|plane| {
+                    image_and_version(plane, "/spec/addons/konnectivity/agent", 1)
+                }),
+            )),
+        },
+    },
+    Page {
+        name: "k0s",
+        platforms: &["k0s"],
+        variables: &[("KUBECONFIG", "")],
+        custom: Some(Custom {
+            kind: "ClusterConfig",
+            group: "k0s.k0sproject.io",
+            version: "v1beta1",
+            plural: "clusterconfigs",
+            namespace: Some("kube-system"),
+            name: "k0s",
+            spec: "{}",
+        }),
+        server: None,
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "DaemonSet",
+                APP,
+                &[AGENT],
+                Writer::Operator(|config| {
+                    image_and_version(config, "/spec/images/konnectivity", 1)
+                }),
+            )),
+        },
+    },
+    Page {
+        name: "hypershift",
+        platforms: &["HyperShift"],
+        variables: &[
+            ("MANAGEMENT", ""),
+            ("HOSTED", ""),
+            ("NAMESPACE", "clusters"),
+            ("NAME", NAME),
+        ],
+        custom: Some(Custom {
+            kind: "HostedCluster",
+            group: "hypershift.openshift.io",
+            version: "v1beta1",
+            plural: "hostedclusters",
+            namespace: Some("clusters"),
+            name: NAME,
+            spec: "{}",
+        }),
+        server: Some(End {
+            container: SERVER,
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "clusters-demo",
+                name: "kube-apiserver",
+                labels: &[("app", "kube-apiserver")],
+                containers: &["kube-apiserver", SERVER],
+                writer: Writer::Operator(|hosted| Some(of_release(hosted, 0))),
+            }),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "DaemonSet",
+                &[("app", AGENT)],
+                &[AGENT],
+                Writer::Operator(|hosted| {
+                    let own =
+                        "/metadata/annotations/hypershift.openshift.io~1konnectivity-agent-image";
+                    Some(field(hosted, own).unwrap_or_else(|| of_release(hosted, 1)))
+                }),
+            )),
+        },
+    },
+    Page {
+        name: "capi",
+        platforms: &["CAPI"],
+        variables: &[
+            ("MANAGEMENT", ""),
+            ("WORKLOAD", ""),
+            ("NAMESPACE", "planes"),
+            ("NAME", NAME),
+        ],
+        custom: Some(Custom {
+            kind: "HostedControlPlane",
+            group: "controlplane.cluster.x-k8s.io",
+            version: "v1alpha1",
+            plural: "hostedcontrolplanes",
+            namespace: Some("planes"),
+            name: NAME,
+            spec: r#"{"deployment": {"apiServer": {"konnectivity": {"args": {}}}}}"#,
+        }),
+        server: Some(End {
+            container: SERVER,
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "planes",
+                name: "demo-api-server",
+                labels: &[
+                    ("cluster.x-k8s.io/cluster-name", NAME),
+                    ("app.kubernetes.io/component", "api-server"),
+                ],
+                containers: &["kube-apiserver", SERVER],
+                writer: Writer::Operator(|plane| {
+                    in_parts(plane, "/spec/deployment/apiServer/konnectivity/image", 0)
+                }),
+            }),
+        }),
+        agent: End {
+            container: AGENT,
+            place: Place::Workload(agents(
+                "Deployment",
+                &[("app.kubernetes.io/component", "konnectivity")],
+                &[AGENT],
+                Writer::Operator(|plane| in_parts(plane, "/spec/konnectivityClient/image", 1)),
+            )),
+        },
+    },
+];
+
+/// Agents, which every platform calls the same.
+const fn agents(
+    kind: &'static str,
+    labels: Labels,
+    containers: &'static [&'static str],
+    writer: Writer,
+) -> Workload {
+    Workload {
+        kind,
+        namespace: "kube-system",
+        name: AGENT,
+        labels,
+        containers,
+        writer,
+    }
+}
+
+fn field(object: &Value, pointer: &str) -> Option<String> {
+    object.pointer(pointer)?.as_str().map(str::to_owned)
+}
+
+/// KKP's own image, which is fixed in its code, unless the cluster is paused.
+fn unless_paused(cluster: &Value, end: usize) -> Option<String> {
+    let is_paused = cluster.pointer("/spec/pause") == Some(&Value::Bool(true));
+    (!is_paused).then(|| upstream(end))
+}
+
+/// The fields `image` and `version` there; of the release where they are missing.
+fn image_and_version(object: &Value, pointer: &str, end: usize) -> Option<String> {
+    let own = upstream(end);
+    let (image, version) = own.rsplit_once(':')?;
+    let field = |name: &str, default: &str| {
+        field(object, &format!("{pointer}/{name}")).unwrap_or_else(|| default.to_owned())
+    };
+    Some(format!(
+        "{}:{}",
+        field("image", image),
+        field("version", version)
+    ))
+}
+
+/// The fields `registry`, `repository` and `tag` there; of the release where they are missing.
+fn in_parts(object: &Value, pointer: &str, end: usize) -> Option<String> {
+    let own = upstream(end);
+    let (image, tag) = own.rsplit_once(':')?;
+    let (registry, repository) = image.split_once('/')?;
+    let field = |name: &str, default: &str| {
+        field(object, &format!("{pointer}/{name}")).unwrap_or_else(|| default.to_owned())
+    };
+    let [registry, repository, tag] = [
+        ("registry", registry),
+        ("repository", repository),
+        ("tag", tag),
+    ]
+    .map(|(name, default)| field(name, default));
+    Some(format!("{registry}/{repository}:{tag}"))
+}
+
+/// HyperShift's image, of server and agents alike: of the release, or what overrides it.
+fn of_release(hosted: &Value, end: usize) -> String {
+    let overrides = field(
+        hosted,
+        "/metadata/annotations/hypershift.openshift.io~1image-overrides",
+    );
+    let overrides = overrides.unwrap_or_default();
+    let image = overrides
+        .split(',')
+        .find_map(|pair| pair.strip_prefix("apiserver-network-proxy="));
+    image.map_or_else(|| upstream(end), str::to_owned)
+}

@@ -1,0 +1,280 @@
+//! KKP's way from OpenVPN to Konnectivity and back, followed below two API servers: the seed's, and that of the user cluster.
+//!
+//! A route to the node stands for the VPN. With Konnectivity the route is gone, so only a tunnel reaches the node.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{scope, sleep};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::operator::{Custom, LOOK, Workload, Writer};
+use super::{Reader, STARTED, sections, text};
+use crate::cluster::{Cluster, MadeBy};
+use crate::platforms::Installation;
+use crate::ports;
+use crate::process::Process;
+use crate::wait::{poll, secs, until};
+
+/// The page.
+pub(super) const PAGE: &str = "kkp-openvpn";
+/// The id of the user cluster.
+const ID: &str = "old";
+const CONTAINERS_OF_VPN: &[&str] = &["apiserver", "openvpn-client", "dnat-controller"];
+const CONTAINERS_OF_TUNNEL: &[&str] = &["apiserver", "konnectivity-server"];
+
+const CLUSTER: Custom = Custom {
+    kind: "Cluster",
+    group: "kubermatic.k8c.io",
+    version: "v1",
+    plural: "clusters",
+    namespace: None,
+    name: ID,
+    spec: r#"{"exposeStrategy": "NodePort", "clusterNetwork": {"konnectivityEnabled": false}}"#,
+};
+const API_SERVER: Workload = Workload {
+    containers: CONTAINERS_OF_VPN,
+    ..workload("cluster-old", &["apiserver"], &[("app", "apiserver")])
+};
+const VPN_SERVER: Workload = workload(
+    "cluster-old",
+    &["openvpn-server"],
+    &[("app", "openvpn-server")],
+);
+const VPN_CLIENT: Workload = workload(
+    "kube-system",
+    &["openvpn-client"],
+    &[("app", "openvpn-client")],
+);
+const AGENT: Workload = workload(
+    "kube-system",
+    &["konnectivity-agent"],
+    &[("app", "konnectivity-agent")],
+);
+
+/// A Deployment that is called as its only container.
+const fn workload(
+    namespace: &'static str,
+    containers: &'static [&'static str; 1],
+    labels: &'static [(&'static str, &'static str)],
+) -> Workload {
+    Workload {
+        kind: "Deployment",
+        namespace,
+        name: containers[0],
+        labels,
+        containers,
+        writer: Writer::Administrator,
+    }
+}
+
+/// How the user cluster's API server reaches nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Vpn,
+    Tunnel,
+}
+
+struct Follower<'a> {
+    installation: &'a Installation<'a>,
+    /// Of the user cluster's API server.
+    port: u16,
+    kubeconfig: PathBuf,
+    way: Mutex<Option<Way>>,
+    over: AtomicBool,
+}
+
+/// Follows the page from top to end.
+pub(crate) fn follow(installation: &Installation<'_>) {
+    let cluster = installation.cluster;
+    CLUSTER.create(cluster);
+    API_SERVER.create(cluster, "", "");
+    for workload in [VPN_SERVER, VPN_CLIENT] {
+        create(installation, &workload);
+    }
+    let port = ports::free();
+    let follower = Follower {
+        installation,
+        port,
+        kubeconfig: cluster.administrator_at(port),
+        way: Mutex::default(),
+        over: AtomicBool::new(false),
+    };
+    scope(|scope| {
+        scope.spawn(|| follower.operate());
+        let followed = catch_unwind(AssertUnwindSafe(|| follower.follow()));
+        // The operator ends whatever becomes of the page.
+        follower.over.store(true, Relaxed);
+        followed.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+    // The platform's other page makes its own.
+    API_SERVER.delete(cluster);
+    for workload in [VPN_SERVER, VPN_CLIENT] {
+        delete(cluster, &workload);
+    }
+}
+
+fn create(installation: &Installation<'_>, workload: &Workload) {
+    let cluster = installation.cluster;
+    workload.create(cluster, "", "");
+    workload.create_pod(cluster, "", "", installation.node.address);
+    workload.report(cluster, generation(cluster, workload));
+}
+
+fn delete(cluster: &Cluster, workload: &Workload) {
+    workload.delete(cluster);
+    workload.delete_pod(cluster);
+}
+
+fn generation(cluster: &Cluster, workload: &Workload) -> u64 {
+    let output = "jsonpath={.metadata.generation}";
+    let (kind, name, namespace) = (workload.kind, workload.name, workload.namespace);
+    let generation = cluster.kubectl(&["get", kind, name, "-n", namespace, "-o", output], None);
+    generation.parse().expect("a number")
+}
+
+impl Follower<'_> {
+    fn way(&self) -> Option<Way> {
+        *self.way.lock().expect("no holder panics")
+    }
+
+    /// Does what KKP does until the page is followed.
+    fn operate(&self) {
+        let cluster = self.installation.cluster;
+        let output = "jsonpath={.spec.clusterNetwork.konnectivityEnabled}";
+        let get = ["get", "clusters.kubermatic.k8c.io", ID, "-o", output];
+        let mut running = Vec::new();
+        while !self.over.load(Relaxed) {
+            let wanted = match cluster.kubectl(&get, None).as_str() {
+                "true" => Way::Tunnel,
+                _ => Way::Vpn,
+            };
+            if self.way() != Some(wanted) {
+                running.clear();
+                running = self.change(wanted);
+                *self.way.lock().expect("no holder panics") = Some(wanted);
+            }
+            sleep(LOOK);
+        }
+        running.clear();
+        self.route(false);
+    }
+
+    /// Makes this the way, and returns what runs then.
+    fn change(&self, way: Way) -> Vec<Process> {
+        let (cluster, by_tunnel) = (self.installation.cluster, way == Way::Tunnel);
+        let is_first = self.way().is_none();
+        if !is_first {
+            self.set_containers(if by_tunnel {
+                CONTAINERS_OF_TUNNEL
+            } else {
+                CONTAINERS_OF_VPN
+            });
+        }
+        self.route(!by_tunnel);
+        let mut running = vec![cluster.another_api_server(self.port, by_tunnel)];
+        if by_tunnel {
+            running.push(self.installation.server(MadeBy::Upstream));
+            running.push(self.installation.agent(MadeBy::Upstream));
+        }
+        until("the user cluster's API server", secs(60), || {
+            self.kubectl(&["get", "--raw", "/readyz"]).ok()
+        });
+        API_SERVER.report(cluster, generation(cluster, &API_SERVER));
+        match way {
+            _ if is_first => (),
+            Way::Tunnel => {
+                create(self.installation, &AGENT);
+                delete(cluster, &VPN_SERVER);
+                delete(cluster, &VPN_CLIENT);
+            }
+            Way::Vpn => {
+                create(self.installation, &VPN_SERVER);
+                create(self.installation, &VPN_CLIENT);
+                delete(cluster, &AGENT);
+            }
+        }
+        running
+    }
+
+    fn set_containers(&self, containers: &[&str]) {
+        let containers: Vec<Value> = containers
+            .iter()
+            .map(|name| json!({"name": name, "image": "none"}))
+            .collect();
+        let patch = json!([{
+            "op": "replace",
+            "path": "/spec/template/spec/containers",
+            "value": containers,
+        }]);
+        let patch = format!("--patch={patch}");
+        let (kind, name, namespace) = (API_SERVER.kind, API_SERVER.name, API_SERVER.namespace);
+        let words = ["patch", kind, name, "-n", namespace, "--type=json", &patch];
+        self.installation.cluster.kubectl(&words, None);
+    }
+
+    /// Lays the VPN's route, or takes it away.
+    fn route(&self, is_there: bool) {
+        let (cluster, node) = (self.installation.cluster, self.installation.node);
+        let [_here, there] = cluster.cables[0].map(|end| end.to_string());
+        let address = node.address.to_string();
+        let change = if is_there { "replace" } else { "delete" };
+        let status = std::process::Command::new("ip")
+            .args(["route", change, &address, "via", &there])
+            .status();
+        // There is none to take away if the page failed with Konnectivity.
+        assert!(
+            !is_there || status.is_ok_and(|status| status.success()),
+            "a route"
+        );
+    }
+
+    fn kubectl(&self, words: &[&str]) -> Result<String, String> {
+        let file = format!("--kubeconfig={}", self.kubeconfig.display());
+        let words = [&[&*file], words].concat();
+        self.installation.cluster.try_kubectl(&words, None)
+    }
+
+    fn follow(&self) {
+        let cluster = self.installation.cluster;
+        let reader = Reader {
+            cluster,
+            page: PAGE,
+            variables: vec![
+                ("SEED", cluster.kubeconfig("admin").into()),
+                ("USER_CLUSTER", self.kubeconfig.clone().into()),
+                ("ID", ID.into()),
+            ],
+        };
+        let mut way = Way::Vpn;
+        self.assert_way(way, "before");
+        for section in sections(&text(PAGE)) {
+            match section.title.as_str() {
+                "Phase 2: switch" => way = Way::Tunnel,
+                "Back" => way = Way::Vpn,
+                _ => (),
+            }
+            let began = Instant::now();
+            reader.run_section(&section);
+            let took = began.elapsed().as_secs_f64();
+            println!(
+                "MEASURED {PAGE}, {}: commands took {took:.1} s",
+                section.title
+            );
+            self.assert_way(way, &section.title);
+        }
+    }
+
+    /// This is the way, and `kubectl logs` goes through it.
+    fn assert_way(&self, way: Way, when: &str) {
+        let when = format!("{PAGE}, {when}");
+        poll(STARTED, || (self.way() == Some(way)).then_some(()));
+        assert_eq!(self.way(), Some(way), "{when}");
+        let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
+        let log = poll(secs(60), || self.kubectl(&logs).ok());
+        assert_eq!(log.as_deref(), Some("line 1000"), "{when}");
+    }
+}

@@ -1,0 +1,465 @@
+//! What a platform does about a changed image: its operator writes the workload, and the program that the image names is started.
+//!
+//! Neither kubelets nor controllers run below the API server of these tests. This module takes the place of both: it starts
+//! upstream's program or ours with the platform's own command line, and then says that the rollout is over.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Follower;
+use crate::cluster::{Cluster, MadeBy};
+use crate::platforms::put;
+use crate::process::Process;
+use crate::wait::{secs, until};
+
+/// How our images are called on the pages.
+const OURS: &str = "registry.example.org/adit";
+/// How often the operator looks at what the page has changed.
+pub(super) const LOOK: Duration = Duration::from_millis(300);
+/// The programs of the ends, in their order.
+const PROGRAMS: [&str; 2] = ["proxy-server", "proxy-agent"];
+
+/// A kind that the platform brings along, and the one object of it.
+pub(super) struct Custom {
+    pub(super) kind: &'static str,
+    pub(super) group: &'static str,
+    pub(super) version: &'static str,
+    pub(super) plural: &'static str,
+    /// Without one the kind has no namespaces.
+    pub(super) namespace: Option<&'static str>,
+    pub(super) name: &'static str,
+    /// In JSON.
+    pub(super) spec: &'static str,
+}
+
+/// What runs the pods of one end.
+pub(super) struct Workload {
+    pub(super) kind: &'static str,
+    pub(super) namespace: &'static str,
+    pub(super) name: &'static str,
+    /// Of the workload and its pods.
+    pub(super) labels: &'static [(&'static str, &'static str)],
+    pub(super) containers: &'static [&'static str],
+    pub(super) writer: Writer,
+}
+
+/// Who writes the image of a workload.
+pub(super) enum Writer {
+    /// Nobody but its administrator.
+    Administrator,
+    /// The operator, by the platform's object; `None` while it leaves the workload alone.
+    Operator(fn(&Value) -> Option<String>),
+    /// The operator, by a manifest of which it applies each state.
+    Addon(&'static str),
+}
+
+/// Where one end of the platform runs.
+pub(super) enum Place {
+    Workload(Workload),
+    /// A static pod, by its manifest in the kubelet's folder.
+    Manifest(&'static str),
+}
+
+/// One end of the platform.
+pub(super) struct End {
+    /// Of the others of its pod only the names matter.
+    pub(super) container: &'static str,
+    pub(super) place: Place,
+}
+
+/// What the operator knows of one end.
+#[derive(Default)]
+pub(super) struct Life {
+    running: Option<(String, Process)>,
+    /// The manifest as it was applied.
+    applied: String,
+    /// The generation whose rollout is over.
+    reported: Option<u64>,
+}
+
+/// The image at the beginning.
+pub(super) fn upstream(end: usize) -> String {
+    format!(
+        "registry.k8s.io/kas-network-proxy/{}:v0.36.0",
+        PROGRAMS[end]
+    )
+}
+
+/// Whose program the image stands for.
+fn made_by(image: &str) -> MadeBy {
+    if image.starts_with(OURS) {
+        MadeBy::Adit
+    } else {
+        MadeBy::Upstream
+    }
+}
+
+/// The image in a manifest.
+fn image_in(manifest: &str) -> Option<&str> {
+    manifest
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("image: "))
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    let text = object.pointer(pointer).and_then(Value::as_str);
+    text.unwrap_or_else(|| panic!("{object} has no text at {pointer}"))
+}
+
+impl Custom {
+    fn reference(&self) -> Value {
+        json!({
+            "apiVersion": format!("{}/{}", self.group, self.version),
+            "kind": self.kind,
+            "metadata": {"name": self.name, "namespace": self.namespace.unwrap_or_default()},
+        })
+    }
+
+    pub(super) fn create(&self, cluster: &Cluster) {
+        let Self {
+            kind,
+            group,
+            version,
+            plural,
+            ..
+        } = self;
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.{group}")},
+            "spec": {
+                "group": group,
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+                "scope": if self.namespace.is_some() { "Namespaced" } else { "Cluster" },
+                "versions": [{
+                    "name": version,
+                    "served": true,
+                    "storage": true,
+                    "schema": {"openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": true,
+                    }},
+                }],
+            },
+        });
+        // Two pages of one platform have the same kind.
+        create_unless_there(cluster, &definition);
+        if let Some(namespace) = self.namespace {
+            create_namespace(cluster, namespace);
+        }
+        let mut object = self.reference();
+        object["spec"] = serde_json::from_str(self.spec).expect("JSON");
+        until("a kind that is served", secs(20), || {
+            let created = cluster.try_kubectl(&["create", "-f", "-"], Some(&object));
+            created.ok()
+        });
+    }
+}
+
+/// Makes an object, which may be there.
+fn create_unless_there(cluster: &Cluster, object: &Value) {
+    let made = cluster.try_kubectl(&["create", "-f", "-"], Some(object));
+    if let Err(error) = made {
+        assert!(error.contains("AlreadyExists"), "{error}");
+    }
+}
+
+fn create_namespace(cluster: &Cluster, name: &str) {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    create_unless_there(cluster, &namespace);
+}
+
+impl Workload {
+    fn reference(&self) -> Value {
+        json!({
+            "apiVersion": "apps/v1",
+            "kind": self.kind,
+            "metadata": {"name": self.name, "namespace": self.namespace},
+        })
+    }
+
+    /// Pods of it.
+    fn template(&self, container: &str, image: &str) -> Value {
+        let labels: serde_json::Map<String, Value> = self
+            .labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
+            .collect();
+        let containers: Vec<Value> = self
+            .containers
+            .iter()
+            .map(|name| {
+                let image = if *name == container { image } else { "none" };
+                json!({"name": name, "image": image})
+            })
+            .collect();
+        json!({"metadata": {"labels": labels}, "spec": {"containers": containers}})
+    }
+
+    pub(super) fn create(&self, cluster: &Cluster, container: &str, image: &str) {
+        create_namespace(cluster, self.namespace);
+        let mut workload = self.reference();
+        let template = self.template(container, image);
+        let labels = &template["metadata"]["labels"];
+        workload["metadata"]["labels"] = labels.clone();
+        if let Writer::Addon(path) = self.writer {
+            // JSON is YAML; the image has a line of its own.
+            let manifest = format!(
+                "apiVersion: apps/v1\nkind: {}\nmetadata: {}\nspec:\n  selector: {}\n  template:\n    metadata: {}\n    spec:\n      \
+                 containers:\n      - name: {container}\n        image: {image}\n",
+                self.kind,
+                workload["metadata"],
+                json!({"matchLabels": labels}),
+                template["metadata"],
+            );
+            put(path, manifest.as_bytes());
+            cluster.kubectl(&["apply", "-f", path], None);
+            return;
+        }
+        workload["spec"] = json!({"selector": {"matchLabels": labels}, "template": template});
+        cluster.kubectl(&["create", "-f", "-"], Some(&workload));
+    }
+
+    /// A pod of it on the first node, at this address.
+    pub(super) fn create_pod(
+        &self,
+        cluster: &Cluster,
+        container: &str,
+        image: &str,
+        address: Ipv4Addr,
+    ) {
+        let name = format!("{}-0", self.name);
+        let mut pod = self.template(container, image);
+        pod["apiVersion"] = json!("v1");
+        pod["kind"] = json!("Pod");
+        pod["metadata"]["name"] = json!(name);
+        pod["metadata"]["namespace"] = json!(self.namespace);
+        pod["spec"]["nodeName"] = json!("node-1");
+        cluster.kubectl(&["create", "-f", "-"], Some(&pod));
+        let status = json!({"status": {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+        }});
+        let patch = format!("--patch={status}");
+        let namespace = self.namespace;
+        let words = [
+            "patch",
+            "pod",
+            &name,
+            "-n",
+            namespace,
+            "--subresource=status",
+            &patch,
+        ];
+        cluster.kubectl(&words, None);
+    }
+
+    pub(super) fn delete(&self, cluster: &Cluster) {
+        let words = [
+            "delete",
+            self.kind,
+            self.name,
+            "-n",
+            self.namespace,
+            "--wait=false",
+        ];
+        cluster.kubectl(&words, None);
+    }
+
+    pub(super) fn delete_pod(&self, cluster: &Cluster) {
+        let name = format!("{}-0", self.name);
+        let namespace = self.namespace;
+        let words = [
+            "delete",
+            "pod",
+            &name,
+            "-n",
+            namespace,
+            "--force",
+            "--grace-period=0",
+        ];
+        cluster.kubectl(&words, None);
+    }
+
+    /// Says that the rollout of this generation is over.
+    pub(super) fn report(&self, cluster: &Cluster, generation: u64) {
+        let status = match self.kind {
+            "Deployment" => json!({
+                "observedGeneration": generation,
+                "replicas": 1,
+                "updatedReplicas": 1,
+                "readyReplicas": 1,
+                "availableReplicas": 1,
+            }),
+            _ => json!({
+                "observedGeneration": generation,
+                "desiredNumberScheduled": 1,
+                "currentNumberScheduled": 1,
+                "updatedNumberScheduled": 1,
+                "numberReady": 1,
+                "numberAvailable": 1,
+                "numberMisscheduled": 0,
+            }),
+        };
+        let patch = format!("--patch={}", json!({"status": status}));
+        let words = [
+            "patch",
+            self.kind,
+            self.name,
+            "-n",
+            self.namespace,
+            "--subresource=status",
+            "--type=merge",
+            &patch,
+        ];
+        cluster.kubectl(&words, None);
+    }
+}
+
+impl End {
+    /// Makes it as the platform has it, with pods at this address.
+    pub(super) fn create(&self, cluster: &Cluster, end: usize, address: Ipv4Addr) {
+        let (container, image) = (self.container, upstream(end));
+        match &self.place {
+            Place::Workload(workload) => {
+                workload.create(cluster, container, &image);
+                workload.create_pod(cluster, container, &image, address);
+            }
+            Place::Manifest(path) => {
+                let manifest = format!(
+                    "apiVersion: v1\nkind: Pod\nmetadata:\n  name: konnectivity-server\n  namespace: kube-system\nspec:\n  \
+                     containers:\n  - name: {container}\n    image: {image}\n"
+                );
+                put(path, manifest.as_bytes());
+            }
+        }
+    }
+}
+
+impl Follower<'_> {
+    /// Does what the platform does until the page is followed.
+    pub(super) fn operate(&self) {
+        let mut lives: [Life; 2] = Default::default();
+        let references = json!({"apiVersion": "v1", "kind": "List", "items": self.references()});
+        while !self.is_over() {
+            let objects = self.objects(&references);
+            for (end, life) in lives.iter_mut().enumerate() {
+                self.care(end, &objects, life);
+            }
+            sleep(LOOK);
+        }
+    }
+
+    /// The objects that it watches.
+    fn references(&self) -> Vec<Value> {
+        let workloads = self
+            .ends()
+            .into_iter()
+            .flatten()
+            .filter_map(|end| match &end.place {
+                Place::Workload(workload) => Some(workload.reference()),
+                Place::Manifest(_) => None,
+            });
+        let own = self.page.custom.as_ref().map(Custom::reference);
+        workloads.chain(own).collect()
+    }
+
+    /// Their present state.
+    fn objects(&self, references: &Value) -> Vec<Value> {
+        let cluster = self.installation.cluster;
+        let got = cluster.kubectl(&["get", "-f", "-", "-o", "json"], Some(references));
+        let mut got: Value = serde_json::from_str(&got).expect("JSON");
+        match got.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => items,
+            _ => vec![got],
+        }
+    }
+
+    /// Brings one end to the state that its image asks for.
+    fn care(&self, number: usize, objects: &[Value], life: &mut Life) {
+        let cluster = self.installation.cluster;
+        let find = |kind: &str, name: &str| {
+            let found = objects.iter().find(|object| {
+                text(object, "/kind") == kind && text(object, "/metadata/name") == name
+            });
+            found.unwrap_or_else(|| panic!("no {kind} {name}"))
+        };
+        // Without an end of its own in the page the platform keeps its program.
+        let Some(end) = self.ends()[number] else {
+            return self.run(number, &upstream(number), life);
+        };
+        let workload = match &end.place {
+            Place::Workload(workload) => workload,
+            Place::Manifest(path) => {
+                // Between two states a manifest may be missing.
+                let manifest = fs::read_to_string(path).unwrap_or_default();
+                if let Some(image) = image_in(&manifest) {
+                    self.run(number, image, life);
+                }
+                return;
+            }
+        };
+        let object = find(workload.kind, workload.name);
+        let containers = object.pointer("/spec/template/spec/containers");
+        let own = containers
+            .and_then(Value::as_array)
+            .and_then(|all| all.iter().find(|one| one["name"] == end.container))
+            .unwrap_or_else(|| panic!("no container {} in {object}", end.container));
+        let image = text(own, "/image");
+        match workload.writer {
+            Writer::Administrator => (),
+            Writer::Operator(wanted) => {
+                let own = self.page.custom.as_ref().expect("it has an object");
+                if let Some(wanted) = wanted(find(own.kind, own.name))
+                    && wanted != image
+                {
+                    let target = format!("{}/{}", workload.kind, workload.name);
+                    let set = format!("{}={wanted}", end.container);
+                    let words = ["set", "image", &target, &set, "-n", workload.namespace];
+                    cluster.kubectl(&words, None);
+                    return;
+                }
+            }
+            Writer::Addon(path) => {
+                let manifest = fs::read_to_string(path).unwrap_or_default();
+                if image_in(&manifest).is_some() && manifest != life.applied {
+                    cluster.kubectl(&["apply", "-f", path], None);
+                    life.applied = manifest;
+                    return;
+                }
+            }
+        }
+        self.run(number, image, life);
+        let generation = object["metadata"]["generation"].as_u64();
+        if life.reported != generation {
+            workload.report(cluster, generation.expect("a number"));
+            life.reported = generation;
+        }
+    }
+
+    /// Starts the program of this image, unless it runs.
+    fn run(&self, end: usize, image: &str, life: &mut Life) {
+        if life
+            .running
+            .as_ref()
+            .is_some_and(|(running, _)| running == image)
+        {
+            return;
+        }
+        if let Some((_, mut process)) = life.running.take() {
+            process.kill();
+        }
+        let made_by = made_by(image);
+        let process = match end {
+            0 => self.installation.server(made_by),
+            _ => self.installation.agent(made_by),
+        };
+        life.running = Some((image.to_owned(), process));
+        self.set_runs(end, made_by);
+    }
+}
