@@ -47,6 +47,8 @@ pub(crate) enum Egress {
     Socket(String),
     /// By TLS, with a certificate of its own, at this port.
     Tcp(u16),
+    /// Not at all: it connects to nodes itself.
+    Direct,
 }
 
 impl Egress {
@@ -56,6 +58,13 @@ impl Egress {
             Mode::HttpConnect => "HTTPConnect",
         };
         let transport = match self {
+            Self::Direct => {
+                return json!({
+                    "apiVersion": "apiserver.k8s.io/v1beta1",
+                    "kind": "EgressSelectorConfiguration",
+                    "egressSelections": [{"name": "cluster", "connection": {"proxyProtocol": "Direct"}}],
+                });
+            }
             Self::Socket(path) => json!({"uds": {"udsName": path}}),
             Self::Tcp(port) => json!({"tcp": {
                 "url": format!("https://127.0.0.1:{port}"),

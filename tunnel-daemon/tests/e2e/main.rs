@@ -10,6 +10,7 @@ mod bootstrap;
 #[path = "../kernel/support/cgroup.rs"]
 #[expect(dead_code, reason = "other tests have more uses for it")]
 mod cgroup;
+mod client;
 mod cluster;
 mod credentials;
 mod crowds;

@@ -14,9 +14,10 @@ use std::time::Instant;
 use adit::net::selfsigned::Usage;
 
 use crate::balance::balance;
+use crate::client::Client;
 use crate::cluster::{AGENT_TOKEN, AUDIENCE, Cluster, Egress, MadeBy, Mode, programs};
 use crate::go::{self, Program, Release};
-use crate::namespace::Node;
+use crate::namespace::{BODY, Node};
 use crate::pages;
 use crate::process::Process;
 use crate::wait::{poll, secs};
@@ -45,6 +46,8 @@ for folder in / /etc /tmp /var /run; do
 done
 exec "$@"
 "#;
+/// The managed cluster of OCM, which its agent's identifiers name.
+const MANAGED: &str = "cluster1";
 /// Flags that only older releases of upstream's agent had.
 const RETIRED: &str = "--apiserver-port-mapping";
 /// Of a server for agents whose platform runs its own.
@@ -112,14 +115,16 @@ impl Ends {
     }
 
     fn egress(&self) -> Egress {
-        match Self::flag(&self.server, "--uds-name") {
-            Some(path) => Egress::Socket(path),
-            None => Egress::Tcp(
-                Self::flag(&self.server, "--server-port")
-                    .and_then(|port| port.parse().ok())
-                    .unwrap_or(8090),
-            ),
+        match (self.mode(), Self::flag(&self.server, "--uds-name")) {
+            (_, Some(path)) => Egress::Socket(path),
+            (Mode::HttpConnect, None) => Egress::Tcp(self.server_port()),
+            // No kube-apiserver speaks gRPC over TCP: the platform has clients of its own.
+            (Mode::Grpc, None) => Egress::Direct,
         }
+    }
+
+    fn server_port(&self) -> u16 {
+        Self::flag(&self.server, "--server-port").map_or(8090, |port| port.parse().expect("a port"))
     }
 
     fn mode(&self) -> Mode {
@@ -269,6 +274,8 @@ pub(crate) struct Installation<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) node: &'a Node,
     ends: &'a Ends,
+    /// Where the server's client is no kube-apiserver.
+    client: Option<&'a Client>,
 }
 
 impl Installation<'_> {
@@ -310,9 +317,17 @@ impl Installation<'_> {
         )
     }
 
-    /// `kubectl logs` through what runs now.
+    /// `kubectl logs` through what runs now, or what the platform's own client asks for.
     pub(crate) fn assert_logs(&self, what: &str) {
         let began = Instant::now();
+        if let Some(client) = self.client {
+            let answer = poll(secs(90), || client.get(&format!("{MANAGED}:8080")));
+            let took = began.elapsed().as_secs_f64();
+            let expected = format!("{BODY}{}", self.node.address);
+            assert_eq!(answer, Some(expected), "{what}");
+            println!("MEASURED {what}: an answer after {took:.1} s");
+            return;
+        }
         let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
         let log = poll(secs(90), || self.cluster.try_kubectl(&logs, None).ok());
         let took = began.elapsed().as_secs_f64();
@@ -365,13 +380,27 @@ impl Installation<'_> {
     }
 }
 
+/// Gives a managed cluster's name its pod, and the API server a route there, which is also the managed cluster's own. Clients
+/// of the tunnel know neither.
+fn join_networks(cluster: &Cluster, node: &Node) {
+    let hosts = fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let address = node.address.to_string();
+    put(
+        "/etc/hosts",
+        format!("{hosts}\n{address} {MANAGED}\n").as_bytes(),
+    );
+    let [_here, there] = cluster.cables[0].map(|end| end.to_string());
+    run("ip", &["route", "add", &address, "via", &there]);
+}
+
 /// The platform's name in the table, and its row.
 fn row(platform: &Platform, ends: &Ends) -> String {
     let by = match (ends.mode(), ends.egress()) {
         _ if platform.server.is_none() => "theirs to run",
+        (Mode::Grpc, Egress::Direct) => "none: OCM's clients by gRPC, mutual TLS",
         (Mode::Grpc, _) => "gRPC, unix socket",
         (Mode::HttpConnect, Egress::Socket(_)) => "CONNECT, unix socket",
-        (Mode::HttpConnect, Egress::Tcp(_)) => "CONNECT, mutual TLS",
+        (Mode::HttpConnect, _) => "CONNECT, mutual TLS",
     };
     let Platform { name, proof, .. } = platform;
     format!("| {name} | {proof} | {by} | yes | yes | yes |")
@@ -426,10 +455,15 @@ fn inside() {
     put_files(&cluster, &ends.server);
     put_files(&cluster, &ends.agent);
 
+    let client = matches!(ends.egress(), Egress::Direct).then(|| {
+        join_networks(&cluster, &node);
+        Client::start(&cluster, ends.server_port())
+    });
     let installation = Installation {
         cluster: &cluster,
         node: &node,
         ends: &ends,
+        client: client.as_ref(),
     };
     if platform.name == "KKP" {
         pages::openvpn::follow(&installation);
@@ -449,6 +483,7 @@ fn platform(name: &str) {
     for program in [
         Program::Server(Release::V0360),
         Program::Agent(Release::V0360),
+        Program::Peer,
     ] {
         go::binary(program);
     }
@@ -519,6 +554,11 @@ fn hosted_control_planes_of_the_cluster_api() {
 #[test]
 fn hypershift() {
     platform("HyperShift");
+}
+
+#[test]
+fn open_cluster_management() {
+    platform("OCM");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::operator::{Custom, End, Place, Workload, Writer, upstream};
 const NAME: &str = "demo";
 const AGENT: &str = "konnectivity-agent";
 const SERVER: &str = "konnectivity-server";
+const COMPONENT_OF_OCM: &str = "proxy.open-cluster-management.io/component-name";
 /// Label of agents, but on platforms that have their own.
 const APP: Labels = &[("k8s-app", AGENT)];
 type Labels = &'static [(&'static str, &'static str)];
@@ -263,6 +264,48 @@ pub(super) const PAGES: &[Page] = &[
                 &[AGENT],
                 Writer::Operator(|plane| in_parts(plane, "/spec/konnectivityClient/image", 1)),
             )),
+        },
+    },
+    Page {
+        name: "ocm",
+        platforms: &["OCM"],
+        variables: &[("HUB", ""), ("MANAGED", "")],
+        custom: Some(Custom {
+            kind: "ManagedProxyConfiguration",
+            group: "proxy.open-cluster-management.io",
+            version: "v1alpha1",
+            plural: "managedproxyconfigurations",
+            namespace: None,
+            name: "cluster-proxy",
+            spec: r#"{
+                "proxyServer": {
+                    "image": "registry.k8s.io/kas-network-proxy/proxy-server:v0.36.0",
+                    "namespace": "open-cluster-management-addon"
+                },
+                "proxyAgent": {"image": "registry.k8s.io/kas-network-proxy/proxy-agent:v0.36.0"}
+            }"#,
+        }),
+        server: Some(End {
+            container: "proxy-server",
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "open-cluster-management-addon",
+                name: "cluster-proxy",
+                labels: &[(COMPONENT_OF_OCM, "proxy-server")],
+                containers: &["proxy-server"],
+                writer: Writer::Operator(|own| field(own, "/spec/proxyServer/image")),
+            }),
+        }),
+        agent: End {
+            container: "proxy-agent",
+            place: Place::Workload(Workload {
+                kind: "Deployment",
+                namespace: "open-cluster-management-cluster-proxy",
+                name: "cluster-proxy-proxy-agent",
+                labels: &[(COMPONENT_OF_OCM, "proxy-agent")],
+                containers: &["proxy-agent", "addon-agent", "service-proxy"],
+                writer: Writer::Operator(|own| field(own, "/spec/proxyAgent/image")),
+            }),
         },
     },
 ];
