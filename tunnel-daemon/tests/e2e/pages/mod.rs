@@ -175,8 +175,9 @@ impl Reader<'_> {
         let dir = self.cluster.dir.path();
         let mut said = String::new();
         let done = poll(limit, || {
-            let output = Command::new("sh")
-                .args(["-euc", block])
+            // A rollout that does not end is an answer, too.
+            let output = Command::new("timeout")
+                .args([&*REPEATED.as_secs().to_string(), "sh", "-euc", block])
                 .current_dir(dir)
                 .env("PATH", path_with(self.cluster))
                 .env("HOME", dir)
