@@ -266,10 +266,7 @@ fn boot(
     bail!("Linux {} does not boot here", kernel.release)
 }
 
-/// Begins what a test found out about the kernel it runs on.
-const FOUND: &str = "FOUND ";
-
-/// What tests found out, and what the failed ones printed.
+/// What failed tests printed.
 fn report(entries: &[&Entry], console: &Console) {
     for line in &console.modules {
         println!("vm: module not loaded: {line}");
@@ -281,17 +278,9 @@ fn report(entries: &[&Entry], console: &Console) {
         };
         let fact = matches!(entry.run, Run::Fact(_));
         let quiet = ran.status == Some(0) && entry.when != When::Wan;
-        let found = ran
-            .lines
-            .iter()
-            .filter_map(|line| line.find(FOUND).map(|at| &line[at..]));
         if !fact && !quiet {
             println!("  {name}:");
             for line in &ran.lines {
-                println!("    {line}");
-            }
-        } else {
-            for line in found {
                 println!("    {line}");
             }
         }

@@ -1,11 +1,12 @@
 //! What a socket may hold in the kernel, made small for as long as memory is short.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::AsFd;
 
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, sockopt};
 
-use crate::syscall::lock_buffers;
+use crate::syscall::{lock_buffers, set_window_clamp};
 
 /// Asked for where memory is short, bytes. The kernel books twice as much.
 const SMALL_BYTES: usize = 16 * 1024;
@@ -15,11 +16,11 @@ const FIRST_BYTES: usize = 64 * 1024;
 /// How large the buffers of a socket may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BufferSizes {
-    /// As the kernel finds best (`tcp_rmem`, `tcp_wmem`): some MiB.
+    /// As the kernel finds best: up to the largest of `tcp_rmem` and `tcp_wmem`.
     #[default]
     Kernel,
-    /// So many bytes each way, as the kernel books them; not less than it gives a new socket for receiving.
-    Most(u32),
+    /// So many bytes each way at most, as the kernel books them. For receiving not less than it gives a new socket.
+    AtMost(u32),
     /// 32 KiB each way, as the kernel books them.
     Small,
 }
@@ -28,16 +29,16 @@ pub enum BufferSizes {
 #[derive(Debug, Default)]
 pub struct SocketBuffers {
     sizes: BufferSizes,
-    /// What the kernel had booked for sending at first, bytes.
-    first_sent: u32,
+    /// What the kernel had booked for sending at first, bytes; `None` until it was asked.
+    initial_send_bytes: Option<NonZeroU32>,
     /// The buffer for receiving was made small.
-    was_new: bool,
+    receive_is_small: bool,
 }
 
 impl SocketBuffers {
     /// Those of an end that is no socket, so that nothing has to be fitted until `sizes` change.
     #[must_use]
-    pub fn none(sizes: BufferSizes) -> Self {
+    pub fn without_socket(sizes: BufferSizes) -> Self {
         Self {
             sizes,
             ..Self::default()
@@ -52,7 +53,7 @@ impl SocketBuffers {
 
     /// Has the buffers be of these sizes. Without effect if they are so already.
     ///
-    /// Bytes that wait to be sent stay. The buffer for receiving may be made smaller only where the socket `is_new`, else it just
+    /// Bytes that wait to be sent stay. The buffer for receiving is made smaller only where the socket `is_new`, else it just
     /// grows no more: a peer may send what was offered before, and the kernel would drop what finds no room, which its sender
     /// learns by ever longer timers.
     ///
@@ -63,33 +64,46 @@ impl SocketBuffers {
             return Ok(());
         }
         // What fails once fails again: it is not tried at every turn.
-        let before = std::mem::replace(&mut self.sizes, sizes);
-        let sent = sockopt::socket_send_buffer_size(&socket)?;
-        if before == BufferSizes::Kernel {
-            self.first_sent = u32::try_from(sent).unwrap_or(u32::MAX);
-        }
-        let was_new = std::mem::take(&mut self.was_new);
+        self.sizes = sizes;
+        let send_bytes = sockopt::socket_send_buffer_size(&socket)?;
+        let booked = u32::try_from(send_bytes).unwrap_or(u32::MAX);
+        let initial = self.initial_send_bytes;
+        self.initial_send_bytes = initial.or_else(|| NonZeroU32::new(booked));
+        let receive_was_small = std::mem::take(&mut self.receive_is_small);
         match sizes {
             BufferSizes::Small => {
-                sockopt::set_socket_send_buffer_size(&socket, sent.min(SMALL_BYTES))?;
+                sockopt::set_socket_send_buffer_size(&socket, send_bytes.min(SMALL_BYTES))?;
                 if is_new {
                     sockopt::set_socket_recv_buffer_size(&socket, SMALL_BYTES)?;
                 }
-                self.was_new = is_new || was_new;
+                self.receive_is_small = is_new || receive_was_small;
                 lock_buffers(&socket, true)
             }
-            BufferSizes::Most(bytes) => {
-                let asked = usize::try_from(bytes / 2).unwrap_or(usize::MAX);
-                sockopt::set_socket_send_buffer_size(&socket, asked)?;
-                let received = sockopt::socket_recv_buffer_size(&socket)? / 2;
-                let least = received.max(FIRST_BYTES);
-                sockopt::set_socket_recv_buffer_size(&socket, asked.max(least))?;
+            BufferSizes::AtMost(bytes) => {
+                let asked = halved(bytes);
+                let is_unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
+                // The kernel makes those of TCP larger by itself, and those of unix sockets never.
+                let initial = self
+                    .initial_send_bytes
+                    .map_or(asked, |bytes| halved(bytes.get()));
+                let send = if is_unix { asked.min(initial) } else { asked };
+                sockopt::set_socket_send_buffer_size(&socket, send)?;
+                let wanted = asked.max(FIRST_BYTES);
+                let receive = sockopt::socket_recv_buffer_size(&socket)? / 2;
+                // Asked for less than there is, the kernel would give less; and never more than `rmem_max`.
+                if !is_unix && receive < wanted {
+                    sockopt::set_socket_recv_buffer_size(&socket, wanted)?;
+                    let given = sockopt::socket_recv_buffer_size(&socket)?;
+                    // Older kernels open no window beyond that of a locked buffer's first size.
+                    set_window_clamp(&socket, given / 2)?;
+                }
                 lock_buffers(&socket, true)
             }
             BufferSizes::Kernel => {
-                let sent = usize::try_from(self.first_sent / 2).unwrap_or(usize::MAX);
-                sockopt::set_socket_send_buffer_size(&socket, sent)?;
-                if was_new {
+                if let Some(bytes) = self.initial_send_bytes {
+                    sockopt::set_socket_send_buffer_size(&socket, halved(bytes.get()))?;
+                }
+                if receive_was_small {
                     sockopt::set_socket_recv_buffer_size(&socket, FIRST_BYTES)?;
                 }
                 lock_buffers(&socket, false)
@@ -98,13 +112,18 @@ impl SocketBuffers {
     }
 }
 
+/// What is asked for has the kernel book twice as much.
+fn halved(booked: u32) -> usize {
+    usize::try_from(booked / 2).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
-    use super::BufferSizes::{Kernel, Most, Small};
+    use super::BufferSizes::{AtMost, Kernel, Small};
     use super::*;
 
     const SMALL: usize = 2 * SMALL_BYTES;
@@ -176,7 +195,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn buffers_grow_to_a_bound_and_back_to_it_from_small_ones() {
         const BOUND: usize = 4 * FIRST_BYTES;
-        let bound = Most(BOUND.try_into().unwrap());
+        let bound = AtMost(BOUND.try_into().unwrap());
         let mut ends = pair();
         let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
         let mut fit = |ends: &[TcpStream; 2], sizes| {
@@ -193,9 +212,58 @@ mod tests {
             exchange(&mut ends, MUCH / 8);
             assert_eq!(ends.each_ref().map(sizes), [[SMALL, BOUND]; 2]);
         }
-        // What a peer may have been offered stays, and a smaller one than the kernel's first is none.
-        fit(&ends, Most(1));
-        let smallest = sizes(&ends[0]);
-        assert!(smallest[0] < SMALL && smallest[1] == BOUND, "{smallest:?}");
+        // What a peer may have been offered stays.
+        fit(&ends, AtMost(1));
+        assert_eq!(ends.each_ref().map(|end| sizes(end)[1]), [BOUND; 2]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_bound_makes_no_buffer_that_has_grown_smaller() {
+        let mut ends = pair();
+        exchange(&mut ends, MUCH);
+        let grown = sizes(&ends[0])[1];
+        let bound = u32::try_from(4 * FIRST_BYTES).unwrap();
+        let mut buffers = SocketBuffers::default();
+        buffers.fit(&ends[0], AtMost(bound), false).unwrap();
+        assert_eq!(sizes(&ends[0])[1], grown);
+        assert!(grown > 4 * FIRST_BYTES, "it has not grown: {grown}");
+    }
+
+    /// On older kernels a buffer whose size was set has the window of a new socket for ever, half of 128 KiB.
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_bounded_buffer_takes_half_of_its_bytes() {
+        const BOUND: usize = 6 * FIRST_BYTES;
+        let mut ends = pair();
+        let mut buffers = SocketBuffers::default();
+        let bound = AtMost(BOUND.try_into().unwrap());
+        buffers.fit(&ends[0], bound, true).unwrap();
+        exchange(&mut ends, MUCH);
+        let [near, far] = &mut ends;
+        far.set_nonblocking(true).unwrap();
+        // Until nothing has been taken for a while: the kernel does not tell it otherwise.
+        let mut patience = 50;
+        while patience > 0 {
+            if far.write(&[7; 4096]).is_err() {
+                patience -= 1;
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        }
+        let waiting = rustix::io::ioctl_fionread(&*near).unwrap();
+        let waiting = usize::try_from(waiting).unwrap();
+        assert!((BOUND / 3..=BOUND).contains(&waiting), "{waiting}");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn a_bound_makes_no_unix_socket_larger() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let before = sizes(&near)[0];
+        let mut buffers = SocketBuffers::default();
+        for (bound, expected) in [(1 << 20, before), (1 << 16, 1 << 16), (1 << 20, before)] {
+            buffers.fit(&near, AtMost(bound), true).unwrap();
+            assert_eq!(sizes(&near)[0], expected, "{bound}");
+        }
     }
 }

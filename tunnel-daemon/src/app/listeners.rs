@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use adit_core::http2::Limits;
 use adit_core::lane;
+use adit_relay::{BufferSizes, SocketBuffers};
 use anyhow::Context as _;
 use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,7 @@ use crate::net::listen::{ListenAddr, ListenError, Listener};
 use crate::net::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
 use crate::net::reread::Reread;
 use crate::net::socket;
-use crate::net::stream::{ByteStream, PeerAddr};
+use crate::net::stream::{ByteStream, Connection as _, PeerAddr};
 use crate::net::tasks::{Overloaded, Tasks};
 use crate::net::tls::{Alpn, ServerTls, TlsError};
 use crate::net::unix::StaleFile;
@@ -322,7 +323,7 @@ impl Listening<'_> {
                 let serve = move |stream: ByteStream| {
                     // Here and not with the first tunnel: a connection that has none ends, too.
                     context.account_grpc(&stream);
-                    stream.widen(grpc::SOCKET_BYTES);
+                    fit_grpc_client(&stream, &hub);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
                     let io = AuthorityIo::new(stream, Limits::default());
                     let (hub, context) = (Arc::clone(&hub), context.clone());
@@ -402,6 +403,18 @@ impl Listening<'_> {
 }
 
 /// Under this limit of descriptors; `None`: there is none.
+/// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
+fn fit_grpc_client(stream: &ByteStream, hub: &Hub) {
+    let Some(bytes) = hub.socket_buffer_bytes_max() else {
+        return stream.widen(grpc::SOCKET_BYTES);
+    };
+    if let Some(socket) = stream.descriptor()
+        && let Err(error) = SocketBuffers::default().fit(socket, BufferSizes::AtMost(bytes), true)
+    {
+        tracing::debug!(%error, "a client's socket keeps its buffers");
+    }
+}
+
 fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
     let share = descriptors.map_or(u64::MAX, |limit| {
         (limit / limits::LISTENER_DESCRIPTORS_DIVISOR).max(1)

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::leg::{Incoming, buffer_sizes_at_rest};
+use super::leg::{Incoming, buffer_sizes, buffer_sizes_at_rest};
 use super::watch::{LaneWatch, Probe};
 use crate::config::limits;
 use crate::lane::{Lane, LaneFailure};
@@ -81,7 +81,8 @@ impl LaneWay {
     pub(super) fn new(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
         let probe = home.watch().enter(home.gone().clone());
         let queued = Queued::none(home.budget());
-        Self {
+        let sizes = buffer_sizes(home.budget());
+        let mut way = Self {
             lane: Some(lane),
             home,
             probe,
@@ -100,7 +101,9 @@ impl LaneWay {
             on_the_way: 0,
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
-        }
+        };
+        way.fit_buffers(sizes);
+        way
     }
 
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -131,9 +134,10 @@ impl LaneWay {
         self.home.budget()
     }
 
-    /// See [`Leg::fit_buffers`](super::leg::Leg::fit_buffers).
-    pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
-        if let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
+    /// Those of a link are many tunnels', and stay as they are.
+    fn fit_buffers(&mut self, sizes: BufferSizes) {
+        if sizes != self.buffers.sizes()
+            && let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
             && let Err(error) = self.buffers.fit(socket, sizes, false)
         {
             tracing::debug!(%error, "the buffers of a lane stay as they are");
@@ -200,6 +204,7 @@ impl LaneWay {
     }
 
     pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        self.fit_buffers(buffer_sizes(self.home.budget()));
         if let Some(lane) = &mut self.lane
             && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
         {

@@ -39,8 +39,8 @@ pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
 
 /// The same of a socket that has no tunnel.
 pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
-    let max = budget.socket_buffer_max();
-    max.map_or(BufferSizes::Kernel, BufferSizes::Most)
+    let max = budget.socket_buffer_bytes_max();
+    max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
 }
 
 /// Who learns that a leg's socket or stream takes its bytes slower than they come.
@@ -287,13 +287,6 @@ impl Leg {
     #[must_use]
     pub fn buffer_sizes(&self) -> BufferSizes {
         self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
-    }
-
-    /// Fits the buffers of a lane's connection. Those of a link are many tunnels'.
-    pub fn fit_buffers(&mut self, sizes: BufferSizes) {
-        if let Way::Lane(lane) = &mut self.way {
-            lane.fit_buffers(sizes);
-        }
     }
 
     /// So many bytes wait in the kernel.

@@ -192,7 +192,7 @@ impl Pump {
     ) -> Poll<PumpOutcome> {
         let sizes = leg.buffer_sizes();
         if sizes != self.buffers.sizes() {
-            self.fit_buffers(socket, leg, sizes);
+            self.fit_buffers(socket, sizes);
         }
         self.poll_end(cx, &mut Ends { socket, leg })
             .map(|end| PumpOutcome {
@@ -205,16 +205,15 @@ impl Pump {
 
     /// Where memory is short, what a tunnel has in the kernel is small, too.
     #[cold]
-    fn fit_buffers<S: Connection>(&mut self, socket: &S, leg: &mut Leg, sizes: BufferSizes) {
+    fn fit_buffers<S: Connection>(&mut self, socket: &S, sizes: BufferSizes) {
         let is_new = self.from_socket == 0 && self.to_socket == 0;
-        leg.fit_buffers(sizes);
         match socket.descriptor() {
             Some(socket) => {
                 if let Err(error) = self.buffers.fit(socket, sizes, is_new) {
                     tracing::debug!(%error, "the buffers of a socket stay as they are");
                 }
             }
-            None => self.buffers = SocketBuffers::none(sizes),
+            None => self.buffers = SocketBuffers::without_socket(sizes),
         }
     }
 

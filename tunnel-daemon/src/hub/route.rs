@@ -146,6 +146,12 @@ impl Hub {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
     }
 
+    /// Bytes that the kernel may book each way for a socket of tunnels; `None`: as many as it likes.
+    #[must_use]
+    pub fn socket_buffer_bytes_max(&self) -> Option<u32> {
+        self.budget.socket_buffer_bytes_max()
+    }
+
     /// A hub without links whose tunnels share a budget.
     #[must_use]
     pub fn within(registry: Registry, limits: DialLimits, budget: Arc<ProcessBudget>) -> Arc<Self> {

@@ -12,5 +12,5 @@ mod tcp;
 #[expect(unsafe_code, reason = "keys and control messages of kernel TLS")]
 pub(crate) mod tls;
 
-pub(crate) use tcp::lock_buffers;
 pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};
+pub(crate) use tcp::{lock_buffers, set_window_clamp};

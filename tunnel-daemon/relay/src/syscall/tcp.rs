@@ -109,6 +109,31 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Bounds what a TCP peer may be offered, bytes.
+///
+/// # Errors
+/// The socket is no TCP socket.
+pub(crate) fn set_window_clamp(socket: &impl AsFd, bytes: usize) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let length = libc::socklen_t::try_from(size_of_val(&bytes))
+        .map_err(|_large| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `bytes`.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_WINDOW_CLAMP,
+            (&raw const bytes).cast(),
+            length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};

@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use super::{Needs, degraded, judged, missing, ok};
-use crate::app::budgets::socket_buffer_max;
+use crate::app::budgets::socket_buffer_bytes_max;
 use crate::app::memory::{self, MemoryLimit};
 use crate::app::status::model::Capability;
 use crate::ebpf::caps;
@@ -304,8 +304,13 @@ fn memory_line(facts: &Facts) -> Capability {
             "mount /proc and the cgroup file systems",
         );
     };
-    let buffers = socket_buffer_max(*bytes)
-        .map(|most| format!("; socket buffers of at most {} KiB each way", most >> 10))
+    let buffers = socket_buffer_bytes_max(*bytes)
+        .map(|most| {
+            format!(
+                "; sockets of tunnels have at most {} KiB each way",
+                most >> 10
+            )
+        })
         .unwrap_or_default();
     let text = format!("{size}, says {}{buffers}", file.display());
     if *bytes >= MEMORY {

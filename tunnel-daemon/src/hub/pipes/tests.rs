@@ -249,16 +249,28 @@ impl World {
         let changing = async {
             server.write_all(b"before").await.unwrap();
             target.read_exact(&mut [0; 6]).await.unwrap();
-            let usual = from_birth.map_or(before, |bytes| [bytes as usize; 2]);
             let small = [32 * 1024; 2];
-            for (pressure, expected) in [
-                (MemoryPressure::None, usual),
-                (MemoryPressure::High, small),
-                (MemoryPressure::None, usual),
+            let bound = from_birth.map_or(usize::MAX, |bytes| bytes as usize);
+            for (pressure, is_small) in [
+                (MemoryPressure::None, false),
+                (MemoryPressure::High, true),
+                (MemoryPressure::None, false),
             ] {
                 self.relay.budget.set_pressure(pressure);
                 self.relay.fit_buffers();
-                assert_eq!(sizes(), expected, "{pressure:?}");
+                let sizes = sizes();
+                if is_small {
+                    assert_eq!(sizes, small);
+                } else {
+                    // A host may allow less than it gives by itself.
+                    assert!(
+                        sizes
+                            .iter()
+                            .all(|bytes| (small[0] + 1..=bound).contains(bytes)),
+                        "{sizes:?}"
+                    );
+                    assert!(from_birth.is_none() || sizes[1] <= before[1], "{sizes:?}");
+                }
             }
             drop((server, target));
         };

@@ -89,13 +89,19 @@ pub(super) fn upstream(end: usize) -> String {
     )
 }
 
-/// Whose program the image stands for.
-fn made_by(image: &str) -> MadeBy {
-    if image.starts_with(OURS) {
-        MadeBy::Adit
-    } else {
-        MadeBy::Upstream
+/// Whose program the image stands for. Where each end has an image of its own, that of the other end starts nothing.
+fn made_by(end: usize, image: &str) -> MadeBy {
+    let [server, agent] = ["adit-server:0.1.0", "adit-agent:0.1.0"];
+    let other = [agent, server][end];
+    if image.starts_with(OURS) && image.ends_with(":0.1.0") && !image.ends_with(other) {
+        return MadeBy::Adit;
     }
+    let own = format!("kas-network-proxy/{}:v0.36.0", PROGRAMS[end]);
+    assert!(
+        image.ends_with(&own),
+        "no program of end {end} is in {image}"
+    );
+    MadeBy::Upstream
 }
 
 /// The image in a manifest.
@@ -210,7 +216,8 @@ impl Workload {
             // JSON is YAML; the image has a line of its own.
             let manifest = format!(
                 "apiVersion: apps/v1\nkind: {}\nmetadata: {}\nspec:\n  selector: {}\n  template:\n    metadata: {}\n    spec:\n      \
-                 containers:\n      - name: {container}\n        image: {image}\n",
+                 containers:\n      - name: {container}\n        image: {image}\n        \
+                 resources: {{limits: {{memory: 30Mi}}}}\n",
                 self.kind,
                 workload["metadata"],
                 json!({"matchLabels": labels}),
@@ -454,7 +461,7 @@ impl Follower<'_> {
         if let Some((_, mut process)) = life.running.take() {
             process.kill();
         }
-        let made_by = made_by(image);
+        let made_by = made_by(end, image);
         let process = match end {
             0 => self.installation.server(made_by),
             _ => self.installation.agent(made_by),

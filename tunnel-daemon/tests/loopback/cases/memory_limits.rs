@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -126,8 +127,23 @@ async fn until_no_byte_moves(health: SocketAddr) {
     within_for(PATIENCE, "no byte moves", stands_still(moved)).await;
 }
 
-/// A reader that reads nothing; `None` if it is refused for want of memory.
-async fn pause(world: &World, source: &str) -> Option<UnixStream> {
+/// What asks for tunnels.
+#[derive(Clone, Copy, Debug)]
+enum Frontend {
+    Connect,
+    /// Each on a connection of its own, as kube-apiserver does.
+    Grpc,
+}
+
+/// A reader that reads nothing, until dropped. `None` if it is refused for want of memory.
+async fn pause(world: &World, frontend: Frontend, source: &str) -> Option<Box<dyn Send>> {
+    if let Frontend::Grpc = frontend {
+        return match GrpcTunnel::open(world.channel().await, source).await {
+            Ok(tunnel) => Some(Box::new(tunnel)),
+            Err(ClientError::Dial(error)) if error.contains("short of memory") => None,
+            Err(error) => panic!("{error}"),
+        };
+    }
     let mut stream = UnixStream::connect(world.connect())
         .await
         .expect("a server");
@@ -135,7 +151,7 @@ async fn pause(world: &World, source: &str) -> Option<UnixStream> {
     stream.write_all(&request).await.expect("a server");
     let head = connect::read_head(&mut stream).await;
     if head.contains(" 200 ") {
-        return Some(stream);
+        return Some(Box::new(stream));
     }
     let mut body = String::new();
     stream.read_to_string(&mut body).await.expect("an answer");
@@ -145,7 +161,12 @@ async fn pause(world: &World, source: &str) -> Option<UnixStream> {
 }
 
 /// Readers pause, which kills nobody. Returns the 99th percentile of an echo before and beside them.
-async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Duration; 2]> {
+async fn readers_pause(
+    limit: u64,
+    readers: usize,
+    frontend: Frontend,
+    flags: &[&str],
+) -> Option<[Duration; 2]> {
     let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
     let [server_group, agent_group] = match cgroups {
         [Ok(server), Ok(agent)] => [server, agent],
@@ -174,10 +195,11 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Du
     let (mut paused, mut refused) = (Vec::new(), 0);
     within_for(PATIENCE, "readers that pause", async {
         for begun in (0..readers).step_by(AT_ONCE) {
-            let dials = (begun..readers.min(begun + AT_ONCE)).map(|_reader| pause(&world, &source));
+            let dials = (begun..readers.min(begun + AT_ONCE))
+                .map(|_reader| pause(&world, frontend, &source));
             for reader in join_all(dials).await {
                 match reader {
-                    Some(stream) => paused.push(stream),
+                    Some(reader) => paused.push(reader),
                     None => refused += 1,
                 }
             }
@@ -197,7 +219,7 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Du
         println!("MEASURED {}", memory(&scrape(health).await).join(", "));
     }
     println!(
-        "MEASURED {readers} readers in {} MiB {flags:?}: {} paused, {refused} refused; resident server {} MiB, agent {} MiB; most in the \
+        "MEASURED {readers} readers by {frontend:?} in {} MiB {flags:?}: {} paused, {refused} refused; resident server {} MiB, agent {} MiB; most in the \
          cgroups {} and {} MiB; echo p99 {before:?} before, {beside:?} beside them",
         limit / MIB,
         paused.len(),
@@ -220,7 +242,7 @@ async fn readers_pause(limit: u64, readers: usize, flags: &[&str]) -> Option<[Du
 }
 
 async fn an_echo_is_not_slower(flags: &[&str]) {
-    if let Some([before, beside]) = readers_pause(64 * MIB, 400, flags).await {
+    if let Some([before, beside]) = readers_pause(64 * MIB, 400, Frontend::Connect, flags).await {
         assert!(
             beside <= before * BESIDE,
             "echo p99 {before:?} before, {beside:?} beside paused readers"
@@ -240,15 +262,26 @@ async fn an_echo_beside_400_paused_readers_is_as_fast_without_lanes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes() {
-    readers_pause(64 * MIB, nightly(400, 150), &[]).await;
+    readers_pause(64 * MIB, nightly(400, 150), Frontend::Connect, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_kill_nobody_in_64_mebibytes_without_lanes() {
-    readers_pause(64 * MIB, nightly(400, 150), &["--lanes-per-link=0"]).await;
+    readers_pause(
+        64 * MIB,
+        nightly(400, 150),
+        Frontend::Connect,
+        &["--lanes-per-link=0"],
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_readers_in_256_mebibytes_are_all_served() {
-    readers_pause(256 * MIB, nightly(400, 60), &[]).await;
+    readers_pause(256 * MIB, nightly(400, 60), Frontend::Connect, &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_grpc_readers_kill_nobody_in_64_mebibytes() {
+    readers_pause(64 * MIB, nightly(400, 100), Frontend::Grpc, &[]).await;
 }
