@@ -236,7 +236,13 @@ async fn readers_pause(
             metric(health, &format!("adit_{what}_bytes"), 0.0).await;
         }
     }
-    let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
+    let target = format!("127.0.0.1:{echo_port}");
+    // The use of the cgroup is looked at ten times a second.
+    within_for(PATIENCE, "an end of the refusals", async {
+        while pause(&world, frontend, &target).await.is_none() {}
+    })
+    .await;
+    let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"served again").await;
     Some([before, beside])
 }
