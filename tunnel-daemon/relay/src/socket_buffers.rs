@@ -1,7 +1,7 @@
 //! What a socket may hold in the kernel, made small for as long as memory is short.
 
 use std::io;
-use std::num::NonZeroU32;
+use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, sockopt};
@@ -19,8 +19,8 @@ pub enum BufferSizes {
     /// As the kernel finds best: up to the largest of `tcp_rmem` and `tcp_wmem`.
     #[default]
     Kernel,
-    /// So many bytes each way at most, as the kernel books them. For receiving not less than it gives a new socket.
-    AtMost(u32),
+    /// So many KiB each way at most, as the kernel books them. For receiving not less than it gives a new socket.
+    AtMost(u16),
     /// 32 KiB each way, as the kernel books them.
     Small,
 }
@@ -29,8 +29,8 @@ pub enum BufferSizes {
 #[derive(Debug, Default)]
 pub struct SocketBuffers {
     sizes: BufferSizes,
-    /// What the kernel had booked for sending at first, bytes; `None` until it was asked.
-    initial_send_bytes: Option<NonZeroU32>,
+    /// What the kernel had booked for sending at first, KiB; `None` until it was asked. A tunnel's state is to stay small.
+    initial_send_kib: Option<NonZeroU16>,
     /// The buffer for receiving was made small.
     receive_is_small: bool,
 }
@@ -66,9 +66,9 @@ impl SocketBuffers {
         // What fails once fails again: it is not tried at every turn.
         self.sizes = sizes;
         let send_bytes = sockopt::socket_send_buffer_size(&socket)?;
-        let booked = u32::try_from(send_bytes).unwrap_or(u32::MAX);
-        let initial = self.initial_send_bytes;
-        self.initial_send_bytes = initial.or_else(|| NonZeroU32::new(booked));
+        let booked = u16::try_from(send_bytes / 1024).unwrap_or(u16::MAX);
+        let initial = self.initial_send_kib;
+        self.initial_send_kib = initial.or_else(|| NonZeroU16::new(booked));
         let receive_was_small = std::mem::take(&mut self.receive_is_small);
         match sizes {
             BufferSizes::Small => {
@@ -79,13 +79,11 @@ impl SocketBuffers {
                 self.receive_is_small = is_new || receive_was_small;
                 lock_buffers(&socket, true)
             }
-            BufferSizes::AtMost(bytes) => {
-                let asked = halved(bytes);
+            BufferSizes::AtMost(kib) => {
+                let asked = halved(kib);
                 let is_unix = sockopt::socket_domain(&socket)? == AddressFamily::UNIX;
                 // The kernel makes those of TCP larger by itself, and those of unix sockets never.
-                let initial = self
-                    .initial_send_bytes
-                    .map_or(asked, |bytes| halved(bytes.get()));
+                let initial = self.initial_send_kib.map_or(asked, |kib| halved(kib.get()));
                 let send = if is_unix { asked.min(initial) } else { asked };
                 sockopt::set_socket_send_buffer_size(&socket, send)?;
                 let wanted = asked.max(FIRST_BYTES);
@@ -100,8 +98,8 @@ impl SocketBuffers {
                 lock_buffers(&socket, true)
             }
             BufferSizes::Kernel => {
-                if let Some(bytes) = self.initial_send_bytes {
-                    sockopt::set_socket_send_buffer_size(&socket, halved(bytes.get()))?;
+                if let Some(kib) = self.initial_send_kib {
+                    sockopt::set_socket_send_buffer_size(&socket, halved(kib.get()))?;
                 }
                 if receive_was_small {
                     sockopt::set_socket_recv_buffer_size(&socket, FIRST_BYTES)?;
@@ -112,9 +110,9 @@ impl SocketBuffers {
     }
 }
 
-/// What is asked for has the kernel book twice as much.
-fn halved(booked: u32) -> usize {
-    usize::try_from(booked / 2).unwrap_or(usize::MAX)
+/// Bytes to ask for to have so many KiB booked: the kernel books twice as much.
+fn halved(booked_kib: u16) -> usize {
+    usize::from(booked_kib) * 1024 / 2
 }
 
 #[cfg(test)]
@@ -195,7 +193,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "asks the kernel")]
     fn buffers_grow_to_a_bound_and_back_to_it_from_small_ones() {
         const BOUND: usize = 4 * FIRST_BYTES;
-        let bound = AtMost(BOUND.try_into().unwrap());
+        let bound = AtMost((BOUND / 1024).try_into().unwrap());
         let mut ends = pair();
         let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
         let mut fit = |ends: &[TcpStream; 2], sizes| {
@@ -223,7 +221,7 @@ mod tests {
         let mut ends = pair();
         exchange(&mut ends, MUCH);
         let grown = sizes(&ends[0])[1];
-        let bound = u32::try_from(4 * FIRST_BYTES).unwrap();
+        let bound = u16::try_from(4 * FIRST_BYTES / 1024).unwrap();
         let mut buffers = SocketBuffers::default();
         buffers.fit(&ends[0], AtMost(bound), false).unwrap();
         assert_eq!(sizes(&ends[0])[1], grown);
@@ -237,7 +235,7 @@ mod tests {
         const BOUND: usize = 6 * FIRST_BYTES;
         let mut ends = pair();
         let mut buffers = SocketBuffers::default();
-        let bound = AtMost(BOUND.try_into().unwrap());
+        let bound = AtMost((BOUND / 1024).try_into().unwrap());
         buffers.fit(&ends[0], bound, true).unwrap();
         exchange(&mut ends, MUCH);
         let [near, far] = &mut ends;
@@ -261,7 +259,7 @@ mod tests {
         let (near, _far) = UnixStream::pair().unwrap();
         let before = sizes(&near)[0];
         let mut buffers = SocketBuffers::default();
-        for (bound, expected) in [(1 << 20, before), (1 << 16, 1 << 16), (1 << 20, before)] {
+        for (bound, expected) in [(1024, before), (64, 64 * 1024), (1024, before)] {
             buffers.fit(&near, AtMost(bound), true).unwrap();
             assert_eq!(sizes(&near)[0], expected, "{bound}");
         }

@@ -47,17 +47,17 @@ fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
 /// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
 pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
     let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
-    let socket = socket_buffer_bytes_max(memory::limit());
+    let socket = socket_buffer_kib_max(memory::limit());
     Arc::new(ProcessBudget::new(bytes).with_socket_buffers(socket))
 }
 
-/// Bytes that the kernel may book each way for a socket of a tunnel, so that peers are not offered more than there is; `None`
-/// where there is so much memory that the kernel decides.
-pub(super) fn socket_buffer_bytes_max(memory: u64) -> Option<u32> {
-    let share = memory / limits::SOCKET_BUFFER_DIVISOR;
-    let share = u32::try_from(share).ok()?;
-    (share < limits::SOCKET_BUFFER_BOUND_BYTES_MAX)
-        .then_some(share.max(limits::SOCKET_BUFFER_BYTES_MIN))
+/// KiB that the kernel may book each way for a socket of a tunnel, so that peers are not offered more than there is; `None` where
+/// there is so much memory that the kernel decides.
+pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
+    let share = memory / limits::SOCKET_BUFFER_DIVISOR / limits::KIB;
+    let share = u16::try_from(share).ok()?;
+    (share < limits::SOCKET_BUFFER_BOUND_KIB_MAX)
+        .then_some(share.max(limits::SOCKET_BUFFER_KIB_MIN))
 }
 
 /// Tells how much of the budget is in use.
@@ -104,14 +104,14 @@ mod tests {
     #[test]
     fn sockets_are_bounded_where_memory_is_small() {
         for (memory, expected) in [
-            (64 << 20, Some(128 << 10)),
-            (256 << 20, Some(512 << 10)),
-            ((512 << 20) - 1, Some((1 << 20) - 1)),
+            (64 << 20, Some(128)),
+            (256 << 20, Some(512)),
+            ((512 << 20) - 1, Some(1023)),
             (512 << 20, None),
             (1 << 42, None),
-            (0, Some(128 << 10)),
+            (0, Some(128)),
         ] {
-            assert_eq!(socket_buffer_bytes_max(memory), expected, "{memory}");
+            assert_eq!(socket_buffer_kib_max(memory), expected, "{memory}");
         }
     }
 

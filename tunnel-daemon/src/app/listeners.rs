@@ -405,11 +405,11 @@ impl Listening<'_> {
 /// Under this limit of descriptors; `None`: there is none.
 /// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
 fn fit_grpc_client(stream: &ByteStream, hub: &Hub) {
-    let Some(bytes) = hub.socket_buffer_bytes_max() else {
+    let Some(kib) = hub.socket_buffer_kib_max() else {
         return stream.widen(grpc::SOCKET_BYTES);
     };
     if let Some(socket) = stream.descriptor()
-        && let Err(error) = SocketBuffers::default().fit(socket, BufferSizes::AtMost(bytes), true)
+        && let Err(error) = SocketBuffers::default().fit(socket, BufferSizes::AtMost(kib), true)
     {
         tracing::debug!(%error, "a client's socket keeps its buffers");
     }

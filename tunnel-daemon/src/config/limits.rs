@@ -148,13 +148,13 @@ pub const TUNNEL_SHARE_BYTES_MIN: u64 = 64 * KIB;
 pub const AGENT_BUDGET_BYTES: u64 = 64 * MIB;
 /// Share of the cgroup's memory.max that is the process budget when no flag says otherwise: 1 / this.
 pub const PROCESS_BUDGET_DIVISOR: u64 = 4;
-/// Share of the same memory that the kernel may book for one socket of a tunnel each way: 1 / this. A tunnel whose reader pauses fills two of
-/// a process's sockets, one way each.
+/// Share of the same memory that the kernel may book for one socket of a tunnel each way: 1 / this. A tunnel whose reader
+/// pauses fills two of a process's sockets, one way each.
 pub const SOCKET_BUFFER_DIVISOR: u64 = 512;
-/// But so many bytes, which the kernel gives a new socket for receiving.
-pub const SOCKET_BUFFER_BYTES_MIN: u32 = 128 << 10;
-/// Where that share is so many bytes or more, from 512 MiB of memory on, the kernel decides.
-pub const SOCKET_BUFFER_BOUND_BYTES_MAX: u32 = 1 << 20;
+/// But so many KiB, which the kernel gives a new socket for receiving.
+pub const SOCKET_BUFFER_KIB_MIN: u16 = 128;
+/// Where that share is so many KiB or more, from 512 MiB of memory on, the kernel decides.
+pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
 /// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. Half of the memory may be
 /// payload that waits; with 30 MiB and 64 threads, which would keep 128 MiB, there is to be room for all else. From 128 MiB on
 /// two threads keep all that they would.
@@ -224,8 +224,9 @@ const _: () = assert!(TLS_HANDSHAKE_TIMEOUT.as_secs() <= TLS_HANDSHAKE_TIMEOUT_C
 const _: () = assert!(HANDSHAKES_MAX <= SILENT_MAX && SILENT_MAX <= WAITING_MAX);
 const _: () = assert!(DIAL_TIMEOUT.as_secs() < GO_CLIENT_DIAL_TIMEOUT.as_secs());
 const _: () = assert!(TARGET_DIAL_TIMEOUT.as_secs() < DIAL_TIMEOUT.as_secs());
-const _: () = assert!(SOCKET_BUFFER_BYTES_MIN < SOCKET_BUFFER_BOUND_BYTES_MAX);
-const _: () = assert!(SOCKET_BUFFER_BOUND_BYTES_MAX as u64 * SOCKET_BUFFER_DIVISOR == 512 * MIB);
+const _: () = assert!(SOCKET_BUFFER_KIB_MIN < SOCKET_BUFFER_BOUND_KIB_MAX);
+const _: () =
+    assert!(SOCKET_BUFFER_BOUND_KIB_MAX as u64 * KIB * SOCKET_BUFFER_DIVISOR == 512 * MIB);
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN >= 2 * DATA_BYTES_TO_GO);
 const _: () = assert!(TUNNEL_SHARE_BYTES_MIN <= TUNNEL_SHARE_BYTES);
 const _: () = assert!(TUNNEL_SHARE_BYTES <= AGENT_BUDGET_BYTES);

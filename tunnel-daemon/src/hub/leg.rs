@@ -39,7 +39,7 @@ pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
 
 /// The same of a socket that has no tunnel.
 pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
-    let max = budget.socket_buffer_bytes_max();
+    let max = budget.socket_buffer_kib_max();
     max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
 }
 

@@ -146,10 +146,10 @@ impl Hub {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
     }
 
-    /// Bytes that the kernel may book each way for a socket of tunnels; `None`: as many as it likes.
+    /// KiB that the kernel may book each way for a socket of tunnels; `None`: as many as it likes.
     #[must_use]
-    pub fn socket_buffer_bytes_max(&self) -> Option<u32> {
-        self.budget.socket_buffer_bytes_max()
+    pub fn socket_buffer_kib_max(&self) -> Option<u16> {
+        self.budget.socket_buffer_kib_max()
     }
 
     /// A hub without links whose tunnels share a budget.

@@ -10,7 +10,7 @@ use super::holders::Holders;
 #[derive(Debug)]
 pub struct ProcessBudget {
     max_bytes: u64,
-    socket_buffer_bytes_max: Option<u32>,
+    socket_buffer_kib_max: Option<u16>,
     held: AtomicU64,
     queued: AtomicU64,
     kernel: AtomicU64,
@@ -89,7 +89,7 @@ impl ProcessBudget {
     pub fn new(max_bytes: u64) -> Self {
         Self {
             max_bytes,
-            socket_buffer_bytes_max: None,
+            socket_buffer_kib_max: None,
             held: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             kernel: AtomicU64::new(0),
@@ -99,17 +99,17 @@ impl ProcessBudget {
         }
     }
 
-    /// The same with a bound for the kernel's buffers of a socket, bytes each way.
+    /// The same with a bound for the kernel's buffers of a socket, KiB each way.
     #[must_use]
-    pub fn with_socket_buffers(mut self, max_bytes: Option<u32>) -> Self {
-        self.socket_buffer_bytes_max = max_bytes;
+    pub fn with_socket_buffers(mut self, kib_max: Option<u16>) -> Self {
+        self.socket_buffer_kib_max = kib_max;
         self
     }
 
-    /// Bytes that the kernel may book for a socket each way; `None`: as many as it likes.
+    /// KiB that the kernel may book for a socket each way; `None`: as many as it likes.
     #[must_use]
-    pub fn socket_buffer_bytes_max(&self) -> Option<u32> {
-        self.socket_buffer_bytes_max
+    pub fn socket_buffer_kib_max(&self) -> Option<u16> {
+        self.socket_buffer_kib_max
     }
 
     /// What may be held.

@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
 
 use super::{Needs, degraded, judged, missing, ok};
-use crate::app::budgets::socket_buffer_bytes_max;
+use crate::app::budgets::socket_buffer_kib_max;
 use crate::app::memory::{self, MemoryLimit};
 use crate::app::status::model::Capability;
 use crate::ebpf::caps;
@@ -304,13 +304,8 @@ fn memory_line(facts: &Facts) -> Capability {
             "mount /proc and the cgroup file systems",
         );
     };
-    let buffers = socket_buffer_bytes_max(*bytes)
-        .map(|most| {
-            format!(
-                "; sockets of tunnels have at most {} KiB each way",
-                most >> 10
-            )
-        })
+    let buffers = socket_buffer_kib_max(*bytes)
+        .map(|kib| format!("; sockets of tunnels have at most {kib} KiB each way"))
         .unwrap_or_default();
     let text = format!("{size}, says {}{buffers}", file.display());
     if *bytes >= MEMORY {
@@ -450,6 +445,23 @@ mod tests {
             let mut facts = best();
             change(&mut facts);
             assert_eq!(verdict(&facts, name), expected, "change {number}: {name}");
+        }
+    }
+
+    #[test]
+    fn what_sockets_of_tunnels_have_is_said_where_it_is_bounded() {
+        let mut facts = best();
+        for (memory, expected) in [
+            (64 << 20, Some("at most 128 KiB each way")),
+            (512 << 20, None),
+        ] {
+            facts.memory.bytes = memory;
+            let text = memory_line(&facts).text;
+            let bound = text
+                .split_once("sockets of tunnels have ")
+                .map(|(_, bound)| bound);
+            let bound = bound.and_then(|bound| bound.split(':').next());
+            assert_eq!(bound, expected, "{text}");
         }
     }
 

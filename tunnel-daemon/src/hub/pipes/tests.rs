@@ -108,8 +108,8 @@ impl World {
         Self::within(choice, None).await
     }
 
-    /// Whose sockets have at most so many bytes each way.
-    async fn within(choice: Choice, socket_bytes: Option<u32>) -> Self {
+    /// Whose sockets have at most so many KiB each way.
+    async fn within(choice: Choice, socket_kib: Option<u16>) -> Self {
         let metrics = ServerMetrics::new(&[]);
         let facts = TunnelFacts {
             side: TunnelSide::Target,
@@ -119,7 +119,7 @@ impl World {
             path: Path::RawLane,
         };
         let adit = metrics.adit().clone();
-        let budget = Arc::new(ProcessBudget::new(1 << 30).with_socket_buffers(socket_bytes));
+        let budget = Arc::new(ProcessBudget::new(1 << 30).with_socket_buffers(socket_kib));
         Self {
             relay: PipeRelay::start(choice, 16, PATIENCE, budget, adit, || ()).unwrap(),
             metrics,
@@ -226,7 +226,7 @@ impl World {
     }
 
     /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
-    async fn buffers_fit(&self, from_birth: Option<u32>) {
+    async fn buffers_fit(&self, from_birth: Option<u16>) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
         let seen = [
@@ -250,7 +250,7 @@ impl World {
             server.write_all(b"before").await.unwrap();
             target.read_exact(&mut [0; 6]).await.unwrap();
             let small = [32 * 1024; 2];
-            let bound = from_birth.map_or(usize::MAX, |bytes| bytes as usize);
+            let bound = from_birth.map_or(usize::MAX, |kib| usize::from(kib) * 1024);
             for (pressure, is_small) in [
                 (MemoryPressure::None, false),
                 (MemoryPressure::High, true),
@@ -385,8 +385,8 @@ async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
     for world in World::both().await {
         within("a tunnel", world.buffers_fit(None)).await;
         let choice = world.relay.handle.choice().clone();
-        let bounded = World::within(choice, Some(256 << 10)).await;
-        within("a bounded one", bounded.buffers_fit(Some(256 << 10))).await;
+        let bounded = World::within(choice, Some(256)).await;
+        within("a bounded one", bounded.buffers_fit(Some(256))).await;
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::operator::{Custom, LOOK, Workload, Writer};
+use super::operator::{Custom, POLL_INTERVAL, Workload, Writer};
 use super::{Reader, STARTED, sections, text};
 use crate::cluster::{Cluster, MadeBy};
 use crate::platforms::Installation;
@@ -73,7 +73,7 @@ const fn workload(
 
 /// How the user cluster's API server reaches nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum NodePath {
     Vpn,
     Tunnel,
 }
@@ -83,7 +83,7 @@ struct Follower<'a> {
     /// Of the user cluster's API server.
     port: u16,
     kubeconfig: PathBuf,
-    way: Mutex<Option<Way>>,
+    path: Mutex<Option<NodePath>>,
     over: AtomicBool,
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn follow(installation: &Installation<'_>) {
         installation,
         port,
         kubeconfig: cluster.administrator_at(port),
-        way: Mutex::default(),
+        path: Mutex::default(),
         over: AtomicBool::new(false),
     };
     scope(|scope| {
@@ -137,8 +137,8 @@ fn generation(cluster: &Cluster, workload: &Workload) -> u64 {
 }
 
 impl Follower<'_> {
-    fn way(&self) -> Option<Way> {
-        *self.way.lock().expect("no holder panics")
+    fn path(&self) -> Option<NodePath> {
+        *self.path.lock().expect("no holder panics")
     }
 
     /// Does what KKP does until the page is followed.
@@ -149,24 +149,24 @@ impl Follower<'_> {
         let mut running = Vec::new();
         while !self.over.load(Relaxed) {
             let wanted = match cluster.kubectl(&get, None).as_str() {
-                "true" => Way::Tunnel,
-                _ => Way::Vpn,
+                "true" => NodePath::Tunnel,
+                _ => NodePath::Vpn,
             };
-            if self.way() != Some(wanted) {
+            if self.path() != Some(wanted) {
                 running.clear();
                 running = self.change(wanted);
-                *self.way.lock().expect("no holder panics") = Some(wanted);
+                *self.path.lock().expect("no holder panics") = Some(wanted);
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         running.clear();
         self.route(false);
     }
 
-    /// Makes this the way, and returns what runs then.
-    fn change(&self, way: Way) -> Vec<Process> {
-        let (cluster, by_tunnel) = (self.installation.cluster, way == Way::Tunnel);
-        let is_first = self.way().is_none();
+    /// Makes this the path, and returns what runs then.
+    fn change(&self, path: NodePath) -> Vec<Process> {
+        let (cluster, by_tunnel) = (self.installation.cluster, path == NodePath::Tunnel);
+        let is_first = self.path().is_none();
         if !is_first {
             self.set_containers(if by_tunnel {
                 CONTAINERS_OF_TUNNEL
@@ -184,14 +184,14 @@ impl Follower<'_> {
             self.kubectl(&["get", "--raw", "/readyz"]).ok()
         });
         API_SERVER.report(cluster, generation(cluster, &API_SERVER));
-        match way {
+        match path {
             _ if is_first => (),
-            Way::Tunnel => {
+            NodePath::Tunnel => {
                 create(self.installation, &AGENT);
                 delete(cluster, &VPN_SERVER);
                 delete(cluster, &VPN_CLIENT);
             }
-            Way::Vpn => {
+            NodePath::Vpn => {
                 create(self.installation, &VPN_SERVER);
                 create(self.installation, &VPN_CLIENT);
                 delete(cluster, &AGENT);
@@ -249,13 +249,14 @@ impl Follower<'_> {
                 ("ID", ID.into()),
             ],
         };
-        let mut way = Way::Vpn;
-        self.assert_way(way, "before");
+        let mut path = NodePath::Vpn;
+        self.assert_path(path, "before");
         for section in sections(&text(PAGE)) {
             match section.title.as_str() {
-                "Phase 2: switch" => way = Way::Tunnel,
-                "Back" => way = Way::Vpn,
-                _ => (),
+                "Phase 2: switch" => path = NodePath::Tunnel,
+                "Back" => path = NodePath::Vpn,
+                "Phase 1: look" | "Phase 3: let it rest" | "Phase 4: Adit" => (),
+                other => panic!("{PAGE} has no section {other}"),
             }
             let began = Instant::now();
             reader.run_section(&section);
@@ -264,15 +265,15 @@ impl Follower<'_> {
                 "MEASURED {PAGE}, {}: commands took {took:.1} s",
                 section.title
             );
-            self.assert_way(way, &section.title);
+            self.assert_path(path, &section.title);
         }
     }
 
-    /// This is the way, and `kubectl logs` goes through it.
-    fn assert_way(&self, way: Way, when: &str) {
+    /// This is the path, and `kubectl logs` goes through it.
+    fn assert_path(&self, path: NodePath, when: &str) {
         let when = format!("{PAGE}, {when}");
-        poll(STARTED, || (self.way() == Some(way)).then_some(()));
-        assert_eq!(self.way(), Some(way), "{when}");
+        poll(STARTED, || (self.path() == Some(path)).then_some(()));
+        assert_eq!(self.path(), Some(path), "{when}");
         let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
         let log = poll(secs(60), || self.kubectl(&logs).ok());
         assert_eq!(log.as_deref(), Some("line 1000"), "{when}");

@@ -19,7 +19,7 @@ use crate::wait::{secs, until};
 /// How our images are called on the pages.
 const OURS: &str = "registry.example.org/adit";
 /// How often the operator looks at what the page has changed.
-pub(super) const LOOK: Duration = Duration::from_millis(300);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// The programs of the ends, in their order.
 const PROGRAMS: [&str; 2] = ["proxy-server", "proxy-agent"];
 
@@ -73,7 +73,7 @@ pub(super) struct End {
 
 /// What the operator knows of one end.
 #[derive(Default)]
-pub(super) struct Life {
+pub(super) struct EndState {
     running: Option<(String, Process)>,
     /// The manifest as it was applied.
     applied: String,
@@ -351,14 +351,14 @@ impl End {
 impl Follower<'_> {
     /// Does what the platform does until the page is followed.
     pub(super) fn operate(&self) {
-        let mut lives: [Life; 2] = Default::default();
+        let mut ends: [EndState; 2] = Default::default();
         let references = json!({"apiVersion": "v1", "kind": "List", "items": self.references()});
         while !self.is_over() {
             let objects = self.objects(&references);
-            for (end, life) in lives.iter_mut().enumerate() {
-                self.care(end, &objects, life);
+            for (end, state) in ends.iter_mut().enumerate() {
+                self.care(end, &objects, state);
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
     }
 
@@ -388,7 +388,7 @@ impl Follower<'_> {
     }
 
     /// Brings one end to the state that its image asks for.
-    fn care(&self, number: usize, objects: &[Value], life: &mut Life) {
+    fn care(&self, number: usize, objects: &[Value], state: &mut EndState) {
         let cluster = self.installation.cluster;
         let find = |kind: &str, name: &str| {
             let found = objects.iter().find(|object| {
@@ -398,7 +398,7 @@ impl Follower<'_> {
         };
         // Without an end of its own in the page the platform keeps its program.
         let Some(end) = self.ends()[number] else {
-            return self.run(number, &upstream(number), life);
+            return self.run(number, &upstream(number), state);
         };
         let workload = match &end.place {
             Place::Workload(workload) => workload,
@@ -406,7 +406,7 @@ impl Follower<'_> {
                 // Between two states a manifest may be missing.
                 let manifest = fs::read_to_string(path).unwrap_or_default();
                 if let Some(image) = image_in(&manifest) {
-                    self.run(number, image, life);
+                    self.run(number, image, state);
                 }
                 return;
             }
@@ -434,31 +434,31 @@ impl Follower<'_> {
             }
             Writer::Addon(path) => {
                 let manifest = fs::read_to_string(path).unwrap_or_default();
-                if image_in(&manifest).is_some() && manifest != life.applied {
+                if image_in(&manifest).is_some() && manifest != state.applied {
                     cluster.kubectl(&["apply", "-f", path], None);
-                    life.applied = manifest;
+                    state.applied = manifest;
                     return;
                 }
             }
         }
-        self.run(number, image, life);
+        self.run(number, image, state);
         let generation = object["metadata"]["generation"].as_u64();
-        if life.reported != generation {
+        if state.reported != generation {
             workload.report(cluster, generation.expect("a number"));
-            life.reported = generation;
+            state.reported = generation;
         }
     }
 
     /// Starts the program of this image, unless it runs.
-    fn run(&self, end: usize, image: &str, life: &mut Life) {
-        if life
+    fn run(&self, end: usize, image: &str, state: &mut EndState) {
+        if state
             .running
             .as_ref()
             .is_some_and(|(running, _)| running == image)
         {
             return;
         }
-        if let Some((_, mut process)) = life.running.take() {
+        if let Some((_, mut process)) = state.running.take() {
             process.kill();
         }
         let made_by = made_by(end, image);
@@ -466,7 +466,7 @@ impl Follower<'_> {
             0 => self.installation.server(made_by),
             _ => self.installation.agent(made_by),
         };
-        life.running = Some((image.to_owned(), process));
+        state.running = Some((image.to_owned(), process));
         self.set_runs(end, made_by);
     }
 }
