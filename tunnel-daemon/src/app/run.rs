@@ -32,7 +32,7 @@ const DEMO_FILTER: &str = "warn,adit::dial=error";
 
 /// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
 /// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
-/// docs/performance.md, "Echo beside bulk".
+/// perf/results/history.md, "Echo beside bulk".
 const POLLS_BETWEEN_EVENTS: u32 = 8;
 
 /// Runs a parsed command line to its end.

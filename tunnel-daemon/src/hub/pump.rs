@@ -28,7 +28,7 @@ const WRITE_PIECES_MAX: usize = 1024;
 /// decides how much it is.
 const CRUMB_BYTES: usize = 2048;
 /// Rounds before the task lets others run: under bulk a round moves 256 KiB and takes a quarter of a millisecond.
-/// Measured in docs/performance.md, "Echo beside bulk".
+/// Measured in perf/results/history.md, "Echo beside bulk".
 const ROUNDS_PER_POLL: usize = 4;
 /// Looks in a row at a socket that nobody reads after which the bytes of a peer that is gone are given up: those of 30 s.
 const LOOKS_MAX: u64 = limits::LINGER_TIMEOUT.as_secs() / watch::EVERY.as_secs();
