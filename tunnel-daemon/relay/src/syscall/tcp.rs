@@ -89,24 +89,8 @@ pub fn unacknowledged_bytes(socket: &impl AsFd) -> io::Result<usize> {
 pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
     /// `SOCK_SNDBUF_LOCK` and `SOCK_RCVBUF_LOCK`.
     const BOTH: libc::c_int = 3;
-    let fd = socket.as_fd().as_raw_fd();
     let which = if lock { BOTH } else { 0 };
-    let length = libc::socklen_t::try_from(size_of_val(&which))
-        .map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `which`.
-    let result = unsafe {
-        libc::setsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_BUF_LOCK,
-            (&raw const which).cast(),
-            length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BUF_LOCK, which)
 }
 
 /// Bounds what a TCP peer may be offered, bytes.
@@ -114,20 +98,22 @@ pub(crate) fn lock_buffers(socket: &impl AsFd, lock: bool) -> io::Result<()> {
 /// # Errors
 /// The socket is no TCP socket.
 pub(crate) fn set_window_clamp(socket: &impl AsFd, bytes: usize) -> io::Result<()> {
-    let fd = socket.as_fd().as_raw_fd();
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    let length = libc::socklen_t::try_from(size_of_val(&bytes))
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
+}
+
+/// Sets an option whose value is a number.
+fn set_option(
+    socket: &impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    let length = libc::socklen_t::try_from(size_of_val(&value))
         .map_err(|_large| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `bytes`.
-    let result = unsafe {
-        libc::setsockopt(
-            fd,
-            libc::IPPROTO_TCP,
-            libc::TCP_WINDOW_CLAMP,
-            (&raw const bytes).cast(),
-            length,
-        )
-    };
+    // SAFETY: `fd` is borrowed for the call, and the kernel reads `length` bytes of `value`.
+    let result = unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length) };
     if result != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -225,6 +225,15 @@ impl World {
         })
     }
 
+    /// A lane that its agent gives away for the tunnel that the server asks for.
+    async fn agent_pipe(&self, socket: TcpStream) -> Pipe {
+        let open = &self.said.open;
+        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
+        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
+        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
+        lane.into_pipe(self.metrics.adit()).unwrap()
+    }
+
     /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
     async fn buffers_fit(&self, from_birth: Option<u16>) {
         let (socket, mut server) = self.connection().await;
@@ -238,11 +247,7 @@ impl World {
                 .map(|fd| socket_send_buffer_size(fd).unwrap())
         };
         let before = sizes();
-        let open = &self.said.open;
-        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
-        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
-        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
-        let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+        let pipe = self.agent_pipe(socket).await;
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
         let running = self.relay.run(near, Bytes::new(), pipe, &live);
@@ -281,11 +286,7 @@ impl World {
     async fn lost_with_its_thread(&self) {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
-        let open = &self.said.open;
-        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
-        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
-        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
-        let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+        let pipe = self.agent_pipe(socket).await;
         let near = near.into_std().unwrap().into();
         let live = self.entry.live();
         let running = self.relay.run(near, Bytes::new(), pipe, &live);

@@ -24,10 +24,7 @@ pub(super) const PAGES: &[Page] = &[
             container: "konnectivity-server-container",
             place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents("DaemonSet", APP, &[AGENT], Writer::Administrator)),
-        },
+        agent: agent("DaemonSet", APP, Writer::Administrator),
     },
     Page {
         name: "kube-up",
@@ -38,17 +35,11 @@ pub(super) const PAGES: &[Page] = &[
             container: "konnectivity-server-container",
             place: Place::Manifest("/etc/kubernetes/manifests/konnectivity-server.yaml"),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "DaemonSet",
-                APP,
-                &[AGENT],
-                Writer::Addon(
-                    "/etc/kubernetes/addons/konnectivity-agent/konnectivity-agent-ds.yaml",
-                ),
-            )),
-        },
+        agent: agent(
+            "DaemonSet",
+            APP,
+            Writer::Addon("/etc/kubernetes/addons/konnectivity-agent/konnectivity-agent-ds.yaml"),
+        ),
     },
     Page {
         name: "kind-multinode",
@@ -66,15 +57,13 @@ pub(super) const PAGES: &[Page] = &[
                 writer: Writer::Administrator,
             }),
         }),
-        agent: End {
-            container: "konnectivity-agent-container",
-            place: Place::Workload(agents(
-                "DaemonSet",
-                APP,
-                &["konnectivity-agent-container"],
-                Writer::Administrator,
-            )),
-        },
+        agent: agent_in(
+            "konnectivity-agent-container",
+            "DaemonSet",
+            APP,
+            &["konnectivity-agent-container"],
+            Writer::Administrator,
+        ),
     },
     Page {
         name: "kkp",
@@ -100,15 +89,11 @@ pub(super) const PAGES: &[Page] = &[
                 writer: Writer::Operator(|cluster| unless_paused(cluster, 0)),
             }),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "Deployment",
-                &[("app", AGENT)],
-                &[AGENT],
-                Writer::Operator(|cluster| unless_paused(cluster, 1)),
-            )),
-        },
+        agent: agent(
+            "Deployment",
+            &[("app", AGENT)],
+            Writer::Operator(|cluster| unless_paused(cluster, 1)),
+        ),
     },
     Page {
         name: "kamaji",
@@ -141,17 +126,13 @@ pub(super) const PAGES: &[Page] = &[
                 }),
             }),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "DaemonSet",
-                APP,
-                &[AGENT],
-                Writer::Operator(|plane| {
-                    image_and_version(plane, "/spec/addons/konnectivity/agent", 1)
-                }),
-            )),
-        },
+        agent: agent(
+            "DaemonSet",
+            APP,
+            Writer::Operator(|plane| {
+                image_and_version(plane, "/spec/addons/konnectivity/agent", 1)
+            }),
+        ),
     },
     Page {
         name: "k0s",
@@ -167,17 +148,11 @@ pub(super) const PAGES: &[Page] = &[
             spec: "{}",
         }),
         server: None,
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "DaemonSet",
-                APP,
-                &[AGENT],
-                Writer::Operator(|config| {
-                    image_and_version(config, "/spec/images/konnectivity", 1)
-                }),
-            )),
-        },
+        agent: agent(
+            "DaemonSet",
+            APP,
+            Writer::Operator(|config| image_and_version(config, "/spec/images/konnectivity", 1)),
+        ),
     },
     Page {
         name: "hypershift",
@@ -208,19 +183,14 @@ pub(super) const PAGES: &[Page] = &[
                 writer: Writer::Operator(|hosted| Some(of_release(hosted, 0))),
             }),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "DaemonSet",
-                &[("app", AGENT)],
-                &[AGENT],
-                Writer::Operator(|hosted| {
-                    let own =
-                        "/metadata/annotations/hypershift.openshift.io~1konnectivity-agent-image";
-                    Some(field(hosted, own).unwrap_or_else(|| of_release(hosted, 1)))
-                }),
-            )),
-        },
+        agent: agent(
+            "DaemonSet",
+            &[("app", AGENT)],
+            Writer::Operator(|hosted| {
+                let own = "/metadata/annotations/hypershift.openshift.io~1konnectivity-agent-image";
+                Some(field(hosted, own).unwrap_or_else(|| of_release(hosted, 1)))
+            }),
+        ),
     },
     Page {
         name: "capi",
@@ -256,15 +226,11 @@ pub(super) const PAGES: &[Page] = &[
                 }),
             }),
         }),
-        agent: End {
-            container: AGENT,
-            place: Place::Workload(agents(
-                "Deployment",
-                &[("app.kubernetes.io/component", "konnectivity")],
-                &[AGENT],
-                Writer::Operator(|plane| in_parts(plane, "/spec/konnectivityClient/image", 1)),
-            )),
-        },
+        agent: agent(
+            "Deployment",
+            &[("app.kubernetes.io/component", "konnectivity")],
+            Writer::Operator(|plane| in_parts(plane, "/spec/konnectivityClient/image", 1)),
+        ),
     },
     Page {
         name: "ocm",
@@ -310,20 +276,29 @@ pub(super) const PAGES: &[Page] = &[
     },
 ];
 
-/// Agents, which every platform calls the same.
-const fn agents(
+/// Agents, which nearly every platform calls the same.
+const fn agent(kind: &'static str, labels: Labels, writer: Writer) -> End {
+    agent_in(AGENT, kind, labels, &[AGENT], writer)
+}
+
+/// The same in a container of another name, which is the only one of its pod.
+const fn agent_in(
+    container: &'static str,
     kind: &'static str,
     labels: Labels,
     containers: &'static [&'static str],
     writer: Writer,
-) -> Workload {
-    Workload {
-        kind,
-        namespace: "kube-system",
-        name: AGENT,
-        labels,
-        containers,
-        writer,
+) -> End {
+    End {
+        container,
+        place: Place::Workload(Workload {
+            kind,
+            namespace: "kube-system",
+            name: AGENT,
+            labels,
+            containers,
+            writer,
+        }),
     }
 }
 

@@ -82,14 +82,18 @@ impl Page {
             runs: Mutex::default(),
             over: AtomicBool::new(false),
         };
-        scope(|scope| {
-            scope.spawn(|| follower.operate());
-            let followed = catch_unwind(AssertUnwindSafe(|| follower.follow()));
-            // The operator ends whatever becomes of the page.
-            follower.over.store(true, Relaxed);
-            followed.unwrap_or_else(|panic| resume_unwind(panic))
-        })
+        beside(&follower.over, || follower.operate(), || follower.follow())
     }
+}
+
+/// Follows a page while its operator works, who ends whatever becomes of the page.
+fn beside<T>(over: &AtomicBool, operate: impl FnOnce() + Send, follow: impl FnOnce() -> T) -> T {
+    scope(|scope| {
+        scope.spawn(operate);
+        let followed = catch_unwind(AssertUnwindSafe(follow));
+        over.store(true, Relaxed);
+        followed.unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 impl Follower<'_> {

@@ -2,17 +2,16 @@
 //!
 //! A route to the node stands for the VPN. With Konnectivity the route is gone, so only a tunnel reaches the node.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{scope, sleep};
+use std::thread::sleep;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use super::operator::{Custom, POLL_INTERVAL, Workload, Writer};
-use super::{Reader, STARTED, sections, text};
+use super::{Reader, STARTED, beside, sections, text};
 use crate::cluster::{Cluster, MadeBy};
 use crate::platforms::Installation;
 use crate::ports;
@@ -103,13 +102,7 @@ pub(crate) fn follow(installation: &Installation<'_>) {
         path: Mutex::default(),
         over: AtomicBool::new(false),
     };
-    scope(|scope| {
-        scope.spawn(|| follower.operate());
-        let followed = catch_unwind(AssertUnwindSafe(|| follower.follow()));
-        // The operator ends whatever becomes of the page.
-        follower.over.store(true, Relaxed);
-        followed.unwrap_or_else(|panic| resume_unwind(panic));
-    });
+    beside(&follower.over, || follower.operate(), || follower.follow());
     // The platform's other page makes its own.
     API_SERVER.delete(cluster);
     for workload in [VPN_SERVER, VPN_CLIENT] {

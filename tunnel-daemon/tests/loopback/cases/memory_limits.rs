@@ -175,6 +175,13 @@ async fn readers_pause(
             return None;
         }
     };
+    if matches!(frontend, Frontend::Grpc) && server_group.is_version_2() {
+        skip(
+            "memory limits beside gRPC readers",
+            "open in version 2, see ADR 0054",
+        );
+        return None;
+    }
     let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
     world.stop_server(Duration::ZERO).await;
     let server = server_group.start("server", &world.server_args("0"), world.dir.path());
