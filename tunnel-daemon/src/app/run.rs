@@ -92,7 +92,12 @@ pub fn run(parsed: Parsed) -> ExitCode {
         tracing::warn!("{warning}");
     }
     super::descriptors::raise_limit();
-    blocks::keep_at_most(memory::limit() / limits::KEPT_BLOCKS_DIVISOR);
+    let memory = memory::limit();
+    if super::budgets::socket_buffer_kib_max(memory).is_some() {
+        blocks::take_none();
+    } else {
+        blocks::keep_at_most(memory / limits::KEPT_BLOCKS_DIVISOR);
+    }
     let mut builder = Builder::new_multi_thread();
     builder
         .event_interval(POLLS_BETWEEN_EVENTS)

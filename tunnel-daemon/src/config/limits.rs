@@ -155,9 +155,8 @@ pub const SOCKET_BUFFER_DIVISOR: u64 = 512;
 pub const SOCKET_BUFFER_KIB_MIN: u16 = 128;
 /// Where that share is so many KiB or more, from 512 MiB of memory on, the kernel decides.
 pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
-/// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. Half of the memory may be
-/// payload that waits; with 30 MiB and 64 threads, which would keep 128 MiB, there is to be room for all else. From 128 MiB on
-/// two threads keep all that they would.
+/// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. In 512 MiB 64 threads, which would
+/// keep 128 MiB, keep 16.
 pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
 /// Over its own share without progress for this long: closed (design 5).
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);

@@ -2,13 +2,14 @@
 //!
 //! Small reads land in a scratch area of the thread and are copied out in their own size; only a direction that reads
 //! in bulk takes blocks of its own, which its pieces share. A thread uses its blocks again once no piece of them is left:
-//! memory that was just given back to the kernel costs a fault for each page.
+//! memory that was just given back to the kernel costs a fault for each page. Where memory is small there are no blocks: a piece
+//! that waits keeps all of its block, of which no budget knows.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
@@ -26,6 +27,8 @@ const BLOCKS_MAX: usize = 8;
 
 /// Blocks that threads may know of beside those they do, all together.
 static ROOM: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Whether directions that read in bulk take blocks.
+static IS_BULK_ALLOWED: AtomicBool = AtomicBool::new(true);
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
@@ -82,6 +85,16 @@ pub fn keep_at_most(bytes: u64) {
     ROOM.store(bytes / BLOCK_BYTES, Relaxed);
 }
 
+/// Every read has its own size from now on, however much it brings.
+pub fn take_none() {
+    IS_BULK_ALLOWED.store(false, Relaxed);
+}
+
+/// Whether a read that brought so many bytes makes its direction bulk.
+fn is_bulk(read: usize) -> bool {
+    read >= BULK_BYTES && IS_BULK_ALLOWED.load(Relaxed)
+}
+
 /// One direction's reads.
 #[derive(Debug, Default)]
 pub struct BlockReader {
@@ -111,7 +124,7 @@ impl BlockReader {
             with_scratch(cx, stream, READ_BYTES, Bytes::copy_from_slice)
         };
         match polled {
-            Poll::Ready(Ok(bytes)) if bytes.len() >= BULK_BYTES => {
+            Poll::Ready(Ok(bytes)) if is_bulk(bytes.len()) => {
                 self.bulk = true;
                 Poll::Ready(Ok(bytes))
             }
@@ -200,9 +213,17 @@ impl Fill {
         most: usize,
     ) -> Poll<io::Result<usize>> {
         with_scratch(cx, stream, most, |read| {
-            self.bytes.extend_from_slice(read);
+            self.append(read);
             read.len()
         })
+    }
+
+    /// In its own size: `extend` would round up, and to that of the first read where records of it are in use yet.
+    fn append(&mut self, read: &[u8]) {
+        let mut all = BytesMut::with_capacity(self.bytes.len() + read.len());
+        all.extend_from_slice(&self.bytes);
+        all.extend_from_slice(read);
+        self.bytes = all;
     }
 
     /// Reads once; returns how many bytes came, 0 at the end of the stream.
@@ -221,16 +242,11 @@ impl Fill {
             tokio_util::io::poll_read_buf(Pin::new(stream), cx, &mut self.bytes)
         } else {
             with_scratch(cx, stream, READ_BYTES, |read| {
-                if self.bytes.is_empty() {
-                    // In its own size: `extend` would round up.
-                    self.bytes = BytesMut::from(read);
-                } else {
-                    self.bytes.extend_from_slice(read);
-                }
+                self.append(read);
                 read.len()
             })
         };
-        self.bulk = matches!(polled, Poll::Ready(Ok(read)) if read >= BULK_BYTES);
+        self.bulk = matches!(polled, Poll::Ready(Ok(read)) if is_bulk(read));
         if !self.bulk && self.bytes.is_empty() {
             self.bytes = BytesMut::new();
         } else if !self.bulk && was_bulk {
@@ -371,6 +387,42 @@ mod tests {
         let waiting = poll_fn(|cx| fill.poll_fill(cx, &mut near)).now_or_never();
         assert!(waiting.is_none() && fill.bytes() == b"xxxxx");
         assert!(fill.capacity() < 1000, "{}", fill.capacity());
+    }
+
+    /// Records of the read before are in use, whose allocation was much larger.
+    #[tokio::test]
+    async fn what_comes_behind_a_part_of_a_record_keeps_its_own_size() {
+        let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
+        let mut fill = Fill::default();
+        let mut records = Vec::new();
+        for length in [BULK_BYTES - 1, 10] {
+            far.write_all(&vec![b'x'; length])
+                .await
+                .expect("the stream is open");
+            let read = poll_fn(|cx| fill.poll_fill(cx, &mut near)).await;
+            assert_eq!(read.ok(), Some(length));
+            records.push(fill.take(length - 5).expect("it is there"));
+        }
+        assert!(fill.capacity() < 20, "{}", fill.capacity());
+    }
+
+    #[tokio::test]
+    async fn where_memory_is_small_no_read_has_a_block() {
+        take_none();
+        let (mut near, mut far) = tokio::io::duplex(BLOCK_BYTES);
+        let (mut reader, mut fill) = (BlockReader::default(), Fill::default());
+        for _ in 0..2 {
+            let sent = vec![b'x'; 2 * BULK_BYTES];
+            far.write_all(&sent).await.expect("the stream is open");
+            let read = poll_fn(|cx| reader.poll_read(cx, &mut near, usize::MAX)).await;
+            let own = read.ok().and_then(|bytes| bytes.try_into_mut().ok());
+            assert_eq!(own.map(|own| own.capacity()), Some(2 * BULK_BYTES));
+            far.write_all(&sent).await.expect("the stream is open");
+            let read = poll_fn(|cx| fill.poll_fill(cx, &mut near)).await;
+            assert_eq!(read.ok(), Some(2 * BULK_BYTES));
+            assert_eq!(fill.capacity(), 2 * BULK_BYTES);
+            fill.take(2 * BULK_BYTES).expect("it is there");
+        }
     }
 
     #[test]

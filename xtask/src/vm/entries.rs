@@ -231,7 +231,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         row: "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
         run: tests(
             LOOPBACK,
-            "memory_limits --test-threads=1 --nocapture --skip kill_nobody",
+            "memory_limits --test-threads=1 --nocapture --skip paused_readers_kill_nobody",
         ),
         limit_seconds: 900,
         when: When::Always,

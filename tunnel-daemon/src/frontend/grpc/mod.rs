@@ -29,8 +29,10 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Bytes that may wait in the socket of a client: those of two writes and more, so that it need not be woken, read and wake us
 /// for each of them. [`crate::net::stream::ByteStream::widen`]
 pub const SOCKET_BYTES: usize = 512 * 1024;
-/// Bytes of one stream in the HTTP/2 layer: the largest packet and its head.
-const SEND_BUFFER_BYTES: usize = 1024 * 1024 + 64 * 1024;
+/// Bytes of one stream that HTTP/2 may have taken and not written: the budget counts what goes beyond them.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Where sockets are bounded, the same in terms of their bound.
+const SEND_BUFFER_DIVISOR: usize = 8;
 
 /// Serves one client connection, of which `admission` says whether it is welcome, to its end, which is when it has no calls once this process is `leaving`; one that has not said
 /// that it speaks HTTP/2 is not waited for then. Every `Proxy` call is admitted by `tasks` and runs beside it.
@@ -48,13 +50,17 @@ pub fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let bound = hub.socket_buffer_kib_max();
+    let send_buffer_bytes = bound.map_or(SEND_BUFFER_BYTES, |kib| {
+        usize::from(kib) * 1024 / SEND_BUFFER_DIVISOR
+    });
     // Boxed: the connection has a place of its own afterwards.
     let left = leaving.clone();
     let mut greeting = Box::pin(async move {
         let windows = Windows {
             frame_bytes: grpc::SMALL_FRAME_BYTES,
             stream_bytes: STREAM_WINDOW_BYTES,
-            send_buffer_bytes: SEND_BUFFER_BYTES,
+            send_buffer_bytes,
         };
         let builder = grpc::server_builder(windows);
         tokio::select! {

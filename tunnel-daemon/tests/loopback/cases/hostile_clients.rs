@@ -11,8 +11,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use crate::support::raw::{self, Connection, data, dial_request, encoded, framed};
-use crate::support::wait::{until, within};
-use crate::support::world::{World, echo};
+use crate::support::wait::{stands_still, until, within};
+use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
 
 /// Messages that are no packets, or not what they say.
@@ -493,4 +493,25 @@ async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
     assert!(answers <= 16, "{answers} answers");
     let mut tunnel = world.tunnel(&format!("127.0.0.1:{port}")).await;
     echo(&mut tunnel, b"others go on").await;
+}
+
+/// What its window has room for, and its socket has not, would wait in HTTP/2, where no budget counts it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_with_a_large_window_that_reads_nothing_is_sent_little() {
+    const WINDOW_BYTES: u32 = 64 << 20;
+    let (world, _agent) = World::with_agent().await;
+    let (listener, port) = targets::narrow();
+    let (connection, stop) = Connection::client_that_stops(&world, WINDOW_BYTES).await;
+    let mut call = connection.proxy().await;
+    call.open(1, &format!("127.0.0.1:{port}")).await;
+    stop.send(()).expect("it runs");
+    let _source = targets::source_on(listener, u64::MAX);
+    let sent = || {
+        let text = world.server().metrics.scrape().text();
+        sample(&text, "adit_tunnel_bytes_total{direction=\"to_client\"}").expect("a counter")
+    };
+    within("no byte moves", stands_still(async || sent().to_bits())).await;
+    // The buffers of its socket, of a mebibyte, among them.
+    let bytes = sent();
+    assert!((1.0..1_572_864.0).contains(&bytes), "{bytes} bytes");
 }

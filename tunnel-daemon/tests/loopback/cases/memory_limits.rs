@@ -175,13 +175,9 @@ async fn readers_pause(
             return None;
         }
     };
-    if matches!(frontend, Frontend::Grpc) && server_group.is_version_2() {
-        skip(
-            "memory limits beside gRPC readers",
-            "open in version 2, see ADR 0054",
-        );
-        return None;
-    }
+    // Each takes 2 MiB until it pauses, which takes minutes in a virtual machine.
+    let is_long = matches!(frontend, Frontend::Grpc) && server_group.is_version_2();
+    let readers = if is_long { readers.min(100) } else { readers };
     let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
     world.stop_server(Duration::ZERO).await;
     let server = server_group.start("server", &world.server_args("0"), world.dir.path());

@@ -112,6 +112,25 @@ impl Connection {
         connection
     }
 
+    /// As [`Self::narrow_client`], with that much room in each stream, until told to read nothing more from its socket.
+    pub(crate) async fn client_that_stops(
+        world: &World,
+        window: u32,
+    ) -> (Self, oneshot::Sender<()>) {
+        let stream = UnixStream::connect(world.grpc()).await;
+        let mut stream = stream.expect("the frontend listens");
+        let (near, mut far) = tokio::io::duplex(64 * 1024);
+        let (stop, stopped) = oneshot::channel();
+        let (mut connection, _never_changed) = Self::with_windows(near, window, 1 << 30).await;
+        connection._driver.spawn(async move {
+            tokio::select! {
+                _over = tokio::io::copy_bidirectional(&mut stream, &mut far) => (),
+                _told = stopped => std::future::pending().await,
+            }
+        });
+        (connection, stop)
+    }
+
     /// Someone with an agent's certificate.
     pub(crate) async fn agent(world: &World) -> Self {
         Self::agent_as(world, "agent").await
