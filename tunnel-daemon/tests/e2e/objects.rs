@@ -34,7 +34,7 @@ impl Cluster {
             account("kube-system", "system-konnectivity-agent"),
             account("kube-system", "other"),
             account("default", AGENT),
-            // What docs/operations.md says they need, and no more.
+            // What docs/guides says they need, and no more.
             binding(
                 "ClusterRoleBinding",
                 "konnectivity-server",
