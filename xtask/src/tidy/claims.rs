@@ -5,7 +5,7 @@ use crate::workspace::Workspace;
 /// Decisions are not edited, whatever the tests that they name are called later.
 const DECISIONS: &str = "docs/adr/";
 /// A page with tables of which each row must name a test in its last column.
-const PROVEN: &str = "docs/threat-model.md";
+const PROVEN: &str = "docs/security.md";
 /// The tables, by their heads. Of the first table of that page, who may attack, these are the answer.
 const PROVEN_TABLES: &[&str] = &["| from |", "| part |", "| threat |"];
 
@@ -104,7 +104,7 @@ mod tests {
 
     fn found(page: &str) -> Vec<String> {
         let (_folder, workspace) = sample(&[
-            ("docs/threat-model.md", page),
+            ("docs/security.md", page),
             ("core/tests/one.rs", "//! T\nfn a_test_that_is_there() {}\n"),
             ("core/tests/two.rs", "//! T\nfn a_test_that_is_not() {}\n"),
         ]);
@@ -125,9 +125,7 @@ mod tests {
                 let line = 5 + 4 * table;
                 assert_eq!(
                     found(&page(rows)),
-                    [format!(
-                        "docs/threat-model.md:{line}: a claim without its test"
-                    )]
+                    [format!("docs/security.md:{line}: a claim without its test")]
                 );
             }
         }
@@ -138,7 +136,7 @@ mod tests {
         let bad = "| a | b | c | `one::a_test_that_is_not` |\n";
         assert_eq!(
             found(&page([GOOD, bad, GOOD])),
-            ["docs/threat-model.md:9: no test is named `one::a_test_that_is_not`"]
+            ["docs/security.md:9: no test is named `one::a_test_that_is_not`"]
         );
     }
 
@@ -161,7 +159,7 @@ mod tests {
         let without = page([GOOD; 3]).replace("| part |", "| piece |");
         assert_eq!(
             found(&without),
-            ["docs/threat-model.md: no table begins with `| part |`"]
+            ["docs/security.md: no table begins with `| part |`"]
         );
     }
 }
