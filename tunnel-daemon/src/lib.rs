@@ -12,4 +12,6 @@ pub mod frontend;
 pub mod hub;
 pub mod lane;
 pub mod net;
+#[cfg(test)]
+mod reference;
 pub mod telemetry;

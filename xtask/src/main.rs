@@ -4,6 +4,7 @@
 
 mod ci;
 mod codegen;
+mod docs;
 mod e2e;
 mod ebpf;
 mod fuzz;
@@ -43,10 +44,12 @@ enum Command {
     Test(test::Args),
     /// Run what CI runs, in the same order.
     Ci(ci::Args),
-    /// Check what compilers do not: layers, module docs, links, flags, dependencies, leaks of local paths.
+    /// Check what compilers do not: layers, module docs, links, dependencies, leaks of local paths.
     Tidy,
     /// Generate the protobuf messages and the client glue from the .proto file.
     Codegen(codegen::Args),
+    /// Write the pages below docs/reference, which say what the code says.
+    Docs,
     /// Build the eBPF object that the daemon embeds (needs a nightly toolchain with rust-src, and bpf-linker).
     Ebpf(ebpf::Args),
     /// Fuzz the parsers for a bounded time (needs a nightly toolchain).
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Ci(args) => ci::run(&workspace, &args),
         Command::Tidy => tidy::run(&workspace),
         Command::Codegen(args) => codegen::run(&workspace, &args),
+        Command::Docs => docs::run(&workspace),
         Command::Ebpf(args) => ebpf::run(&workspace, &args),
         Command::Fuzz(args) => fuzz::run(&workspace, &args),
         Command::Loom => loom::run(&workspace),

@@ -502,7 +502,7 @@ impl LinkHooks for Hooks {
         let adit = self.context.metrics.adit();
         match event {
             Event::Offence(violation) => adit.protocol_offence(violation.kind()),
-            Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),
+            Event::Foreign(_kind) => adit.protocol_offence("foreign"),
             Event::UnknownType(_)
             | Event::UnrecognizedResponse
             | Event::LateAnswer

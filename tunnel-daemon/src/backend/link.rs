@@ -12,7 +12,7 @@ use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
 use crate::net::grpc::{self, Code};
-use crate::telemetry::labels::{DialFailureReason, PeerKind, Segment, ServiceMethod};
+use crate::telemetry::labels::{DialFailureReason, LinkEnding, PeerKind, Segment, ServiceMethod};
 use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
 /// Packets towards our own agent.
@@ -110,7 +110,7 @@ pub(super) async fn run_link(
     }
     drop(driver);
     if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
-        metrics.adit().control_overflow();
+        metrics.adit().link_ended(LinkEnding::ControlQueue);
     }
     let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
     if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
@@ -210,7 +210,7 @@ impl LinkHooks for Hooks {
                 adit.late_dial_answer();
             }
             Event::Offence(violation) => adit.protocol_offence(violation.kind()),
-            Event::Foreign(kind) => adit.foreign_packet(kind.as_str_name()),
+            Event::Foreign(_kind) => adit.protocol_offence("foreign"),
             // Counted where they are seen: the frontend and the packet counters.
             Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
         }

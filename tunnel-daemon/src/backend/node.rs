@@ -30,8 +30,8 @@ use crate::telemetry::labels::{
     Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
 };
 use crate::telemetry::{
-    AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, NodeAgent,
-    TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide,
+    AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, TunnelEntry,
+    TunnelFacts, TunnelRecord, TunnelSide,
 };
 
 /// Time for a destination to accept, all addresses together, and to take the header.
@@ -151,7 +151,6 @@ impl AgentOpens for AgentDoor {
             principal: Arc::clone(&self.principal),
             source: self.source.clone(),
             quota: Arc::clone(&self.quota),
-            counts: self.counts(),
         };
         let serving = async move {
             asked.serve(open).await;
@@ -165,14 +164,8 @@ impl AgentOpens for AgentDoor {
 }
 
 impl AgentDoor {
-    fn counts(&self) -> NodeAgent {
-        let agents = self.door.settings.metrics.node_agents();
-        agents.of(self.agent.as_str())
-    }
-
     fn refused(&self, why: NodeRefusal) {
         self.door.settings.metrics.node_refused(why);
-        self.counts().refused();
     }
 
     fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
@@ -202,7 +195,6 @@ struct Asked {
     principal: Arc<str>,
     source: Source,
     quota: Arc<Quota>,
-    counts: NodeAgent,
 }
 
 impl Asked {
@@ -307,7 +299,6 @@ impl Record<'_> {
     fn opened(&mut self) -> Arc<LiveTunnel> {
         self.waiting = None;
         let metrics = &self.asked.door.settings.metrics;
-        self.asked.counts.opened();
         let facts = TunnelFacts {
             side: TunnelSide::Target,
             peer: self.asked.agent.as_str(),
@@ -315,9 +306,8 @@ impl Record<'_> {
             destination: self.destination,
             path: Path::Lane,
         };
-        let counts = Some(self.asked.counts.clone());
         let open = OpenNode {
-            entry: metrics.open_tunnels().enter_node(&facts, counts),
+            entry: metrics.open_tunnels().enter_node(&facts),
             counted: CountedTunnel::opened_by_agent(metrics),
             dial: self.started.elapsed(),
             _gauge: metrics.node_tunnel(),
@@ -332,7 +322,6 @@ impl Record<'_> {
         let why = refused.why;
         let metrics = &self.asked.door.settings.metrics;
         metrics.node_refused(why);
-        self.asked.counts.refused();
         let (known, error) = match &refused.error {
             Some((known, error)) => (Some(*known), &**error),
             None => (DialReason::of_refusal(why), why.words()),

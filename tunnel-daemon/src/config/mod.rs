@@ -2,7 +2,7 @@
 //!
 //! [`parse`] reads either dialect: our own flags (clap) or, as `proxy-server` / `proxy-agent` or with
 //! `--compat`, those of upstream's programs. The result is a [`Command`] holding a [`plan`] whose existence
-//! proves it consistent. The only I/O is checking that files exist; nothing here logs: warnings are returned.
+//! proves it consistent. The only I/O is reading `--config` and checking that files exist; nothing here logs: warnings are returned.
 
 pub mod address;
 mod command;

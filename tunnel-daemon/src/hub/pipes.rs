@@ -344,11 +344,7 @@ impl PipeRelay {
     /// Brings the metrics up to date.
     fn publish(&self) {
         let stats = self.handle.stats();
-        let counts = [
-            stats.thread_panics,
-            stats.driver_failures,
-            stats.pipes_exhausted,
-        ];
+        let counts = [stats.thread_panics, stats.driver_failures];
         self.metrics.relay(stats.active_pairs, counts);
         let told = self
             .driver_failures

@@ -38,13 +38,27 @@ const SOUND: &str = "family names are valid literals, each declared once per reg
 pub struct Registrar<'a> {
     registry: &'a Registry,
     prefix: &'static str,
+    is_exported: bool,
 }
 
 impl<'a> Registrar<'a> {
     /// Families will be called `prefix` + name.
     #[must_use]
     pub fn new(registry: &'a Registry, prefix: &'static str) -> Self {
-        Self { registry, prefix }
+        Self {
+            registry,
+            prefix,
+            is_exported: true,
+        }
+    }
+
+    /// Families that nobody scrapes, unless `is_exported`: the other program's.
+    #[must_use]
+    pub fn exported_if(&self, is_exported: bool) -> Self {
+        Self {
+            is_exported,
+            ..*self
+        }
     }
 
     /// A counter without labels, 0 from the start.
@@ -100,6 +114,8 @@ impl<'a> Registrar<'a> {
     /// A counter per value of `L`, each absent until used.
     #[must_use]
     pub fn counters<L: Label>(&self, name: &str, help: &str, label: &str) -> Counters<L> {
+        #[cfg(test)]
+        super::reference::values::<L>(&self.full_name(name));
         Counters::new(self.counter_vec(name, help, &[label]))
     }
 
@@ -116,6 +132,8 @@ impl<'a> Registrar<'a> {
     /// A gauge per value of `L`, each absent until used.
     #[must_use]
     pub fn gauges<L: Label>(&self, name: &str, help: &str, label: &str) -> Gauges<L> {
+        #[cfg(test)]
+        super::reference::values::<L>(&self.full_name(name));
         Gauges::new(self.gauge_vec(name, help, &[label]))
     }
 
@@ -154,9 +172,13 @@ impl<'a> Registrar<'a> {
 
     fn keep<C: Collector + Clone + 'static>(&self, made: prometheus::Result<C>) -> C {
         let family = made.expect(SOUND);
-        self.registry
-            .register(Box::new(family.clone()))
-            .expect(SOUND);
+        #[cfg(test)]
+        self.is_exported.then(|| super::reference::family(&family));
+        if self.is_exported {
+            self.registry
+                .register(Box::new(family.clone()))
+                .expect(SOUND);
+        }
         family
     }
 }

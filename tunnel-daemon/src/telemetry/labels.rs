@@ -12,14 +12,17 @@ pub trait Label: Copy + Eq + 'static {
     fn as_str(self) -> &'static str;
     /// Position in [`Label::ALL`].
     fn index(self) -> usize;
+    /// What the page of metrics says of it.
+    #[cfg(test)]
+    fn meaning(self) -> &'static str;
 }
 
 /// Declares a label enum with the spelling of each value.
 macro_rules! label {
-    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $value_doc:literal])* $value:ident = $text:literal,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum $name { $($(#[$value_doc])* $value,)+ }
+        pub enum $name { $($(#[doc = $value_doc])* $value,)+ }
 
         impl Label for $name {
             const ALL: &'static [Self] = &[$(Self::$value,)+];
@@ -30,6 +33,11 @@ macro_rules! label {
 
             fn index(self) -> usize {
                 self as usize
+            }
+
+            #[cfg(test)]
+            fn meaning(self) -> &'static str {
+                match self { $(Self::$value => concat!($($value_doc),*),)+ }
             }
         }
 

@@ -1,7 +1,7 @@
-//! Our own families, prefix `adit_`, the same on server and agent.
+//! Our own families, prefix `adit_`.
 //!
-//! To add one: a field, a line in `register`, a method. Use a label enum from `labels` wherever the values
-//! are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
+//! To add one: a field, a line in `register` (of `server` or `agent` if only that one counts in it), a method. Use a label enum from
+//! `labels` wherever the values are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,18 @@ use super::labels::{
     ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
-use super::metrics_node::NodeAgents;
 use super::metrics_redirect::RedirectMetrics;
 use super::tunnels::{OpenTunnels, TunnelBytes};
 use super::versions::LinksByVersion;
+
+/// Which program has them: families that only one of the two counts in are not exported by the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Side {
+    /// A server.
+    Server,
+    /// An agent.
+    Agent,
+}
 
 /// Handles of our own families. Cheap to clone; clones share the series.
 #[derive(Clone)]
@@ -37,7 +45,6 @@ struct Inner {
     tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
     offences: IntCounterVec,
-    foreign_packets: IntCounterVec,
     dial_retries: Counters<DialRetry>,
     dials_waited: IntCounter,
     late_dial_answers: IntCounter,
@@ -60,18 +67,14 @@ struct Inner {
     relay_bytes: Counters<Engine>,
     relay_panics: IntCounter,
     relay_driver_failures: IntCounter,
-    relay_pipes_exhausted: IntCounter,
     node_tunnels: IntGauge,
     node_waiting: IntGauge,
     node_opened: IntCounter,
     node_closed: Counters<TunnelEnd>,
     node_refusals: Counters<NodeRefusal>,
-    node_retries: IntCounter,
-    node_agents: NodeAgents,
     accept_errors: Counters<Listener>,
     accept_pauses: Counters<Listener>,
     handshakes_failed: Counters<HandshakeFailure>,
-    control_overflows: IntCounter,
     claimed_identities: IntCounter,
     claims_unverified: IntGauge,
     agents_refused: Counters<AgentRefusal>,
@@ -83,8 +86,10 @@ struct Inner {
 }
 
 impl AditMetrics {
-    pub(super) fn register(registry: &Registry) -> Self {
+    pub(super) fn register(registry: &Registry, side: Side) -> Self {
         let families = Registrar::new(registry, "adit_");
+        let server = families.exported_if(side == Side::Server);
+        let agent = families.exported_if(side == Side::Agent);
         families
             .gauge_vec(
                 "build_info",
@@ -123,46 +128,41 @@ impl AditMetrics {
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
             offences: families.counter_vec(
                 "protocol_offences_total",
-                "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
+                "Breaches of the protocol by peers: malformed, payload_mismatch, data_without_conn, oversize, or foreign (for a dial or tunnel that is not its link's); each concerns one tunnel unless it ended the link",
                 &["kind"],
             ),
-            foreign_packets: families.counter_vec(
-                "foreign_packets_total",
-                "Packets ignored because they named a dial or tunnel that is not their link's, by packet type",
-                &["packet_type"],
-            ),
-            dial_retries: families.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
-            dials_waited: families.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
-            late_dial_answers: families.counter("late_dial_answers_total", "Answers to dials that had been called off"),
-            link_suspicions: families.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
-            dials_refused: families.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
+            dial_retries: server.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
+            dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
+            late_dial_answers: server.counter("late_dial_answers_total", "Answers to dials that had been called off"),
+            link_suspicions: server.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
+            dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
             failed_dials: FailedDials::register(&families),
             tls_reloads: families.counters_from_zero(
                 "tls_reloads_total",
                 "Times changed TLS files were read again, by result; failed keeps the old ones in use",
                 "result",
             ),
-            links: families.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links: server.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
             links_by_version: LinksByVersion::new(&families),
-            links_retired: families.gauge(
+            links_retired: server.gauge(
                 "links_retired",
                 "Open agent links that get no dials because their agent reads nothing",
             ),
             lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
             lanes_opened: families.counter("lanes_opened_total", "Lanes that were bound to a link"),
             lanes_closed: families.counters_from_zero("lanes_closed_total", "Bound lanes that are no more, by reason", "reason"),
-            lanes_wanted: families.gauge("lanes_wanted", "Idle lanes that this agent means to have, over all its links"),
-            lane_dials: families.counters_from_zero(
+            lanes_wanted: agent.gauge("lanes_wanted", "Idle lanes that this agent means to have, over all its links"),
+            lane_dials: server.counters_from_zero(
                 "lane_dials_total",
                 "Dials to agents with lanes, by whether a lane took them; the others went over the link",
                 "result",
             ),
-            lane_answer: families.histogram(
+            lane_answer: server.histogram(
                 "lane_answer_seconds",
                 "Time a dial on a lane waited for its answer, the agent's dial of the target included",
                 BUCKETS_SERVER_LATENCY,
             ),
-            lanes_refused: families.counters_from_zero(
+            lanes_refused: server.counters_from_zero(
                 "lanes_refused_total",
                 "Connections that wanted to be lanes and were closed, by reason",
                 "reason",
@@ -186,10 +186,6 @@ impl AditMetrics {
                 "relay_driver_failures_total",
                 "Times epoll_wait or io_uring_enter failed in a relay thread; its tunnels were reset and it was started again",
             ),
-            relay_pipes_exhausted: families.counter(
-                "relay_pipes_exhausted_total",
-                "Times bytes were copied instead of spliced, for want of a pipe",
-            ),
             node_tunnels: families.gauge("node_tunnels", "Open tunnels that agents asked for"),
             node_waiting: families.gauge(
                 "node_waiting",
@@ -206,11 +202,6 @@ impl AditMetrics {
                 "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
                 "reason",
             ),
-            node_agents: NodeAgents::register(&families),
-            node_retries: families.counter(
-                "node_retries_total",
-                "Tunnels that an agent asked for again, on another lane or of another server",
-            ),
             accept_errors: families.counters_from_zero(
                 "accept_errors_total",
                 "Connections lost at accept or refused by a connection cap, by listener",
@@ -221,25 +212,23 @@ impl AditMetrics {
                 "Times a listener stopped accepting because file descriptors were short, by listener",
                 "listener",
             ),
-            handshakes_failed: families.counters_from_zero(
+            handshakes_failed: server.counters_from_zero(
                 "handshakes_failed_total",
                 "Connections to listeners with TLS that came to no TLS session, by reason",
                 "reason",
             ),
-            control_overflows: families
-                .counter("control_overflows_total", "Links ended because their control queue ran full"),
-            claimed_identities: families.counter(
+            claimed_identities: server.counter(
                 "claimed_identities_total",
                 "Links whose agent id was claimed by the agent and not granted to its certificate",
             ),
-            claims_unverified: families.gauge(
+            claims_unverified: server.gauge(
                 "agent_claims_unverified",
                 "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
             ),
-            agents_refused: families.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
-            links_silent: families.gauge("links_silent", "Links without a byte from their agent for 4 seconds, a PING included"),
-            links_ended: families.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
-            access_events_suppressed: families
+            agents_refused: server.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
+            links_silent: server.gauge("links_silent", "Links without a byte from their agent for 4 seconds, a PING included"),
+            links_ended: server.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
+            access_events_suppressed: server
                 .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
             open_tunnels: Arc::new(OpenTunnels::counted_in(bytes)),
             redirect: RedirectMetrics::register(&families),
@@ -299,14 +288,6 @@ impl AditMetrics {
     /// A peer broke the protocol; `kind` is the violation's label, never a peer's text.
     pub fn protocol_offence(&self, kind: &'static str) {
         self.0.offences.with_label_values(&[kind]).inc();
-    }
-
-    /// A packet for what is not its link's was ignored; `packet_type` is the type's name.
-    pub fn foreign_packet(&self, packet_type: &'static str) {
-        self.0
-            .foreign_packets
-            .with_label_values(&[packet_type])
-            .inc();
     }
 
     /// What became of dials between two looks.
@@ -410,7 +391,7 @@ impl AditMetrics {
     }
 
     /// What the relay counts itself: numbers since its start, but for the tunnels there are.
-    pub fn relay(&self, tunnels: u64, [panics, driver_failures, pipes_exhausted]: [u64; 3]) {
+    pub fn relay(&self, tunnels: u64, [panics, driver_failures]: [u64; 2]) {
         let up_to = |counter: &IntCounter, now: u64| {
             counter.inc_by(now.saturating_sub(counter.get()));
         };
@@ -418,7 +399,6 @@ impl AditMetrics {
         self.0.relay_tunnels.set(tunnels);
         up_to(&self.0.relay_panics, panics);
         up_to(&self.0.relay_driver_failures, driver_failures);
-        up_to(&self.0.relay_pipes_exhausted, pipes_exhausted);
     }
 
     /// A tunnel that an agent asked for is open for as long as the guard lives.
@@ -448,17 +428,6 @@ impl AditMetrics {
         self.0.node_refusals.of(why).inc();
     }
 
-    /// The same at a server, by agent.
-    #[must_use]
-    pub fn node_agents(&self) -> &NodeAgents {
-        &self.0.node_agents
-    }
-
-    /// It was asked for again.
-    pub fn node_retried(&self) {
-        self.0.node_retries.inc();
-    }
-
     /// accept(2) failed, or a connection was refused by a cap.
     pub fn accept_error(&self, listener: Listener) {
         self.0.accept_errors.of(listener).inc();
@@ -472,11 +441,6 @@ impl AditMetrics {
     /// A connection to a listener with TLS came to no TLS session.
     pub fn handshake_failed(&self, why: HandshakeFailure) {
         self.0.handshakes_failed.of(why).inc();
-    }
-
-    /// A link ended because its control queue ran full.
-    pub fn control_overflow(&self) {
-        self.0.control_overflows.inc();
     }
 
     /// An agent's id and identifiers are taken on its word for as long as the guard lives.

@@ -9,7 +9,7 @@ use super::exposition::{Scrape, register_process};
 use super::families::{BUCKETS_AGENT_LATENCY, Counters, LazyHistogram, Registrar};
 use super::guard::GaugeGuard;
 use super::labels::{EndpointDialFailure, LinkDirection, Segment};
-use super::metrics_adit::AditMetrics;
+use super::metrics_adit::{AditMetrics, Side};
 use super::metrics_lease::AgentLeaseMetrics;
 use super::metrics_server::clamped;
 use super::packets::{PacketCounter, PacketKind, StreamFamilies};
@@ -39,7 +39,7 @@ impl AgentMetrics {
     pub fn new() -> Self {
         let registry = Registry::new();
         register_process(&registry);
-        let adit = AditMetrics::register(&registry);
+        let adit = AditMetrics::register(&registry, Side::Agent);
         let families = Registrar::new(&registry, PREFIX);
         Self(Arc::new(Inner {
             adit,

@@ -50,7 +50,7 @@ impl RedirectMetrics {
             ),
             calls: families.counter_vec(
                 "redirect_calls_total",
-                "Calls of connect in the captured cgroup, by what became of them",
+                "Calls of connect in the captured cgroup, by what became of them: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or denied",
                 &["outcome"],
             ),
             refused: families.counters_from_zero(

@@ -11,7 +11,7 @@ use super::families::{
 };
 use super::guard::{GaugeGuard, OpenTunnel};
 use super::labels::{DialFailureReason, Segment, ServiceMethod};
-use super::metrics_adit::AditMetrics;
+use super::metrics_adit::{AditMetrics, Side};
 use super::metrics_lease::ServerLeaseMetrics;
 use super::metrics_review::ReviewMetrics;
 use super::packets::{PacketCounter, PacketKind, StreamFamilies};
@@ -48,7 +48,7 @@ impl ServerMetrics {
     pub fn new(strategies: &[&'static str]) -> Self {
         let registry = Registry::new();
         register_process(&registry);
-        let adit = AditMetrics::register(&registry);
+        let adit = AditMetrics::register(&registry, Side::Server);
         let inner = Inner::register(&Registrar::new(&registry, PREFIX), adit, registry.clone());
         let metrics = Self(Arc::new(inner));
         for strategy in strategies {

@@ -18,12 +18,13 @@ pub mod metrics_account;
 pub mod metrics_adit;
 pub mod metrics_agent;
 pub mod metrics_lease;
-pub mod metrics_node;
 pub mod metrics_redirect;
 pub mod metrics_review;
 pub mod metrics_server;
 pub mod packets;
 pub mod rate;
+#[cfg(test)]
+mod reference;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -53,7 +54,6 @@ pub use masked::Masked;
 pub use metrics_account::{AccountCounts, AccountMetrics, AccountSeries, OpenRtt, TENANT};
 pub use metrics_adit::AditMetrics;
 pub use metrics_agent::AgentMetrics;
-pub use metrics_node::{NodeAgent, NodeAgents};
 pub use metrics_redirect::RedirectMetrics;
 pub use metrics_server::ServerMetrics;
 pub use packets::PacketCounter;

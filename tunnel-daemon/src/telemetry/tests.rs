@@ -8,7 +8,7 @@ use adit_core::wire::packets::PacketType;
 
 use super::labels::{
     AccountRole, ClientDialect, DialCap, Driver, DriverReason, EndpointDialFailure, LinkDirection,
-    Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+    LinkEnding, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
 use super::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
 
@@ -298,11 +298,10 @@ fn own_families_start_at_zero_and_count() {
         destination: "a:1",
         path: Path::Link,
     };
-    let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts, None));
+    let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts));
     tunnel.live().moved(0, 1_000);
     node.live().moved(3, 0);
     adit.protocol_offence("data_without_conn");
-    adit.foreign_packet("DATA");
     let dials = DialCounts {
         retries: 3,
         hedges: 4,
@@ -318,7 +317,7 @@ fn own_families_start_at_zero_and_count() {
     adit.late_dial_answer();
     adit.dial_refused(DialCap::PerAgent);
     adit.tls_reload(ReloadResult::Failed);
-    adit.control_overflow();
+    adit.link_ended(LinkEnding::ControlQueue);
     let link = adit.link(PeerKind::Adit);
     let expected = [
         (
@@ -332,7 +331,6 @@ fn own_families_start_at_zero_and_count() {
             "adit_protocol_offences_total{kind=\"data_without_conn\"}",
             1.0,
         ),
-        ("adit_foreign_packets_total{packet_type=\"DATA\"}", 1.0),
         ("adit_dial_retries_total{reason=\"not_sent\"}", 1.0),
         ("adit_dial_retries_total{reason=\"slow\"}", 4.0),
         ("adit_dial_retries_total{reason=\"silent\"}", 5.0),
@@ -341,7 +339,7 @@ fn own_families_start_at_zero_and_count() {
         ("adit_late_dial_answers_total", 1.0),
         ("adit_dials_refused_total{cap=\"per_agent\"}", 1.0),
         ("adit_tls_reloads_total{result=\"failed\"}", 1.0),
-        ("adit_control_overflows_total", 1.0),
+        ("adit_links_ended_total{reason=\"control_queue\"}", 1.0),
         ("adit_links{peer=\"adit\"}", 1.0),
     ];
     for (series, value) in expected {
@@ -371,19 +369,14 @@ fn the_relay_engine_is_one_series_with_its_reason() {
 fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
     let metrics = ServerMetrics::new(&[]);
     let read = || {
-        [
-            "tunnels",
-            "thread_panics_total",
-            "driver_failures_total",
-            "pipes_exhausted_total",
-        ]
-        .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
+        ["tunnels", "thread_panics_total", "driver_failures_total"]
+            .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
     };
-    assert_eq!(read(), [0.0; 4].map(Some));
-    for (tunnels, counts) in [(3, [1, 2, 7]), (3, [1, 2, 7]), (2, [1, 4, 9])] {
+    assert_eq!(read(), [0.0; 3].map(Some));
+    for (tunnels, counts) in [(3, [1, 2]), (3, [1, 2]), (2, [1, 4])] {
         metrics.adit().relay(tunnels, counts);
-        let [panics, failures, exhausted] = counts.map(|count| count as f64);
-        let told = [tunnels as f64, panics, failures, exhausted];
+        let [panics, failures] = counts.map(|count| count as f64);
+        let told = [tunnels as f64, panics, failures];
         assert_eq!(read(), told.map(Some));
     }
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use super::access::cut;
 use super::families::Counters;
 use super::labels::{ClientDialect, Direction, Driver, Engine, Path};
-use super::metrics_node::NodeAgent;
 
 /// Parts of the table with a lock each, so that tunnels that open at once rarely meet.
 const SHARDS: usize = 16;
@@ -80,13 +79,7 @@ pub struct LiveTunnel {
     /// Bytes that the metrics have: to target, to client.
     published: [AtomicU64; 2],
     /// An agent asked for this tunnel.
-    node: Option<Box<NodeTunnel>>,
-}
-
-/// A tunnel that an agent asked for.
-struct NodeTunnel {
-    /// Series of that agent; `None` at the agent itself.
-    agent: Option<NodeAgent>,
+    is_of_agent: bool,
 }
 
 /// Where the bytes of tunnels are counted.
@@ -198,15 +191,13 @@ impl LiveTunnel {
         let new =
             |published: &AtomicU64, now: u64| now.saturating_sub(published.fetch_max(now, Relaxed));
         let (to_target, to_client) = (new(target, to_target), new(client, to_client));
-        let family = match &self.node {
-            None => &counters.of_clients,
-            Some(_) => &counters.of_agents,
+        let family = if self.is_of_agent {
+            &counters.of_agents
+        } else {
+            &counters.of_clients
         };
         family.of(Direction::ToTarget).inc_by(to_target);
         family.of(Direction::ToClient).inc_by(to_client);
-        if let Some(agent) = self.node.as_ref().and_then(|node| node.agent.as_ref()) {
-            agent.moved(to_target, to_client);
-        }
     }
 
     /// Names it in this process.
@@ -288,23 +279,15 @@ impl OpenTunnels {
 
     /// Enters a tunnel that a client asked for; it is in the table for as long as the entry lives.
     pub fn enter(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
-        self.enter_as(facts, None)
+        self.enter_as(facts, false)
     }
 
-    /// Enters a tunnel that an agent asked for; at a server with the series of that agent.
-    pub fn enter_node(
-        self: &Arc<Self>,
-        facts: &TunnelFacts<'_>,
-        agent: Option<NodeAgent>,
-    ) -> TunnelEntry {
-        self.enter_as(facts, Some(Box::new(NodeTunnel { agent })))
+    /// Enters a tunnel that an agent asked for.
+    pub fn enter_node(self: &Arc<Self>, facts: &TunnelFacts<'_>) -> TunnelEntry {
+        self.enter_as(facts, true)
     }
 
-    fn enter_as(
-        self: &Arc<Self>,
-        facts: &TunnelFacts<'_>,
-        node: Option<Box<NodeTunnel>>,
-    ) -> TunnelEntry {
+    fn enter_as(self: &Arc<Self>, facts: &TunnelFacts<'_>, is_of_agent: bool) -> TunnelEntry {
         let id = self.opened.fetch_add(1, Relaxed) + 1;
         let live = Arc::new(LiveTunnel {
             id,
@@ -321,7 +304,7 @@ impl OpenTunnels {
             retransmits: AtomicU32::new(0),
             relayed: OnceLock::new(),
             published: [AtomicU64::new(0), AtomicU64::new(0)],
-            node,
+            is_of_agent,
         });
         self.shard(id).insert(id, Arc::clone(&live));
         TunnelEntry {
@@ -447,10 +430,7 @@ mod tests {
                 [Direction::ToTarget, Direction::ToClient].map(|way| family.of(way).get())
             })
         };
-        let (tunnel, node) = (
-            table.enter(&facts("a:1")),
-            table.enter_node(&facts("b:2"), None),
-        );
+        let (tunnel, node) = (table.enter(&facts("a:1")), table.enter_node(&facts("b:2")));
         tunnel.live().moved(10, 20);
         node.live().moved(1, 2);
         assert_eq!(counted(), [[10, 20], [1, 2]]);

@@ -7,6 +7,7 @@ use crate::workspace::Workspace;
 
 /// The modules of the daemon. A module uses only rows before its own; modules of one row never use each other.
 const LAYERS: &[&[&str]] = &[
+    &["reference"],
     &["config", "telemetry"],
     &["ebpf"],
     &["net"],

@@ -5,12 +5,10 @@ mod connects;
 mod dependencies;
 mod documents;
 mod ebpf;
-mod flags;
 mod kernels;
 mod layers;
 mod leaks;
 mod log_fields;
-mod metrics;
 mod paths;
 mod sources;
 
@@ -45,11 +43,9 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(dependencies::check(workspace)?);
     all.extend(documents::check(workspace)?);
     all.extend(ebpf::check(workspace)?);
-    all.extend(flags::check(workspace)?);
     all.extend(kernels::check(workspace)?);
     all.extend(leaks::check(workspace)?);
     all.extend(log_fields::check(workspace)?);
-    all.extend(metrics::check(workspace)?);
     all.extend(claims::check(workspace)?);
     Ok(all)
 }

@@ -107,16 +107,13 @@ impl NodeDoor {
             destination_class: destination,
         };
         self.accounts.accepted(&socket, &labels);
-        let entry = self.metrics.open_tunnels().enter_node(
-            &TunnelFacts {
-                side: TunnelSide::Client(ClientDialect::Node),
-                peer: server.as_str(),
-                link: 0,
-                destination,
-                path: Path::Lane,
-            },
-            None,
-        );
+        let entry = self.metrics.open_tunnels().enter_node(&TunnelFacts {
+            side: TunnelSide::Client(ClientDialect::Node),
+            peer: server.as_str(),
+            link: 0,
+            destination,
+            path: Path::Lane,
+        });
         leg.tell(entry.live());
         let outcome = pump(&mut socket, &mut leg, Bytes::new()).await;
         let reason = outcome.reason_at_client();
@@ -199,10 +196,7 @@ impl NodeDoor {
     async fn open_somewhere(&self, request: &OpenRequest) -> Result<(Leg, ServerId), NodeRefusal> {
         let mut left = HELD_MAX;
         let mut failure = NodeRefusal::LaneLost;
-        for attempt in 0..ATTEMPTS_MAX {
-            if attempt > 0 {
-                self.metrics.node_retried();
-            }
+        for _attempt in 0..ATTEMPTS_MAX {
             let since = Instant::now();
             let (keeper, borrowed) = self.borrow(left).await?;
             left = left.saturating_sub(since.elapsed());

@@ -1,7 +1,6 @@
 //! `adit agent`.
 
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,8 +9,7 @@ use adit_core::ids::AgentId;
 use super::account::AccountFlags;
 use super::redirect::NamespaceFlags;
 use super::values::{
-    DataPathFlags, IsolationFlags, OperationFlags, PortSetting, channel_size, duration,
-    port_setting,
+    DataPathFlags, IsolationFlags, OperationFlags, PortSetting, duration, port_setting,
 };
 use crate::config::address::ServerAddress;
 use crate::config::command::id;
@@ -42,7 +40,8 @@ With --compat, or called as proxy-agent, it takes the flags of upstream's proxy-
     group = clap::ArgGroup::new("captures").args(["redirect_apiserver", "redirect_file"]).multiple(true)
 )]
 pub(super) struct AgentFlags {
-    /// Server to connect to: HOST, HOST:PORT or srv:NAME; comma list, repeatable
+    /// Server to connect to: HOST, HOST:PORT or srv:NAME (targets and ports from SRV records, looked up at each connect); comma
+    /// list, repeatable, at most 64
     #[arg(
         long = "proxy-server-host",
         value_name = "HOST",
@@ -136,9 +135,6 @@ pub(super) struct AgentFlags {
         help_heading = "Servers"
     )]
     kubeconfig: String,
-    /// Without effect: the end of a connection is noticed when it happens
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Servers")]
-    probe_interval: Duration,
     /// Lanes to each server at most: data connections of their own for tunnels, between Adit ends only; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, help_heading = "Data path")]
     lanes: u32,
@@ -146,14 +142,14 @@ pub(super) struct AgentFlags {
     data_path: DataPathFlags,
     #[command(flatten)]
     account: AccountFlags,
-    /// Ping a server connection this often; at least 30s
+    /// Ping a server connection this often, busy or not; at least 30s, since Go servers end a connection that pings more often
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Servers")]
     keepalive_time: Duration,
 
     /// Unique id of this agent [default: PROXY_AGENT_ID, else random]
     #[arg(long, value_name = "ID", help_heading = "Identity")]
     agent_id: Option<String>,
-    /// What this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true
+    /// What this agent reaches, URL-encoded: host=a&ipv4=1.2.3.4&cidr=10.0.0.0/8&default-route=true; zone=b is where it is
     #[arg(
         long,
         value_name = "QUERY",
@@ -163,15 +159,16 @@ pub(super) struct AgentFlags {
     )]
     agent_identifiers: String,
 
-    /// Target this agent may dial, CIDR or HOST, with :PORT or without; repeatable [default: all]
+    /// Target this agent may dial, CIDR or HOST, with :PORT or without; link-local and metadata addresses only if named;
+    /// repeatable [default: all]
     #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
     allow_targets: Vec<String>,
-    /// Time for a target to accept
+    /// Time for a target to accept, with the lookup of its name and all its addresses
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Targets")]
     dial_timeout: Duration,
 
     /// Listen on LOCAL_PORT for connections to DEST_HOST:DEST_PORT in the control plane, which the server dials and has to
-    /// allow; repeatable
+    /// allow; port 0 lets the kernel choose, and the log says which; repeatable, at most 64
     #[arg(
         long = "target",
         value_name = "LOCAL_PORT:DEST_HOST:DEST_PORT",
@@ -187,7 +184,7 @@ pub(super) struct AgentFlags {
     )]
     bind_address: String,
     /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
-    /// the server dials and has to allow; needs eBPF; repeatable
+    /// the server dials and has to allow; IPv6 in brackets; needs eBPF; repeatable, at most 64
     #[arg(
         long,
         value_name = "SERVICE_IP:PORT=DEST_HOST:DEST_PORT",
@@ -203,7 +200,8 @@ pub(super) struct AgentFlags {
         help_heading = "Node to control plane"
     )]
     redirect_file: Option<PathBuf>,
-    /// The cgroup whose processes are redirected: a folder of the cgroup2 file system, its root for the whole node
+    /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system, its root for
+    /// the whole node
     #[arg(
         long,
         value_name = "PATH",
@@ -225,9 +223,6 @@ pub(super) struct AgentFlags {
 
     #[command(flatten)]
     isolation: IsolationFlags,
-    /// Without effect: queues are bounded in bytes
-    #[arg(long, value_name = "N", default_value = "150", value_parser = channel_size, help_heading = "Isolation")]
-    xfr_channel_size: NonZeroU32,
     /// Warn, once for each tunnel, when the queue towards its target is full
     #[arg(long, help_heading = "Isolation")]
     warn_on_channel_limit: bool,
@@ -317,9 +312,7 @@ impl AgentFlags {
                     )
                 })
                 .transpose()?,
-            probe_interval: self.probe_interval,
             keepalive: KeepAlive::every(self.keepalive_time),
-            xfr_channel_size: self.xfr_channel_size,
             warn_on_channel_limit: self.warn_on_channel_limit,
             health: self
                 .health_server_port

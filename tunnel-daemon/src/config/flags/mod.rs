@@ -4,7 +4,10 @@
 
 mod account;
 mod agent;
+mod given;
 mod redirect;
+#[cfg(test)]
+mod reference;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -14,7 +17,7 @@ mod view;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::agent::AgentFlags;
 use self::redirect::NetnsHelperFlags;
@@ -109,6 +112,7 @@ pub(super) fn parse(
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Parsed, ConfigError> {
+    let args = given::complete(&Cli::command(), args, env)?;
     let argv = std::iter::once("adit").chain(args.iter().map(String::as_str));
     let cli = match Cli::try_parse_from(argv) {
         Ok(cli) => cli,

@@ -61,7 +61,7 @@ pub(super) struct TransparentFlags {
     /// Leave these destinations alone; the longest prefix decides; repeatable
     #[arg(long, value_name = "TARGET", requires = "captures")]
     redirect_exclude: Vec<RedirectTarget>,
-    /// The cgroup whose processes are redirected: a folder of the cgroup2 file system
+    /// The cgroup whose processes, and those of cgroups below it, are redirected: a folder of the cgroup2 file system
     #[arg(long, value_name = "PATH", requires = "captures")]
     redirect_cgroup: Option<PathBuf>,
     /// What becomes of these connections when no server takes them: open lets them go where they go; closed denies them, also

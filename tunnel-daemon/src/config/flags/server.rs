@@ -12,7 +12,7 @@ use super::account::AccountFlags;
 use super::redirect::TransparentFlags;
 use super::values::{
     DataPathFlags, FrontendSpec, IsolationFlags, OperationFlags, Place, PortSetting, bind, bytes,
-    channel_size, duration, frontend, port_setting,
+    duration, frontend, port_setting,
 };
 use crate::config::address::BindAddress;
 use crate::config::command::id;
@@ -44,7 +44,8 @@ With --compat, or called as proxy-server, it takes the flags of upstream's proxy
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ServerFlags {
-    /// Where clients come in, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT; DIALECT is grpc or http-connect; repeatable
+    /// Where clients come in, DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT (tcp::PORT for all addresses); DIALECT is grpc or
+    /// http-connect; repeatable, at most 64; at least one, or --redirect, --redirect-file or --transparent-bind-address
     #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend, help_heading = "Frontends")]
     frontends: Vec<FrontendSpec>,
     /// Certificate of TCP frontends
@@ -87,13 +88,13 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true",
           action = clap::ArgAction::Set, help_heading = "Frontends")]
     delete_existing_uds_file: bool,
-    /// Ping a gRPC client connection this often
+    /// Ping a gRPC client connection this often, busy or not; it is given up when nothing comes for 20s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Frontends")]
     frontend_keepalive_time: Duration,
     /// Close an http-connect client that has not sent its request head after this long
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Frontends")]
     connect_head_timeout: Duration,
-    /// Refuse longer request heads of http-connect clients, with status 431
+    /// Refuse longer request heads of http-connect clients, with status 431; from 1KiB to 16MiB
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = bytes, help_heading = "Frontends")]
     connect_head_size: u64,
 
@@ -136,7 +137,7 @@ pub(super) struct ServerFlags {
         help_heading = "Agents"
     )]
     authentication_audience: String,
-    /// What agents prove where tokens and --cluster-ca-cert are configured
+    /// What agents prove where tokens and --cluster-ca-cert are configured: either one, or both
     #[arg(
         long,
         value_enum,
@@ -154,7 +155,7 @@ pub(super) struct ServerFlags {
         help_heading = "Agents"
     )]
     kubeconfig: String,
-    /// Let anyone register as an agent
+    /// Let anyone register as an agent; without it, a CA or tokens the server refuses to start
     #[arg(long, conflicts_with = "cluster_ca_cert", help_heading = "Agents")]
     insecure_allow_unauthenticated_agents: bool,
     /// Who may claim what: cn=, dns=, uri= of a certificate or serviceaccount=, node= of a token, then id=, host=, ipv4=,
@@ -182,7 +183,7 @@ pub(super) struct ServerFlags {
     /// whenever the file changes
     #[arg(long, value_name = "FILE", help_heading = "Agents")]
     agent_deny: Option<PathBuf>,
-    /// Links one certificate, or one token's node, may hold under one agent id
+    /// Links one certificate, or one token's node, may hold under one agent id; more are refused
     #[arg(long, value_name = "N", default_value = "64", help_heading = "Agents")]
     links_per_agent: NonZeroU32,
     /// Lanes one link may have: data connections of their own for tunnels, between Adit ends only; 0 is none
@@ -207,16 +208,16 @@ pub(super) struct ServerFlags {
         help_heading = "Agents"
     )]
     agent_port: u16,
-    /// Ping an agent connection this often
+    /// An agent's connection ends after this time and 20s of silence; a quiet one is pinged after 3s in any case
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration, help_heading = "Agents")]
     keepalive_time: Duration,
-    /// Unique id of this server [default: PROXY_SERVER_ID, else random]
+    /// Name of this server, unique among those an agent reaches [default: PROXY_SERVER_ID, else random]
     #[arg(long, value_name = "ID", help_heading = "Agents")]
     server_id: Option<String>,
-    /// Number of servers agents should connect to
+    /// Number of servers agents should connect to; with leases, agents are told the number of leases if that is larger
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Agents")]
     server_count: i64,
-    /// Publish a lease, by which agents and other servers know that this server is there
+    /// Publish a lease, by which agents and other servers know that this server is there, and delete expired ones
     #[arg(long, help_heading = "Agents")]
     enable_lease_controller: bool,
     /// Namespace of leases
@@ -261,7 +262,8 @@ pub(super) struct ServerFlags {
         help_heading = "Dials"
     )]
     proxy_strategies: String,
-    /// Time for a dial, from request to answer; 0 is no limit
+    /// Time for a dial, from request to answer; 0 is no limit. A request that could not even be sent in this time retires its
+    /// link: no dials until the agent reads again
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration, help_heading = "Dials")]
     dial_timeout: Duration,
     /// Dials an agent may owe an answer to on one link
@@ -275,11 +277,12 @@ pub(super) struct ServerFlags {
         help_heading = "Dials"
     )]
     pending_dials: NonZeroU32,
-    /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go
+    /// Silence of an agent after which its links get no dials, at least 5s; 20s or more for an agent in Go. Its tunnels live on
     #[arg(long, value_name = "TIME", default_value = "8s", value_parser = duration, help_heading = "Dials")]
     link_dead_after: Duration,
 
-    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; repeatable
+    /// Destination this server dials for agents: CIDR:PORT, ADDRESS:PORT, [V6]:PORT or NAME:PORT; needs agents that prove who they are, and lanes;
+    /// repeatable
     /// [default: agents may open nothing]
     #[arg(
         long = "allowed-destination",
@@ -295,9 +298,6 @@ pub(super) struct ServerFlags {
     account: AccountFlags,
     #[command(flatten)]
     isolation: IsolationFlags,
-    /// Without effect: queues are bounded in bytes
-    #[arg(long, value_name = "N", default_value = "10", value_parser = channel_size, help_heading = "Isolation")]
-    xfr_channel_size: NonZeroU32,
 
     /// Address of health checks and metrics; empty is all
     #[arg(
@@ -379,7 +379,6 @@ impl ServerFlags {
             profiling: OperationFlags::profiling(),
             strategies: StrategyKind::parse_list(&self.proxy_strategies)
                 .map_err(|error| ConfigError::new(format!("--proxy-strategies: {error}")))?,
-            xfr_channel_size: self.xfr_channel_size,
             destinations: DestinationsPlan {
                 allowed: self.allowed_destinations,
                 proxy_header: self.destination_proxy_header,

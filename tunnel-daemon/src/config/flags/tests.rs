@@ -1,6 +1,7 @@
 //! Native command lines through the public door.
 
 mod commands;
+mod given;
 mod node;
 mod redirect;
 
@@ -91,7 +92,6 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.connect, crate::config::plan::ConnectPlan::default());
     assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
     assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
-    assert_eq!(plan.xfr_channel_size.get(), 10);
     assert_eq!(plan.agents.data_path.lanes_max, 4096);
     assert_eq!(plan.account.series_max, 100);
     assert_eq!(plan.account.mode, AccountMode::Off);

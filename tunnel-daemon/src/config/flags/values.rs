@@ -1,6 +1,5 @@
 //! Values of native flags, and the flags that server and agent share.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -128,14 +127,6 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-pub(super) fn channel_size(text: &str) -> Result<NonZeroU32, String> {
-    let max = limits::XFR_CHANNEL_SIZE_MAX;
-    match text.parse::<NonZeroU32>() {
-        Ok(size) if size.get() <= max => Ok(size),
-        _ => Err(format!("write a number of packets from 1 to {max}")),
-    }
-}
-
 /// One `--frontend`, before it is known whether TLS files are there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FrontendSpec {
@@ -169,13 +160,15 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Isolation")]
 pub(super) struct IsolationFlags {
-    /// Memory a tunnel owns while its reader is paused
+    /// Memory a tunnel owns while its reader is paused, on links to Go peers
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
     tunnel_share: u64,
-    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free
+    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
+    /// granted on it
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
     agent_budget: u64,
-    /// Memory all tunnels may hold [default: a quarter of the cgroup's memory.max; at least --agent-budget, at most half]
+    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
+    /// least --agent-budget, at most half]
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     process_budget: Option<u64>,
     /// Close a tunnel that is over its share and made no progress for this long
@@ -206,7 +199,8 @@ pub(super) struct DataPathFlags {
     /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
     #[arg(long, value_name = "SECURITY", default_value = "tls")]
     lane_security: LaneSecurity,
-    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll
+    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
+    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     relay_engine: Preference,
 }
@@ -225,13 +219,17 @@ impl DataPathFlags {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Operation")]
 pub(super) struct OperationFlags {
+    /// TOML file of flags by their names, a list where one may be repeated; what the command line or the environment (ADIT_ and
+    /// the name, as ADIT_LOG_LEVEL) says wins
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
     shutdown_grace: Duration,
-    /// Unix socket for adit status and adit top, for this user and root only [default: none]
+    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only [default: none]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// text or json
+    /// text (logfmt, one event a line) or json, fatal errors included
     #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = log_format)]
     log_format: LogFormat,
     /// error, warn, info, debug or trace; libraries log warnings only, unless named: debug,h2=debug

@@ -12,7 +12,7 @@ use super::gotype::GoDuration;
 use super::klog::KlogOptions;
 use super::pflag::{Flag, Slot};
 use super::server_check::{check_channel_size, check_exists, check_pair, fail};
-use super::server_plan::{bind, channel_size};
+use super::server_plan::bind;
 use crate::config::address::ServerAddress;
 use crate::config::error::ConfigError;
 use crate::config::plan::{
@@ -192,19 +192,12 @@ impl AgentOptions {
                     )
                 })
                 .transpose()?,
-            probe_interval: raised(
-                "probe-interval",
-                self.probe_interval,
-                limits::INTERVAL_MIN,
-                warnings,
-            ),
             keepalive: KeepAlive::every(raised(
                 "keepalive-time",
                 self.keepalive_time,
                 limits::AGENT_KEEPALIVE_TIME_MIN,
                 warnings,
             )),
-            xfr_channel_size: channel_size(self.xfr_channel_size, warnings)?,
             warn_on_channel_limit: self.warn_on_channel_limit,
             health: port(
                 "health server",

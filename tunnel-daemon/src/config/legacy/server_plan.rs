@@ -1,6 +1,5 @@
 //! From validated `proxy-server` options to our plan: one frontend, and upstream's timings.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use adit_core::grant::{ClientRules, Grants};
@@ -65,7 +64,6 @@ pub(super) fn map(
             contention: options.enable_contention_profiling,
         },
         strategies: StrategyKind::parse_list(&options.proxy_strategies)?,
-        xfr_channel_size: channel_size(options.xfr_channel_size, warnings)?,
         destinations: DestinationsPlan::default(),
         dial: DialPlan {
             timeout: Some(options.backend_dial_timeout.to_std())
@@ -197,20 +195,4 @@ pub(super) fn bind(what: &str, host: &str, port: i64) -> Result<BindAddress, Con
     })?;
     BindAddress::new(host, port)
         .map_err(|why| ConfigError::new(format!("{what} bind address: {why}")))
-}
-
-/// Packets; what exceeds the cap is cut to it, with a warning.
-pub(super) fn channel_size(
-    size: i64,
-    warnings: &mut Vec<String>,
-) -> Result<NonZeroU32, ConfigError> {
-    let max = limits::XFR_CHANNEL_SIZE_MAX;
-    if size > i64::from(max) {
-        warnings.push(format!(
-            "--xfr-channel-size {size} is cut to {max}: bytes are bounded by budgets"
-        ));
-    }
-    let size = u32::try_from(size.min(i64::from(max))).unwrap_or(0);
-    NonZeroU32::new(size)
-        .ok_or_else(|| ConfigError::new(format!("channel size {size} must be greater than 0")))
 }

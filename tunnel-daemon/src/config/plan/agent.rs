@@ -1,6 +1,5 @@
 //! The plan of an agent: its servers, its targets, bounds.
 
-use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -54,12 +53,8 @@ pub struct AgentSettings {
     pub sync_forever: bool,
     /// Servers are counted by leases.
     pub leases: Option<CountPlan>,
-    /// Wait between looks at the state of a link.
-    pub probe_interval: Duration,
     /// HTTP/2 keepalive of links.
     pub keepalive: KeepAlive,
-    /// Packets per queue.
-    pub xfr_channel_size: NonZeroU32,
     /// Log when a queue is full.
     pub warn_on_channel_limit: bool,
     /// Health and metrics; `None` is off.
@@ -181,16 +176,12 @@ impl AgentSettings {
                 self.sync_interval, self.sync_interval_cap
             )));
         }
-        for (flag, time) in [
-            ("--sync-interval", self.sync_interval),
-            ("--probe-interval", self.probe_interval),
-        ] {
-            if time < limits::INTERVAL_MIN {
-                return Err(ConfigError::new(format!(
-                    "{flag} {time:?} is below {:?}",
-                    limits::INTERVAL_MIN
-                )));
-            }
+        if self.sync_interval < limits::INTERVAL_MIN {
+            return Err(ConfigError::new(format!(
+                "--sync-interval {:?} is below {:?}",
+                self.sync_interval,
+                limits::INTERVAL_MIN
+            )));
         }
         if self.keepalive.time < limits::AGENT_KEEPALIVE_TIME_MIN {
             return Err(ConfigError::new(format!(

@@ -141,8 +141,6 @@ pub struct ServerSettings {
     pub leases: Option<PublishPlan>,
     /// In order; at least one.
     pub strategies: Vec<StrategyKind>,
-    /// Packets per receive queue.
-    pub xfr_channel_size: NonZeroU32,
     /// What agents may have dialled.
     pub destinations: DestinationsPlan,
     /// Dials.

@@ -33,6 +33,8 @@ label! {
         Certificate = "certificate",
         /// Somebody asked for it on the admin socket.
         Unlinked = "unlinked",
+        /// Its agent took no control packets: their queue ran full.
+        ControlQueue = "control_queue",
     }
 }
 

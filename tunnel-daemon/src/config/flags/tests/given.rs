@@ -1,0 +1,116 @@
+//! Flags from a file and from the environment.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use super::{file, run};
+use crate::config::plan::ServerPlan;
+use crate::config::{Command, ConfigError, parse};
+
+/// A server by a file of that text, whose `PEM` is a file that is there, by variables and by further flags.
+fn server(
+    text: &str,
+    variables: &[(&str, &str)],
+    more: &[&str],
+) -> Result<ServerPlan, ConfigError> {
+    let (dir, pem) = file();
+    let path = dir.path().join("adit.toml");
+    std::fs::write(&path, text.replace("PEM", &pem)).unwrap();
+    let argv = ["adit", "server", "--config", path.to_str().unwrap()];
+    let argv = argv.iter().chain(more).map(OsString::from);
+    let env = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    parse(argv, &env).map(|parsed| match parsed.command {
+        Command::Server(plan) => *plan,
+        other => panic!("not a server: {other:?}"),
+    })
+}
+
+const FILE: &str = r#"
+frontend = ["grpc=unix:/run/adit/kas.sock", "http-connect=unix:/run/adit/connect.sock"]
+cluster-cert = "PEM"
+cluster-key = "PEM"
+insecure-allow-unauthenticated-agents = true
+destination-proxy-header = false
+dial-timeout = "7s"
+pending-dials = 5000
+"#;
+
+#[test]
+fn flags_come_from_a_file() {
+    let plan = server(FILE, &[], &[]).unwrap();
+    assert_eq!(plan.frontends.len(), 2);
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(7)));
+    assert_eq!(plan.dial.pending_max.get(), 5000);
+}
+
+#[test]
+fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
+    let variables = [
+        ("ADIT_DIAL_TIMEOUT", "8s"),
+        ("ADIT_PENDING_DIALS", "6000"),
+        (
+            "ADIT_FRONTEND",
+            "grpc=unix:/a.sock\ngrpc=unix:/b.sock\ngrpc=unix:/c.sock\n",
+        ),
+        ("ADIT_INSECURE_ALLOW_UNAUTHENTICATED_AGENTS", "true"),
+    ];
+    let plan = server(FILE, &variables, &["--pending-dials", "9000"]).unwrap();
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(8)));
+    assert_eq!(plan.dial.pending_max.get(), 9000);
+    assert_eq!(plan.frontends.len(), 3);
+    let one = server(FILE, &variables, &["--frontend=grpc=unix:/d.sock"]).unwrap();
+    assert_eq!(one.frontends.len(), 1);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_place() {
+    for (text, variable, expected) in [
+        (
+            "frontends = 1",
+            "",
+            ["adit.toml: ", "adit server has no flag --frontends"],
+        ),
+        ("config = \"x\"", "", ["adit.toml: ", "no flag --config"]),
+        (
+            "frontend = 1\nfrontend = 2",
+            "",
+            ["adit.toml: ", "duplicate key"],
+        ),
+        (
+            "pending-dials = 1.5",
+            "",
+            ["adit.toml: pending-dials: ", "write a text"],
+        ),
+        (
+            "pending-dials = [1]",
+            "",
+            ["adit.toml: pending-dials: ", "write a text"],
+        ),
+        (
+            "enable-lease-controller = 1",
+            "",
+            ["enable-lease-controller: ", "true or false"],
+        ),
+        (
+            "",
+            "maybe",
+            ["ADIT_ENABLE_LEASE_CONTROLLER: ", "true or false"],
+        ),
+    ] {
+        let variables = [("ADIT_ENABLE_LEASE_CONTROLLER", variable)];
+        let error = server(text, &variables, &[]).unwrap_err();
+        for part in expected {
+            assert!(error.message().contains(part), "{}", error.message());
+        }
+        assert_eq!(error.exit_code(), 1);
+    }
+    let error = run(&["agent", "--config=/not/there.toml"]).unwrap_err();
+    assert!(
+        error.message().starts_with("--config /not/there.toml: "),
+        "{}",
+        error.message()
+    );
+}

@@ -1,0 +1,25 @@
+//! `cargo xtask docs`: writes the pages below docs/reference from the code. The tests that write them compare them otherwise.
+
+use std::time::Duration;
+
+use crate::steps::run_command;
+use crate::workspace::Workspace;
+
+/// Longest time to build and run them.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Writes the pages.
+///
+/// # Errors
+/// When the package does not build, or a page cannot be written.
+pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
+    let mut command = workspace.cargo(&[
+        "test",
+        "--quiet",
+        "--package",
+        "adit",
+        "--lib",
+        "reference::",
+    ]);
+    run_command(command.env("ADIT_WRITE_REFERENCE", "1"), LIMIT)
+}
