@@ -1,6 +1,6 @@
 //! Adit: a Konnectivity data plane. Server, agent and demo behind one binary.
 //!
-//! Modules use only rows before their own: core, {config, telemetry}, {net, ebpf}, lane, hub, {frontend, backend, agent}, app.
+//! Modules use only rows before their own: core, {config, telemetry}, ebpf, net, lane, hub, {frontend, backend, agent}, app.
 #![deny(unsafe_code)]
 
 pub mod agent;

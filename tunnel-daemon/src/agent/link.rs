@@ -34,7 +34,7 @@ use crate::net::grpc::{self, ConnectionError, Patience, Windows};
 use crate::net::socket::probe_after;
 use crate::net::tasks::Tasks;
 use crate::telemetry::CountedTunnel;
-use crate::telemetry::labels::{DialReason, DialStage, Path, Segment};
+use crate::telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
 use crate::telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
 use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
 
@@ -501,8 +501,8 @@ impl LinkHooks for Hooks {
     fn count(&mut self, event: Event) {
         let adit = self.context.metrics.adit();
         match event {
-            Event::Offence(violation) => adit.protocol_offence(violation.kind()),
-            Event::Foreign(_kind) => adit.protocol_offence("foreign"),
+            Event::Offence(violation) => adit.protocol_offence(violation),
+            Event::Foreign(_kind) => adit.protocol_offence(Offence::Foreign),
             Event::UnknownType(_)
             | Event::UnrecognizedResponse
             | Event::LateAnswer

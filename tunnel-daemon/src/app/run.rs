@@ -145,7 +145,7 @@ pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> 
         behind_flag = arg == "--log-format";
         is_json
     });
-    let format = if asks_json {
+    let format = if asks_json || error.is_json() {
         log::LogFormat::Json
     } else {
         log::LogFormat::Text

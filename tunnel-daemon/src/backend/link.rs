@@ -12,7 +12,9 @@ use adit_core::wire::packet::PacketType;
 
 use crate::hub::{Entered, Hub, LinkDriver, LinkHooks, LinkOver, LinkStreams};
 use crate::net::grpc::{self, Code};
-use crate::telemetry::labels::{DialFailureReason, LinkEnding, PeerKind, Segment, ServiceMethod};
+use crate::telemetry::labels::{
+    DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
+};
 use crate::telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 
 /// Packets towards our own agent.
@@ -209,8 +211,8 @@ impl LinkHooks for Hooks {
                 self.answers.heard();
                 adit.late_dial_answer();
             }
-            Event::Offence(violation) => adit.protocol_offence(violation.kind()),
-            Event::Foreign(_kind) => adit.protocol_offence("foreign"),
+            Event::Offence(violation) => adit.protocol_offence(violation),
+            Event::Foreign(_kind) => adit.protocol_offence(Offence::Foreign),
             // Counted where they are seen: the frontend and the packet counters.
             Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
         }

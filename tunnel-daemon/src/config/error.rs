@@ -10,6 +10,7 @@ const SEE_HELP: &str = "--help lists the flags";
 pub struct ConfigError {
     message: String,
     exit_code: u8,
+    is_json: bool,
 }
 
 impl ConfigError {
@@ -19,6 +20,7 @@ impl ConfigError {
         Self {
             message: message.into(),
             exit_code: 1,
+            is_json: false,
         }
     }
 
@@ -28,7 +30,31 @@ impl ConfigError {
         Self {
             message: one_line(rendered),
             exit_code: 2,
+            is_json: false,
         }
+    }
+
+    /// The same about a flag that the command line does not have: it says where the flag is from.
+    pub(super) fn of(self, origin: &str) -> Self {
+        Self {
+            message: format!("{origin}: {}", self.message),
+            exit_code: 1,
+            ..self
+        }
+    }
+
+    /// The same, to be told in JSON.
+    pub(super) fn in_json(self) -> Self {
+        Self {
+            is_json: true,
+            ..self
+        }
+    }
+
+    /// Whether file or environment ask for JSON.
+    #[must_use]
+    pub fn is_json(&self) -> bool {
+        self.is_json
     }
 
     /// The one line that names the input and the remedy.

@@ -156,6 +156,8 @@ pub const SOCKET_BUFFER_BOUND_KIB_MAX: u16 = 1024;
 /// Share of the same memory that blocks of bulk reads may take while nobody uses them: 1 / this. In 512 MiB 64 threads, which would
 /// keep 128 MiB, keep 16.
 pub const KEPT_BLOCKS_DIVISOR: u64 = 32;
+/// Longest file of `--config`.
+pub const CONFIG_FILE_BYTES_MAX: u64 = MIB;
 /// Over its own share without progress for this long: closed (design 5).
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Half-closed and not a byte for this long: reset (rules 9).

@@ -418,7 +418,7 @@ impl StreamEvents for GrpcEvents {
             .context
             .metrics
             .adit()
-            .protocol_offence(violation.kind());
+            .protocol_offence(violation);
     }
 
     fn dialing(&mut self, address: &str) -> AskedAgents {

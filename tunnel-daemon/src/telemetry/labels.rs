@@ -53,6 +53,7 @@ mod agent;
 mod dial;
 mod kernel;
 mod lane;
+mod offence;
 mod tunnel;
 
 pub use agent::{AgentRefusal, LinkEnding, TokenReview};
@@ -61,6 +62,7 @@ pub use kernel::{
     AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
 };
 pub use lane::{LaneDial, LaneEnd, LaneRefusal, LaneState};
+pub use offence::Offence;
 pub use tunnel::{Detail, EndReason, TunnelEnd};
 
 label! {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_core::wire::metadata::PeerVersion;
-use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
+use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Registry};
 
 use super::dial_counts::DialCounts;
 use super::failed_dials::{FailedDial, FailedDials};
@@ -15,8 +15,8 @@ use super::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
 use super::guard::{AmountGuard, GaugeGuard};
 use super::labels::{
     AgentRefusal, DialCap, DialRetry, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
-    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Path, PeerKind,
-    ReloadResult, TunnelEnd,
+    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Offence, Path,
+    PeerKind, ReloadResult, TunnelEnd,
 };
 use super::metrics_account::AccountMetrics;
 use super::metrics_redirect::RedirectMetrics;
@@ -44,7 +44,7 @@ struct Inner {
     kernel_bytes: IntGauge,
     tunnels_opened: Counters<Path>,
     tunnels_closed: Counters<TunnelEnd>,
-    offences: IntCounterVec,
+    offences: Counters<Offence>,
     dial_retries: Counters<DialRetry>,
     dials_waited: IntCounter,
     late_dial_answers: IntCounter,
@@ -126,10 +126,10 @@ impl AditMetrics {
                 "path",
             ),
             tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
-            offences: families.counter_vec(
+            offences: families.counters_from_zero(
                 "protocol_offences_total",
-                "Breaches of the protocol by peers: malformed, payload_mismatch, data_without_conn, oversize, or foreign (for a dial or tunnel that is not its link's); each concerns one tunnel unless it ended the link",
-                &["kind"],
+                "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
+                "kind",
             ),
             dial_retries: server.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
             dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
@@ -286,8 +286,8 @@ impl AditMetrics {
     }
 
     /// A peer broke the protocol; `kind` is the violation's label, never a peer's text.
-    pub fn protocol_offence(&self, kind: &'static str) {
-        self.0.offences.with_label_values(&[kind]).inc();
+    pub fn protocol_offence(&self, kind: impl Into<Offence>) {
+        self.0.offences.of(kind.into()).inc();
     }
 
     /// What became of dials between two looks.

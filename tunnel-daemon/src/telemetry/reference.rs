@@ -79,7 +79,7 @@ fn row(name: &str, family: &Family, values: Option<&Vec<(&str, &str)>>) -> Strin
     let mut text = format!(
         "| `{name}` | {} | {labels} | {}",
         family.kind.to_lowercase(),
-        cell(&family.help)
+        cell(&family.help).trim_end_matches('.')
     );
     let values: Vec<String> = values
         .into_iter()

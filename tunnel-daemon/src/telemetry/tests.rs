@@ -8,7 +8,7 @@ use adit_core::wire::packets::PacketType;
 
 use super::labels::{
     AccountRole, ClientDialect, DialCap, Driver, DriverReason, EndpointDialFailure, LinkDirection,
-    LinkEnding, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+    LinkEnding, Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
 };
 use super::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
 
@@ -301,7 +301,7 @@ fn own_families_start_at_zero_and_count() {
     let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts));
     tunnel.live().moved(0, 1_000);
     node.live().moved(3, 0);
-    adit.protocol_offence("data_without_conn");
+    adit.protocol_offence(Offence::DataWithoutConn);
     let dials = DialCounts {
         retries: 3,
         hedges: 4,

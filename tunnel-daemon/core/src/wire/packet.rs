@@ -103,19 +103,6 @@ pub enum Violation {
     Oversize(Option<ConnId>),
 }
 
-impl Violation {
-    /// Value of the `kind` label of offence counters.
-    #[must_use]
-    pub fn kind(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::PayloadMismatch(_) => "payload_mismatch",
-            Self::DataWithoutConn => "data_without_conn",
-            Self::Oversize(_) => "oversize",
-        }
-    }
-}
-
 impl Packet {
     /// The number of this packet's type on the wire.
     #[must_use]

@@ -1,19 +1,120 @@
-//! Flags from a file and from the environment, put before those of the command line, which win.
+//! Flags from the environment and from a file, put before those of the command line, which win.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 
 use clap::{Arg, ArgAction, Command};
 use toml::{Table, Value};
 
 use crate::config::error::ConfigError;
+use crate::config::limits;
 
 /// Names the file.
 const CONFIG: &str = "config";
 /// Begins the name of a flag's variable.
 const PREFIX: &str = "ADIT_";
+/// How values begin that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
+const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
+
+/// A command line that is whole.
+#[derive(Default)]
+pub(super) struct Given {
+    /// Begins with the command's name.
+    pub(super) args: Vec<String>,
+    /// Where a flag comes from that the command line does not have, by its name.
+    origins: BTreeMap<String, String>,
+}
+
+impl Given {
+    /// Whether errors are to be JSON as everything else, though the command line does not say so.
+    pub(super) fn asks_json(&self) -> bool {
+        self.args.iter().any(|arg| arg == "--log-format=json")
+    }
+
+    /// Where the flag comes from that `why` is about.
+    pub(super) fn origin(&self, why: &str) -> Option<&str> {
+        let is_named = |flag: &str| {
+            why.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+                .any(|word| word.strip_prefix("--") == Some(flag))
+        };
+        let mut named = self.origins.iter().filter(|(flag, _)| is_named(flag));
+        named.next().map(|(_, origin)| origin.as_str())
+    }
+
+    /// Takes a flag over, unless one that wins has it.
+    fn take(&mut self, arg: &Arg, origin: String, values: Vec<String>) {
+        let long = arg.get_long().unwrap_or_default().to_owned();
+        self.origins.insert(long, origin);
+        self.args.splice(1..1, values);
+    }
+
+    /// Whether this flag is settled, by any of its names.
+    fn has(&self, arg: &Arg) -> bool {
+        let names = names(arg);
+        let mut said = before_dashes(&self.args).filter_map(|arg| arg.strip_prefix("--"));
+        names.iter().any(|name| self.origins.contains_key(*name))
+            || said.any(|flag| names.contains(&flag.split('=').next().unwrap_or_default()))
+    }
+
+    fn add_environment(
+        &mut self,
+        command: &Command,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(), ConfigError> {
+        for arg in command.get_arguments() {
+            for name in names(arg) {
+                let variable = format!("{PREFIX}{}", name.replace('-', "_").to_uppercase());
+                let Some(text) = env(&variable).filter(|text| is_meant(name, text)) else {
+                    continue;
+                };
+                if !self.has(arg) {
+                    let values = from_text(arg, &text);
+                    let wrong = |why| ConfigError::new(format!("{variable}: {why}"));
+                    self.take(arg, variable.clone(), values.map_err(wrong)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, command: &Command, path: &str) -> Result<(), ConfigError> {
+        let wrong = |why: String| ConfigError::new(format!("--config {path}: {why}"));
+        let text = read(path).map_err(wrong)?;
+        let table: Table = toml::from_str(&text).map_err(|error| wrong(told(&error, &text)))?;
+        let mut taken = Self::default();
+        for (key, value) in &table {
+            if key == CONFIG {
+                return Err(wrong(format!("{key}: a file names no other file")));
+            }
+            let mut args = command.get_arguments();
+            let Some(arg) = args.find(|arg| names(arg).contains(&key.as_str())) else {
+                let name = command.get_name();
+                return Err(wrong(format!(
+                    "adit {name} has no flag --{key}; --help lists the flags"
+                )));
+            };
+            if taken.has(arg) {
+                return Err(wrong(format!(
+                    "{key}: the file has this flag by another name, too"
+                )));
+            }
+            let values = from_value(arg, value).map_err(|why| wrong(format!("{key}: {why}")))?;
+            let origin = format!("--config {path}: {key}");
+            taken.origins.insert(
+                arg.get_long().unwrap_or_default().to_owned(),
+                origin.clone(),
+            );
+            if !self.has(arg) {
+                self.take(arg, origin, values);
+            }
+        }
+        Ok(())
+    }
+}
 
 /// The arguments of a command that takes `--config`, completed: by the environment first, then by the file, each with what
-/// was not said before it. `args` begins with the command's name.
+/// was not said before it. `args` begins with the command's name. Who asks for help gets it, whatever the file says.
 ///
 /// # Errors
 /// The file cannot be read, is no TOML, or names a flag that the command does not have; a value that cannot be one.
@@ -21,101 +122,111 @@ pub(super) fn complete(
     cli: &Command,
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Vec<String>, ConfigError> {
-    let Some((name, own)) = args.split_first() else {
-        return Ok(Vec::new());
+) -> Result<Given, ConfigError> {
+    let mut given = Given {
+        args: args.to_vec(),
+        origins: BTreeMap::new(),
     };
-    let Some(command) = cli
-        .find_subcommand(name)
-        .filter(|command| flag(command, CONFIG).is_some())
-    else {
-        return Ok(args.to_vec());
+    let command = args.first().and_then(|name| cli.find_subcommand(name));
+    let takes_file = |command: &&Command| {
+        let mut args = command.get_arguments();
+        args.any(|arg| arg.get_long() == Some(CONFIG))
     };
-    let mut said = own.to_vec();
-    let mut more = Vec::new();
-    for arg in command.get_arguments() {
-        let Some(long) = arg.get_long() else { continue };
-        let variable = format!("{PREFIX}{}", long.replace('-', "_").to_uppercase());
-        if let Some(text) = env(&variable)
-            && !is_said(arg, &said)
-        {
-            more.extend(
-                from_text(arg, &text)
-                    .map_err(|why| ConfigError::new(format!("{variable}: {why}")))?,
-            );
+    let asks_help = before_dashes(args).any(|arg| arg == "-h" || arg == "--help");
+    if let Some(command) = command.filter(takes_file).filter(|_| !asks_help) {
+        given.add_environment(command, env)?;
+        if let Some(path) = path(&given.args) {
+            given.add_file(command, &path)?;
         }
     }
-    said.splice(0..0, more);
-    if let Some(path) = path(&said) {
-        let wrong = |why: String| ConfigError::new(format!("--config {path}: {why}"));
-        let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
-        let table: Table = toml::from_str(&text).map_err(|error| wrong(one_line(&error)))?;
-        let mut more = Vec::new();
-        for (key, value) in &table {
-            let arg = flag(command, key).filter(|_| key != CONFIG);
-            let arg = arg.ok_or_else(|| {
-                wrong(format!(
-                    "adit {name} has no flag --{key}; --help lists the flags"
-                ))
-            })?;
-            if !is_said(arg, &said) {
-                more.extend(from_value(arg, value).map_err(|why| wrong(format!("{key}: {why}")))?);
-            }
-        }
-        said.splice(0..0, more);
-    }
-    said.insert(0, name.clone());
-    Ok(said)
+    Ok(given)
 }
 
-fn one_line(error: &toml::de::Error) -> String {
-    let lines: Vec<&str> = error.message().split_whitespace().collect();
-    lines.join(" ")
+fn before_dashes(args: &[String]) -> impl Iterator<Item = &str> {
+    args.iter()
+        .map(String::as_str)
+        .take_while(|arg| *arg != "--")
 }
 
-fn flag<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
-    let mut args = command.get_arguments();
-    args.find(|arg| arg.get_long() == Some(name))
+fn names(arg: &Arg) -> Vec<&str> {
+    let mut names: Vec<&str> = arg.get_long().into_iter().collect();
+    names.extend(arg.get_visible_aliases().unwrap_or_default());
+    names
 }
 
-/// Whether the arguments have this flag, by any of its names.
-fn is_said(arg: &Arg, args: &[String]) -> bool {
-    let mut names = arg.get_visible_aliases().unwrap_or_default();
-    names.extend(arg.get_long());
-    let flags = args.iter().take_while(|arg| *arg != "--");
-    let mut named = flags.filter_map(|arg| arg.strip_prefix("--"));
-    named.any(|flag| names.contains(&flag.split('=').next().unwrap_or_default()))
+/// An empty variable is none, and neither is one that Kubernetes makes for a Service whose name leads to that of a flag.
+fn is_meant(flag: &str, text: &str) -> bool {
+    let is_link = SERVICE_LINKS.iter().any(|link| text.starts_with(link));
+    let is_of_service = flag.ends_with("-port") && is_link;
+    !text.is_empty() && !is_of_service
 }
 
 /// Where the file is, if there is one.
 fn path(args: &[String]) -> Option<String> {
-    let at = args.iter().position(|arg| *arg == format!("--{CONFIG}"));
-    let behind = at.and_then(|at| args.get(at + 1)).map(String::as_str);
-    let joined = args.iter().find_map(|arg| arg.strip_prefix("--config="));
-    joined.or(behind).map(str::to_owned)
+    let mut args = before_dashes(args);
+    while let Some(arg) = args.next() {
+        if arg == "--config" {
+            return args
+                .next()
+                .filter(|path| !path.starts_with('-'))
+                .map(str::to_owned);
+        }
+        if let Some(path) = arg.strip_prefix("--config=") {
+            return Some(path.to_owned());
+        }
+    }
+    None
+}
+
+fn read(path: &str) -> Result<String, String> {
+    let most = limits::CONFIG_FILE_BYTES_MAX;
+    let told = |error: std::io::Error| error.to_string();
+    let file = File::open(path).map_err(told)?;
+    if !file.metadata().map_err(told)?.is_file() {
+        return Err("not a file".to_owned());
+    }
+    let mut text = String::new();
+    file.take(most + 1)
+        .read_to_string(&mut text)
+        .map_err(told)?;
+    if text.len() as u64 > most {
+        return Err(format!("longer than {most} bytes"));
+    }
+    Ok(text)
+}
+
+fn told(error: &toml::de::Error, text: &str) -> String {
+    let words: Vec<&str> = error.message().split_whitespace().collect();
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+    format!("line {line}: {}", words.join(" "))
 }
 
 /// A variable's text: of a flag that may be repeated, a value for each line.
 fn from_text(arg: &Arg, text: &str) -> Result<Vec<String>, String> {
+    let is_bool = arg
+        .get_possible_values()
+        .iter()
+        .any(|value| value.get_name() == "true");
     match (arg.get_action(), text) {
-        (ArgAction::SetTrue, "true" | "1") => switch(arg, true),
-        (ArgAction::SetTrue, "false" | "0" | "") => switch(arg, false),
+        (ArgAction::SetTrue, "true" | "1") => Ok(switch(arg, true)),
+        (ArgAction::SetTrue, "false" | "0") => Ok(switch(arg, false)),
         (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
-        (ArgAction::Append, _) => Ok(text
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .map(|line| assigned(arg, line))
-            .collect()),
+        (ArgAction::Append, _) => {
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            Ok(lines.map(|line| assigned(arg, line)).collect())
+        }
+        (_, "1") if is_bool => Ok(vec![assigned(arg, "true")]),
+        (_, "0") if is_bool => Ok(vec![assigned(arg, "false")]),
         _ => Ok(vec![assigned(arg, text)]),
     }
 }
 
 fn from_value(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
-    let takes_many = matches!(arg.get_action(), ArgAction::Append);
     match (arg.get_action(), value) {
-        (ArgAction::SetTrue, Value::Boolean(is_on)) => switch(arg, *is_on),
+        (ArgAction::SetTrue, Value::Boolean(is_on)) => Ok(switch(arg, *is_on)),
         (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
-        (_, Value::Array(values)) if takes_many => values
+        (ArgAction::Append, Value::Array(values)) => values
             .iter()
             .map(|value| Ok(assigned(arg, &plain(value)?)))
             .collect(),
@@ -123,9 +234,9 @@ fn from_value(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     }
 }
 
-fn switch(arg: &Arg, is_on: bool) -> Result<Vec<String>, String> {
+fn switch(arg: &Arg, is_on: bool) -> Vec<String> {
     let long = arg.get_long().filter(|_| is_on);
-    Ok(long.map(|long| format!("--{long}")).into_iter().collect())
+    long.map(|long| format!("--{long}")).into_iter().collect()
 }
 
 fn assigned(arg: &Arg, value: &str) -> String {

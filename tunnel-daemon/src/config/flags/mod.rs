@@ -20,6 +20,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::agent::AgentFlags;
+use self::given::Given;
 use self::redirect::NetnsHelperFlags;
 use self::server::ServerFlags;
 use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
@@ -112,8 +113,22 @@ pub(super) fn parse(
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Parsed, ConfigError> {
-    let args = given::complete(&Cli::command(), args, env)?;
-    let argv = std::iter::once("adit").chain(args.iter().map(String::as_str));
+    let given = given::complete(&Cli::command(), args, env)?;
+    read(&given, env).map_err(|error| {
+        let error = match given.origin(error.message()) {
+            Some(origin) => error.of(origin),
+            None => error,
+        };
+        if given.asks_json() {
+            error.in_json()
+        } else {
+            error
+        }
+    })
+}
+
+fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, ConfigError> {
+    let argv = std::iter::once("adit").chain(given.args.iter().map(String::as_str));
     let cli = match Cli::try_parse_from(argv) {
         Ok(cli) => cli,
         Err(error)

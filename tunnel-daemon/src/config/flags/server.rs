@@ -245,7 +245,7 @@ pub(super) struct ServerFlags {
         help_heading = "TLS"
     )]
     tls_min_version: String,
-    /// TLS 1.2 cipher suites, comma list of Go names [default: all that are safe]
+    /// TLS 1.2 cipher suites, comma list of Go names; repeatable [default: all that are safe]
     #[arg(
         long,
         value_name = "NAMES",

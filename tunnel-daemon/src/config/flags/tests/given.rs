@@ -65,6 +65,70 @@ fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
     assert_eq!(one.frontends.len(), 1);
 }
 
+/// `false` and 0 are said, too; what is empty, or about a Service of Kubernetes, is not.
+#[test]
+fn a_switch_is_turned_off_and_what_kubernetes_says_of_services_is_no_flag() {
+    let insecure = "ADIT_INSECURE_ALLOW_UNAUTHENTICATED_AGENTS";
+    for off in ["false", "0"] {
+        let error = server(FILE, &[(insecure, off)], &[]).unwrap_err();
+        assert!(
+            error.message().contains("--cluster-ca-cert"),
+            "{}",
+            error.message()
+        );
+    }
+    let variables = [
+        (insecure, ""),
+        ("ADIT_AGENT_PORT", "tcp://10.0.0.1:8091"),
+        ("ADIT_HEALTH_PORT", "udp://10.0.0.1:1"),
+        ("ADIT_ADMIN_BIND_ADDRESS", ""),
+        ("ADIT_DELETE_EXISTING_UDS_FILE", "0"),
+    ];
+    let plan = server(FILE, &variables, &[]).unwrap();
+    assert_eq!(plan.agents.bind.port, 8091);
+    let error = server(FILE, &[("ADIT_AGENT_PORT", "1:2")], &[]).unwrap_err();
+    assert!(
+        error.message().starts_with("ADIT_AGENT_PORT: "),
+        "{}",
+        error.message()
+    );
+}
+
+#[test]
+fn flags_have_their_other_names_there_too() {
+    let (_dir, pem) = file();
+    let path = format!("{pem}.toml");
+    let run = |text: &str, variable: &str| {
+        std::fs::write(&path, text.replace("PEM", &pem)).unwrap();
+        let argv = ["adit", "agent", "--config", &path].map(OsString::from);
+        let value = pem.clone();
+        parse(argv, &move |name| (name == variable).then(|| value.clone()))
+    };
+    let base = "proxy-server-host = \"a\"\nca-cert = \"PEM\"\n";
+    let token = "service-account-token-path = \"PEM\"\n";
+    run(&format!("{base}{token}"), "").unwrap();
+    run(base, "ADIT_SERVICE_ACCOUNT_TOKEN_PATH").unwrap();
+    let twice = run(&format!("{base}{token}token-path = \"PEM\"\n"), "").unwrap_err();
+    assert!(
+        twice.message().contains("by another name"),
+        "{}",
+        twice.message()
+    );
+}
+
+#[test]
+fn help_is_given_whatever_the_file_says() {
+    for args in [
+        &["server", "--config=/not/there.toml", "--help"][..],
+        &["agent", "--config", "/not/there.toml", "-h"],
+    ] {
+        let parsed = run(args).unwrap();
+        assert!(matches!(parsed.command, Command::Print(text) if text.contains("--config")));
+    }
+    let error = run(&["server", "--config", "--log-level=debug"]).unwrap_err();
+    assert_eq!(error.exit_code(), 2, "{}", error.message());
+}
+
 #[test]
 fn what_is_wrong_is_named_with_its_place() {
     for (text, variable, expected) in [
@@ -73,11 +137,16 @@ fn what_is_wrong_is_named_with_its_place() {
             "",
             ["adit.toml: ", "adit server has no flag --frontends"],
         ),
-        ("config = \"x\"", "", ["adit.toml: ", "no flag --config"]),
+        ("config = \"x\"", "", ["adit.toml: ", "names no other file"]),
         (
             "frontend = 1\nfrontend = 2",
             "",
-            ["adit.toml: ", "duplicate key"],
+            ["adit.toml: line 2: ", "duplicate key"],
+        ),
+        (
+            "dial-timeout = \"soon\"",
+            "",
+            ["adit.toml: dial-timeout: ", "'soon'"],
         ),
         (
             "pending-dials = 1.5",
@@ -105,8 +174,10 @@ fn what_is_wrong_is_named_with_its_place() {
         for part in expected {
             assert!(error.message().contains(part), "{}", error.message());
         }
-        assert_eq!(error.exit_code(), 1);
+        assert_eq!((error.exit_code(), error.is_json()), (1, false));
     }
+    let error = server("log-format = \"json\"", &[], &[]).unwrap_err();
+    assert!(error.is_json(), "{}", error.message());
     let error = run(&["agent", "--config=/not/there.toml"]).unwrap_err();
     assert!(
         error.message().starts_with("--config /not/there.toml: "),
