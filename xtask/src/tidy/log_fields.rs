@@ -9,7 +9,7 @@ use crate::tidy::connects::is_test;
 use crate::tidy::documents::first_column;
 use crate::workspace::Workspace;
 
-const DOCUMENT: &str = "docs/operations.md";
+const DOCUMENT: &str = "docs/reference/log-fields.md";
 /// Where the product is.
 const FOLDER: &str = "tunnel-daemon";
 /// What writes access events, whose fields have a table of their own.
