@@ -502,7 +502,7 @@ impl LinkHooks for Hooks {
         let adit = self.context.metrics.adit();
         match event {
             Event::Offence(violation) => adit.protocol_offence(violation),
-            Event::Foreign(_kind) => adit.protocol_offence(Offence::Foreign),
+            Event::Foreign => adit.protocol_offence(Offence::Foreign),
             Event::UnknownType(_)
             | Event::UnrecognizedResponse
             | Event::LateAnswer

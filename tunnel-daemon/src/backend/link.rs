@@ -212,7 +212,7 @@ impl LinkHooks for Hooks {
                 adit.late_dial_answer();
             }
             Event::Offence(violation) => adit.protocol_offence(violation),
-            Event::Foreign(_kind) => adit.protocol_offence(Offence::Foreign),
+            Event::Foreign => adit.protocol_offence(Offence::Foreign),
             // Counted where they are seen: the frontend and the packet counters.
             Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
         }

@@ -84,7 +84,7 @@ impl Link {
     pub(super) fn handle_close_rsp(&mut self, conn: ConnId, error: String, now: Moment) {
         let Some(key) = self.conns.remove(&conn) else {
             if !self.forgotten.contains(&conn) {
-                self.count(Event::Foreign(PacketType::CloseRsp));
+                self.count(Event::Foreign);
             }
             return;
         };

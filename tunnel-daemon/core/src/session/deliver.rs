@@ -9,7 +9,7 @@ use super::{
     WINDOW_MIN_BYTES,
 };
 use crate::ids::{ConnId, TunnelKey};
-use crate::wire::packet::{Packet, PacketType};
+use crate::wire::packet::Packet;
 
 impl Link {
     pub(super) fn handle_data(&mut self, conn: ConnId, bytes: Bytes, now: Moment) {
@@ -54,7 +54,7 @@ impl Link {
         if !self.forget(conn) {
             return;
         }
-        self.count(Event::Foreign(PacketType::Data));
+        self.count(Event::Foreign);
         self.control(match self.config.role {
             Role::Server => Packet::CloseReq { conn },
             Role::Agent => Packet::CloseRsp {

@@ -13,7 +13,7 @@ use super::tunnel::{Tunnel, TunnelEnd};
 use super::{Isolation, Moment, ProcessBudget, SWEEP_EVERY};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
-use crate::wire::packet::{Packet, PacketType, Received, Violation};
+use crate::wire::packet::{Packet, Received, Violation};
 
 /// Which end of the link this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,7 +119,7 @@ pub enum Event {
     /// A message that broke the protocol.
     Offence(Violation),
     /// A packet for a connection or dial this link does not have.
-    Foreign(PacketType),
+    Foreign,
     /// An answer to a dial that is not pending.
     UnrecognizedResponse,
     /// An answer to a dial that was called off.

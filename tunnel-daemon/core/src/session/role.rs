@@ -9,7 +9,7 @@ use super::{Moment, WINDOW_MIN_BYTES, WINDOW_START_BYTES};
 use crate::failure::DialFailure;
 use crate::ids::{ConnId, DialId, TunnelKey};
 use crate::text::shortened;
-use crate::wire::packet::{Packet, PacketType};
+use crate::wire::packet::Packet;
 
 /// Deadlines of dials that are over, beside twice as many as there are dials.
 pub(super) const OVER_DIALS_MAX: usize = 64;
@@ -129,7 +129,7 @@ impl Link {
 
     pub(super) fn handle_dial_cls(&mut self, dial: DialId) {
         let Some(key) = self.dials.remove(&dial) else {
-            return self.count(Event::Foreign(PacketType::DialCls));
+            return self.count(Event::Foreign);
         };
         match self.config.role {
             Role::Server => self.fail_dial(key, DialFailure::Closed),

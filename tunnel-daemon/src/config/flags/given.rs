@@ -1,6 +1,6 @@
 //! Flags from the environment and from a file, put before those of the command line, which win.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read as _;
 
@@ -18,7 +18,6 @@ const PREFIX: &str = "ADIT_";
 const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
 
 /// A command line that is whole.
-#[derive(Default)]
 pub(super) struct Given {
     /// Begins with the command's name.
     pub(super) args: Vec<String>,
@@ -32,17 +31,15 @@ impl Given {
         self.args.iter().any(|arg| arg == "--log-format=json")
     }
 
-    /// Where the flag comes from that `why` is about.
+    /// Where the first flag comes from that `why` names and the command line does not have. A tip names flags that nobody gave.
     pub(super) fn origin(&self, why: &str) -> Option<&str> {
-        let is_named = |flag: &str| {
-            why.split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
-                .any(|word| word.strip_prefix("--") == Some(flag))
-        };
-        let mut named = self.origins.iter().filter(|(flag, _)| is_named(flag));
-        named.next().map(|(_, origin)| origin.as_str())
+        let fault = why.split("; tip: ").next().unwrap_or_default();
+        let mut words = fault.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let origin = |word: &str| self.origins.get(word.strip_prefix("--")?);
+        words.find_map(origin).map(String::as_str)
     }
 
-    /// Takes a flag over, unless one that wins has it.
+    /// Takes over a flag that nothing has which wins.
     fn take(&mut self, arg: &Arg, origin: String, values: Vec<String>) {
         let long = arg.get_long().unwrap_or_default().to_owned();
         self.origins.insert(long, origin);
@@ -82,7 +79,7 @@ impl Given {
         let wrong = |why: String| ConfigError::new(format!("--config {path}: {why}"));
         let text = read(path).map_err(wrong)?;
         let table: Table = toml::from_str(&text).map_err(|error| wrong(told(&error, &text)))?;
-        let mut taken = Self::default();
+        let mut taken = BTreeSet::new();
         for (key, value) in &table {
             if key == CONFIG {
                 return Err(wrong(format!("{key}: a file names no other file")));
@@ -94,19 +91,14 @@ impl Given {
                     "adit {name} has no flag --{key}; --help lists the flags"
                 )));
             };
-            if taken.has(arg) {
+            if !taken.insert(arg.get_id()) {
                 return Err(wrong(format!(
                     "{key}: the file has this flag by another name, too"
                 )));
             }
             let values = from_value(arg, value).map_err(|why| wrong(format!("{key}: {why}")))?;
-            let origin = format!("--config {path}: {key}");
-            taken.origins.insert(
-                arg.get_long().unwrap_or_default().to_owned(),
-                origin.clone(),
-            );
             if !self.has(arg) {
-                self.take(arg, origin, values);
+                self.take(arg, format!("--config {path}: {key}"), values);
             }
         }
         Ok(())

@@ -176,6 +176,17 @@ fn what_is_wrong_is_named_with_its_place() {
         }
         assert_eq!((error.exit_code(), error.is_json()), (1, false));
     }
+    // A tip is no fault of what it names.
+    let typed = server(FILE, &[], &["--dial-timeou=1s"]).unwrap_err();
+    let told = typed.message();
+    assert!(
+        told.starts_with("error: unexpected argument") || told.starts_with("unexpected argument"),
+        "{told}"
+    );
+    assert!(
+        told.contains("--dial-timeout") && typed.exit_code() == 2,
+        "{told}"
+    );
     let error = server("log-format = \"json\"", &[], &[]).unwrap_err();
     assert!(error.is_json(), "{}", error.message());
     let error = run(&["agent", "--config=/not/there.toml"]).unwrap_err();
