@@ -1,17 +1,33 @@
-//! Adit: a Konnectivity data plane. Server, agent and demo behind one binary.
-//!
-//! Modules use only rows before their own: core, {config, telemetry}, ebpf, net, lane, hub, {frontend, backend, agent}, app.
+//! Adit: a Konnectivity data plane. Server, agent and demo behind one binary: the wiring of all other packages.
 #![deny(unsafe_code)]
 
+mod account;
+pub mod admin;
 pub mod agent;
-pub mod app;
-pub mod backend;
-pub mod config;
-pub mod ebpf;
-pub mod frontend;
-pub mod hub;
-pub mod lane;
-pub mod net;
-#[cfg(test)]
-mod reference;
-pub mod telemetry;
+mod answer_deadline;
+mod budgets;
+pub mod check;
+pub mod controls;
+pub mod demo;
+mod descriptors;
+mod kubernetes;
+mod listeners;
+mod memory;
+mod memory_pressure;
+mod node;
+mod node_redirect;
+mod privileges;
+pub mod probes;
+mod redirect;
+mod redirect_netns;
+mod redirect_origin;
+mod redirect_rules;
+mod redirect_table;
+mod redirect_view;
+mod redirect_watch;
+mod relay;
+pub mod run;
+pub mod server;
+pub mod signals;
+pub mod status;
+mod top;

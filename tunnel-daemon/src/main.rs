@@ -5,8 +5,8 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     // One that is no text is not taken for none.
     let env = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
-    match adit::config::parse(std::env::args_os(), &env) {
-        Ok(parsed) => adit::app::run::run(parsed),
-        Err(error) => adit::app::run::refuse(&error, std::env::args_os()),
+    match adit_config::parse(std::env::args_os(), &env) {
+        Ok(parsed) => adit::run::run(parsed),
+        Err(error) => adit::run::refuse(&error, std::env::args_os()),
     }
 }

@@ -160,7 +160,7 @@ fn demo_once_checks_every_frontend_and_leaves_nothing_behind() {
 
 #[test]
 fn demo_captures_a_plain_curl() {
-    let caps = adit::ebpf::caps::HostCaps::probe();
+    let caps = adit_redirect::caps::HostCaps::probe();
     let missing: Vec<&str> = [
         ("capabilities", &caps.capabilities),
         ("bpf", &caps.bpf),

@@ -17,7 +17,9 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
         "test",
         "--quiet",
         "--package",
-        "adit",
+        "adit-config",
+        "--package",
+        "adit-telemetry",
         "--lib",
         "reference::",
     ]);

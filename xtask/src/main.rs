@@ -44,7 +44,7 @@ enum Command {
     Test(test::Args),
     /// Run what CI runs, in the same order.
     Ci(ci::Args),
-    /// Check what compilers do not: layers, module docs, links, dependencies, leaks of local paths.
+    /// Check what compilers do not: module docs, links, dependencies, leaks of local paths.
     Tidy,
     /// Generate the protobuf messages and the client glue from the .proto file.
     Codegen(codegen::Args),

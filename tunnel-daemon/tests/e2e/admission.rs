@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use adit::app::agent::{self, RunningAgent};
-use adit::config::{Command, parse};
-use adit::net::selfsigned::ThrowawayFiles;
+use adit::agent::{self, RunningAgent};
+use adit_config::{Command, parse};
+use adit_tls::selfsigned::ThrowawayFiles;
 
 use crate::cluster::{AUDIENCE, Cluster, Mode, programs};
 use crate::jwt::{Signer, claims};

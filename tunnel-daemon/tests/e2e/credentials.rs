@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
-use adit::net::selfsigned::{ThrowawayFiles, Usage};
+use adit_tls::selfsigned::{ThrowawayFiles, Usage};
 
 use crate::cluster::{AGENT, AUDIENCE, Cluster, MadeBy, Mode, Proof, programs};
 use crate::jwt::{Signer, claims};

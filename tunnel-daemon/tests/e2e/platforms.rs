@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use adit::net::selfsigned::Usage;
+use adit_tls::selfsigned::Usage;
 
 use crate::balance::balance;
 use crate::client::Client;

@@ -3,16 +3,20 @@
 use crate::tidy::paths::paths;
 use crate::workspace::Workspace;
 
-const DAEMON: &str = "tunnel-daemon/src";
+const DAEMON: &str = "tunnel-daemon";
 /// Sources that connect by themselves, or folders of such, and why they may.
 const MAY: &[(&str, &str)] = &[
-    ("tunnel-daemon/src/net/direct.rs", "the way itself"),
+    ("tunnel-daemon/net/src/direct.rs", "the way itself"),
     (
-        "tunnel-daemon/src/net/namespaces/helper.rs",
+        "tunnel-daemon/redirect/src/namespaces/helper.rs",
         "no TCP: it asks for a route",
     ),
     (
-        "tunnel-daemon/src/app/demo/",
+        "tunnel-daemon/relay/",
+        "loopback only: the probe of kernel TLS, and benches",
+    ),
+    (
+        "tunnel-daemon/src/demo/",
         "clients, which are not to go past anything",
     ),
 ];

@@ -13,7 +13,7 @@ const DOCUMENT: &str = "docs/reference/log-fields.md";
 /// Where the product is.
 const FOLDER: &str = "tunnel-daemon";
 /// What writes access events, whose fields have a table of their own.
-const ACCESS: &str = "tunnel-daemon/src/telemetry/access.rs";
+const ACCESS: &str = "tunnel-daemon/telemetry/src/access.rs";
 /// The tables, by how their heads begin: of access events, and of all other lines.
 const ACCESS_TABLE: &str = "| field | says |";
 const OTHER_TABLE: &str = "| field | is | on lines about |";

@@ -6,7 +6,6 @@ mod dependencies;
 mod documents;
 mod ebpf;
 mod kernels;
-mod layers;
 mod leaks;
 mod log_fields;
 mod paths;
@@ -37,7 +36,6 @@ pub(crate) fn run(workspace: &Workspace) -> anyhow::Result<()> {
 
 fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let mut all = Vec::new();
-    all.extend(layers::check(workspace)?);
     all.extend(connects::check(workspace)?);
     all.extend(sources::check(workspace)?);
     all.extend(dependencies::check(workspace)?);

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use adit::app::server::{self, RunningServer};
-use adit::config::{self, parse};
+use adit::server::{self, RunningServer};
+use adit_config::parse;
 use serde::Deserialize;
 use tokio::runtime::Runtime;
 
@@ -126,7 +126,7 @@ fn server(folder: &Path, proof: &[String]) -> (Runtime, RunningServer) {
     let args = args.into_iter().chain(proof.iter().cloned());
     let parsed = parse(args.map(Into::into), &|_name: &str| None);
     let parsed = parsed.map_err(|error| error.message().to_owned()).unwrap();
-    let config::Command::Server(plan) = parsed.command else {
+    let adit_config::Command::Server(plan) = parsed.command else {
         panic!("these are flags of a server");
     };
     let runtime = Runtime::new().unwrap();

@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use adit::ebpf::account::{Labels, Options};
-use adit::ebpf::attach::{Attached, open_cgroup};
-use adit::ebpf::cgroup;
-use adit::ebpf::object::{OBJECT, load};
+use adit_account::{Labels, Options};
 use adit_ebpf_abi::ORIGIN_BYTES;
+use adit_redirect::attach::{Attached, open_cgroup};
+use adit_redirect::cgroup;
+use adit_redirect::object::{OBJECT, load};
 use aya::maps::{HashMap, MapData};
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -135,7 +135,7 @@ async fn a_reset_never_counts_more_than_was_moved() {
         } else {
             (theirs, ours)
         };
-        adit::net::socket::set_reset_on_close(&resets).unwrap();
+        adit_net::socket::set_reset_on_close(&resets).unwrap();
         drop(resets);
         drop(other);
     }
@@ -159,7 +159,7 @@ async fn a_connection_that_is_over_before_it_is_named_leaves_no_entry() {
     let address = listener.local_addr().unwrap();
     let probe = TcpStream::connect(address).await.unwrap();
     let (mut accepted, _) = listener.accept().await.unwrap();
-    adit::net::socket::set_reset_on_close(&probe).unwrap();
+    adit_net::socket::set_reset_on_close(&probe).unwrap();
     drop(probe);
     let over = accepted.read_u8().await.unwrap_err();
     assert_eq!(over.kind(), std::io::ErrorKind::ConnectionReset);

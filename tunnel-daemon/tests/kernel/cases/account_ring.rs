@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use adit::ebpf::account::Options;
+use adit_account::Options;
 use adit_ebpf_abi::{CLOSED_BYTES, wakes};
 use tokio::net::TcpListener;
 

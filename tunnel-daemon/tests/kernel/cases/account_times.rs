@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use adit::ebpf::account::{Accounts, Options};
+use adit_account::{Accounts, Options};
 use adit_relay::tcp_state;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

@@ -4,10 +4,10 @@ use std::io::{ErrorKind, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 
-use adit::ebpf::neighbours::{Neighbour, Place};
-use adit::ebpf::object::{OBJECT, load};
-use adit::ebpf::pins;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule, unpin};
+use adit_redirect::neighbours::{Neighbour, Place};
+use adit_redirect::object::{OBJECT, load};
+use adit_redirect::pins;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule, unpin};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use crate::support::bpffs::Bpffs;

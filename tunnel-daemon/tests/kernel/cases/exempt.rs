@@ -5,10 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
-use adit::ebpf::exempt::OwnSockets;
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
-use adit::net::direct;
+use adit_net::direct;
+use adit_redirect::exempt::OwnSockets;
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use rustix::net::sockopt::socket_cookie;
 use socket2::{Domain, Socket, Type};
 use tokio::net::TcpSocket;

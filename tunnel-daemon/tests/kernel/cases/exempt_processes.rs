@@ -1,7 +1,7 @@
 //! Processes that are part of the tunnel are forgotten when they end: their ids go to others.
 
-use adit::ebpf::processes::visible;
-use adit::ebpf::redirect::unpin;
+use adit_redirect::processes::visible;
+use adit_redirect::redirect::unpin;
 use aya::maps::{HashMap, Map, MapData, loaded_maps};
 
 use super::namespaces::namespaces;

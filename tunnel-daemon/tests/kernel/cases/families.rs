@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 
-use adit::net::listen::listen;
+use adit_net::listen::listen;
 
 use crate::support::namespace::Namespace;
 use crate::support::privilege::{say, skip};

@@ -7,8 +7,8 @@ use std::mem::offset_of;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use adit::ebpf::redirect::address;
 use adit_ebpf_abi::{ARRIVAL_AGE_MAX_NS, ARRIVAL_BYTES, ARRIVAL_KEY_BYTES, Arrival};
+use adit_redirect::redirect::address;
 use aya::maps::{HashMap, Map, MapData, MapInfo};
 use rustix::process::{Pid, Signal, kill_process};
 

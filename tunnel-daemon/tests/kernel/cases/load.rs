@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use adit::ebpf::caps::HostCaps;
-use adit::ebpf::object::{OBJECT, load};
-use adit::ebpf::redirect::Redirect;
-use adit::ebpf::tried::try_programs;
 use adit_ebpf_abi::{ARRIVALS_MAX, ORIGINS_MAX, PROCESSES_MAX};
+use adit_redirect::caps::HostCaps;
+use adit_redirect::load_probe::try_programs;
+use adit_redirect::object::{OBJECT, load};
+use adit_redirect::redirect::Redirect;
 use aya::Ebpf;
 use aya::maps::Map;
 use aya::programs::{Program, ProgramError};

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::redirect::scene;

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use adit::config::NetnsHelperOptions;
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
-use adit::net::namespaces::{Asked, Helper};
+use adit_config::NetnsHelperOptions;
+use adit_redirect::namespaces::{Asked, Helper};
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use ipnet::IpNet;
 
 use super::redirect::{Scene, resets, scene};
@@ -273,7 +273,7 @@ pub(super) fn closed_until_captured(
     assert!(error.contains("not permitted"), "{error}");
     // Pins would outlive the test.
     drop(client);
-    adit::ebpf::redirect::unpin(scene.clients.path()).unwrap();
+    adit_redirect::redirect::unpin(scene.clients.path()).unwrap();
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use adit::app::agent::{self, RunningAgent};
-use adit::app::server::{self, RunningServer};
-use adit::config::Command as Program;
+use adit::agent::{self, RunningAgent};
+use adit::server::{self, RunningServer};
+use adit_config::Command as Program;
 use socket2::{Domain, Socket, Type};
 use tokio::runtime::Runtime;
 

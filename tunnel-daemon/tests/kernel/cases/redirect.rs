@@ -9,9 +9,9 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::pins;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit_redirect::object::OBJECT;
+use adit_redirect::pins;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 
 use crate::support::bpffs::Bpffs;
 use crate::support::cgroup::Cgroup;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 
 use crate::support::cgroup::Cgroup;
 use crate::support::client::Client;
@@ -243,11 +243,11 @@ fn a_server_does_not_start_with_a_broken_file() {
         format!("--redirect-file={}", file.display()),
         "--redirect-cgroup=/nowhere".to_owned(),
     ]);
-    let adit::config::Command::Server(plan) = crate::support::world::command(args) else {
+    let adit_config::Command::Server(plan) = crate::support::world::command(args) else {
         panic!("no server");
     };
     let runtime = crate::support::world::runtime();
-    let Err(error) = runtime.block_on(adit::app::server::start(&plan)) else {
+    let Err(error) = runtime.block_on(adit::server::start(&plan)) else {
         panic!("it started");
     };
     let text = format!("{error:#}");

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use adit::ebpf::object::OBJECT;
-use adit::ebpf::redirect::{Action, Redirect, RedirectRule};
+use adit_redirect::object::OBJECT;
+use adit_redirect::redirect::{Action, Redirect, RedirectRule};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::support::cgroup::Cgroup;

@@ -1,7 +1,7 @@
 //! Accounting without a daemon around it.
 
-use adit::ebpf::account::{Accounts, Options, Reader, start};
-use adit::telemetry::{Scrape, ServerMetrics};
+use adit_account::{Accounts, Options, Reader, start};
+use adit_telemetry::{Scrape, ServerMetrics};
 use tokio::task::JoinHandle;
 
 use super::wait::until;

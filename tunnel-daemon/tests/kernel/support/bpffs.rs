@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-use adit::ebpf::pins::bpffs_mount;
+use adit_redirect::pins::bpffs_mount;
 
 /// The host's bpffs, or one of the tests' own. Whoever finds that one mounted pins there, whose ever it is, and tests run in
 /// processes of their own: it goes with the last that uses it.

@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use adit::ebpf::account::{Accounts, Labels};
-use adit::telemetry::labels::AccountRole;
+use adit_account::{Accounts, Labels};
+use adit_telemetry::labels::AccountRole;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};

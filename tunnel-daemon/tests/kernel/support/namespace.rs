@@ -6,8 +6,8 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use adit::config::NetnsHelperOptions;
-use adit::net::namespaces;
+use adit_config::NetnsHelperOptions;
+use adit_redirect::namespaces;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::role::{CGROUP, ROLE};

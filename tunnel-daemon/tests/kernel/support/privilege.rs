@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::net::TcpListener;
 
-use adit::ebpf::caps::HostCaps;
+use adit_redirect::caps::HostCaps;
 
 /// Says why a test cannot run here, loudly; as root in CI that fails, because nothing would tell that it never runs.
 ///

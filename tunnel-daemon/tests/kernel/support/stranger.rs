@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use adit::ebpf::object::{OBJECT, load};
+use adit_redirect::object::{OBJECT, load};
 use aya::Ebpf;
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
 

@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use adit::app::{agent, server};
-use adit::config::{Command, parse};
-use adit::net::selfsigned::ThrowawayFiles;
+use adit::{agent, server};
+use adit_config::{Command, parse};
+use adit_tls::selfsigned::ThrowawayFiles;
 use tempfile::TempDir;
 
 use super::namespace;

@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use adit::app::agent::RunningAgent;
-use adit::app::status::Socket;
-use adit::app::status::model::{LinkStatus, Role, Status, TunnelStatus, Tunnels};
+use adit::agent::RunningAgent;
+use adit::status::Socket;
+use adit::status::model::{LinkStatus, Role, Status, TunnelStatus, Tunnels};
 
 use crate::support::lanes::{IDLE, value, warm};
 use crate::support::raw::Connection;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use adit::app::status::Socket;
-use adit::app::status::model::Links;
+use adit::status::Socket;
+use adit::status::model::Links;
 
 use crate::support::connect;
 use crate::support::lanes::{value, warm};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use adit::app::agent::RunningAgent;
-use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use adit::agent::RunningAgent;
+use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{Drain, PacketType};
 

@@ -1,6 +1,6 @@
 //! What a server allows its clients to ask for: everything, or what a rule names, for all of them or by certificate.
 
-use adit::app::demo::grpc_client::GrpcTunnel;
+use adit::demo::grpc_client::GrpcTunnel;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 

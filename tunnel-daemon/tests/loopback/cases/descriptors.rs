@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use adit::net::tasks::Tasks;
 use adit_core::wire::packets::packet::Payload;
+use adit_net::tasks::Tasks;
 use tokio::net::UnixStream;
 
 use crate::support::process::{Process, value};

@@ -3,8 +3,8 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use adit::app::agent::RunningAgent;
-use adit::config::limits::GREETING_TIMEOUT;
+use adit::agent::RunningAgent;
+use adit_config::limits::GREETING_TIMEOUT;
 use adit_core::lane::LaneEvent;
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;

@@ -1,6 +1,6 @@
 //! Why a dial failed: one line in the log of each end that saw it fail, and a series of each reason.
 
-use adit::app::demo::grpc_client::GrpcTunnel;
+use adit::demo::grpc_client::GrpcTunnel;
 use serde_json::Value;
 
 use super::processes::Processes;

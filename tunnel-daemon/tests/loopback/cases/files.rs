@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::Duration;
 
-use adit::app::{agent, server};
-use adit::net::selfsigned::{ThrowawayCa, Usage};
+use adit::{agent, server};
+use adit_tls::selfsigned::{ThrowawayCa, Usage};
 
 use super::hostile_agents::turned_away;
 use super::processes::Processes;

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use adit::app::agent::RunningAgent;
-use adit::net::tasks::Tasks;
+use adit::agent::RunningAgent;
+use adit_net::tasks::Tasks;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};

@@ -1,6 +1,6 @@
 //! Who may be which agent: grants of certificates, agent ids that belong to somebody else, links per id.
 
-use adit::net::selfsigned::Usage;
+use adit_tls::selfsigned::Usage;
 
 use crate::support::raw::Connection;
 use crate::support::targets;

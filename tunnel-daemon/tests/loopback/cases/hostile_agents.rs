@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
@@ -279,7 +279,7 @@ async fn strangers_on_the_agent_port_are_refused_and_disturb_nobody() {
     // TLS 1.3 tells the client of its refusal at the first read.
     let nobody = tls::dial(address, &ca, None).await;
     assert!(turned_away(nobody).await, "no certificate");
-    let others = adit::net::selfsigned::ThrowawayFiles::create(&[]).expect("certificates");
+    let others = adit_tls::selfsigned::ThrowawayFiles::create(&[]).expect("certificates");
     let (cert, key) = (others.cert("agent"), others.key("agent"));
     let foreign = tls::dial(address, &ca, Some((&cert, &key))).await;
     assert!(turned_away(foreign).await, "another CA's certificate");

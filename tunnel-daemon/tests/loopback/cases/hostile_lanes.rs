@@ -323,7 +323,7 @@ async fn a_stalled_client_does_not_hide_that_its_agent_is_gone() {
     })
     .await;
     let (tcp, _session) = lane.stream.get_ref();
-    adit::net::socket::set_reset_on_close(tcp).expect("it lives");
+    adit_net::socket::set_reset_on_close(tcp).expect("it lives");
     drop(lane);
     until("the tunnel ends", || {
         value(&world, "adit_tunnels_closed_total{reason=\"lane_lost\"}") == 1.0

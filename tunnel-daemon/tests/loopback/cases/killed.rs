@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use adit::app::status::Socket;
-use adit::app::status::model::{TunnelStatus, Tunnels};
+use adit::status::Socket;
+use adit::status::model::{TunnelStatus, Tunnels};
 use serde_json::{Value, json};
 
 use super::processes::Processes;

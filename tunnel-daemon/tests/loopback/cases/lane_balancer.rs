@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use adit::app::server::{self, RunningServer};
+use adit::server::{self, RunningServer};
 use adit_core::lane::ALPN;
 
 use crate::support::balancer::Balancer;

@@ -77,7 +77,7 @@ async fn a_lane_that_is_reset_takes_its_own_tunnel_only() {
     }
     let (cut, mut cut_off) = tunnels.pop().expect("two of them");
     let (tcp, _session) = cut.stream.get_ref();
-    adit::net::socket::set_reset_on_close(tcp).expect("it lives");
+    adit_net::socket::set_reset_on_close(tcp).expect("it lives");
     drop(cut);
     let end = within("its tunnel's end", cut_off.read(&mut [0])).await;
     assert!(!matches!(end, Ok(1)), "{end:?}");

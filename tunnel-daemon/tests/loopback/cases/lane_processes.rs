@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use adit::app::status::Socket;
-use adit::app::status::model::{LinkStatus, Status};
+use adit::status::Socket;
+use adit::status::model::{LinkStatus, Status};
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -46,7 +46,7 @@ pub(super) struct Pair {
     pub(super) target: String,
     /// Admin sockets of server and agent.
     admin: [PathBuf; 2],
-    _echo: adit::net::tasks::Tasks,
+    _echo: adit_net::tasks::Tasks,
 }
 
 /// What a process has in use, by name; nothing at rest.
@@ -268,7 +268,7 @@ async fn pipes_on(
     pair: &Pair,
 ) -> (
     Vec<UnixStream>,
-    adit::net::tasks::Tasks,
+    adit_net::tasks::Tasks,
     mpsc::Receiver<targets::Sum>,
 ) {
     let (port, target, seen) = targets::summing().await;

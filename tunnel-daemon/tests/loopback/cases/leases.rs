@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use adit::app::agent::RunningAgent;
-use adit::app::server::{self, RunningServer};
+use adit::agent::RunningAgent;
+use adit::server::{self, RunningServer};
 use tempfile::TempDir;
 
 use crate::support::api::{FakeApi, Fault};

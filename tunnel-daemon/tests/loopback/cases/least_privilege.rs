@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::time::Duration;
 
-use adit::net::selfsigned::Usage;
 use adit_relay::{Preference, probe};
+use adit_tls::selfsigned::Usage;
 use rustix::process::Signal;
 
 use super::processes::free_ports;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use adit::app::agent::RunningAgent;
+use adit::agent::RunningAgent;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncReadExt as _;
 

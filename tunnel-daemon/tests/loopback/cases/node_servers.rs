@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use adit::app::agent::RunningAgent;
-use adit::app::server::{self, RunningServer};
+use adit::agent::RunningAgent;
+use adit::server::{self, RunningServer};
 
 use crate::support::lanes::{IDLE, value as at_server, warm};
 use crate::support::node::{OPENED, connect, echo, refusals, refused};

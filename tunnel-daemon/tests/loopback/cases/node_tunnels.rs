@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use adit::app::agent::RunningAgent;
+use adit::agent::RunningAgent;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use adit::net::selfsigned::ThrowawayFiles;
+use adit_tls::selfsigned::ThrowawayFiles;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit::net::selfsigned::{ThrowawayCa, ThrowawayFiles, Usage};
+use adit_tls::selfsigned::{ThrowawayCa, ThrowawayFiles, Usage};
 
 use crate::support::lanes::{value, warm};
 use crate::support::targets;

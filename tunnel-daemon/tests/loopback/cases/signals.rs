@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::Command;
 
-use adit::app::status::Socket;
-use adit::app::status::model::{Log, Status};
+use adit::status::Socket;
+use adit::status::model::{Log, Status};
 use rustix::process::Signal;
 
 use super::processes::Processes;

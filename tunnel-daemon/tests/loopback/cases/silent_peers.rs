@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use adit::config::limits::TLS_HANDSHAKE_TIMEOUT;
+use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use adit::net::selfsigned::Usage;
+use adit_tls::selfsigned::Usage;
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 

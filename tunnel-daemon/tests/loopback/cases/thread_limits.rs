@@ -3,7 +3,7 @@
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use adit::net::selfsigned::Usage;
+use adit_tls::selfsigned::Usage;
 
 use crate::support::confined::{self, Profile, Rights};
 use crate::support::process::{Process, ask, at_least};

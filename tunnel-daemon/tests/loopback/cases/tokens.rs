@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use adit::app::agent::RunningAgent;
+use adit::agent::RunningAgent;
 use bytes::Bytes;
 use serde_json::json;
 use tempfile::TempDir;

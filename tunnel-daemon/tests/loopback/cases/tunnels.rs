@@ -1,7 +1,7 @@
 //! Tunnels that work: every byte, in order, both ways, to the end.
 
-use adit::app::agent::RunningAgent;
-use adit::app::demo::grpc_client::{ClientError, GrpcTunnel};
+use adit::agent::RunningAgent;
+use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use adit::app::agent::RunningAgent;
+use adit::agent::RunningAgent;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 

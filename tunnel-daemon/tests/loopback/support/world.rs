@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use adit::app::agent::{self, RunningAgent};
-use adit::app::demo::grpc_client::{self, GrpcTunnel};
-use adit::app::server::{self, RunningServer};
-use adit::config::plan::{AgentPlan, ServerPlan};
-use adit::config::{Command, parse};
-use adit::net::selfsigned::ThrowawayFiles;
+use adit::agent::{self, RunningAgent};
+use adit::demo::grpc_client::{self, GrpcTunnel};
+use adit::server::{self, RunningServer};
+use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_config::{Command, parse};
+use adit_tls::selfsigned::ThrowawayFiles;
 use bytes::Bytes;
 use tempfile::TempDir;
 use tonic::transport::Channel;

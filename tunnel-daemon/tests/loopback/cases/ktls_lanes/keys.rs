@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use adit::app::agent;
-use adit::config::plan::AgentPlan;
+use adit::agent;
+use adit_config::plan::AgentPlan;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,

@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use adit::app::agent::RunningAgent;
-use adit::app::status::Socket;
-use adit::app::status::model::{Status, TunnelStatus, Tunnels};
+use adit::agent::RunningAgent;
+use adit::status::Socket;
+use adit::status::model::{Status, TunnelStatus, Tunnels};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use socket2::SockRef;
 use tokio::net::UnixStream;

@@ -1,0 +1,139 @@
+//! Labels of connections as the small numbers that the kernel keeps with each, and how many there may be.
+
+use std::collections::HashMap;
+
+use adit_telemetry::labels::{AccountRole, Label as _};
+use adit_telemetry::{AccountMetrics, AccountSeries};
+
+/// Agent and destination class of connections for which no more sets of labels are made.
+const OTHER: &str = "other";
+
+/// What a connection is counted under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Labels<'a> {
+    /// What it is.
+    pub role: AccountRole,
+    /// Id of the agent at one of its ends; empty if that is not known, or may be any of them.
+    pub agent: &'a str,
+    /// The rule or identifier that its destination matches; empty where there is none.
+    pub destination_class: &'a str,
+}
+
+/// All sets of labels so far, each with its series. The first few are called other, one for each role.
+pub(super) struct Classes {
+    /// For each role, by agent and class: one in the other, so that a set that is known is found by texts that are only lent.
+    numbers: Vec<HashMap<String, HashMap<String, u32>>>,
+    series: Vec<AccountSeries>,
+    /// Without those called other.
+    max: usize,
+    metrics: AccountMetrics,
+}
+
+impl Classes {
+    pub(super) fn new(metrics: AccountMetrics, max: usize) -> Self {
+        let series = AccountRole::ALL
+            .iter()
+            .map(|role| metrics.series(*role, OTHER, OTHER))
+            .collect();
+        metrics.series_in_use(0);
+        Self {
+            numbers: vec![HashMap::new(); AccountRole::ALL.len()],
+            series,
+            max,
+            metrics,
+        }
+    }
+
+    /// The number of a set of labels; that of other, once there are enough.
+    pub(super) fn number(&mut self, labels: &Labels<'_>) -> u32 {
+        if let Some(number) = self.known(labels) {
+            return number;
+        }
+        let other = u32::try_from(labels.role.index()).unwrap_or(0);
+        let in_use = self.series.len() - AccountRole::ALL.len();
+        if in_use >= self.max {
+            return other;
+        }
+        let agents = self.numbers.get_mut(labels.role.index());
+        let (Some(agents), Ok(number)) = (agents, u32::try_from(self.series.len())) else {
+            return other;
+        };
+        self.series.push(
+            self.metrics
+                .series(labels.role, labels.agent, labels.destination_class),
+        );
+        let classes = agents.entry(labels.agent.to_owned()).or_default();
+        classes.insert(labels.destination_class.to_owned(), number);
+        self.metrics.series_in_use(in_use + 1);
+        number
+    }
+
+    /// Asked for each connection: takes no memory.
+    fn known(&self, labels: &Labels<'_>) -> Option<u32> {
+        let agents = self.numbers.get(labels.role.index())?;
+        let classes = agents.get(labels.agent)?;
+        classes.get(labels.destination_class).copied()
+    }
+
+    /// The series of a number.
+    pub(super) fn series(&self, number: u32) -> Option<&AccountSeries> {
+        self.series.get(usize::try_from(number).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adit_telemetry::ServerMetrics;
+
+    fn classes(max: usize) -> Classes {
+        Classes::new(ServerMetrics::new(&[]).adit().account().clone(), max)
+    }
+
+    fn labels<'a>(role: AccountRole, agent: &'a str, destination_class: &'a str) -> Labels<'a> {
+        Labels {
+            role,
+            agent,
+            destination_class,
+        }
+    }
+
+    #[test]
+    fn each_set_of_labels_has_a_number_of_its_own_and_keeps_it() {
+        let mut classes = classes(10);
+        let sets = [
+            labels(AccountRole::Target, "a", "bc"),
+            labels(AccountRole::Target, "ab", "c"),
+            labels(AccountRole::Target, "a", ""),
+            labels(AccountRole::Target, "", "a"),
+            labels(AccountRole::Client, "a", "bc"),
+            labels(AccountRole::Lane, "a", ""),
+        ];
+        let first = sets.map(|set| classes.number(&set));
+        let others = u32::try_from(AccountRole::ALL.len()).unwrap();
+        for (at, number) in first.iter().enumerate() {
+            assert!(*number >= others, "{:?} is other", sets[at]);
+            assert!(!first[..at].contains(number), "{:?}", sets[at]);
+            assert!(classes.series(*number).is_some());
+        }
+        assert_eq!(sets.map(|set| classes.number(&set)), first);
+    }
+
+    #[test]
+    fn beyond_the_most_sets_only_those_that_are_known_have_numbers_of_their_own() {
+        let mut classes = classes(2);
+        let known = [
+            labels(AccountRole::Target, "a", "c"),
+            labels(AccountRole::Lane, "a", ""),
+        ];
+        let numbers = known.map(|set| classes.number(&set));
+        for role in [AccountRole::Target, AccountRole::Link] {
+            // A class more for an agent that is known takes one, too.
+            for set in [labels(role, "a", "d"), labels(role, "b", "c")] {
+                let number = usize::try_from(classes.number(&set)).unwrap();
+                assert_eq!(number, role.index(), "{set:?}");
+            }
+        }
+        assert_eq!(known.map(|set| classes.number(&set)), numbers);
+    }
+}

@@ -1,0 +1,128 @@
+//! What the metrics hold already of connections that go on, so that nothing of them is counted twice.
+
+use std::collections::HashMap;
+
+use adit_telemetry::AccountCounts;
+
+/// By cookie.
+pub(super) struct Counted {
+    /// With the sweep that met it last.
+    known: HashMap<u64, (AccountCounts, u64)>,
+    sweep: u64,
+    /// Most connections that a sweep meets.
+    sweep_max: usize,
+}
+
+impl Counted {
+    pub(super) fn new(sweep_max: usize) -> Self {
+        Self {
+            known: HashMap::new(),
+            sweep: 0,
+            sweep_max,
+        }
+    }
+
+    pub(super) fn begin_sweep(&mut self) {
+        self.sweep += 1;
+    }
+
+    /// A sweep met a connection: what of it was counted before, and whether this sweep meets it for the first time.
+    pub(super) fn met(&mut self, cookie: u64, now: AccountCounts) -> (AccountCounts, bool) {
+        let before = self.known.insert(cookie, (now, self.sweep));
+        let (before, seen) = before.unwrap_or_default();
+        (before, seen < self.sweep)
+    }
+
+    /// A connection is over: what of it was counted before.
+    pub(super) fn take(&mut self, cookie: u64) -> AccountCounts {
+        let (before, _sweep) = self.known.remove(&cookie).unwrap_or_default();
+        before
+    }
+
+    /// The sweep is over, or was cut off before it got to all that go on.
+    ///
+    /// Whatever a whole one did not meet has ended: its end is on its way, or was lost; one sweep of patience tells which. Of
+    /// one that was cut off this would be all that it did not get to, and counted once more from its beginning when it is met
+    /// again. So these pass for met, as long as there are not many more than a table holds, whose ends were lost.
+    pub(super) fn end_sweep(&mut self, is_cut: bool) {
+        if is_cut && self.known.len() <= 2 * self.sweep_max {
+            for (_counts, seen) in self.known.values_mut() {
+                *seen = self.sweep;
+            }
+            return;
+        }
+        let oldest = self.sweep.saturating_sub(1);
+        self.known.retain(|_cookie, (_, seen)| *seen >= oldest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: usize = 4;
+
+    fn sent(sent_bytes: u64) -> AccountCounts {
+        AccountCounts {
+            sent_bytes,
+            ..AccountCounts::default()
+        }
+    }
+
+    /// So many sweeps that meet none of those that are known.
+    fn sweeps(counted: &mut Counted, number: usize, is_cut: bool) {
+        for _sweep in 0..number {
+            counted.begin_sweep();
+            counted.end_sweep(is_cut);
+        }
+    }
+
+    #[test]
+    fn what_grew_is_counted_once_however_often_a_sweep_meets_it() {
+        let mut counted = Counted::new(MAX);
+        counted.begin_sweep();
+        assert_eq!(counted.met(7, sent(10)), (sent(0), true));
+        assert_eq!(counted.met(7, sent(12)), (sent(10), false));
+        counted.end_sweep(false);
+        counted.begin_sweep();
+        assert_eq!(counted.met(7, sent(15)), (sent(12), true));
+        assert_eq!(counted.take(7), sent(15));
+        assert_eq!(counted.take(7), sent(0));
+    }
+
+    #[test]
+    fn what_whole_sweeps_do_not_meet_is_forgotten_after_one_of_patience() {
+        let mut counted = Counted::new(MAX);
+        counted.begin_sweep();
+        let _new = counted.met(7, sent(10));
+        sweeps(&mut counted, 1, false);
+        assert_eq!(counted.known.len(), 1);
+        sweeps(&mut counted, 1, false);
+        assert_eq!(counted.known.len(), 0);
+    }
+
+    /// It would be counted from its beginning again.
+    #[test]
+    fn what_sweeps_that_were_cut_off_did_not_get_to_is_not_taken_for_ended() {
+        let mut counted = Counted::new(MAX);
+        counted.begin_sweep();
+        let _new = counted.met(7, sent(10));
+        sweeps(&mut counted, 9, true);
+        // Nor is its end, which may be on its way when a whole one comes at last.
+        sweeps(&mut counted, 1, false);
+        assert_eq!(counted.take(7), sent(10));
+    }
+
+    #[test]
+    fn connections_whose_ends_were_lost_do_not_pile_up() {
+        let mut counted = Counted::new(MAX);
+        for first in (0..100).step_by(MAX) {
+            counted.begin_sweep();
+            for cookie in first..first + MAX as u64 {
+                let _new = counted.met(cookie, sent(1));
+            }
+            counted.end_sweep(true);
+            assert!(counted.known.len() <= 3 * MAX, "{}", counted.known.len());
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Lanes of one link at the agent: opened ahead of need, each served by a task of its own.
+//!
+//! The keeper decides how many there are and opens them; a lane without a tunnel waits for the server's OPEN. What it
+//! carries is dialled and pumped in the lane's own task, so a byte meets no queue on its way.
+
+use std::fmt;
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::ServerId;
+use adit_core::lane::{Growth, Lanes};
+use adit_core::wire::metadata::LaneGrant;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+mod home;
+mod loan;
+mod pause;
+mod serve;
+
+pub use loan::{Borrowed, Opened};
+
+use self::loan::Loans;
+use self::pause::Pause;
+use self::serve::Counted;
+use crate::link::LinkContext;
+use adit_telemetry::labels::LaneEnd;
+use adit_tunnel::lane::{BindTo, Lane, LaneFailure, LinkSecret, Slot};
+use adit_tunnel::moment;
+
+/// Lanes that one keeper opens at once.
+const OPENING_MAX: usize = 4;
+/// How often the number of idle lanes is looked at when nothing happens.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// The lanes of one link. Clones name the same lanes.
+#[derive(Clone)]
+pub struct LaneKeeper(Arc<Shared>);
+
+struct Shared {
+    server: ServerId,
+    bind: BindTo,
+    context: LinkContext,
+    lanes_max: usize,
+    slots: Arc<Semaphore>,
+    growth: Mutex<Growth>,
+    idle: AtomicUsize,
+    /// Lanes that are being opened; each has its slot.
+    opening: AtomicUsize,
+    /// Bound lanes whose tasks have not begun to wait yet.
+    arriving: AtomicUsize,
+    /// A lane was asked for a tunnel.
+    proved: AtomicBool,
+    /// The server goes away: this end opens no tunnels there.
+    leaving: AtomicBool,
+    /// Lanes lost right after they were bound.
+    stillborn: AtomicUsize,
+    changed: Notify,
+    surplus: Notify,
+    loans: Loans,
+    gone: CancellationToken,
+}
+
+/// Why a lane could not be opened; worth a line in the log, and a pause after some of them.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct OpenError(pub String);
+
+impl LaneKeeper {
+    /// For a link whose server has granted lanes; never more than `lanes_max` of them.
+    #[must_use]
+    pub fn new(
+        server: ServerId,
+        grant: &LaneGrant,
+        lanes_max: usize,
+        context: &LinkContext,
+    ) -> Self {
+        let granted = usize::try_from(grant.lanes_max).unwrap_or(usize::MAX);
+        let lanes_max = lanes_max.min(granted).min(Semaphore::MAX_PERMITS);
+        Self(Arc::new(Shared {
+            server,
+            bind: BindTo {
+                link: grant.link,
+                secret: LinkSecret::new(grant.secret.clone()),
+            },
+            context: context.clone(),
+            lanes_max,
+            slots: Arc::new(Semaphore::new(lanes_max)),
+            growth: Mutex::new(Growth::new(lanes_max, moment())),
+            idle: AtomicUsize::new(0),
+            opening: AtomicUsize::new(0),
+            arriving: AtomicUsize::new(0),
+            proved: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            stillborn: AtomicUsize::new(0),
+            changed: Notify::new(),
+            surplus: Notify::new(),
+            loans: Loans::default(),
+            gone: CancellationToken::new(),
+        }))
+    }
+
+    /// The server at the other end of the link.
+    #[must_use]
+    pub fn server(&self) -> &ServerId {
+        &self.0.server
+    }
+
+    /// What a lane of this link proves itself with.
+    #[must_use]
+    pub fn bind(&self) -> BindTo {
+        self.0.bind.clone()
+    }
+
+    /// A dial came over the link, since no lane was idle.
+    pub fn missed(&self) {
+        self.short();
+    }
+
+    /// The link is over: idle lanes are closed, tunnels that are open live on.
+    pub fn close(&self) {
+        self.0.gone.cancel();
+    }
+
+    /// Keeps the right number of lanes until [`Self::close`]. `open` connects one and binds it; behind a load balancer
+    /// it may belong to another link of this agent.
+    pub async fn run<F, O>(self, open: F)
+    where
+        F: Fn() -> O,
+        O: Future<Output = Result<(Self, Lane), OpenError>>,
+    {
+        let gone = self.0.gone.clone();
+        gone.run_until_cancelled(self.keep(open)).await;
+    }
+
+    async fn keep<F, O>(&self, open: F)
+    where
+        F: Fn() -> O,
+        O: Future<Output = Result<(Self, Lane), OpenError>>,
+    {
+        let mut opening = FuturesUnordered::new();
+        let mut pause = Pause::default();
+        let mut wanted = self.adit().lanes_wanted_share();
+        loop {
+            wanted.set(self.growth().wanted());
+            // Tunnels on lanes from before say nothing of a server that has refused all since.
+            if self.0.proved.swap(false, Relaxed) && pause.has_gained() {
+                pause.note(true);
+            }
+            for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
+                pause.note(false);
+            }
+            let at_once = pause.at_once(OPENING_MAX);
+            while !pause.lasts() && opening.len() < at_once && self.missing() > 0 {
+                // Its room is taken before its server may open a tunnel on it.
+                let Some(slot) = self.0.context.lane_room.take(&self.0.slots) else {
+                    break;
+                };
+                let (lane, counted) = (open(), Counted::new(&self.0.opening));
+                opening.push(async move { (lane.await, slot, counted) });
+            }
+            let owed = self.0.context.lane_room.owed(self.0.idle.load(Relaxed));
+            for _lane in 0..self.surplus().max(owed) {
+                self.0.surplus.notify_one();
+            }
+            let paused = pause.left();
+            tokio::select! {
+                () = self.0.changed.notified() => (),
+                () = self.0.context.lane_room.shortage() => (),
+                Some((opened, slot, _counted)) = opening.next() => match opened {
+                    Ok((keeper, lane)) if Arc::ptr_eq(&keeper.0, &self.0) => {
+                        let needed = self.0.context.lane_room.has_descriptors();
+                        self.add(lane, slot, needed);
+                        if needed {
+                            pause.gain();
+                        } else {
+                            pause.note(false);
+                        }
+                    }
+                    // Behind a balancer it may be of use for another link of this agent.
+                    Ok((keeper, lane)) => {
+                        // Asked before it takes the slot, which would count as a busy lane there.
+                        let wanted = keeper.wants_more();
+                        let (slot, needed) = match slot.move_to(&keeper.0.slots) {
+                            Ok(slot) => (slot, wanted),
+                            Err(slot) => (slot, false),
+                        };
+                        keeper.add(lane, slot, needed);
+                        if !needed {
+                            pause.stray(self.wanted());
+                        }
+                    }
+                    Err(error) => {
+                        pause.note(false);
+                        tracing::debug!(server = %self.0.server, %error, "no lane");
+                    }
+                },
+                () = tokio::time::sleep(paused.unwrap_or(LOOK_EVERY)) => {
+                    // Lanes that have waited so long without being lost are as good as used.
+                    let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
+                    if waited && (paused.is_none() || pause.has_gained()) {
+                        pause.note(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lanes now.
+    #[must_use]
+    pub fn count(&self) -> Lanes {
+        let all = self.0.lanes_max - self.0.slots.available_permits();
+        // In this order: a lane that begins to wait meanwhile is counted twice rather than not at all.
+        let opening = self.0.opening.load(Relaxed);
+        let arriving = self.0.arriving.load(Acquire);
+        let idle = self.0.idle.load(Relaxed);
+        Lanes {
+            idle,
+            busy: all.saturating_sub(idle + arriving + opening),
+            opening: opening + arriving,
+        }
+    }
+
+    /// Idle lanes that are meant to be.
+    #[must_use]
+    pub fn wanted(&self) -> usize {
+        self.growth().wanted()
+    }
+
+    /// Most lanes at once.
+    #[must_use]
+    pub fn lanes_max(&self) -> usize {
+        self.0.lanes_max
+    }
+
+    fn missing(&self) -> usize {
+        if !self.0.context.lane_room.has_room() {
+            return 0;
+        }
+        self.growth().missing(self.count())
+    }
+
+    /// Whether one more lane, whose slot of the process is taken already, is of use to it.
+    fn wants_more(&self) -> bool {
+        self.0.context.lane_room.has_descriptors() && self.growth().missing(self.count()) > 0
+    }
+
+    fn surplus(&self) -> usize {
+        self.growth().surplus(self.count(), moment())
+    }
+
+    fn growth(&self) -> MutexGuard<'_, Growth> {
+        self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a lane that was just bound. One that is not `needed` is given up as the idle ones are: its server may have opened a
+    /// tunnel on it already.
+    fn add(&self, mut lane: Lane, slot: Slot, needed: bool) {
+        lane.hold(slot);
+        self.0.context.lane_room.descriptors().opened();
+        self.adit().lane_opened();
+        if !needed {
+            lane.end().drain();
+        }
+        self.start(lane);
+    }
+
+    fn start(&self, lane: Lane) {
+        let (keeper, arriving) = (self.clone(), Arriving::new(self));
+        let serving = async move { keeper.serve(lane, Some(arriving)).await };
+        if self.0.context.tasks.spawn("lane", serving).is_err() {
+            self.adit().lane_closed(LaneEnd::Lost);
+        }
+    }
+
+    fn short(&self) {
+        self.growth().short();
+        self.0.changed.notify_one();
+    }
+
+    fn note(&self, failure: &LaneFailure) -> LaneEnd {
+        tracing::debug!(server = %self.0.server, %failure, "a lane is lost");
+        failure.into()
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        let end = self.note(failure);
+        self.closed(end);
+    }
+
+    /// Counts a lane that is no more.
+    fn closed(&self, end: LaneEnd) {
+        self.adit().lane_closed(end);
+        self.0.changed.notify_one();
+    }
+
+    fn adit(&self) -> &adit_telemetry::AditMetrics {
+        self.0.context.metrics.adit()
+    }
+}
+
+impl fmt::Debug for LaneKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LaneKeeper").field(&self.0.server).finish()
+    }
+}
+
+/// A lane that was bound and does not wait yet: on its way until its task begins, or is dropped.
+struct Arriving(LaneKeeper);
+
+impl Arriving {
+    fn new(keeper: &LaneKeeper) -> Self {
+        keeper.0.arriving.fetch_add(1, Relaxed);
+        Self(keeper.clone())
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.0.arriving.fetch_sub(1, Release);
+        // More may be wanted now that none is on its way.
+        self.0.0.changed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! One lane in a task of its own: it waits, is lent or asked for a tunnel, dials, and hands the tunnel on.
+
+use std::io::ErrorKind::ConnectionReset;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::home::Home;
+use super::loan::Borrowed;
+use super::{Arriving, LaneKeeper};
+use crate::targets::dial_target;
+use adit_telemetry::CountedTunnel;
+use adit_telemetry::labels::{Label as _, LaneEnd, LaneState, Path};
+use adit_tunnel::lane::{Lane, LaneFailure};
+use adit_tunnel::{Leg, LegWatch, PipeEnd, serve_target, until_answered};
+
+/// A lane that is lost sooner than that without a tunnel counts as an attempt that failed.
+const PROVED_AFTER: Duration = Duration::from_secs(5);
+
+impl LaneKeeper {
+    /// Serves a lane that carries nothing, up to its next tunnel that opens; one that is not `arriving` has carried one.
+    pub(super) async fn serve(&self, mut lane: Lane, mut arriving: Option<Arriving>) {
+        let (since, proven) = (Instant::now(), arriving.is_none());
+        loop {
+            lane.count_as(self.adit().lane(LaneState::Idle));
+            let request = match self.wait(&mut lane, arriving.take()).await {
+                Ok(Waited::Asked(request)) => request,
+                Ok(Waited::Lend(borrower)) => {
+                    self.0.proved.store(true, Relaxed);
+                    match borrower.send(Borrowed::new(lane, self.clone())) {
+                        Ok(()) => return self.0.changed.notify_one(),
+                        // It has given up in the meantime.
+                        Err(borrowed) => match borrowed.give_back() {
+                            Some(back) => lane = back,
+                            None => return,
+                        },
+                    }
+                    continue;
+                }
+                Err(end) => {
+                    let lost = matches!(end, LaneEnd::Lost | LaneEnd::Violation);
+                    if lost && !proven && since.elapsed() < PROVED_AFTER {
+                        self.0.stillborn.fetch_add(1, Relaxed);
+                    }
+                    self.0.changed.notify_one();
+                    return self.adit().lane_closed(end);
+                }
+            };
+            self.0.proved.store(true, Relaxed);
+            if request.raw && !lane.may_be_pipe() {
+                let text = "a tunnel without frames needs a lane in clear text, or on kernel TLS";
+                lane.end().refuse(RefusalCode::Denied, text);
+                continue;
+            }
+            lane.count_as(self.adit().lane(LaneState::Busy));
+            self.0.changed.notify_one();
+            // Until its target counts as open, or the lane is idle again.
+            let _under_way = self.0.context.dials.begin();
+            let answer = {
+                let OpenRequest {
+                    protocol, address, ..
+                } = &request;
+                let dialing = dial_target(&self.0.context, protocol, address, Path::Lane);
+                // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+                until_answered(&mut lane, Box::pin(dialing), || self.short()).await
+            };
+            match answer {
+                // Tasks copy what relay threads have no room for.
+                Ok(Some(Ok(socket))) if request.raw && !self.relay_has_room() => {
+                    lane.end().accept_framed();
+                    return self.open(lane, socket, request.address);
+                }
+                Ok(Some(Ok(socket))) if request.raw => match lane.accept_pipe() {
+                    Ok(true) => return self.open_pipe(lane, socket, request.address),
+                    Ok(false) => return self.open(lane, socket, request.address),
+                    Err(failure) => return self.lost(&failure),
+                },
+                Ok(Some(Ok(socket))) => {
+                    lane.end().accept();
+                    return self.open(lane, socket, request.address);
+                }
+                Ok(Some(Err(text))) => lane.end().refuse(RefusalCode::Failed, &text),
+                // Nobody waits for the answer any more.
+                Ok(None) => (),
+                // How a dial of a pipe is given up: nothing went wrong.
+                Err(LaneFailure::Io(error)) if request.raw && error.kind() == ConnectionReset => {
+                    self.adit().lane_closed(LaneEnd::Used);
+                    return self.0.changed.notify_one();
+                }
+                Err(failure) => return self.lost(&failure),
+            }
+        }
+    }
+
+    /// Waits for an OPEN, or for somebody at this end who has a use for the lane.
+    async fn wait(&self, lane: &mut Lane, arriving: Option<Arriving>) -> Result<Waited, LaneEnd> {
+        // One that either end gives up takes no more tunnels, however long the server keeps it.
+        let mut idle = (!lane.state().is_draining()).then(|| Counted::new(&self.0.idle));
+        // Only now: whoever counts between the two would miss it, and open one too many.
+        drop(arriving);
+        let stopping = self.0.context.tasks.stopping();
+        loop {
+            if lane.state().is_draining() && idle.take().is_some() {
+                self.0.changed.notify_one();
+            }
+            let free = lane.state().can_open();
+            tokio::select! {
+                biased;
+                event = lane.event() => match event {
+                    Ok(LaneEvent::Open(request)) => return Ok(Waited::Asked(request)),
+                    Ok(LaneEvent::Want(_)) => self.short(),
+                    Ok(_) => (),
+                    Err(failure) => return Err(if lane.state().is_draining() {
+                        LaneEnd::Drained
+                    } else {
+                        self.note(&failure)
+                    }),
+                },
+                borrower = self.0.loans.next(), if free => return Ok(Waited::Lend(borrower)),
+                () = self.0.surplus.notified(), if !lane.state().is_draining() => lane.end().drain(),
+                () = self.0.gone.cancelled() => return Err(LaneEnd::LinkGone),
+                () = stopping.cancelled() => return Err(LaneEnd::LinkGone),
+            }
+        }
+    }
+
+    /// Starts a tunnel that was accepted, in a task of its own: one that has waited and dialled keeps room for both.
+    fn open(&self, lane: Lane, socket: TcpStream, address: String) {
+        let context = &self.0.context;
+        let home = Arc::new(Home(self.clone()));
+        let mut leg = Leg::on_lane(lane, home);
+        if context.warn_on_channel_limit {
+            leg.watch(LegWatch::Target(address.as_str().into()));
+        }
+        let open = context.metrics.open_endpoint_connection();
+        let entry = context.enter(&self.0.server, &address, Path::Lane);
+        leg.tell(entry.live());
+        let counted = CountedTunnel::opened(self.adit(), Path::Lane);
+        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+            drop(entry);
+            counted.ended(outcome.reason_at_target());
+        });
+        // Without room the leg is dropped, which ends the tunnel.
+        let _full = context.tasks.spawn("target", tunnel);
+    }
+
+    fn relay_has_room(&self) -> bool {
+        let relay = self.0.context.relay.as_ref();
+        relay.is_some_and(|relay| relay.has_room())
+    }
+
+    /// Starts a tunnel that was accepted without frames: relay threads have both sockets from here on.
+    fn open_pipe(&self, lane: Lane, socket: TcpStream, address: String) {
+        let context = &self.0.context;
+        let (pipe, relay) = match (lane.into_pipe(self.adit()), &context.relay) {
+            (Ok(pipe), Some(relay)) => (pipe, relay),
+            // No lane becomes a pipe without a relay. The pipe is dropped, which resets it.
+            (Ok(_), None) => return,
+            (Err(failure), _) => return self.lost(&failure),
+        };
+        let socket = match socket.into_std() {
+            Ok(socket) => socket.into(),
+            Err(error) => {
+                return tracing::debug!(%error, "a target's socket cannot be relayed");
+            }
+        };
+        let open = context.metrics.open_endpoint_connection();
+        let entry = context.enter(&self.0.server, &address, pipe.path());
+        let live = entry.live();
+        let keeper = Arc::downgrade(&self.0);
+        let counted = CountedTunnel::opened(self.adit(), pipe.path());
+        relay.hand_over(socket, pipe, &live, move |outcome| {
+            drop((entry, open));
+            counted.ended(outcome.end.reason_at_target());
+            if matches!(outcome.end, PipeEnd::KeysUsedUp) {
+                tracing::warn!(
+                    target_address = address,
+                    "a tunnel was cut: the keys of its kernel TLS are used up; --lane-security=tls has no such limit"
+                );
+            }
+            tracing::debug!(
+                target_address = address,
+                from_target = outcome.from_socket,
+                to_target = outcome.to_socket,
+                end = ?outcome.end,
+                engine = outcome.engine.as_str(),
+                "target connection over"
+            );
+            // There is room for another lane.
+            if let Some(keeper) = keeper.upgrade() {
+                keeper.changed.notify_one();
+            }
+        });
+    }
+}
+
+/// What an idle lane waited for.
+enum Waited {
+    /// The server has asked for a tunnel.
+    Asked(OpenRequest),
+    /// Somebody at this end would open one.
+    Lend(oneshot::Sender<Borrowed>),
+}
+
+/// One more in a count for as long as it lives.
+pub(super) struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    pub(super) fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}

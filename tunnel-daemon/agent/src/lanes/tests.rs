@@ -1,0 +1,348 @@
+//! Lanes that were bound, needed or not, and servers that have no room for more.
+
+use std::future::pending;
+
+use adit_core::ids::LinkId;
+use adit_core::lane::{FrameReader, LaneEvent, LaneRole, OpenRequest};
+use adit_core::wire::metadata::LANE_SECRET_BYTES;
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::link::tests::context;
+use adit_net::descriptors::Descriptors;
+use adit_tunnel::lane::LaneRoom;
+
+fn keeper(name: &str, context: &LinkContext) -> LaneKeeper {
+    keeper_of(name, 8, context)
+}
+
+fn keeper_of(name: &str, lanes_max: u32, context: &LinkContext) -> LaneKeeper {
+    let grant = LaneGrant {
+        link: LinkId(1),
+        lanes_max,
+        secret: [7; LANE_SECRET_BYTES].into(),
+    };
+    LaneKeeper::new(ServerId::new(name), &grant, lanes_max as usize, context)
+}
+
+/// Both ends of a lane, the agent's first.
+async fn pair() -> (Lane, Lane) {
+    let lanes = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let socket = TcpStream::connect(lanes.local_addr().unwrap());
+    let (socket, accepted) = tokio::join!(socket, lanes.accept());
+    let end = |socket, role| Lane::in_clear(socket, role, FrameReader::default(), Bytes::new());
+    (
+        end(socket.unwrap(), LaneRole::Agent),
+        end(accepted.unwrap().0, LaneRole::Server),
+    )
+}
+
+/// As many lanes as the keeper may have: their ends at the agent, and at the server.
+async fn pairs(keeper: &LaneKeeper) -> (Vec<Lane>, Vec<Lane>) {
+    let (mut lanes, mut servers) = (Vec::new(), Vec::new());
+    for _lane in 0..keeper.lanes_max() {
+        let (lane, server) = pair().await;
+        lanes.push(lane);
+        servers.push(server);
+    }
+    (lanes, servers)
+}
+
+/// Binds the next of these lanes, if there is one left, and counts the attempts.
+async fn next_of(
+    keeper: &LaneKeeper,
+    lanes: &Mutex<Vec<Lane>>,
+    opened: &AtomicUsize,
+) -> Result<(LaneKeeper, Lane), OpenError> {
+    opened.fetch_add(1, Relaxed);
+    let lane = lanes.lock().unwrap().pop();
+    match lane {
+        Some(lane) => Ok((keeper.clone(), lane)),
+        None => pending().await,
+    }
+}
+
+/// A lane is counted from when it is bound, and not from when its task has begun to wait.
+#[tokio::test]
+async fn no_more_lanes_are_opened_than_are_wanted() {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lanes, _servers) = pairs(&ours).await;
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || next_of(&ours, &lanes, &opened);
+    let all_wait = async {
+        while ours.count().idle < ours.wanted() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = all_wait => (),
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    }
+    assert_eq!(opened.load(Relaxed), ours.wanted());
+}
+
+/// A server may open a tunnel on a lane as soon as it is bound: it must not turn out then that there is no room for it.
+#[tokio::test]
+async fn a_lane_has_its_room_before_it_is_opened() {
+    let mut context = context(10);
+    context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
+    let [first, second] = ["first", "second"].map(|name| keeper(name, &context));
+    let opened = AtomicUsize::new(0);
+    let nothing = Mutex::new(Vec::new());
+    let open = || next_of(&first, &nothing, &opened);
+    let looks = async {
+        while opened.load(Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        // The second one looks, too.
+        second.missed();
+        for _look in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = looks => (),
+        () = first.clone().run(open) => panic!("it keeps lanes"),
+        () = second.clone().run(|| next_of(&second, &nothing, &opened)) => panic!("it keeps lanes"),
+    }
+    assert_eq!(opened.load(Relaxed), 1);
+    // What is being opened is not taken for a busy lane.
+    assert_eq!(first.count().busy, 0);
+}
+
+/// The slot that it was opened with is its own: it is not in the way of itself.
+#[tokio::test]
+async fn a_lane_of_another_link_is_kept_where_it_takes_the_last_room() {
+    let mut context = context(10);
+    context.lane_room = Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited())));
+    let (ours, theirs) = (keeper("ours", &context), keeper_of("theirs", 1, &context));
+    let (lane, _server) = pair().await;
+    let (lanes, opened) = (Mutex::new(vec![lane]), AtomicUsize::new(0));
+    let kept = async {
+        tokio::select! {
+            () = all_idle(&theirs, 1) => (),
+            () = ours.clone().run(|| next_of(&theirs, &lanes, &opened)) => panic!("it keeps lanes"),
+        }
+    };
+    let kept = tokio::time::timeout(Duration::from_secs(10), kept).await;
+    assert!(kept.is_ok(), "{:?} of theirs", theirs.count());
+}
+
+/// Until there are so many lanes and all of them wait. Paused time stands still meanwhile: the task never rests.
+async fn all_idle(keeper: &LaneKeeper, idle: usize) {
+    let wanted = Lanes {
+        idle,
+        ..Lanes::default()
+    };
+    while keeper.count() != wanted {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a burst has made it open is closed again, down to the lanes that are always kept.
+#[tokio::test(start_paused = true)]
+async fn lanes_that_nobody_has_used_for_a_while_are_given_up() {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lanes, servers) = pairs(&ours).await;
+    // As a server does: it closes a lane that its agent wants no tunnel on.
+    let closing = servers
+        .into_iter()
+        .map(|mut lane| async move { matches!(lane.event().await, Ok(LaneEvent::Draining)) });
+    let mut closing: FuturesUnordered<_> = closing.collect();
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || next_of(&ours, &lanes, &opened);
+    let shrinks = async {
+        all_idle(&ours, 4).await;
+        ours.missed();
+        all_idle(&ours, 8).await;
+        let since = moment();
+        let shrunk = async {
+            while ours.wanted() > 4 {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let shrunk = tokio::time::timeout(DAY, shrunk).await;
+        shrunk.expect("it wants fewer at last");
+        let unused = moment().since(since);
+        // What is said on lanes goes through the kernel, which knows no paused time.
+        tokio::time::resume();
+        for _lane in 0..4 {
+            assert_eq!(closing.next().await, Some(true));
+        }
+        all_idle(&ours, 4).await;
+        tokio::time::pause();
+        let further = tokio::time::timeout(Duration::from_secs(600), closing.next()).await;
+        assert!(further.is_err(), "the others are kept: {further:?}");
+        unused
+    };
+    let unused = tokio::select! {
+        unused = shrinks => unused,
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    };
+    // In the window of a minute in which they came there were fewer for a while; the next one is over when somebody looks.
+    assert!((60..150).contains(&unused.as_secs()), "{unused:?}");
+    assert_eq!((opened.load(Relaxed), ours.wanted()), (8, 4));
+}
+
+/// It takes no tunnel any more, however long its server keeps it: another comes in its place.
+#[tokio::test]
+async fn a_lane_that_its_server_gives_up_is_not_idle() {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lanes, mut servers) = pairs(&ours).await;
+    // The first that is opened.
+    let mut leaving = servers.pop().unwrap();
+    let (lanes, opened) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || next_of(&ours, &lanes, &opened);
+    let replaced = async {
+        all_idle(&ours, 4).await;
+        leaving.end().drain();
+        let wanted = Lanes {
+            idle: 4,
+            busy: 1,
+            opening: 0,
+        };
+        while ours.count() != wanted {
+            // It says so, and does not close the lane.
+            assert!(leaving.event().now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = replaced => (),
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+        () = tokio::time::sleep(Duration::from_secs(30)) => panic!("{:?}", ours.count()),
+    }
+    assert_eq!(opened.load(Relaxed), 5);
+}
+
+/// Attempts within ten minutes at a server that has room for one lane, on which a tunnel is opened now and then.
+async fn attempts_beside_one_lane(tunnel_every: Option<Duration>) -> usize {
+    let context = context(10);
+    let ours = keeper("ours", &context);
+    let (lane, _server) = pair().await;
+    let (lane, attempts) = (Mutex::new(Some(lane)), AtomicUsize::new(0));
+    let open = || async {
+        attempts.fetch_add(1, Relaxed);
+        let lane = lane.lock().unwrap().take();
+        lane.map(|lane| (ours.clone(), lane))
+            .ok_or_else(|| OpenError("full".to_owned()))
+    };
+    let tunnels = async {
+        let Some(every) = tunnel_every else { return };
+        loop {
+            tokio::time::sleep(every).await;
+            ours.0.proved.store(true, Relaxed);
+            ours.0.changed.notify_one();
+        }
+    };
+    let keeping = async { tokio::join!(ours.clone().run(open), tunnels) };
+    let ten_minutes = tokio::time::timeout(Duration::from_secs(600), keeping);
+    assert!(ten_minutes.await.is_err(), "it keeps lanes");
+    assert_eq!(ours.count().idle, 1);
+    attempts.load(Relaxed)
+}
+
+/// Rule 18: one lane that is there does not make a server that refuses the others worth asking every second.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_room_for_one_lane_is_asked_less_and_less_often() {
+    let attempts = attempts_beside_one_lane(None).await;
+    // Four at once, then one after each pause, which doubles to a minute.
+    assert!((10..25).contains(&attempts), "{attempts}");
+}
+
+/// Nor do the tunnels that this lane carries.
+#[tokio::test(start_paused = true)]
+async fn tunnels_on_the_lanes_there_are_end_no_pause() {
+    let attempts = attempts_beside_one_lane(Some(Duration::from_millis(100))).await;
+    assert!((4..25).contains(&attempts), "{attempts}");
+}
+
+/// Rule 18: behind a balancer of many servers most attempts lead elsewhere. Time stands still here: a pause would not end.
+#[tokio::test(start_paused = true)]
+async fn of_five_servers_behind_one_address_one_that_is_short_has_its_lanes_without_a_pause() {
+    const SERVERS: usize = 5;
+    /// Far more than it takes, and over in a second or so.
+    const TURNS: usize = 1_000_000;
+    let context = context(100);
+    let (ours, other) = (keeper("ours", &context), keeper_of("other", 1000, &context));
+    other.0.idle.store(1000, Relaxed);
+    let (lanes, _servers) = pairs(&ours).await;
+    let (lanes, attempts) = (Mutex::new(lanes), AtomicUsize::new(0));
+    let open = || async {
+        let at = attempts.fetch_add(1, Relaxed);
+        if at % SERVERS == SERVERS - 1 {
+            let lane = lanes.lock().unwrap().pop();
+            return lane.map_or_else(
+                || Err(OpenError("none is left".to_owned())),
+                |lane| Ok((ours.clone(), lane)),
+            );
+        }
+        let (lane, _gone) = pair().await;
+        Ok((other.clone(), lane))
+    };
+    let all_there = async {
+        for _turn in 0..TURNS {
+            if ours.count().idle == Growth::WARM {
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    };
+    let are_there = tokio::select! {
+        are_there = all_there => are_there,
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+    };
+    assert!(are_there, "{:?} after {attempts:?} attempts", ours.count());
+    assert!(attempts.load(Relaxed) >= SERVERS * Growth::WARM);
+}
+
+/// Behind a balancer a lane may come to a server that has all it wants. It has said nothing yet when that server uses it.
+#[tokio::test]
+async fn a_tunnel_that_is_opened_on_a_lane_nobody_needs_is_served() {
+    let context = context(10);
+    let (ours, other) = (keeper("ours", &context), keeper("other", &context));
+    other.0.idle.store(8, Relaxed);
+    let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (lane, mut server) = pair().await;
+    let lane = Mutex::new(Some(lane));
+    let given = AtomicBool::new(false);
+    let open = || async {
+        let lane = lane.lock().unwrap().take();
+        match lane {
+            Some(lane) => {
+                given.store(true, Relaxed);
+                Ok((other.clone(), lane))
+            }
+            None => pending().await,
+        }
+    };
+    let request = OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: target.local_addr().unwrap().to_string(),
+        raw: false,
+        origin: None,
+    };
+    server.end().open(&request, 0).unwrap();
+    let opened = async {
+        loop {
+            match server.event().await {
+                Ok(LaneEvent::Opened) => return,
+                Ok(LaneEvent::Draining) => (),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = opened => (),
+        () = ours.clone().run(open) => panic!("it keeps lanes"),
+        () = tokio::time::sleep(Duration::from_secs(30)) => panic!("no answer"),
+    }
+    assert!(given.load(Relaxed) && server.state().is_draining());
+}

@@ -1,0 +1,12 @@
+//! The agent: links to servers, lanes, dialling of targets, and listeners that ask a server for a tunnel.
+//!
+//! Owns which servers it is connected to and which targets may be dialled. Refuses to know clients and other agents.
+#![deny(unsafe_code)]
+
+pub mod lanes;
+pub mod link;
+pub mod node;
+pub mod reach;
+pub mod servers;
+pub mod sync;
+pub mod targets;

@@ -1,0 +1,564 @@
+//! One connection to one server: open it, learn who answered, run its link.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use adit_core::ids::{AgentId, ServerId, TunnelKey};
+use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role};
+use adit_core::wire::metadata::{AgentHello, HelloError, PeerVersion, ServerHello};
+use adit_core::wire::packet::PacketType;
+use adit_relay::tcp_state;
+use h2::client::SendRequest;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use zeroize::Zeroizing;
+
+mod run;
+
+use self::run::run;
+use crate::lanes::LaneKeeper;
+use crate::targets::{Dials, UnderWay, dial_target};
+use adit_core::wire::encode::{GO_PAYLOAD_BYTES_MAX, MessageBuf};
+use adit_net::dial::Dialer;
+use adit_net::grpc::{self, ConnectionError, Patience, Windows};
+use adit_net::socket::probe_after;
+use adit_net::tasks::Tasks;
+use adit_telemetry::CountedTunnel;
+use adit_telemetry::labels::{DialReason, DialStage, Offence, Path, Segment};
+use adit_telemetry::{AgentMetrics, Masked, PacketCounter, TunnelEntry, TunnelFacts, TunnelSide};
+use adit_tunnel::lane::LaneRoom;
+use adit_tunnel::{
+    Command, Dialed, LaneWatch, LegWatch, LinkDriver, LinkHooks, LinkOver, LinkStreams, Mailbox,
+    PipeRelay, serve_target,
+};
+
+/// Commands (dial outcomes above all) a link may have waiting.
+const COMMANDS_MAX: usize = 1024;
+/// How long a server may take to answer the call with its headers; upstream waits for ever.
+const HEADERS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes on the way from one server: enough for 1 Gbit/s over 100 ms.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Packets towards our own server.
+const PACKET_BYTES_ADIT: usize = 64 * 1024;
+/// Control packets waiting for a server that does not read.
+const CONTROL_MAX: usize = 65_536;
+/// Dials at once for one server.
+const DIALS_MAX: usize = 4096;
+/// Servers in Go refuse pings that come more often.
+const PING_EVERY_MIN: Duration = Duration::from_secs(30);
+/// Towards a server in Go the kernel asks: keepalive probes after this, each second.
+const PROBE_AFTER: Duration = Duration::from_secs(3);
+/// A kernel that has acknowledged nothing for this long, probes included, belongs to a server that is silent.
+const PROBES_SILENT: Duration = Duration::from_secs(4);
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The HTTP/2 connection or the call failed.
+    #[error("call to the server failed: {0}")]
+    Http2(#[from] h2::Error),
+    /// The server refused the call; this is its own text.
+    #[error("the server refused this agent: {message} (gRPC status {status})")]
+    Refused {
+        /// gRPC status number as sent.
+        status: String,
+        /// The server's words.
+        message: String,
+    },
+    /// The answer's headers are not a Konnectivity server's.
+    #[error(transparent)]
+    Headers(#[from] HelloError),
+    /// No headers in time.
+    #[error("the server did not answer the call within {} s", HEADERS_TIMEOUT.as_secs())]
+    Silent,
+    /// Something of ours that should be ASCII is not.
+    #[error("{0} cannot be sent as a header")]
+    BadHeader(&'static str),
+}
+
+/// What one agent says of itself to every server.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Id and identifiers.
+    pub hello: AgentHello,
+    /// Bearer token of this attempt, if tokens are in use.
+    pub token: Option<Masked<String>>,
+}
+
+/// An accepted call, not yet running.
+pub struct Opened {
+    /// Who answered.
+    pub server: ServerHello,
+    streams: LinkStreams,
+    /// None once it has ended: then the streams tell.
+    connection: Option<Running>,
+    /// The connection lives as long as this.
+    requests: SendRequest<MessageBuf>,
+    silence: Silence,
+}
+
+/// For how long a server has been silent, as its connection tells; zero: it is not.
+pub struct Silence {
+    told: watch::Receiver<Duration>,
+    /// Of a server in Go: its socket.
+    socket: Option<OwnedFd>,
+}
+
+/// A connection, boxed because it is moved from the call to the link and may outlive it.
+type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Opens the `Connect` call over a fresh connection. `socket`: a descriptor of its TCP socket, if it has one.
+///
+/// # Errors
+/// See [`ConnectError`]. A cancelled call leaves nothing behind once `io` is dropped.
+pub async fn open<S>(
+    io: S,
+    authority: &str,
+    identity: &Identity,
+    keepalive: Duration,
+    socket: Option<OwnedFd>,
+) -> Result<Opened, ConnectError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let windows = Windows {
+        frame_bytes: grpc::LINK_FRAME_BYTES,
+        stream_bytes: STREAM_WINDOW_BYTES,
+        send_buffer_bytes: SEND_BUFFER_BYTES,
+    };
+    let (requests, connection) = grpc::connect(&grpc::client_builder(windows), io).await?;
+    let (tell, told) = watch::channel(Duration::ZERO);
+    let is_adit = Arc::new(AtomicBool::new(false));
+    let asks = Arc::clone(&is_adit);
+    let patience = move || {
+        if asks.load(Relaxed) {
+            Patience::asking(keepalive.max(PING_EVERY_MIN))
+        } else {
+            Patience::rarely_asking(PING_EVERY_MIN)
+        }
+    };
+    let mut connection: Running = Box::pin(async move {
+        let silence = |quiet| {
+            tell.send_replace(quiet);
+        };
+        match connection.run(patience, silence).await {
+            Err(error @ ConnectionError::Silent) => {
+                tracing::info!(%error, "connection to a server dropped");
+            }
+            Err(error) => tracing::debug!(%error, "connection to a server ended"),
+            Ok(()) => (),
+        }
+    });
+    let call = async move {
+        let mut requests = requests.ready().await?;
+        let (response, send) = requests.send_request(request(authority, identity)?, false)?;
+        let response = tokio::time::timeout(HEADERS_TIMEOUT, response)
+            .await
+            .map_err(|_elapsed| ConnectError::Silent)??;
+        Ok::<_, ConnectError>((requests, response, send))
+    };
+    let mut call = pin!(call);
+    let ((requests, response, send), has_ended) = tokio::select! {
+        biased;
+        called = &mut call => (called?, false),
+        // What ended the connection has ended the call, too, and that says why; or the answer came just before.
+        () = &mut connection => (call.await?, true),
+    };
+    refused(response.headers())?;
+    let server = ServerHello::from_headers(header_values(response.headers()))?;
+    let streams = LinkStreams {
+        send,
+        recv: response.into_body(),
+        withhold_bytes: 0,
+    };
+    is_adit.store(server.extensions.link, Relaxed);
+    let socket = socket.filter(|_| !server.extensions.link);
+    if let Some(socket) = &socket
+        && let Err(error) = probe_after(socket, PROBE_AFTER)
+    {
+        tracing::debug!(%error, "the kernel does not probe a server");
+    }
+    let silence = Silence { told, socket };
+    Ok(Opened {
+        server,
+        streams,
+        silence,
+        connection: (!has_ended).then_some(connection),
+        requests,
+    })
+}
+
+fn request(authority: &str, identity: &Identity) -> Result<Request<()>, ConnectError> {
+    let uri = Uri::builder()
+        .scheme("https")
+        .authority(authority)
+        .path_and_query("/AgentService/Connect")
+        .build()
+        .map_err(|_invalid| ConnectError::BadHeader("the server's name"))?;
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    let headers = request.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/grpc"),
+    );
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    headers.insert(
+        header::USER_AGENT,
+        HeaderValue::from_static(concat!("adit/", env!("CARGO_PKG_VERSION"))),
+    );
+    for (name, value) in identity.hello.to_headers() {
+        let value =
+            HeaderValue::from_str(&value).map_err(|_invalid| ConnectError::BadHeader(name))?;
+        headers.insert(name, value);
+    }
+    if let Some(token) = &identity.token {
+        let shown = Zeroizing::new(format!("Bearer {}", token.reveal().trim()));
+        let mut value = HeaderValue::from_str(&shown)
+            .map_err(|_invalid| ConnectError::BadHeader("the token"))?;
+        value.set_sensitive(true);
+        headers.insert(header::AUTHORIZATION, value);
+    }
+    Ok(request)
+}
+
+/// A trailers-only answer carries the status among the headers.
+fn refused(headers: &HeaderMap) -> Result<(), ConnectError> {
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|v: &HeaderValue| v.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let status = text("grpc-status");
+    if status.is_empty() || status == "0" {
+        return Ok(());
+    }
+    Err(ConnectError::Refused {
+        status,
+        message: text("grpc-message"),
+    })
+}
+
+fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
+}
+
+/// What every link of an agent shares.
+#[derive(Clone)]
+pub struct LinkContext {
+    /// This agent.
+    pub agent: AgentId,
+    /// Dials targets.
+    pub dialer: Arc<Dialer>,
+    /// What one tunnel may cost the others.
+    pub isolation: Isolation,
+    /// Bytes held in the whole process.
+    pub budget: Arc<ProcessBudget>,
+    /// Log when the queue towards a target is full.
+    pub warn_on_channel_limit: bool,
+    /// Counters.
+    pub metrics: AgentMetrics,
+    /// Where dials and targets run.
+    pub tasks: Tasks,
+    /// Dials of targets, over the link and over lanes.
+    pub dials: Arc<Dials>,
+    /// Room for lanes in the whole process.
+    pub lane_room: Arc<LaneRoom>,
+    /// Looks after lanes in trouble.
+    pub lane_watch: Arc<LaneWatch>,
+    /// For tunnels on lanes in clear text; absent where no lane is.
+    pub relay: Option<Arc<PipeRelay>>,
+}
+
+/// A running link, as its owner holds it.
+#[derive(Clone)]
+pub struct AgentLink {
+    /// Who is at the other end.
+    pub server: ServerId,
+    /// Reaches the link task.
+    pub commands: mpsc::Sender<Command>,
+    /// Its lanes, if the server takes some.
+    pub lanes: Option<LaneKeeper>,
+    /// Where its legs report.
+    pub mailbox: Arc<Mailbox>,
+    /// Whether both ends are Adit.
+    pub credit: bool,
+    /// The release that the server says it is.
+    pub version: PeerVersion,
+    /// The address it was opened to.
+    pub address: Arc<str>,
+    /// Since when it is there.
+    pub since: Instant,
+    /// The server is silent.
+    pub is_silent: bool,
+}
+
+impl LinkContext {
+    /// Enters a tunnel to a target among those that are open.
+    pub fn enter(&self, server: &ServerId, destination: &str, path: Path) -> TunnelEntry {
+        let table = self.metrics.adit().open_tunnels();
+        table.enter(&TunnelFacts {
+            side: TunnelSide::Target,
+            peer: server.as_str(),
+            link: 0,
+            destination,
+            path,
+        })
+    }
+}
+
+impl Opened {
+    /// Splits into a handle and the future that is the link. At most `lanes_max` lanes, if the server grants any.
+    pub fn start(
+        self,
+        context: &LinkContext,
+        lanes_max: usize,
+    ) -> (
+        AgentLink,
+        Silence,
+        impl Future<Output = LinkOver> + Send + 'static,
+    ) {
+        let credit = self.server.extensions.link;
+        let config = LinkConfig {
+            role: Role::Agent,
+            credit,
+            packet_bytes_max: if credit {
+                PACKET_BYTES_ADIT
+            } else {
+                GO_PAYLOAD_BYTES_MAX
+            },
+            dials_max: DIALS_MAX,
+            dial_timeout: None,
+            isolation: context.isolation,
+            control_max: CONTROL_MAX,
+        };
+        // All servers are of one control plane.
+        let link = Link::new(config, Arc::clone(&context.budget), Arc::default());
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let grant = self.server.lane_grant.as_ref();
+        let lanes = grant
+            .filter(|_| credit && lanes_max > 0)
+            .map(|grant| LaneKeeper::new(self.server.server.clone(), grant, lanes_max, context));
+        let handle = AgentLink {
+            server: self.server.server.clone(),
+            commands: sender.clone(),
+            lanes: lanes.clone(),
+            mailbox: Arc::default(),
+            credit,
+            version: self.server.version,
+            address: Arc::from(""),
+            since: Instant::now(),
+            is_silent: false,
+        };
+        let hooks = Hooks {
+            context: context.clone(),
+            commands: sender.downgrade(),
+            dials: HashMap::new(),
+            lanes,
+            server: handle.server.clone(),
+            received: context.metrics.packets(Segment::ToAgent),
+            sent: context.metrics.packets(Segment::FromAgent),
+        };
+        let driver = LinkDriver::new(
+            link,
+            self.streams,
+            commands,
+            Arc::clone(&handle.mailbox),
+            hooks,
+        );
+        let (tasks, requests) = (context.tasks.clone(), self.requests);
+        let running = run(driver, self.connection, requests, tasks);
+        (handle, self.silence, running)
+    }
+}
+
+impl Silence {
+    /// Of a server that is never silent.
+    #[cfg(test)]
+    pub(super) fn none() -> Self {
+        let (_never, told) = watch::channel(Duration::ZERO);
+        let socket = None;
+        Self { told, socket }
+    }
+
+    /// Tells when the server has fallen silent, and when it is heard again. Runs until its connection ends.
+    pub async fn watch(mut self, tell: impl Fn(bool)) {
+        let mut was_silent = false;
+        let mut every = tokio::time::interval(PROBES_SILENT / 4);
+        loop {
+            tokio::select! {
+                told = self.told.changed() => if told.is_err() {
+                    return;
+                },
+                _now = every.tick(), if self.socket.is_some() => (),
+            }
+            let is_silent = !self.told.borrow().is_zero() || self.probes_are_unanswered();
+            if is_silent != was_silent {
+                was_silent = is_silent;
+                tell(is_silent);
+            }
+        }
+    }
+
+    /// Whether the kernel at the other end says nothing. One that answers may belong to a process that does not.
+    fn probes_are_unanswered(&self) -> bool {
+        let socket = self.socket.as_ref();
+        let state = socket.and_then(|socket| tcp_state(socket).ok());
+        state.is_some_and(|state| state.silent_for >= PROBES_SILENT && state.is_unanswered)
+    }
+}
+
+struct Hooks {
+    context: LinkContext,
+    commands: mpsc::WeakSender<Command>,
+    dials: HashMap<TunnelKey, CancellationToken>,
+    lanes: Option<LaneKeeper>,
+    server: ServerId,
+    received: PacketCounter,
+    sent: PacketCounter,
+}
+
+impl LinkHooks for Hooks {
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        protocol: String,
+        address: String,
+    ) -> Result<(), String> {
+        let Some(commands) = self.commands.upgrade() else {
+            return Ok(());
+        };
+        if let Some(lanes) = &self.lanes {
+            lanes.missed();
+        }
+        let cancel = CancellationToken::new();
+        self.dials.insert(key, cancel.clone());
+        let (context, under_way) = (self.context.clone(), self.context.dials.begin());
+        let server = self.server.clone();
+        let destination = address.clone();
+        let work = async move {
+            cancel
+                .run_until_cancelled(dial_and_serve(
+                    context, under_way, commands, key, server, protocol, address,
+                ))
+                .await;
+        };
+        if self.context.tasks.spawn("target", work).is_err() {
+            self.dials.remove(&key);
+            let (reason, why) = if self.context.tasks.stopping().is_cancelled() {
+                (DialReason::Shutdown, "this agent is stopping")
+            } else {
+                (
+                    DialReason::Overload,
+                    "this agent is at its limit of open targets",
+                )
+            };
+            let error = format!("dial refused: {why}");
+            let reason = (reason, DialStage::Request);
+            self.context
+                .dial_failed(&destination, reason, &error, Path::Link);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn cancel_dial(&mut self, key: TunnelKey) {
+        if let Some(cancel) = self.dials.remove(&key) {
+            cancel.cancel();
+        }
+    }
+
+    fn dial_finished(&mut self, key: TunnelKey) {
+        self.dials.remove(&key);
+    }
+
+    fn peer_draining(&mut self) {}
+
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.received.count(kind),
+            Err(number) => self.received.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.sent.count(kind);
+    }
+
+    fn count(&mut self, event: Event) {
+        let adit = self.context.metrics.adit();
+        match event {
+            Event::Offence(violation) => adit.protocol_offence(violation),
+            Event::Foreign => adit.protocol_offence(Offence::Foreign),
+            Event::UnknownType(_)
+            | Event::UnrecognizedResponse
+            | Event::LateAnswer
+            | Event::DialAbandoned
+            | Event::LateCredit => (),
+        }
+    }
+
+    fn opened(&mut self, _key: TunnelKey) {}
+}
+
+async fn dial_and_serve(
+    context: LinkContext,
+    under_way: UnderWay,
+    commands: mpsc::Sender<Command>,
+    key: TunnelKey,
+    server: ServerId,
+    protocol: String,
+    address: String,
+) {
+    // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+    let dialed = Box::pin(dial_target(&context, &protocol, &address, Path::Link)).await;
+    let (sender, leg) = oneshot::channel();
+    let (outcome, socket) = match dialed {
+        Ok(socket) => (Ok(()), Some(socket)),
+        Err(text) => (Err(text), None),
+    };
+    // A link that is gone has no use for the socket.
+    if commands
+        .send(Command::Dialed(Dialed {
+            key,
+            outcome,
+            leg: sender,
+        }))
+        .await
+        .is_err()
+    {
+        return;
+    }
+    drop(commands);
+    if let (Some(socket), Ok(mut leg)) = (socket, leg.await) {
+        if context.warn_on_channel_limit {
+            leg.watch(LegWatch::Target(address.as_str().into()));
+        }
+        let open = context.metrics.open_endpoint_connection();
+        drop(under_way);
+        let entry = context.enter(&server, &address, Path::Link);
+        leg.tell(entry.live());
+        let counted = CountedTunnel::opened(context.metrics.adit(), Path::Link);
+        let tunnel = serve_target(socket, leg, address, open, move |outcome| {
+            drop(entry);
+            counted.ended(outcome.reason_at_target());
+        });
+        tunnel.await;
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,69 @@
+//! The task of a link: its driver and its connection, and how they end.
+
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use adit_core::wire::encode::MessageBuf;
+use h2::client::SendRequest;
+use tokio::time::timeout;
+
+use super::{Hooks, Running};
+use adit_net::tasks::Tasks;
+use adit_net::together::together;
+use adit_tunnel::{LinkDriver, LinkOver};
+
+/// Time for the server to answer the orderly end of a link, at each of two steps.
+const GOODBYE_MAX: Duration = Duration::from_millis(250);
+
+/// Runs a link and its connection in one task, until the link is over.
+pub(super) async fn run(
+    mut driver: LinkDriver<Hooks>,
+    mut connection: Option<Running>,
+    requests: SendRequest<MessageBuf>,
+    tasks: Tasks,
+) -> LinkOver {
+    let over = together(|cx| {
+        if let Poll::Ready(over) = Pin::new(&mut driver).poll(cx) {
+            return Poll::Ready(over);
+        }
+        if let Some(open) = &mut connection
+            && open.as_mut().poll(cx).is_ready()
+        {
+            connection = None;
+            // The link learns of it from its stream.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    })
+    .await;
+    if matches!(over, LinkOver::Stopped) {
+        driver.finish();
+        let ended = together(|cx| {
+            let is_closed = match &mut connection {
+                Some(open) => open.as_mut().poll(cx).is_ready(),
+                None => return Poll::Ready(()),
+            };
+            if is_closed {
+                connection = None;
+                return Poll::Ready(());
+            }
+            driver.poll_finished(cx)
+        });
+        let _late = timeout(GOODBYE_MAX, ended).await;
+    }
+    drop((driver, requests));
+    // What is left says GOAWAY and close_notify, and ends by itself.
+    match connection {
+        None => (),
+        // There are no further tasks.
+        Some(rest) if tasks.is_stopping() => {
+            let _late = timeout(GOODBYE_MAX, rest).await;
+        }
+        Some(rest) => {
+            // At the limit of tasks the server sees it cut off.
+            let _full = tasks.spawn("agent-connection", rest);
+        }
+    }
+    over
+}

@@ -1,0 +1,161 @@
+//! Connections of a listener, as many as there may be and more. There is no server, so those that have a place wait.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use adit_core::ids::AgentId;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
+use futures_util::poll;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
+
+use super::*;
+use crate::link::tests::context;
+use crate::reach::{Met, Reach};
+use crate::servers::{Servers, ServersSettings};
+use crate::sync::SyncPolicy;
+use adit_account::Accounts;
+use adit_config::plan::CountSource;
+use adit_config::plan::{ForwardProxy, LaneSecurity};
+use adit_config::tls_policy::TlsPolicy;
+use adit_net::descriptors::Descriptors;
+use adit_net::resolve::SystemResolver;
+use adit_redirect::exempt::OwnSockets;
+use adit_telemetry::AgentMetrics;
+use adit_tls::reload::Reloadable;
+use adit_tls::selfsigned::ThrowawayFiles;
+use adit_tls::tls::{Alpn, ClientTls};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Of an agent that knows of no server.
+fn door() -> (Arc<NodeDoor>, AgentMetrics) {
+    let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
+    let tls = Reloadable::load(ClientTls {
+        ca: files.ca_file(),
+        identity: None,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc::<&str>(&[]),
+    })
+    .expect("they were just made");
+    let (agent, context) = (AgentId::new("a"), context(1));
+    let (metrics, tasks) = (context.metrics.clone(), context.tasks.clone());
+    let settings = ServersSettings {
+        addresses: Vec::new(),
+        reach: Reach {
+            resolver: Arc::new(SystemResolver::new().unwrap()),
+            tls,
+            proxy: ForwardProxy::default(),
+            accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
+            agent: agent.clone(),
+            met: Met::default(),
+        },
+        hello: AgentHello {
+            agent: agent.clone(),
+            identifiers: Identifiers::default(),
+            extensions: Extensions::default(),
+            version: PeerVersion::default(),
+        },
+        token_path: None,
+        count_source: CountSource::default(),
+        policy: SyncPolicy {
+            interval: HOUR,
+            interval_cap: HOUR,
+            forever: false,
+        },
+        keepalive: HOUR,
+        lanes_max: 0,
+        lane_security: LaneSecurity::Tls,
+        serves_node: true,
+    };
+    let servers = Servers::start(settings, context, &tasks);
+    let door = NodeDoor::new(
+        servers.lanes(),
+        metrics.adit().clone(),
+        Arc::new(Descriptors::unlimited()),
+        Accounts::off(),
+        agent,
+    );
+    (door, metrics)
+}
+
+fn wants() -> Arc<dyn Wants> {
+    Arc::new(Fixed("10.96.0.1:443".into()))
+}
+
+/// Its client, and what was accepted.
+async fn connection(listener: &TcpListener) -> (TcpStream, ByteStream) {
+    let client = TcpStream::connect(listener.local_addr().unwrap());
+    let (client, accepted) = tokio::join!(client, listener.accept());
+    let (socket, peer) = accepted.unwrap();
+    (client.unwrap(), ByteStream::Tcp(socket, peer))
+}
+
+/// One that has its place, for as long as what is returned lives, and waits for a server.
+async fn waits(
+    node: &NodeListener,
+    listener: &TcpListener,
+) -> (TcpStream, impl Future<Output = ()> + use<>) {
+    let (client, stream) = connection(listener).await;
+    let mut served = Box::pin(node.clone().serve(stream));
+    assert!(poll!(served.as_mut()).is_pending());
+    (client, served)
+}
+
+/// One that has none.
+async fn is_reset(node: &NodeListener, listener: &TcpListener) {
+    let (mut client, stream) = connection(listener).await;
+    Box::pin(node.clone().serve(stream)).await;
+    let error = client.read_u8().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_connection_more_than_a_listener_may_have_is_reset_and_no_other() {
+    let (door, metrics) = door();
+    let node = NodeListener::with_max(&door, wants(), 2);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let first = waits(&node, &listener).await;
+    let _second = waits(&node, &listener).await;
+
+    is_reset(&node, &listener).await;
+    let refused = "adit_node_refusals_total{reason=\"limit\"} 1\n";
+    assert!(metrics.scrape().text().contains(refused));
+
+    // Another listener has places of its own, and so has this one when one is over.
+    let _other = waits(&NodeListener::with_max(&door, wants(), 2), &listener).await;
+    drop(first);
+    let _third = waits(&node, &listener).await;
+    assert!(metrics.scrape().text().contains(refused));
+}
+
+#[tokio::test]
+async fn a_connection_more_than_all_listeners_may_have_is_reset_and_counted() {
+    let (door, metrics) = door();
+    door.connections.forget_permits(CONNECTIONS_MAX - 2);
+    let node = NodeListener::new(&door, wants());
+    let other = NodeListener::new(&door, wants());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let _first = waits(&node, &listener).await;
+    let second = waits(&other, &listener).await;
+
+    for node in [&node, &other] {
+        is_reset(node, &listener).await;
+    }
+    let refused = "adit_node_refusals_total{reason=\"limit\"} 2\n";
+    assert!(metrics.scrape().text().contains(refused));
+
+    drop(second);
+    let _third = waits(&node, &listener).await;
+    assert!(metrics.scrape().text().contains(refused));
+}
+
+#[tokio::test]
+async fn listeners_may_have_4096_connections_each_and_16384_together() {
+    let (door, _metrics) = door();
+    assert_eq!(door.connections.available_permits(), 16_384);
+    let node = NodeListener::new(&door, wants());
+    assert_eq!(node.connections.available_permits(), 4096);
+}

@@ -1,0 +1,587 @@
+//! All connections of one agent: finds servers, keeps one link to each, replaces what is lost.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::ServerId;
+use adit_core::wire::metadata::AgentHello;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+mod turns;
+
+use self::turns::{Share, Turns};
+use crate::lanes::{LaneKeeper, OpenError};
+use crate::link::{AgentLink, ConnectError, Identity, LinkContext, Opened, Silence, open};
+use crate::reach::{Reach, ReachError, Reached};
+use crate::sync::{Attempt, SyncPolicy, SyncState};
+use adit_config::address::ServerAddress;
+use adit_config::limits;
+use adit_config::plan::{CountSource, LaneSecurity};
+use adit_net::tasks::Tasks;
+use adit_telemetry::Masked;
+use adit_telemetry::guard::GaugeGuard;
+use adit_telemetry::labels::{LinkDirection, Segment};
+use adit_tunnel::lane::{Lane, bind_to_server};
+use adit_tunnel::{Command, LinkOver};
+
+/// What the search for servers needs.
+pub struct ServersSettings {
+    /// Where servers may be.
+    pub addresses: Vec<ServerAddress>,
+    /// How to get to them.
+    pub reach: Reach,
+    /// Id, identifiers and extensions of this agent.
+    pub hello: AgentHello,
+    /// Bearer token file, re-read at every attempt so that rotation works.
+    pub token_path: Option<PathBuf>,
+    /// How often it may try.
+    pub policy: SyncPolicy,
+    /// Which number of servers counts, once their leases are known.
+    pub count_source: CountSource,
+    /// HTTP/2 ping interval.
+    pub keepalive: Duration,
+    /// Most lanes to one server; 0: none.
+    pub lanes_max: usize,
+    /// What protects them behind their greeting.
+    pub lane_security: LaneSecurity,
+    /// Connections of this node wait for lanes: a server without them is worth a warning.
+    pub serves_node: bool,
+}
+
+/// Handle to the search and its links. Clones name the same.
+#[derive(Clone)]
+pub struct Servers {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    settings: ServersSettings,
+    context: LinkContext,
+    state: Mutex<SyncState>,
+    links: Mutex<Vec<(u64, AgentLink)>>,
+    links_changed: watch::Sender<()>,
+    connected: Arc<AtomicUsize>,
+    heard: Arc<AtomicUsize>,
+    changed: Notify,
+    /// Turns to open a lane, of all links together.
+    opening: Turns,
+}
+
+/// The lanes to all servers, for tunnels that this end opens. Clones name the same.
+#[derive(Clone)]
+pub struct ServerLanes(Arc<Shared>);
+
+/// What there is of them now.
+pub struct LanesNow {
+    /// Links, to servers with lanes and without.
+    pub links: usize,
+    /// Of those with lanes.
+    pub keepers: Vec<LaneKeeper>,
+}
+
+/// Waits for changes.
+pub struct Changes(watch::Receiver<()>);
+
+impl Changes {
+    /// Waits until links have come or gone since this was made, or since the last call.
+    pub async fn next(&mut self) {
+        if self.0.changed().await.is_err() {
+            // The search is over: whoever asks is about to be, too.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl ServerLanes {
+    /// Now.
+    #[must_use]
+    pub fn now(&self) -> LanesNow {
+        let links = locked(&self.0.links);
+        LanesNow {
+            links: links.len(),
+            keepers: links
+                .iter()
+                .filter_map(|(_, link)| link.lanes.clone())
+                .collect(),
+        }
+    }
+
+    /// From now on.
+    #[must_use]
+    pub fn changes(&self) -> Changes {
+        Changes(self.0.links_changed.subscribe())
+    }
+}
+
+/// Why an attempt came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error(transparent)]
+    Reach(#[from] ReachError),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("cannot read the token {path}: {source}", path = path.display())]
+    Token {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("no answer within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
+    Elapsed,
+}
+
+impl Servers {
+    /// Starts the search on `tasks`.
+    #[must_use]
+    pub fn start(settings: ServersSettings, context: LinkContext, tasks: &Tasks) -> Self {
+        let state = SyncState::new(settings.policy, settings.addresses.len());
+        let state = Mutex::new(state.counting(settings.count_source));
+        let shared = Arc::new(Shared {
+            settings,
+            context,
+            state,
+            links: Mutex::new(Vec::new()),
+            links_changed: watch::Sender::new(()),
+            connected: Arc::default(),
+            heard: Arc::default(),
+            changed: Notify::new(),
+            opening: Turns::default(),
+        });
+        shared.publish();
+        let search = Arc::clone(&shared);
+        tasks.spawn_always("server-search", async move { search.run().await });
+        Self { shared }
+    }
+
+    /// The lanes to all servers.
+    #[must_use]
+    pub fn lanes(&self) -> ServerLanes {
+        ServerLanes(Arc::clone(&self.shared))
+    }
+
+    /// Servers with a link now, shared for readiness.
+    #[must_use]
+    pub fn connected(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.shared.connected)
+    }
+
+    /// Those of them that are not silent.
+    #[must_use]
+    pub fn heard(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.shared.heard)
+    }
+
+    /// Links now, in order of arrival.
+    #[must_use]
+    pub fn links(&self) -> Vec<AgentLink> {
+        let links = locked(&self.shared.links);
+        links.iter().map(|(_, link)| link.clone()).collect()
+    }
+
+    /// Whether targets that are gone have left nothing on a link that its server is still to get.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let links = locked(&self.shared.links);
+        links.iter().all(|(_, link)| link.mailbox.is_settled())
+    }
+
+    /// Whether this agent has said that it goes away.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        locked(&self.shared.state).is_draining()
+    }
+
+    /// These servers have a lease: those that are not held are looked for.
+    pub fn leased(&self, servers: BTreeSet<ServerId>) {
+        let chance = rand::random::<f64>();
+        locked(&self.shared.state).leased(servers, Instant::now(), chance);
+        self.shared.publish();
+        self.shared.changed.notify_one();
+    }
+
+    /// Waits until there is a link, and returns the server of the first.
+    pub async fn first(&self) -> ServerId {
+        let mut changes = self.shared.links_changed.subscribe();
+        loop {
+            if let Some((_, link)) = locked(&self.shared.links).first() {
+                return link.server.clone();
+            }
+            // It lives as long as this.
+            let _changed = changes.changed().await;
+        }
+    }
+
+    /// Ends every link, so that its server hears of it; completes when their tasks know.
+    pub async fn leave(&self) {
+        let links: Vec<_> = locked(&self.shared.links)
+            .iter()
+            .map(|(_, link)| link.commands.clone())
+            .collect();
+        let stop = |link: mpsc::Sender<Command>| async move {
+            let _over = link.send(Command::Stop).await;
+        };
+        join_all(links.into_iter().map(stop)).await;
+    }
+
+    /// Tells every server that this agent goes away, and stops looking for more.
+    pub fn drain(&self) {
+        // Links first and held: a link that is being opened now finds out in `keep`, and only there.
+        let links = locked(&self.shared.links);
+        locked(&self.shared.state).drain();
+        for (_, link) in links.iter() {
+            announce_drain(link, &self.shared.context.tasks);
+        }
+        drop(links);
+        self.shared.changed.notify_one();
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether there is a link to a server that is not silent.
+fn serves(links: &[(u64, AgentLink)], server: &ServerId) -> bool {
+    let mut links = links.iter();
+    links.any(|(_, link)| link.server == *server && !link.is_silent)
+}
+
+/// A newer link has taken the place of this one, which lives as long as its tunnels.
+fn supersede(link: &AgentLink, tasks: &Tasks) {
+    let commands = link.commands.clone();
+    let telling = async move {
+        let _over = commands.send(Command::Finish).await;
+    };
+    if tasks.spawn("supersede", telling).is_err() {
+        tracing::debug!(server = %link.server, "a link that was replaced is kept");
+    }
+}
+
+fn announce_drain(link: &AgentLink, tasks: &Tasks) {
+    // Dials that end together, as at a deadline, may fill the queue for a moment. A link that is over needs no word.
+    if let Err(TrySendError::Full(drain)) = link.commands.try_send(Command::Drain) {
+        let commands = link.commands.clone();
+        let telling = async move {
+            let _over = commands.send(drain).await;
+        };
+        if tasks.spawn("drain", telling).is_err() {
+            tracing::warn!(server = %link.server, "too much is open: this server is not told that this agent goes away");
+        }
+    }
+}
+
+/// A link to a server. Dropping it lets go, however the link ended: a server that is held is not tried again.
+struct Held {
+    shared: Arc<Shared>,
+    server: ServerId,
+    serial: u64,
+    lanes: Option<LaneKeeper>,
+    _version: GaugeGuard,
+}
+
+impl Held {
+    /// Says how the link ended.
+    async fn until(self, running: impl Future<Output = LinkOver>, silence: Silence) {
+        let watch = silence.watch(|is_silent| {
+            self.shared
+                .tell_silence(&self.server, self.serial, is_silent);
+        });
+        let over = {
+            let (mut running, mut watch) = (pin!(running), pin!(watch.fuse()));
+            loop {
+                tokio::select! {
+                    over = &mut running => break over,
+                    () = &mut watch => (),
+                }
+            }
+        };
+        let server = &self.server;
+        if matches!(over, LinkOver::Finished) {
+            tracing::info!(%server, "server left");
+        } else if matches!(over, LinkOver::Stopped) && self.shared.context.tasks.is_stopping() {
+            tracing::info!(%server, "left the server");
+        } else {
+            tracing::info!(%server, reason = %over, "server connection ended");
+        }
+        let metrics = &self.shared.context.metrics;
+        let (received, sent) = (Segment::ToAgent, Segment::FromAgent);
+        let error = over.stream_error(received, sent, tonic::Code::Unavailable);
+        if let Some((segment, code, kind)) = error {
+            metrics.stream_error(segment, code, kind.map(Into::into));
+        }
+        metrics.server_connection_failure(LinkDirection::FromServer);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(lanes) = &self.lanes {
+            lanes.close();
+        }
+        self.shared.forget(&self.server, self.serial);
+    }
+}
+
+impl Shared {
+    async fn run(self: Arc<Self>) {
+        let (mut serial, shared) = (0_u64, &self);
+        // One for each address at most: what leads nowhere takes its whole time, and is not to take that of others.
+        let mut attempts = FuturesUnordered::new();
+        loop {
+            let links = locked(&self.links).len() + attempts.len();
+            let next = locked(&self.state).next_attempt_beside(links, Instant::now());
+            let due = async {
+                let Some((at, when)) = next else {
+                    return std::future::pending().await;
+                };
+                sleep_until(when).await;
+                at
+            };
+            tokio::select! {
+                at = due => {
+                    locked(&self.state).begin(at);
+                    attempts.push(async move { (at, shared.attempt(at).await) });
+                }
+                Some((at, opened)) = attempts.next() => {
+                    serial += 1;
+                    self.attempted(at, opened, serial);
+                }
+                () = self.changed.notified() => (),
+            }
+        }
+    }
+
+    async fn attempt(&self, at: usize) -> Option<Opened> {
+        let address = self.settings.addresses.get(at)?;
+        let connecting = timeout(limits::LINK_CONNECT_TIMEOUT, self.connect(address));
+        match connecting.await.unwrap_or(Err(AttemptError::Elapsed)) {
+            Ok(opened) => Some(opened),
+            Err(error) => {
+                self.context
+                    .metrics
+                    .server_connection_failure(LinkDirection::ToServer);
+                tracing::warn!(server = %address, %error, "cannot connect to a server");
+                None
+            }
+        }
+    }
+
+    /// Keeps what an attempt has opened, unless it leads to a server that is held: another may have led there meanwhile.
+    fn attempted(self: &Arc<Self>, at: usize, opened: Option<Opened>, serial: u64) {
+        let mut state = locked(&self.state);
+        let (outcome, opened) = match opened {
+            None => (Attempt::Failed, None),
+            Some(opened) => {
+                let (server, count) = (opened.server.server.clone(), opened.server.server_count);
+                if state.holds(&server) {
+                    tracing::debug!(%server, "already connected to this server");
+                    (Attempt::Duplicate { server }, None)
+                } else {
+                    if state.is_first_excess(count) {
+                        tracing::warn!(
+                            %server, count,
+                            "this server announces more than 64 servers, to which an agent connects at most: check its --server-count"
+                        );
+                    }
+                    (Attempt::New { server, count }, Some(opened))
+                }
+            }
+        };
+        // Before the link runs: its end may come at once, and must find what it takes back.
+        state.attempted(at, outcome, Instant::now(), rand::random::<f64>());
+        drop(state);
+        if let Some(opened) = opened {
+            self.keep(at, opened, serial);
+        }
+        self.publish();
+    }
+
+    fn keep(self: &Arc<Self>, at: usize, opened: Opened, serial: u64) {
+        let server = opened.server.server.clone();
+        let credit = opened.server.extensions.link;
+        let (mut link, silence, running) = opened.start(&self.context, self.settings.lanes_max);
+        if let Some(address) = self.settings.addresses.get(at) {
+            link.address = address.to_string().into();
+        }
+        let lanes = link.lanes.clone();
+        let version = self.context.metrics.adit().link_of_version(link.version);
+        tracing::info!(
+            %server, adit = credit, version = link.version.as_str().unwrap_or_default(), lanes = lanes.is_some(),
+            "connected to a server"
+        );
+        if lanes.is_none() && self.settings.serves_node {
+            tracing::warn!(
+                %server,
+                "this server takes no lanes, so no connection of this node goes through it: it is not Adit, has \
+                 --lanes-per-link=0, or asks this agent for neither a certificate nor a token"
+            );
+        }
+        let mut links = locked(&self.links);
+        if locked(&self.state).is_draining() {
+            announce_drain(&link, &self.context.tasks);
+        }
+        links.push((serial, link));
+        drop(links);
+        self.links_changed.send_replace(());
+        let keeping = lanes.clone().map(|lanes| self.keep_lanes(at, lanes));
+        let held = Held {
+            shared: Arc::clone(self),
+            server: server.clone(),
+            serial,
+            lanes,
+            _version: version,
+        };
+        let link = held.until(running, silence);
+        if self.context.tasks.spawn("link", link).is_err() {
+            tracing::error!(%server, "no room for another link: too many targets are open");
+        } else if let Some(keeping) = keeping
+            && self.context.tasks.spawn("lanes", keeping).is_err()
+        {
+            tracing::error!(%server, "no room for lanes: too many targets are open");
+        }
+    }
+
+    /// Keeps lanes to the server that the address led to, until its link is over.
+    fn keep_lanes(
+        self: &Arc<Self>,
+        at: usize,
+        lanes: LaneKeeper,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let shared = Arc::clone(self);
+        async move {
+            let share = Share::default();
+            lanes
+                .run(|| async { Box::pin(shared.open_lane(at, &share)).await })
+                .await;
+        }
+    }
+
+    /// Connects a lane and binds it to the link this agent has to whoever answers.
+    async fn open_lane(&self, at: usize, share: &Share) -> Result<(LaneKeeper, Lane), OpenError> {
+        let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+        let addresses = &self.settings.addresses;
+        let takes_lanes = |(_, link): &&(u64, AgentLink)| link.lanes.is_some();
+        let servers = locked(&self.links).iter().filter(takes_lanes).count();
+        // Those without a link yet are about to want theirs.
+        let servers = servers.max(addresses.len());
+        let _turn = self.opening.take(share, servers).await;
+        let Some(address) = addresses.get(at) else {
+            return Err(OpenError(String::from("no such address")));
+        };
+        let connecting = timeout(
+            limits::LINK_CONNECT_TIMEOUT,
+            self.settings.reach.connect_lane(address),
+        );
+        let stream = connecting
+            .await
+            .map_err(|_elapsed| failed(&AttemptError::Elapsed))?
+            .map_err(|error| failed(&error))?;
+        let keeper_of = |server: &ServerId| {
+            let links = locked(&self.links);
+            let mut keepers = links.iter().filter_map(|(_, link)| link.lanes.clone());
+            let keeper = keepers.find(|keeper| keeper.server() == server)?;
+            Some((keeper.bind(), keeper))
+        };
+        bind_to_server(stream, self.settings.lane_security, keeper_of)
+            .await
+            .map_err(|error| failed(&error))
+    }
+
+    /// A link is gone, or never ran.
+    fn forget(&self, server: &ServerId, serial: u64) {
+        let mut links = locked(&self.links);
+        // By identity: a slow end must not take its own successor away.
+        links.retain(|(id, _)| *id != serial);
+        if !serves(&links, server) {
+            locked(&self.state).lost(server, Instant::now(), rand::random::<f64>());
+        }
+        drop(links);
+        self.links_changed.send_replace(());
+        self.publish();
+        self.changed.notify_one();
+    }
+
+    /// The server at the other end of a link has fallen silent, or is heard again.
+    fn tell_silence(&self, server: &ServerId, serial: u64, is_silent: bool) {
+        let mut links = locked(&self.links);
+        if let Some((_, link)) = links.iter_mut().find(|(id, _)| *id == serial) {
+            link.is_silent = is_silent;
+        }
+        // Under the lock of the links, as in `forget`.
+        let mut state = locked(&self.state);
+        if is_silent {
+            tracing::warn!(%server, "server is silent: another connection to it is tried");
+            if !serves(&links, server) {
+                state.suspect(server, Instant::now());
+            }
+        } else {
+            tracing::info!(%server, "server responds again");
+            state.regain(server);
+            let newer = links
+                .iter()
+                .filter(|(id, link)| *id > serial && link.server == *server);
+            if newer.count() > 0
+                && let Some((_, link)) = links.iter().find(|(id, _)| *id == serial)
+            {
+                supersede(link, &self.context.tasks);
+            }
+        }
+        drop(state);
+        drop(links);
+        self.publish();
+        self.changed.notify_one();
+    }
+
+    async fn connect(&self, address: &ServerAddress) -> Result<Opened, AttemptError> {
+        let token = match &self.settings.token_path {
+            None => None,
+            Some(path) => {
+                let read = tokio::fs::read_to_string(path).await;
+                let read = read.map_err(|source| AttemptError::Token {
+                    path: path.clone(),
+                    source,
+                });
+                Some(Masked::new(read?))
+            }
+        };
+        let Reached { stream, authority } = self.settings.reach.connect(address).await?;
+        // A descriptor of its own: the stream is about to belong to HTTP/2.
+        let socket = stream
+            .tcp()
+            .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+        let identity = Identity {
+            hello: self.settings.hello.clone(),
+            token,
+        };
+        let keepalive = self.settings.keepalive;
+        Ok(open(stream, &authority, &identity, keepalive, socket).await?)
+    }
+
+    fn publish(&self) {
+        let links = locked(&self.links);
+        let servers: BTreeSet<&ServerId> = links.iter().map(|(_, link)| &link.server).collect();
+        let connected = servers.len();
+        drop(servers);
+        drop(links);
+        let state = locked(&self.state);
+        self.connected.store(connected, Relaxed);
+        self.heard.store(state.held(), Relaxed);
+        self.context.metrics.set_open_server_connections(connected);
+        self.context
+            .metrics
+            .set_known_server_count(state.known_count());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,269 @@
+//! Which command line this is, and what it asks for.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::error::ConfigError;
+use crate::plan::{AgentPlan, ForwardProxy, LaneSecurity, ServerPlan};
+use crate::{flags, legacy};
+
+/// What the process is to do.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Run a server.
+    Server(Box<ServerPlan>),
+    /// Run an agent.
+    Agent(Box<AgentPlan>),
+    /// Run server, agents and sample targets in one process.
+    Demo(DemoOptions),
+    /// Show the state of a running process.
+    Status(StatusOptions),
+    /// Show its open tunnels, live.
+    Top(TopOptions),
+    /// Show links, or change some.
+    Links(LinksOptions),
+    /// Say what this host and a command line allow.
+    Check(CheckOptions),
+    /// Open listeners in other network namespaces, for a server or an agent that started this.
+    NetnsHelper(NetnsHelperOptions),
+    /// Print this to standard output and exit 0: help or version.
+    Print(String),
+}
+
+/// What `adit demo` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DemoOptions {
+    /// Drive every frontend once, check every byte, and exit: 0 only if all was right.
+    pub once: bool,
+    /// Where certificates, sockets and configuration go; `None` is a new temporary directory.
+    pub dir: Option<PathBuf>,
+    /// Plain lines even on a terminal.
+    pub plain: bool,
+    /// Of both ends' lanes.
+    pub lane_security: LaneSecurity,
+    /// Capture a plain client by eBPF, too.
+    pub redirect: bool,
+}
+
+/// What the helper of a redirect in other network namespaces is told when it starts. It does nothing else for whoever asks it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NetnsHelperOptions {
+    /// `SO_MARK` of the sockets; 0 is none.
+    pub mark: u32,
+    /// The cgroup whose processes' namespaces are found; `None`: none are.
+    pub cgroup: Option<PathBuf>,
+    /// Files of namespaces.
+    pub paths: Vec<PathBuf>,
+}
+
+/// What `adit status` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StatusOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// As it came.
+    pub json: bool,
+}
+
+/// What `adit links`, `adit drain` and `adit unlink` are told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinksOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// What for.
+    pub action: LinksAction,
+    /// Those of this peer only.
+    pub agent: Option<String>,
+    /// That of this number only.
+    pub link: Option<u64>,
+    /// As it came.
+    pub json: bool,
+}
+
+/// What is done with links.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinksAction {
+    /// They are shown.
+    Show,
+    /// New tunnels go to other agents.
+    Drain,
+    /// They end.
+    Unlink,
+}
+
+/// What `adit top` is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TopOptions {
+    /// Whom to ask.
+    pub socket: PathBuf,
+    /// One picture, as text.
+    pub once: bool,
+    /// One picture, as JSON.
+    pub json: bool,
+    /// The first order.
+    pub sort: TopSort,
+    /// Between two looks.
+    pub interval: Duration,
+}
+
+/// The order of the tunnels in `adit top`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TopSort {
+    /// Bytes per second, both ways, most first.
+    Rate,
+    /// Bytes so far, both ways, most first.
+    Bytes,
+    /// The oldest first.
+    Age,
+    /// By agent (or server), then by rate.
+    Agent,
+    /// By destination, then by rate.
+    Destination,
+    /// By tenant, then by rate.
+    Tenant,
+    /// The longest way first.
+    Rtt,
+    /// Most first.
+    Retransmits,
+}
+
+impl TopSort {
+    /// All of them, by name, in the order of the keys that step through them.
+    pub const ALL: [(&'static str, Self); 8] = [
+        ("rate", Self::Rate),
+        ("bytes", Self::Bytes),
+        ("age", Self::Age),
+        ("agent", Self::Agent),
+        ("destination", Self::Destination),
+        ("tenant", Self::Tenant),
+        ("rtt", Self::Rtt),
+        ("retransmits", Self::Retransmits),
+    ];
+
+    /// As in flags.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let found = Self::ALL.iter().find(|(_, sort)| *sort == self);
+        found.map_or("rate", |(name, _)| *name)
+    }
+}
+
+impl FromStr for TopSort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, sort)| *sort).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(name, _)| *name).collect();
+            format!("{text:?} is no order: write one of {}", names.join(", "))
+        })
+    }
+}
+
+/// What `adit check` is told.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CheckOptions {
+    /// For programs.
+    pub json: bool,
+    /// Connect to servers, too.
+    pub connect: bool,
+    /// The command line to be checked.
+    pub given: CheckGiven,
+}
+
+/// A command line that is to be checked.
+#[derive(Clone, PartialEq, Debug)]
+pub enum CheckGiven {
+    /// None: only the host.
+    Nothing,
+    /// A server's, with the warnings it would start with.
+    Server(Box<ServerPlan>, Vec<String>),
+    /// An agent's, with the warnings it would start with.
+    Agent(Box<AgentPlan>, Vec<String>),
+    /// One that would not start.
+    Refused(ConfigError),
+}
+
+/// A command, and what to warn about once logging has started.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Parsed {
+    /// What to do.
+    pub command: Command,
+    /// One line each.
+    pub warnings: Vec<String>,
+}
+
+/// Upstream's programs.
+#[derive(Clone, Copy)]
+enum Legacy {
+    Server,
+    Agent,
+}
+
+/// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable.
+///
+/// Called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent` (k0s), or as `adit server --compat` / `adit agent --compat`, it takes
+/// upstream's flags.
+///
+/// # Errors
+/// One line that names the input and the remedy, with what to print and the exit code.
+pub fn parse(
+    argv: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    let mut argv = argv.into_iter();
+    let program = argv.next().unwrap_or_else(|| OsString::from("adit"));
+    let mut args = argv
+        .map(text)
+        .collect::<Result<Vec<String>, ConfigError>>()?;
+    match compat_mode(&program, &mut args) {
+        Some(Legacy::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID")),
+        Some(Legacy::Agent) => legacy::agent(
+            &args,
+            id(env, "PROXY_AGENT_ID"),
+            ForwardProxy::from_env(env),
+        ),
+        None => flags::parse(&args, env),
+    }
+}
+
+fn text(arg: OsString) -> Result<String, ConfigError> {
+    arg.into_string()
+        .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
+}
+
+/// Whether upstream's flags follow; then `args` is left with only these.
+fn compat_mode(program: &OsString, args: &mut Vec<String>) -> Option<Legacy> {
+    match Path::new(program)
+        .file_name()
+        .and_then(|name| name.to_str())
+    {
+        Some("proxy-server" | "konnectivity-server") => return Some(Legacy::Server),
+        Some("proxy-agent" | "konnectivity-agent") => return Some(Legacy::Agent),
+        _ => (),
+    }
+    let mode = match args.first().map(String::as_str) {
+        Some("server") => Legacy::Server,
+        Some("agent") => Legacy::Agent,
+        _ => return None,
+    };
+    // Behind `--` it would be a positional argument.
+    let flag = args
+        .iter()
+        .take_while(|arg| *arg != "--")
+        .position(|arg| arg == "--compat")?;
+    args.remove(flag);
+    args.remove(0);
+    Some(mode)
+}
+
+/// The id of the environment, else a random one. An empty variable counts as unset, as upstream.
+pub(super) fn id(env: &dyn Fn(&str) -> Option<String>, name: &str) -> String {
+    env(name)
+        .filter(|id| !id.is_empty())
+        .unwrap_or_else(|| Uuid::new_v4().to_string())
+}

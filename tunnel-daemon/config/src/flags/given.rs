@@ -1,0 +1,245 @@
+//! Flags from the environment and from a file, put before those of the command line, which win.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::Read as _;
+
+use clap::{Arg, ArgAction, Command};
+use toml::{Table, Value};
+
+use crate::error::ConfigError;
+use crate::limits;
+
+/// Names the file.
+const CONFIG: &str = "config";
+/// Begins the name of a flag's variable.
+const PREFIX: &str = "ADIT_";
+/// How values begin that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
+const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
+
+/// A command line that is whole.
+pub(super) struct Given {
+    /// Begins with the command's name.
+    pub(super) args: Vec<String>,
+    /// Where a flag comes from that the command line does not have, by its name.
+    origins: BTreeMap<String, String>,
+}
+
+impl Given {
+    /// Whether errors are to be JSON as everything else, though the command line does not say so.
+    pub(super) fn asks_json(&self) -> bool {
+        self.args.iter().any(|arg| arg == "--log-format=json")
+    }
+
+    /// Where the first flag comes from that `why` names and the command line does not have. A tip names flags that nobody gave.
+    pub(super) fn origin(&self, why: &str) -> Option<&str> {
+        let fault = why.split("; tip: ").next().unwrap_or_default();
+        let mut words = fault.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        let origin = |word: &str| self.origins.get(word.strip_prefix("--")?);
+        words.find_map(origin).map(String::as_str)
+    }
+
+    /// Takes over a flag that nothing has which wins.
+    fn take(&mut self, arg: &Arg, origin: String, values: Vec<String>) {
+        let long = arg.get_long().unwrap_or_default().to_owned();
+        self.origins.insert(long, origin);
+        self.args.splice(1..1, values);
+    }
+
+    /// Whether this flag is settled, by any of its names.
+    fn has(&self, arg: &Arg) -> bool {
+        let names = names(arg);
+        let mut said = before_dashes(&self.args).filter_map(|arg| arg.strip_prefix("--"));
+        names.iter().any(|name| self.origins.contains_key(*name))
+            || said.any(|flag| names.contains(&flag.split('=').next().unwrap_or_default()))
+    }
+
+    fn add_environment(
+        &mut self,
+        command: &Command,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(), ConfigError> {
+        for arg in command.get_arguments() {
+            for name in names(arg) {
+                let variable = format!("{PREFIX}{}", name.replace('-', "_").to_uppercase());
+                let Some(text) = env(&variable).filter(|text| is_meant(name, text)) else {
+                    continue;
+                };
+                if !self.has(arg) {
+                    let values = from_text(arg, &text);
+                    let wrong = |why| ConfigError::new(format!("{variable}: {why}"));
+                    self.take(arg, variable.clone(), values.map_err(wrong)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, command: &Command, path: &str) -> Result<(), ConfigError> {
+        let wrong = |why: String| ConfigError::new(format!("--config {path}: {why}"));
+        let text = read(path).map_err(wrong)?;
+        let table: Table = toml::from_str(&text).map_err(|error| wrong(told(&error, &text)))?;
+        let mut taken = BTreeSet::new();
+        for (key, value) in &table {
+            if key == CONFIG {
+                return Err(wrong(format!("{key}: a file names no other file")));
+            }
+            let mut args = command.get_arguments();
+            let Some(arg) = args.find(|arg| names(arg).contains(&key.as_str())) else {
+                let name = command.get_name();
+                return Err(wrong(format!(
+                    "adit {name} has no flag --{key}; --help lists the flags"
+                )));
+            };
+            if !taken.insert(arg.get_id()) {
+                return Err(wrong(format!(
+                    "{key}: the file has this flag by another name, too"
+                )));
+            }
+            let values = from_value(arg, value).map_err(|why| wrong(format!("{key}: {why}")))?;
+            if !self.has(arg) {
+                self.take(arg, format!("--config {path}: {key}"), values);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The arguments of a command that takes `--config`, completed: by the environment first, then by the file, each with what
+/// was not said before it. `args` begins with the command's name. Who asks for help gets it, whatever the file says.
+///
+/// # Errors
+/// The file cannot be read, is no TOML, or names a flag that the command does not have; a value that cannot be one.
+pub(super) fn complete(
+    cli: &Command,
+    args: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Given, ConfigError> {
+    let mut given = Given {
+        args: args.to_vec(),
+        origins: BTreeMap::new(),
+    };
+    let command = args.first().and_then(|name| cli.find_subcommand(name));
+    let takes_file = |command: &&Command| {
+        let mut args = command.get_arguments();
+        args.any(|arg| arg.get_long() == Some(CONFIG))
+    };
+    let asks_help = before_dashes(args).any(|arg| arg == "-h" || arg == "--help");
+    if let Some(command) = command.filter(takes_file).filter(|_| !asks_help) {
+        given.add_environment(command, env)?;
+        if let Some(path) = path(&given.args) {
+            given.add_file(command, &path)?;
+        }
+    }
+    Ok(given)
+}
+
+fn before_dashes(args: &[String]) -> impl Iterator<Item = &str> {
+    args.iter()
+        .map(String::as_str)
+        .take_while(|arg| *arg != "--")
+}
+
+fn names(arg: &Arg) -> Vec<&str> {
+    let mut names: Vec<&str> = arg.get_long().into_iter().collect();
+    names.extend(arg.get_visible_aliases().unwrap_or_default());
+    names
+}
+
+/// An empty variable is none, and neither is one that Kubernetes makes for a Service whose name leads to that of a flag.
+fn is_meant(flag: &str, text: &str) -> bool {
+    let is_link = SERVICE_LINKS.iter().any(|link| text.starts_with(link));
+    let is_of_service = flag.ends_with("-port") && is_link;
+    !text.is_empty() && !is_of_service
+}
+
+/// Where the file is, if there is one.
+fn path(args: &[String]) -> Option<String> {
+    let mut args = before_dashes(args);
+    while let Some(arg) = args.next() {
+        if arg == "--config" {
+            return args
+                .next()
+                .filter(|path| !path.starts_with('-'))
+                .map(str::to_owned);
+        }
+        if let Some(path) = arg.strip_prefix("--config=") {
+            return Some(path.to_owned());
+        }
+    }
+    None
+}
+
+fn read(path: &str) -> Result<String, String> {
+    let most = limits::CONFIG_FILE_BYTES_MAX;
+    let told = |error: std::io::Error| error.to_string();
+    let file = File::open(path).map_err(told)?;
+    if !file.metadata().map_err(told)?.is_file() {
+        return Err("not a file".to_owned());
+    }
+    let mut text = String::new();
+    file.take(most + 1)
+        .read_to_string(&mut text)
+        .map_err(told)?;
+    if text.len() as u64 > most {
+        return Err(format!("longer than {most} bytes"));
+    }
+    Ok(text)
+}
+
+fn told(error: &toml::de::Error, text: &str) -> String {
+    let words: Vec<&str> = error.message().split_whitespace().collect();
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.map_or(1, |before| before.matches('\n').count() + 1);
+    format!("line {line}: {}", words.join(" "))
+}
+
+/// A variable's text: of a flag that may be repeated, a value for each line.
+fn from_text(arg: &Arg, text: &str) -> Result<Vec<String>, String> {
+    let is_bool = arg
+        .get_possible_values()
+        .iter()
+        .any(|value| value.get_name() == "true");
+    match (arg.get_action(), text) {
+        (ArgAction::SetTrue, "true" | "1") => Ok(switch(arg, true)),
+        (ArgAction::SetTrue, "false" | "0") => Ok(switch(arg, false)),
+        (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
+        (ArgAction::Append, _) => {
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            Ok(lines.map(|line| assigned(arg, line)).collect())
+        }
+        (_, "1") if is_bool => Ok(vec![assigned(arg, "true")]),
+        (_, "0") if is_bool => Ok(vec![assigned(arg, "false")]),
+        _ => Ok(vec![assigned(arg, text)]),
+    }
+}
+
+fn from_value(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
+    match (arg.get_action(), value) {
+        (ArgAction::SetTrue, Value::Boolean(is_on)) => Ok(switch(arg, *is_on)),
+        (ArgAction::SetTrue, _) => Err("write true or false".to_owned()),
+        (ArgAction::Append, Value::Array(values)) => values
+            .iter()
+            .map(|value| Ok(assigned(arg, &plain(value)?)))
+            .collect(),
+        (_, value) => Ok(vec![assigned(arg, &plain(value)?)]),
+    }
+}
+
+fn switch(arg: &Arg, is_on: bool) -> Vec<String> {
+    let long = arg.get_long().filter(|_| is_on);
+    long.map(|long| format!("--{long}")).into_iter().collect()
+}
+
+fn assigned(arg: &Arg, value: &str) -> String {
+    format!("--{}={value}", arg.get_long().unwrap_or_default())
+}
+
+fn plain(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Boolean(is_on) => Ok(is_on.to_string()),
+        _ => Err("write a text, a number, true or false, or a list of these where the flag may be repeated".to_owned()),
+    }
+}

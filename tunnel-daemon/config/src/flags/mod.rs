@@ -1,0 +1,168 @@
+//! Our own command line: `adit server`, `adit agent`, `adit demo`, and what looks at them.
+//!
+//! Names are upstream's where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
+
+mod account;
+mod agent;
+mod given;
+mod redirect;
+#[cfg(test)]
+mod reference;
+mod server;
+#[cfg(test)]
+mod tests;
+mod values;
+mod view;
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::agent::AgentFlags;
+use self::given::Given;
+use self::redirect::NetnsHelperFlags;
+use self::server::ServerFlags;
+use self::view::{CheckFlags, LinkFlags, LinksFlags, StatusFlags, TopFlags};
+use crate::command::{Command, DemoOptions, LinksAction, Parsed};
+use crate::error::ConfigError;
+use crate::plan::LaneSecurity;
+use crate::version;
+
+/// Adit: a Konnectivity data plane. Called as proxy-server or proxy-agent it takes upstream's flags.
+#[derive(Parser, Debug)]
+#[command(name = "adit", version = version::TEXT, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Sub,
+}
+
+#[derive(Subcommand, Debug)]
+enum Sub {
+    /// Run a server: clients on its frontends reach targets through its agents
+    Server(Box<ServerFlags>),
+    /// Run an agent: connects to servers and dials targets for them
+    Agent(Box<AgentFlags>),
+    /// Run server, agents and sample targets in this process and drive tunnels through them
+    Demo(DemoFlags),
+    /// Show the state of a running server or agent
+    Status(StatusFlags),
+    /// Show the open tunnels of a running server or agent, live
+    Top(TopFlags),
+    /// Show the links of a running server or agent, each with what its agent has proved and claims
+    Links(LinksFlags),
+    /// Have a running server send new tunnels to other agents of the same kind, while there are any
+    Drain(LinkFlags),
+    /// Have a running server end the links of an agent, and its tunnels; it may come back
+    Unlink(LinkFlags),
+    /// Say what this host and these flags allow, and what is missing
+    Check(CheckFlags),
+    /// Say which version, commit and upstream release this is
+    Version(VersionFlags),
+    /// Started by server and agent for themselves
+    #[command(hide = true)]
+    NetnsHelper(NetnsHelperFlags),
+}
+
+#[derive(clap::Args, Debug)]
+struct VersionFlags {
+    /// text or json
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    output: OutputFormat,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum OutputFormat {
+    Text,
+    Json,
+}
+
+impl VersionFlags {
+    fn text(&self) -> String {
+        match self.output {
+            OutputFormat::Text => format!("adit {}\n", version::TEXT),
+            OutputFormat::Json => version::json(),
+        }
+    }
+}
+
+#[derive(clap::Args, Debug)]
+struct DemoFlags {
+    /// Drive every frontend once, check every byte and exit; 0 only if all was right
+    #[arg(long)]
+    once: bool,
+    /// Where certificates, sockets and configuration go [default: a new temporary directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Plain lines even on a terminal
+    #[arg(long)]
+    plain: bool,
+    /// What protects the lanes between server and agents: tls, ktls or plaintext
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
+    lane_security: LaneSecurity,
+    /// Have a plain curl captured by eBPF and sent through the tunnel, too; it takes root, cgroup2 and curl
+    #[arg(long)]
+    redirect: bool,
+}
+
+/// Reads native arguments, without the program's name.
+///
+/// # Errors
+/// What clap refuses (exit code 2), or what contradicts itself (exit code 1).
+pub(super) fn parse(
+    args: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Parsed, ConfigError> {
+    let given = given::complete(&Cli::command(), args, env)?;
+    read(&given, env).map_err(|error| {
+        let error = match given.origin(error.message()) {
+            Some(origin) => error.of(origin),
+            None => error,
+        };
+        if given.asks_json() {
+            error.in_json()
+        } else {
+            error
+        }
+    })
+}
+
+fn read(given: &Given, env: &dyn Fn(&str) -> Option<String>) -> Result<Parsed, ConfigError> {
+    let argv = std::iter::once("adit").chain(given.args.iter().map(String::as_str));
+    let cli = match Cli::try_parse_from(argv) {
+        Ok(cli) => cli,
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            return Ok(Parsed {
+                command: Command::Print(error.to_string()),
+                warnings: Vec::new(),
+            });
+        }
+        Err(error) => return Err(ConfigError::refused(&error.to_string())),
+    };
+    let mut warnings = Vec::new();
+    let command = match cli.command {
+        Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
+        Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
+        Sub::Demo(flags) => Command::Demo(DemoOptions {
+            once: flags.once,
+            dir: flags.dir,
+            plain: flags.plain,
+            lane_security: flags.lane_security,
+            redirect: flags.redirect,
+        }),
+        Sub::Status(flags) => Command::Status(flags.options()),
+        Sub::Top(flags) => Command::Top(flags.options()?),
+        Sub::Links(flags) => Command::Links(flags.options()),
+        Sub::Drain(flags) => Command::Links(flags.options(LinksAction::Drain)),
+        Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink)),
+        Sub::Check(flags) => flags.command(env)?,
+        Sub::Version(flags) => Command::Print(flags.text()),
+        Sub::NetnsHelper(flags) => Command::NetnsHelper(flags.options()),
+    };
+    Ok(Parsed { command, warnings })
+}

@@ -1,0 +1,97 @@
+//! The page of all flags.
+
+use clap::{Arg, ArgAction, Command, CommandFactory as _};
+
+use super::Cli;
+use crate::generated_page::{cell, is_current};
+
+const INTRODUCTION: &str = "\
+# Flags
+
+Durations are written `25s`, `5m`, `1h30m`; sizes `4MiB`. A flag that may be repeated says so. This page is written by `cargo xtask docs`
+from what `--help` says.
+";
+
+/// The meaning without the default that stands behind it, and that default.
+fn meaning(arg: &Arg) -> (String, Option<String>) {
+    let help = arg.get_long_help().or_else(|| arg.get_help());
+    let text = help.map(ToString::to_string).unwrap_or_default();
+    match text.rsplit_once(" [default: ") {
+        Some((text, default)) => (
+            text.to_owned(),
+            default.strip_suffix(']').map(str::to_owned),
+        ),
+        None => (text, None),
+    }
+}
+
+fn default(arg: &Arg, told: Option<String>) -> String {
+    let values = arg
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy());
+    let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
+    match (told, arg.is_required_set(), arg.get_action()) {
+        (Some(told), ..) => cell(&told),
+        (None, true, _) => "required".to_owned(),
+        (None, false, ArgAction::SetTrue) => "off".to_owned(),
+        _ if values.is_empty() => "none".to_owned(),
+        _ => format!("`{}`", values.join(",")),
+    }
+}
+
+fn row(arg: &Arg) -> Option<String> {
+    let long = arg.get_long()?;
+    let value = match arg.get_value_names() {
+        Some([name, ..]) if arg.get_action().takes_values() => format!(" {name}"),
+        _ => String::new(),
+    };
+    let (text, told) = meaning(arg);
+    let also = arg.get_visible_aliases().unwrap_or_default();
+    let also: String = also
+        .iter()
+        .map(|name| format!("; also `--{name}`"))
+        .collect();
+    let default = default(arg, told);
+    Some(format!(
+        "| `--{long}{value}` | {default} | {}{also} |\n",
+        cell(&text)
+    ))
+}
+
+fn section(command: &Command) -> String {
+    let about = command.get_about().map(ToString::to_string);
+    let mut text = format!(
+        "\n## adit {}\n\n{}.\n",
+        command.get_name(),
+        about.unwrap_or_default()
+    );
+    let mut groups: Vec<(&str, String)> = Vec::new();
+    for arg in command.get_arguments().filter(|arg| arg.get_id() != "help") {
+        let Some(row) = row(arg) else { continue };
+        let heading = arg.get_help_heading().unwrap_or_default();
+        match groups.iter_mut().find(|(known, _rows)| *known == heading) {
+            Some((_known, rows)) => rows.push_str(&row),
+            None => groups.push((heading, row)),
+        }
+    }
+    for (heading, rows) in groups {
+        if !heading.is_empty() {
+            text.push_str(&format!("\n### {} ({heading})\n", command.get_name()));
+        }
+        text.push_str("\n| flag | default | meaning |\n| --- | --- | --- |\n");
+        text.push_str(&rows);
+    }
+    text
+}
+
+#[test]
+fn page_of_flags_is_current() {
+    let mut text = INTRODUCTION.to_owned();
+    for command in Cli::command().get_subcommands() {
+        if !command.is_hide_set() {
+            text.push_str(&section(command));
+        }
+    }
+    is_current("flags.md", &text);
+}

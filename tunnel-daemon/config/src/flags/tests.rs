@@ -1,0 +1,486 @@
+//! Native command lines through the public door.
+
+mod commands;
+mod given;
+mod node;
+mod redirect;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use adit_core::grant::Grants;
+use tempfile::TempDir;
+
+use super::values;
+use crate::plan::{AccountMode, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan};
+use crate::{Command, ConfigError, Parsed, parse};
+
+fn run(args: &[&str]) -> Result<Parsed, ConfigError> {
+    let argv = std::iter::once("/usr/bin/adit")
+        .chain(args.iter().copied())
+        .map(OsString::from);
+    parse(argv, &|_name| None)
+}
+
+/// A file that exists, to name in flags.
+fn file() -> (TempDir, String) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("pem");
+    std::fs::write(&path, "content is not looked at").unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (dir, path)
+}
+
+fn server(more: &[&str]) -> Result<(ServerPlan, Vec<String>), ConfigError> {
+    let (_dir, pem) = file();
+    let base = ["server", "--cluster-cert", &pem, "--cluster-key", &pem];
+    let more: Vec<String> = more.iter().map(|arg| arg.replace("PEM", &pem)).collect();
+    let args: Vec<&str> = base
+        .into_iter()
+        .chain(more.iter().map(String::as_str))
+        .collect();
+    run(&args).map(|parsed| match parsed.command {
+        Command::Server(plan) => (*plan, parsed.warnings),
+        other => panic!("not a server: {other:?}"),
+    })
+}
+
+fn agent(more: &[&str]) -> Result<AgentPlan, ConfigError> {
+    let (_dir, pem) = file();
+    let more: Vec<String> = more.iter().map(|arg| arg.replace("PEM", &pem)).collect();
+    let args: Vec<&str> = ["agent", "--ca-cert", &pem]
+        .into_iter()
+        .chain(more.iter().map(String::as_str))
+        .collect();
+    run(&args).map(|parsed| match parsed.command {
+        Command::Agent(plan) => *plan,
+        other => panic!("not an agent: {other:?}"),
+    })
+}
+
+#[test]
+fn flags_are_consistent_in_themselves() {
+    use clap::CommandFactory as _;
+    super::Cli::command().debug_assert();
+}
+
+#[test]
+fn native_defaults_are_the_safe_ones() {
+    let (plan, warnings) = server(&[
+        "--frontend",
+        "grpc=unix:/run/a.sock",
+        "--cluster-ca-cert=PEM",
+    ])
+    .unwrap();
+    assert!(warnings.is_empty());
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(25)));
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(25)));
+    assert_eq!(
+        (
+            plan.isolation.tunnel_share_bytes,
+            plan.isolation.agent_budget_bytes
+        ),
+        (4 << 20, 64 << 20)
+    );
+    assert_eq!(plan.isolation, crate::plan::IsolationPlan::default());
+    assert_eq!(plan.dial, crate::plan::DialPlan::default());
+    assert_eq!(plan.connect, crate::plan::ConnectPlan::default());
+    assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
+    assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
+    assert_eq!(plan.agents.data_path.lanes_max, 4096);
+    assert_eq!(plan.account.series_max, 100);
+    assert_eq!(plan.account.mode, AccountMode::Off);
+    assert!(!plan.compat);
+
+    let plan = agent(&[
+        "--proxy-server-host",
+        "a.example,b.example:1",
+        "--proxy-server-host=srv:c",
+    ])
+    .unwrap();
+    let servers: Vec<String> = plan.servers.iter().map(ToString::to_string).collect();
+    assert_eq!(servers, ["a.example:8091", "b.example:1", "srv:c"]);
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(25)));
+    assert_eq!(plan.dial_timeout, Duration::from_secs(5));
+    assert_eq!(plan.allow_targets, None);
+    assert_eq!(plan.data_path.lanes_max, 4096);
+    assert_eq!(plan.account.series_max, 100);
+    assert_eq!(plan.account.mode, AccountMode::Off);
+}
+
+#[test]
+fn several_frontends_are_served_at_once() {
+    let (plan, _) = server(&[
+        "--frontend=grpc=unix:/run/a.sock",
+        "--frontend=http-connect=unix:/run/b.sock",
+        "--frontend=http-connect=tcp:127.0.0.1:8131",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+        "--server-ca-cert=PEM",
+        "--cluster-ca-cert=PEM",
+        "--delete-existing-uds-file=false",
+        "--admin-port=off",
+        "--log-format=json",
+    ])
+    .unwrap();
+    assert_eq!(plan.frontends.len(), 3);
+    assert_eq!(plan.frontends[1].dialect, Dialect::HttpConnect);
+    assert!(matches!(
+        &plan.frontends[0].listen,
+        FrontendListen::Unix {
+            delete_existing: false,
+            mode: 0o770,
+            ..
+        }
+    ));
+    assert!(matches!(
+        &plan.frontends[2].listen,
+        FrontendListen::Tcp { tls: Some(_), .. }
+    ));
+    assert_eq!(plan.admin, None);
+    assert_eq!(plan.log.format, LogFormat::Json);
+}
+
+#[test]
+fn grants_are_read_and_malformed_ones_name_the_entry_and_the_remedy() {
+    let unix = "--frontend=grpc=unix:/tmp/a.sock";
+    let ca = "--cluster-ca-cert=PEM";
+    let (plan, _) = server(&[unix, ca]).unwrap();
+    assert!(plan.agents.grants.is_empty());
+    assert_eq!(plan.agents.links_per_agent_max.get(), 64);
+    let grants = ["--agent-grant=cn=a,id=a", "--agent-grant=cn=b-*,id={*}"];
+    let (plan, _) = server(&[unix, ca, grants[0], grants[1], "--links-per-agent=2"]).unwrap();
+    let expected = Grants::parse(&["cn=a,id=a", "cn=b-*,id={*}"]).unwrap();
+    assert_eq!(plan.agents.grants, expected);
+    assert_eq!(plan.agents.links_per_agent_max.get(), 2);
+    assert_eq!(plan.agents.zone, None);
+    let (plan, _) = server(&[unix, ca, "--zone=a"]).unwrap();
+    assert_eq!(plan.agents.zone.as_deref(), Some("a"));
+    assert!(server(&[unix, ca, "--zone="]).is_err());
+    let error = server(&[unix, ca, grants[0], "--agent-grant=CN=a:host=b"]).unwrap_err();
+    for part in ["--agent-grant \"CN=a:host=b\": ", "cn, dns and uri name"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    let error = server(&[unix, "--insecure-allow-unauthenticated-agents", grants[0]]).unwrap_err();
+    assert!(
+        error.message().contains("give --cluster-ca-cert"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_tcp_frontend_fails_closed() {
+    let tcp = "--frontend=grpc=tcp:0.0.0.0:8131";
+    let error = server(&[tcp, "--cluster-ca-cert=PEM"]).unwrap_err();
+    assert!(
+        error.message().contains("--insecure-plaintext-frontend"),
+        "{error}"
+    );
+    let error = server(&[
+        tcp,
+        "--cluster-ca-cert=PEM",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+    ])
+    .unwrap_err();
+    assert!(error.message().contains("--server-ca-cert"), "{error}");
+    let (plan, warnings) = server(&[
+        tcp,
+        "--cluster-ca-cert=PEM",
+        "--insecure-plaintext-frontend",
+    ])
+    .unwrap();
+    assert!(matches!(
+        &plan.frontends[0].listen,
+        FrontendListen::Tcp { tls: None, .. }
+    ));
+    assert!(warnings[0].contains("clear text"));
+}
+
+#[test]
+fn agents_must_be_authenticated() {
+    let unix = "--frontend=grpc=unix:/run/a.sock";
+    let error = server(&[unix]).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"));
+    assert!(
+        error
+            .message()
+            .contains("--insecure-allow-unauthenticated-agents")
+    );
+    let (plan, _) = server(&[unix, "--insecure-allow-unauthenticated-agents"]).unwrap();
+    assert!(plan.agents.insecure_unauthenticated);
+}
+
+#[test]
+fn contradictions_are_refused_with_the_flags_named() {
+    let unix = "--frontend=grpc=unix:/run/a.sock";
+    for (args, part) in [
+        (vec!["--cluster-ca-cert=PEM"], "--frontend grpc=unix:"),
+        (
+            vec![unix, unix, "--cluster-ca-cert=PEM"],
+            "two frontends listen on /run/a.sock",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=/no/ca"],
+            "/no/ca: no such file",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=65MiB"],
+            "--agent-budget",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--tunnel-share=1KiB"],
+            "at least",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--process-budget=1MiB"],
+            "--process-budget",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--stall-timeout=0"],
+            "--stall-timeout",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--pending-dials=5"],
+            "--pending-dials-per-agent 1024",
+        ),
+        (
+            vec![
+                unix,
+                "--cluster-ca-cert=PEM",
+                "--health-bind-address=127.0.0.1",
+                "--health-port=8095",
+            ],
+            "127.0.0.1:8095",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--proxy-strategies=x"],
+            "unknown proxy strategy: x",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--keepalive-time=0"],
+            "--keepalive-time",
+        ),
+        (
+            vec![unix, "--cluster-ca-cert=PEM", "--server-id=\u{e4}"],
+            "--server-id",
+        ),
+    ] {
+        let error = server(&args).unwrap_err();
+        assert!(error.message().contains(part), "{args:?}: {error}");
+        assert_eq!(error.exit_code(), 1);
+    }
+    let long = format!("--frontend=grpc=unix:/{}", "x".repeat(107));
+    assert!(
+        server(&[&long, "--cluster-ca-cert=PEM"])
+            .unwrap_err()
+            .message()
+            .contains("108 bytes")
+    );
+    for (args, part) in [
+        (
+            vec!["--proxy-server-host=a", "--keepalive-time=5s"],
+            "--keepalive-time",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--sync-interval=1m"],
+            "sync interval",
+        ),
+        (vec!["--proxy-server-host=a b"], "--proxy-server-host"),
+        (
+            vec!["--proxy-server-host=a", "--agent-identifiers=x=1"],
+            "unknown address type: x",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--alpn-proto="],
+            "--alpn-proto",
+        ),
+        (
+            vec!["--proxy-server-host=a", "--dial-timeout=0"],
+            "--dial-timeout",
+        ),
+    ] {
+        assert!(
+            agent(&args).unwrap_err().message().contains(part),
+            "{args:?}"
+        );
+    }
+}
+
+/// Whoever proves itself by a token is on a network that is not trusted.
+#[test]
+fn lanes_in_clear_text_and_a_token_exclude_each_other() {
+    let token = "--service-account-token-path=PEM";
+    let clear = "--lane-security=plaintext";
+    let with = |more: &[&str]| agent(&[&["--proxy-server-host=a"][..], more].concat());
+    for alone in [clear, token] {
+        with(&[alone]).expect("one of them is right");
+    }
+    for encrypted in ["--lane-security=tls", "--lane-security=ktls"] {
+        with(&[encrypted, token]).expect("nobody reads such lanes");
+    }
+    let error = with(&[clear, token]).expect_err("both are wrong");
+    for part in [clear, "--service-account-token-path", "drop one"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn port_zero_never_collides() {
+    let args = [
+        "--cluster-ca-cert=PEM",
+        "--insecure-plaintext-frontend",
+        "--agent-port=0",
+        "--agent-bind-address=::1",
+    ];
+    let more = [
+        "--frontend=grpc=tcp:[::1]:0",
+        "--frontend=http-connect=tcp:[::1]:0",
+        "--health-port=0",
+        "--admin-port=0",
+    ];
+    assert!(server(&[args, more].concat()).is_ok());
+}
+
+#[test]
+fn targets_are_kept_as_typed() {
+    let plan = agent(&[
+        "--proxy-server-host=a",
+        "--allow-target=10.0.0.0/8",
+        "--allow-target=b:443",
+    ])
+    .unwrap();
+    assert_eq!(
+        plan.allow_targets,
+        Some(vec!["10.0.0.0/8".to_owned(), "b:443".to_owned()])
+    );
+}
+
+#[test]
+fn a_target_that_cannot_be_read_is_named_with_its_flag() {
+    let error = agent(&["--proxy-server-host=a", "--allow-target=10.0.0.0/99"]).unwrap_err();
+    let said = error.message();
+    assert!(
+        said.starts_with("--allow-target: ") && said.contains("10.0.0.0/99"),
+        "{said}"
+    );
+}
+
+#[test]
+fn values_name_their_form() {
+    for (text, bytes) in [
+        ("0", 0),
+        ("65536", 65_536),
+        ("64KiB", 65_536),
+        ("4 MiB", 4 << 20),
+        ("2Gi", 2 << 30),
+    ] {
+        assert_eq!(values::bytes(text), Ok(bytes));
+    }
+    for text in [
+        "",
+        "MiB",
+        "-1",
+        "4MB",
+        "1.5GiB",
+        "99999999999999999999",
+        "18446744073709551615GiB",
+    ] {
+        assert!(
+            values::bytes(text).unwrap_err().contains("is not a size"),
+            "{text}"
+        );
+    }
+    for (text, duration) in [
+        ("0", 0),
+        ("25s", 25_000),
+        ("1h30m", 5_400_000),
+        ("500ms", 500),
+    ] {
+        assert_eq!(values::duration(text), Ok(Duration::from_millis(duration)));
+    }
+    assert!(values::duration("5").is_err() && values::duration("-1s").is_err());
+    assert!(values::duration("36500d").is_ok());
+    let never = values::duration("18446744073709551615s").unwrap_err();
+    assert!(never.contains("a hundred years"), "{never}");
+    for text in [
+        "",
+        "grpc",
+        "grpc=",
+        "grpc=unix:",
+        "x=unix:/a",
+        "grpc=udp:a:1",
+        "grpc=tcp:a",
+        "grpc=tcp:a:99999",
+    ] {
+        assert!(values::frontend(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn limits_of_connect_heads_are_taken_and_bounded() {
+    let with = |flags: &[&str]| {
+        let mut all = vec![
+            "--frontend=http-connect=unix:/run/a.sock",
+            "--cluster-ca-cert=PEM",
+        ];
+        all.extend(flags);
+        server(&all).map(|(plan, _)| (plan.connect.head_timeout, plan.connect.head_bytes_max))
+    };
+    assert_eq!(with(&[]).unwrap(), (Duration::from_secs(60), 1 << 20));
+    let flags = ["--connect-head-timeout=1m30s", "--connect-head-size=64KiB"];
+    assert_eq!(with(&flags).unwrap(), (Duration::from_secs(90), 64 << 10));
+    for bad in [
+        "--connect-head-timeout=0",
+        "--connect-head-size=1023",
+        "--connect-head-size=17MiB",
+    ] {
+        let error = with(&[bad]).unwrap_err();
+        let flag = bad.split('=').next().unwrap();
+        assert!(error.message().contains(flag), "{bad}");
+    }
+}
+
+#[test]
+fn admin_socket_is_off_unless_it_is_given_and_must_be_a_path_of_its_own() {
+    let with = |more: &[&str]| {
+        let frontend = ["--frontend=grpc=unix:/run/a.sock", "--cluster-ca-cert=PEM"];
+        server(&[&frontend[..], more].concat()).map(|(plan, _)| plan.admin_socket.clone())
+    };
+    assert_eq!(with(&[]).unwrap(), None);
+    let path = with(&["--admin-socket=/run/b.sock"]).unwrap();
+    assert_eq!(path, Some("/run/b.sock".into()));
+    let error = with(&["--admin-socket=/run/a.sock"]).unwrap_err();
+    assert!(error.message().contains("give two paths"), "{error}");
+    let long = format!("--admin-socket=/{}", "x".repeat(200));
+    let error = with(&[&long]).unwrap_err();
+    assert!(error.message().contains("1 to 107 bytes"), "{error}");
+}
+
+#[test]
+fn client_rules_are_read_and_names_in_them_need_certificates_of_clients() {
+    let rules = |flags: &[&str]| {
+        let agents = ["--cluster-ca-cert=PEM"];
+        let flags: Vec<&str> = agents.iter().chain(flags).copied().collect();
+        server(&flags).map(|(plan, _warnings)| plan.client_rules.clone())
+    };
+    let unix = "--frontend=grpc=unix:/s";
+    let rule = "--client-allow-target=10.0.0.0/8:443";
+    let named = "--client-allow-target=cn=a,*.svc:443";
+    assert_eq!(rules(&[unix]).unwrap().of_client(None), None);
+    let targets = rules(&[unix, rule]).unwrap().of_client(None).unwrap();
+    assert_eq!(targets.check("tcp", "10.0.0.1:443"), Ok(()));
+    assert!(targets.check("tcp", "10.0.0.1:80").is_err());
+    let error = rules(&[unix, rule, named]).unwrap_err();
+    let text = error.message();
+    assert!(text.contains("no frontend asks for one"), "{text}");
+    let tcp = [
+        "--frontend=grpc=tcp:127.0.0.1:0",
+        "--server-cert=PEM",
+        "--server-key=PEM",
+        "--server-ca-cert=PEM",
+        rule,
+        named,
+    ];
+    assert!(rules(&tcp).unwrap().name_certificates());
+}

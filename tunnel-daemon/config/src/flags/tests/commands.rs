@@ -1,0 +1,98 @@
+//! Commands that run no server and no agent, and what is answered by text alone.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::run;
+use crate::plan::LaneSecurity;
+use crate::{CheckGiven, Command, DemoOptions, TopSort};
+
+#[test]
+fn clap_refusals_exit_2_and_help_and_version_print() {
+    for args in [
+        vec![],
+        vec!["nothing"],
+        vec!["server", "--nope"],
+        vec!["agent"],
+        vec!["demo", "--once=1"],
+    ] {
+        let error = run(&args).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{args:?}");
+        assert!(!error.message().is_empty());
+    }
+    for (args, part) in [
+        (vec!["--help"], "Run a server"),
+        (vec!["--version"], "adit 0."),
+        (vec!["version"], "matches Konnectivity v"),
+        (vec!["version", "--output=json"], "{\"version\":\"0."),
+        (vec!["server", "--help"], "--frontend"),
+        (vec!["agent", "--help"], "Examples:"),
+    ] {
+        let Command::Print(text) = run(&args).unwrap().command else {
+            panic!("{args:?}")
+        };
+        assert!(text.contains(part), "{args:?}: {text}");
+    }
+    let demo = Command::Demo(DemoOptions {
+        once: true,
+        dir: None,
+        plain: false,
+        lane_security: LaneSecurity::Plaintext,
+        redirect: true,
+    });
+    let args = ["demo", "--once", "--lane-security=plaintext", "--redirect"];
+    assert_eq!(run(&args).unwrap().command, demo);
+}
+
+#[test]
+fn what_looks_at_processes_has_defaults_and_refuses_nonsense() {
+    let command = |args: &[&str]| run(args).map(|parsed| parsed.command);
+    let Command::Status(status) = command(&["status", "--json"]).unwrap() else {
+        panic!("status");
+    };
+    assert!(status.json && status.socket == Path::new("/run/adit/admin.sock"));
+    let Command::Top(top) = command(&["top", "--sort=tenant", "--interval=250ms"]).unwrap() else {
+        panic!("top");
+    };
+    assert_eq!(
+        (top.sort, top.interval, top.once),
+        (TopSort::Tenant, Duration::from_millis(250), false)
+    );
+    for (args, part) in [
+        (&["top", "--interval=99ms"][..], "from 100ms"),
+        (&["top", "--sort=colour"], "rate, bytes, age"),
+        (&["check", "proxy"], "server or agent"),
+    ] {
+        let error = command(args).unwrap_err();
+        assert!(error.message().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn check_reads_the_command_line_behind_it_and_keeps_its_refusal() {
+    let given = |args: &[&str]| match run(args).unwrap().command {
+        Command::Check(check) => check,
+        other => panic!("{other:?}"),
+    };
+    let nothing = given(&["check", "--json"]);
+    assert!(nothing.json && nothing.given == CheckGiven::Nothing);
+    let agent = given(&[
+        "check",
+        "--connect",
+        "agent",
+        "--ca-cert=/nonexistent/ca.crt",
+        "--proxy-server-host=h",
+    ]);
+    let CheckGiven::Refused(error) = &agent.given else {
+        panic!("{agent:?}");
+    };
+    assert!(
+        agent.connect && error.message().contains("no such file"),
+        "{error}"
+    );
+    // Upstream's flags behind upstream's switch.
+    let compat = given(&["check", "server", "--compat", "--server-port=99999"]);
+    assert!(matches!(compat.given, CheckGiven::Refused(_)), "{compat:?}");
+    let help = run(&["check", "server", "--help"]).unwrap().command;
+    assert!(matches!(help, Command::Print(text) if text.contains("--cluster-cert")));
+}

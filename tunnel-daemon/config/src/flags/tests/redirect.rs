@@ -1,0 +1,137 @@
+//! What is captured, and where.
+
+use std::path::Path;
+
+use super::{agent, server};
+use crate::plan::{AgentCalls, OnFailure};
+
+#[test]
+fn a_redirect_needs_its_cgroup_and_does_not_contradict_itself() {
+    let with = |more: &[&str]| {
+        let mut args = vec!["--cluster-ca-cert", "PEM"];
+        args.extend_from_slice(more);
+        server(&args)
+    };
+    let whole = [
+        "--redirect",
+        "10.0.0.0/8",
+        "--redirect-cgroup",
+        "/sys/fs/cgroup/x",
+    ];
+    // It is a way in by itself.
+    let (plan, _) = with(&whole).unwrap();
+    let redirect = plan.transparent.redirect.as_ref().unwrap();
+    assert_eq!(
+        (redirect.targets.len(), redirect.on_failure, redirect.agents),
+        (1, OnFailure::Open, AgentCalls::Exempt)
+    );
+    let (plan, _) = with(&[&whole[..], &["--redirect-agents=captured"]].concat()).unwrap();
+    let agents = plan.transparent.redirect.as_ref().unwrap().agents;
+    assert_eq!(agents, AgentCalls::Captured);
+    let (plan, _) = with(&["--transparent-bind-address", "127.0.0.1:15001"]).unwrap();
+    assert!(plan.transparent.redirect.is_none() && plan.transparent.bind.is_some());
+    let many: Vec<String> = (0..4097)
+        .map(|number| format!("--redirect=10.{}.{}.0/24", number / 256, number % 256))
+        .collect();
+    let mut too_many = vec!["--redirect-cgroup", "/x"];
+    too_many.extend(many.iter().map(String::as_str));
+    let both = [&whole[..], &["--redirect-exclude", "10.0.0.0/8"]].concat();
+    for (args, said) in [
+        (&whole[..2], "--redirect-cgroup"),
+        (&whole[2..], "--redirect"),
+        (&["--redirect-exclude", "10.0.0.0/8"][..], "--redirect"),
+        (&both[..], "both name 10.0.0.0/8"),
+        (
+            &[&whole[..], &["--redirect-on-failure", "ajar"]].concat()[..],
+            "open or closed",
+        ),
+        (
+            &[&whole[..], &["--redirect-agents", "free"]].concat()[..],
+            "exempt or captured",
+        ),
+        (&["--redirect-agents", "captured"][..], "--redirect"),
+        (&too_many[..], "4097"),
+        (&[][..], "no frontend"),
+    ] {
+        let error = with(args).unwrap_err();
+        assert!(
+            error.message().contains(said),
+            "{said}: {}",
+            error.message()
+        );
+    }
+    assert!(with(&too_many[..4097]).is_ok());
+}
+
+#[test]
+fn rules_may_stand_in_a_file_and_captured_processes_in_other_namespaces() {
+    let base = ["--cluster-ca-cert=PEM", "--redirect-cgroup=/c"];
+    let with = |more: &[&str]| server(&[&base[..], more].concat());
+    // A file is enough.
+    let (plan, _) = with(&[
+        "--redirect-file=/etc/adit/rules",
+        "--redirect-netns=auto",
+        "--redirect-netns=blue",
+    ])
+    .unwrap();
+    let redirect = plan.transparent.redirect.clone().unwrap();
+    assert_eq!(redirect.file.as_deref(), Some(Path::new("/etc/adit/rules")));
+    let netns = redirect.netns.unwrap();
+    assert_eq!(
+        (netns.auto, netns.paths),
+        (true, vec!["/run/netns/blue".into()])
+    );
+    let (plan, _) = with(&["--redirect=10.0.0.1"]).unwrap();
+    let redirect = plan.transparent.redirect.clone().unwrap();
+    assert_eq!((redirect.file, redirect.netns), (None, None));
+    for (args, said) in [
+        (&["--redirect-netns=auto"][..], "--redirect"),
+        (
+            &["--redirect=10.0.0.1", "--redirect-netns=./blue"],
+            "write the whole path",
+        ),
+    ] {
+        let error = with(args).unwrap_err();
+        assert!(error.message().contains(said), "{}", error.message());
+    }
+}
+
+#[test]
+fn an_agent_takes_the_same_and_addresses_of_its_node() {
+    let base = [
+        "--proxy-server-host=h",
+        "--agent-cert=PEM",
+        "--agent-key=PEM",
+        "--redirect-cgroup=/c",
+    ];
+    let with = |more: &[&str]| agent(&[&base[..], more].concat());
+    let plan = with(&[
+        "--redirect-file=/rules",
+        "--redirect-netns=/proc/7/ns/net",
+        "--redirect-node-address=10.0.0.7",
+        "--redirect-node-address=fd00::7",
+    ])
+    .unwrap();
+    let redirect = plan.redirect.clone().unwrap();
+    assert_eq!(redirect.file.as_deref(), Some(Path::new("/rules")));
+    assert!(redirect.netns.is_some_and(|netns| !netns.auto));
+    assert_eq!(redirect.node_addresses.len(), 2);
+    for (args, said) in [
+        (&["--redirect-node-address=10.0.0.7"][..], "--redirect"),
+        (
+            &["--redirect-file=/rules", "--redirect-node-address=node"],
+            "--redirect-node-address",
+        ),
+        (
+            &[
+                "--redirect-file=/rules",
+                "--redirect-node-address=10.0.0.7",
+                "--redirect-node-address=10.0.0.8",
+            ],
+            "two addresses",
+        ),
+    ] {
+        let error = with(args).unwrap_err();
+        assert!(error.message().contains(said), "{}", error.message());
+    }
+}

@@ -1,0 +1,265 @@
+//! Values of native flags, and the flags that server and agent share.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit_relay::Preference;
+
+use crate::address::BindAddress;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::plan::{
+    DataPathPlan, Dialect, Drain, IsolationPlan, LaneSecurity, LogDestination, LogFormat, LogLevel,
+    LogPlan, Profiling, ShutdownPlan,
+};
+
+/// `25s`, `5m`, `1h30m`, `0`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" => Ok(Duration::ZERO),
+        text => match humantime::parse_duration(text) {
+            Ok(time) if time > limits::DURATION_MAX => {
+                Err("write no more than a hundred years".to_owned())
+            }
+            parsed => parsed.map_err(|error| format!("{error}; write 500ms, 25s, 5m or 1h30m")),
+        },
+    }
+}
+
+/// `65536`, `64KiB`, `4MiB`, `2GiB`.
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a size: write 65536, 64KiB, 4MiB or 2GiB");
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim_start() {
+        "" | "B" => 1,
+        "KiB" | "Ki" => limits::KIB,
+        "MiB" | "Mi" => limits::MIB,
+        "GiB" | "Gi" => 1024 * limits::MIB,
+        _ => return Err(bad()),
+    };
+    let number: u64 = number.parse().map_err(|_not_a_number| bad())?;
+    number.checked_mul(scale).ok_or_else(bad)
+}
+
+/// A port, or no listener at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PortSetting {
+    Off,
+    Port(u16),
+}
+
+/// `off`, or a port; 0 lets the kernel choose.
+pub(super) fn port_setting(text: &str) -> Result<PortSetting, String> {
+    match text {
+        "off" => Ok(PortSetting::Off),
+        text => match text.parse() {
+            Ok(port) => Ok(PortSetting::Port(port)),
+            Err(_not_a_port) => Err("write a port (0 lets the kernel choose) or off".to_owned()),
+        },
+    }
+}
+
+impl PortSetting {
+    pub(super) fn bind(self, flag: &str, host: &str) -> Result<Option<BindAddress>, ConfigError> {
+        match self {
+            Self::Off => Ok(None),
+            Self::Port(port) => bind(flag, host, port).map(Some),
+        }
+    }
+}
+
+pub(super) fn bind(flag: &str, host: &str, port: u16) -> Result<BindAddress, ConfigError> {
+    BindAddress::new(host, port).map_err(|why| ConfigError::new(format!("{flag}: {why}")))
+}
+
+/// The level of this program, and libraries that are to say more.
+#[derive(Clone, Debug)]
+pub(super) struct LogLevels {
+    level: LogLevel,
+    libraries: String,
+}
+
+/// `LEVEL[,TARGET=LEVEL...]`.
+pub(super) fn log_levels(text: &str) -> Result<LogLevels, String> {
+    let wrong = || {
+        "write error, warn, info, debug or trace, and behind it libraries that are to be heard, such as debug,h2=debug"
+            .to_owned()
+    };
+    let (own, libraries) = text.split_once(',').unwrap_or((text, ""));
+    let is_target = |name: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        !name.is_empty() && name.chars().all(plain)
+    };
+    let named = libraries.split(',').filter(|entry| !entry.is_empty());
+    let mut named = named.map(|entry| entry.split_once('='));
+    let is_right = |entry: Option<(&str, &str)>| {
+        entry.is_some_and(|(target, level)| is_target(target) && log_level(level).is_some())
+    };
+    if !named.all(is_right) {
+        return Err(wrong());
+    }
+    Ok(LogLevels {
+        level: log_level(own).ok_or_else(wrong)?,
+        libraries: libraries.to_owned(),
+    })
+}
+
+fn log_level(text: &str) -> Option<LogLevel> {
+    [
+        LogLevel::Error,
+        LogLevel::Warn,
+        LogLevel::Info,
+        LogLevel::Debug,
+        LogLevel::Trace,
+    ]
+    .into_iter()
+    .find(|level| level.name() == text)
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err("write text or json".to_owned()),
+    }
+}
+
+/// One `--frontend`, before it is known whether TLS files are there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct FrontendSpec {
+    pub(super) dialect: Dialect,
+    pub(super) place: Place,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    Unix(PathBuf),
+    Tcp(BindAddress),
+}
+
+/// `DIALECT=unix:PATH` or `DIALECT=tcp:HOST:PORT`.
+pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
+    let form =
+        "write DIALECT=unix:PATH or DIALECT=tcp:HOST:PORT, with DIALECT grpc or http-connect";
+    let (dialect, place) = text.split_once('=').ok_or(form)?;
+    let dialect =
+        Dialect::from_name(dialect).ok_or_else(|| format!("{dialect:?} is no dialect: {form}"))?;
+    let place = match place.split_once(':') {
+        Some(("unix", "")) => return Err(format!("no path: {form}")),
+        Some(("unix", path)) => Place::Unix(PathBuf::from(path)),
+        Some(("tcp", address)) => Place::Tcp(BindAddress::parse(address)?),
+        _ => return Err(format!("{place:?} is no place: {form}")),
+    };
+    Ok(FrontendSpec { dialect, place })
+}
+
+/// How much a slow tunnel may hold, and for how long.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Isolation")]
+pub(super) struct IsolationFlags {
+    /// Memory a tunnel owns while its reader is paused, on links to Go peers
+    #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = bytes)]
+    tunnel_share: u64,
+    /// Memory all tunnels of one link may hold; beyond a tunnel's own share, while it is free; also the cap of the credit
+    /// granted on it
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = bytes)]
+    agent_budget: u64,
+    /// Memory all tunnels may hold [default: a quarter of the smallest memory limit of its cgroups, else of the machine's memory; at
+    /// least --agent-budget, at most half]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    process_budget: Option<u64>,
+    /// Close a tunnel that is over its share and made no progress for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    stall_timeout: Duration,
+    /// Reset a tunnel that is half-closed and silent for this long
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    half_closed_timeout: Duration,
+}
+
+impl IsolationFlags {
+    pub(super) fn plan(&self) -> IsolationPlan {
+        IsolationPlan {
+            tunnel_share_bytes: self.tunnel_share,
+            agent_budget_bytes: self.agent_budget,
+            process_budget_bytes: self.process_budget,
+            stall_timeout: self.stall_timeout,
+            half_closed_timeout: self.half_closed_timeout,
+        }
+    }
+}
+
+/// Lanes and relay, but for the number of lanes.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Data path")]
+pub(super) struct DataPathFlags {
+    /// What protects lanes behind their mutual TLS greeting: tls; ktls, where tunnels without frames are encrypted by the
+    /// kernel; or plaintext on a network that is trusted. The last two if the other end says so, too
+    #[arg(long, value_name = "SECURITY", default_value = "tls")]
+    lane_security: LaneSecurity,
+    /// What drives the relay of sockets that do without frames: auto, io-uring or epoll. One that is asked for by name and is
+    /// impossible here keeps the program from starting. With io-uring, bytes behind TCP urgent data may wait for the next ones
+    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    relay_engine: Preference,
+}
+
+impl DataPathFlags {
+    pub(super) fn plan(&self, lanes_max: u32) -> DataPathPlan {
+        DataPathPlan {
+            lanes_max,
+            lane_security: self.lane_security,
+            relay_engine: self.relay_engine,
+        }
+    }
+}
+
+/// Logs, profiling, shutdown.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Operation")]
+pub(super) struct OperationFlags {
+    /// TOML file of flags by their names, a list where one may be repeated; what the command line or the environment (ADIT_ and
+    /// the name, as ADIT_LOG_LEVEL) says wins
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
+    #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
+    shutdown_grace: Duration,
+    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only [default: none]
+    #[arg(long, value_name = "PATH")]
+    admin_socket: Option<PathBuf>,
+    /// text (logfmt, one event a line) or json, fatal errors included
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = log_format)]
+    log_format: LogFormat,
+    /// error, warn, info, debug or trace; libraries log warnings only, unless named: debug,h2=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = log_levels)]
+    log_level: LogLevels,
+}
+
+impl OperationFlags {
+    pub(super) fn shutdown(&self, second_signal_exit_code: u8) -> ShutdownPlan {
+        ShutdownPlan {
+            drain: Drain::For(self.shutdown_grace),
+            second_signal_exit_code,
+        }
+    }
+
+    pub(super) fn admin_socket(&self) -> Option<PathBuf> {
+        self.admin_socket.clone()
+    }
+
+    pub(super) fn log(&self) -> LogPlan {
+        LogPlan {
+            format: self.log_format,
+            level: self.log_level.level,
+            libraries: self.log_level.libraries.clone(),
+            destination: LogDestination::Stderr,
+        }
+    }
+
+    /// Native programs have no Go profiles to switch on.
+    pub(super) fn profiling() -> Profiling {
+        Profiling::default()
+    }
+}

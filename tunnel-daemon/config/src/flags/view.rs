@@ -1,0 +1,196 @@
+//! `adit status`, `adit top`, `adit links`, `adit drain`, `adit unlink` and `adit check`: what asks a running process, or the host.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::values::duration;
+use crate::command::{
+    self, CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, StatusOptions, TopOptions,
+    TopSort,
+};
+use crate::error::ConfigError;
+
+/// Shortest and longest time between two looks of `adit top`.
+const INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
+
+/// Where a server or agent is asked.
+#[derive(clap::Args, Debug)]
+pub(super) struct SocketFlag {
+    /// Admin socket of the server or agent
+    #[arg(long, value_name = "PATH", default_value = "/run/adit/admin.sock")]
+    admin_socket: PathBuf,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct StatusFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// The answer as it came, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct TopFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// Print one picture after one interval, and exit: for scripts and pipes
+    #[arg(long)]
+    once: bool,
+    /// The same picture as one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+    /// rate, bytes, age, agent, destination, tenant, rtt or retransmits
+    #[arg(long, value_name = "ORDER", default_value = "rate")]
+    sort: TopSort,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    interval: Duration,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct LinksFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    /// Only links of this agent (of this server, where an agent is asked)
+    #[arg(long, value_name = "ID")]
+    agent: Option<String>,
+    /// The answer as it came, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(super) struct LinkFlags {
+    #[command(flatten)]
+    socket: SocketFlag,
+    #[command(flatten)]
+    chosen: ChosenLinks,
+}
+
+#[derive(clap::Args, Debug)]
+#[group(required = true, multiple = true)]
+struct ChosenLinks {
+    /// All links of this agent
+    #[arg(long, value_name = "ID")]
+    agent: Option<String>,
+    /// The link of this number, as `adit links` shows it
+    #[arg(long, value_name = "N")]
+    link: Option<u64>,
+}
+
+const CHECK_HELP: &str = "\
+Exit codes: 0 all is ok; 1 something is degraded; 2 something is missing or broken.
+
+Examples:
+  adit check
+  adit check server --frontend grpc=unix:/run/adit/kas.sock --cluster-cert tls.crt ...
+  adit check --connect agent --proxy-server-host server.example --ca-cert ca.crt ...";
+
+#[derive(clap::Args, Debug)]
+#[command(after_help = CHECK_HELP)]
+pub(super) struct CheckFlags {
+    /// One JSON object instead of lines
+    #[arg(long)]
+    json: bool,
+    /// Connect to the servers of the agent's flags, as the agent would
+    #[arg(long)]
+    connect: bool,
+    /// server or agent, and its flags, to be checked on this host
+    #[arg(
+        value_name = "COMMAND",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    command: Vec<String>,
+}
+
+impl StatusFlags {
+    pub(super) fn options(self) -> StatusOptions {
+        StatusOptions {
+            socket: self.socket.admin_socket,
+            json: self.json,
+        }
+    }
+}
+
+impl LinksFlags {
+    pub(super) fn options(self) -> LinksOptions {
+        LinksOptions {
+            socket: self.socket.admin_socket,
+            action: LinksAction::Show,
+            agent: self.agent,
+            link: None,
+            json: self.json,
+        }
+    }
+}
+
+impl LinkFlags {
+    pub(super) fn options(self, action: LinksAction) -> LinksOptions {
+        LinksOptions {
+            socket: self.socket.admin_socket,
+            action,
+            agent: self.chosen.agent,
+            link: self.chosen.link,
+            json: false,
+        }
+    }
+}
+
+impl TopFlags {
+    /// # Errors
+    /// The interval makes no sense.
+    pub(super) fn options(self) -> Result<TopOptions, ConfigError> {
+        let (min, max) = INTERVAL;
+        if !(min..=max).contains(&self.interval) {
+            return Err(ConfigError::new(format!(
+                "--interval {:?} must be from {min:?} to {max:?}",
+                self.interval
+            )));
+        }
+        Ok(TopOptions {
+            socket: self.socket.admin_socket,
+            once: self.once,
+            json: self.json,
+            sort: self.sort,
+            interval: self.interval,
+        })
+    }
+}
+
+impl CheckFlags {
+    /// A command line that would not start is something to report, so it is no error here.
+    ///
+    /// # Errors
+    /// What follows is neither `server` nor `agent`.
+    pub(super) fn command(
+        self,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Command, ConfigError> {
+        let given = match self.command.first().map(String::as_str) {
+            None => CheckGiven::Nothing,
+            Some("server" | "agent") => {
+                let argv = std::iter::once("adit".to_owned()).chain(self.command);
+                match command::parse(argv.map(Into::into), env) {
+                    Ok(parsed) => match parsed.command {
+                        Command::Server(plan) => CheckGiven::Server(plan, parsed.warnings),
+                        Command::Agent(plan) => CheckGiven::Agent(plan, parsed.warnings),
+                        print => return Ok(print),
+                    },
+                    Err(error) => CheckGiven::Refused(error),
+                }
+            }
+            Some(other) => {
+                return Err(ConfigError::refused(&format!(
+                    "{other:?} cannot be checked: write server or agent and its flags behind `adit check`"
+                )));
+            }
+        };
+        Ok(Command::Check(CheckOptions {
+            json: self.json,
+            connect: self.connect,
+            given,
+        }))
+    }
+}

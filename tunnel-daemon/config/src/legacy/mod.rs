@@ -1,0 +1,99 @@
+//! The command lines of upstream's programs, flag by flag (compat 8 to 10), mapped to our plans.
+//!
+//! Nothing here is clap: Go's spelling rules, defaults and error texts are the contract.
+
+mod account;
+mod agent;
+mod data_path;
+mod gotype;
+mod klog;
+mod nearest;
+mod pflag;
+mod retired;
+mod selector;
+mod server;
+mod server_check;
+mod server_plan;
+mod usage;
+
+#[cfg(test)]
+mod tests;
+
+use self::agent::AgentOptions;
+use self::pflag::{Flag, Outcome};
+use self::retired::Retired;
+use self::server::ServerOptions;
+use crate::command::{Command, Parsed};
+use crate::error::ConfigError;
+use crate::plan::ForwardProxy;
+
+/// Reads the arguments of `proxy-server`, without the program's name. `server_id` is the default of its flag.
+///
+/// # Errors
+/// What upstream refuses, and what this version does not support; exit code 1.
+pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, ConfigError> {
+    let mut options = ServerOptions::new(server_id);
+    let (usage, outcome) = read(&mut options.flags(), "proxy-server", retired::SERVER, args)?;
+    if outcome.help {
+        return Ok(help(
+            "The server end of Konnectivity tunnels, by Adit.",
+            &usage,
+        ));
+    }
+    let mut warnings = outcome.warnings;
+    match options.plan(&mut warnings) {
+        Ok(plan) => Ok(Parsed {
+            command: Command::Server(Box::new(plan)),
+            warnings,
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads the arguments of `proxy-agent`, without the program's name. `agent_id` is the default of its flag.
+///
+/// # Errors
+/// As for [`server`].
+pub(super) fn agent(
+    args: &[String],
+    agent_id: String,
+    proxy: ForwardProxy,
+) -> Result<Parsed, ConfigError> {
+    let mut options = AgentOptions::new(agent_id);
+    let (usage, outcome) = read(&mut options.flags(), "proxy-agent", retired::AGENT, args)?;
+    if outcome.help {
+        return Ok(help(
+            "The agent end of Konnectivity tunnels, by Adit.",
+            &usage,
+        ));
+    }
+    let mut warnings = outcome.warnings;
+    match options.plan(proxy, &mut warnings) {
+        Ok(plan) => Ok(Parsed {
+            command: Command::Agent(Box::new(plan)),
+            warnings,
+        }),
+        Err(error) => Err(error),
+    }
+}
+
+/// The usage is made first, while the slots still hold the defaults.
+fn read(
+    flags: &mut [Flag<'_>],
+    program: &str,
+    retired: &'static [Retired],
+    args: &[String],
+) -> Result<(String, Outcome), ConfigError> {
+    let usage = usage::usage(program, flags);
+    match pflag::parse(flags, retired, args) {
+        Ok(outcome) => Ok((usage, outcome)),
+        Err(message) => Err(ConfigError::new(message)),
+    }
+}
+
+fn help(about: &str, usage: &str) -> Parsed {
+    Parsed {
+        command: Command::Print(format!("{about}\n\n{usage}")),
+        warnings: Vec::new(),
+    }
+}

@@ -1,0 +1,398 @@
+//! `proxy-agent`: defaults, every validation row of conformance item 65, the upstream harness' command line.
+
+use std::time::Duration;
+
+use super::{Files, agent, run};
+use crate::Command;
+use crate::address::{BindAddress, ServerAddress};
+use crate::legacy::account::AccountOptions;
+use crate::legacy::agent::AgentOptions;
+use crate::legacy::data_path::DataPathOptions;
+use crate::legacy::gotype::GoDuration;
+use crate::legacy::klog::KlogOptions;
+use crate::plan::CountSource;
+use crate::plan::Drain;
+
+#[test]
+fn defaults_are_upstreams_exactly() {
+    let text = |text: &str| text.to_owned();
+    let seconds = |seconds: i64| GoDuration(seconds * 1_000_000_000);
+    let expected = AgentOptions {
+        agent_cert: text(""),
+        agent_key: text(""),
+        ca_cert: text(""),
+        proxy_server_host: text("127.0.0.1"),
+        proxy_server_port: 8091,
+        alpn_proto: vec![],
+        health_server_host: text(""),
+        health_server_port: 8093,
+        admin_bind_address: text("127.0.0.1"),
+        admin_server_port: 8094,
+        enable_profiling: false,
+        enable_contention_profiling: false,
+        agent_id: text("id"),
+        agent_identifiers: text(""),
+        sync_interval: seconds(1),
+        sync_interval_cap: seconds(10),
+        probe_interval: seconds(1),
+        keepalive_time: seconds(3600),
+        service_account_token_path: text(""),
+        warn_on_channel_limit: false,
+        sync_forever: false,
+        xfr_channel_size: 150,
+        count_server_leases: false,
+        lease_namespace: text("kube-system"),
+        lease_label_selector: text("k8s-app=konnectivity-server"),
+        server_count_source: text("default"),
+        kubeconfig: text(""),
+        kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
+        allow_targets: Vec::new(),
+        data_path: DataPathOptions {
+            lanes: 4096,
+            lane_security: text("tls"),
+            relay_engine: text("auto"),
+        },
+        account: AccountOptions::default(),
+        klog: KlogOptions::default(),
+    };
+    assert_eq!(AgentOptions::new("id".to_owned()), expected);
+}
+
+#[test]
+fn the_smallest_agent_keeps_upstreams_behaviour() {
+    let files = Files::new();
+    let (plan, warnings) = agent(&files, &[]).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    assert_eq!(
+        plan.servers,
+        [ServerAddress::Host {
+            host: "127.0.0.1".to_owned(),
+            port: 8091
+        }]
+    );
+    assert_eq!(plan.health, Some(BindAddress::new("", 8093).unwrap()));
+    assert_eq!(
+        plan.admin,
+        Some(BindAddress::new("127.0.0.1", 8094).unwrap())
+    );
+    assert_eq!(plan.shutdown.drain, Drain::UntilSecondSignal);
+    assert_eq!(plan.shutdown.second_signal_exit_code, 0);
+    assert_eq!(plan.dial_timeout, Duration::from_secs(5));
+    assert_eq!(plan.allow_targets, None);
+    assert_eq!(
+        (plan.tls.identity.clone(), plan.token_path.clone()),
+        (None, None)
+    );
+    assert!(plan.compat);
+}
+
+#[test]
+fn validation_rows_of_upstream_are_refused_in_its_words() {
+    let files = Files::new();
+    for (flag, name) in [
+        ("proxy-server-port", "proxy"),
+        ("health-server-port", "health"),
+        ("admin-server-port", "admin"),
+    ] {
+        for port in [0, -1] {
+            let error = agent(&files, &[&format!("--{flag}={port}")]).unwrap_err();
+            assert!(
+                error
+                    .message()
+                    .ends_with(&format!("{name} server port {port} must be greater than 0"))
+            );
+        }
+        for port in [1023, 49_152, 65_535] {
+            assert!(agent(&files, &[&format!("--{flag}={port}")]).is_ok());
+        }
+        assert!(
+            agent(&files, &[&format!("--{flag}=65536")])
+                .unwrap_err()
+                .message()
+                .contains("65536")
+        );
+    }
+    for (flags, message) in [
+        (
+            vec!["--ca-cert=/no/ca"],
+            "error checking agent CA cert /no/ca, got stat /no/ca: no such file or directory",
+        ),
+        (
+            vec!["--agent-key=/no/k"],
+            "error checking agent key /no/k, got stat /no/k: no such file or directory",
+        ),
+        (
+            vec!["--agent-cert=/no/c"],
+            "error checking agent cert /no/c, got stat /no/c: no such file or directory",
+        ),
+        (
+            vec!["--xfr-channel-size=0"],
+            "channel size 0 must be greater than 0",
+        ),
+        (
+            vec!["--enable-contention-profiling"],
+            "if --enable-contention-profiling is set, --enable-profiling must also be set",
+        ),
+        (
+            vec!["--sync-interval=11s"],
+            "sync interval 11s must be less than sync interval cap 10s",
+        ),
+        (
+            vec!["--service-account-token-path=/no/t"],
+            "error checking service account token path /no/t, got stat /no/t: no such file or directory",
+        ),
+        (
+            vec!["--agent-identifiers=uid=1"],
+            "agent address is invalid: unknown address type: uid (known: ipv4, ipv6, host, cidr, default-route, zone)",
+        ),
+        (
+            vec!["--kubeconfig=/no/kc"],
+            "error checking KubeconfigPath \"/no/kc\", got stat /no/kc: no such file or directory",
+        ),
+        (
+            vec!["--server-count-source=both"],
+            "--server-count-source must be one of '', 'default', 'max', got both",
+        ),
+    ] {
+        let error = agent(&files, &flags).unwrap_err();
+        assert_eq!(
+            error.message(),
+            format!("failed to validate agent options with {message}"),
+            "{flags:?}"
+        );
+        assert_eq!(error.exit_code(), 1);
+    }
+    let error = agent(&files, &[&files.flag("agent-cert", "cert")]).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("cannot have agent key empty when agent cert is set to")
+    );
+}
+
+#[test]
+fn label_selectors_are_checked_as_flags_are_read() {
+    let files = Files::new();
+    for selector in ["", "k8s-app=x", "a=b,c=d", "a in (x,y),!b"] {
+        assert!(agent(&files, &[&format!("--lease-label-selector={selector}")]).is_ok());
+    }
+    let error = agent(&files, &["--lease-label-selector=a=b=c"]).unwrap_err();
+    assert!(
+        error
+            .message()
+            .starts_with("invalid argument \"a=b=c\" for \"--lease-label-selector\" flag:"),
+        "{error}"
+    );
+    let (_, warnings) = agent(&files, &["--lease-label=a=b"]).unwrap();
+    assert!(warnings[0].contains("--lease-label has been deprecated"));
+    assert!(agent(&files, &["--lease-label", "a=="]).is_ok());
+    assert!(agent(&files, &["--lease-label", "=a"]).is_err());
+}
+
+#[test]
+fn the_upstream_harness_command_line_starts_an_agent() {
+    let files = Files::new();
+    let args = [
+        files.flag("agent-cert", "cert"),
+        files.flag("agent-key", "key"),
+        files.flag("ca-cert", "ca"),
+        files.flag("service-account-token-path", "token"),
+    ];
+    let mut args: Vec<&str> = args.iter().map(String::as_str).collect();
+    args.extend([
+        "--proxy-server-host=localhost",
+        "--proxy-server-port=34567",
+        "--alpn-proto=[]",
+        "--health-server-host=",
+        "--health-server-port=8093",
+        "--admin-bind-address=127.0.0.1",
+        "--admin-server-port=8094",
+        "--enable-profiling=false",
+        "--enable-contention-profiling=false",
+        "--agent-id=external",
+        "--agent-identifiers=",
+        "--sync-interval=100ms",
+        "--probe-interval=100ms",
+        "--sync-interval-cap=1s",
+        "--keepalive-time=1h0m0s",
+        "--warn-on-channel-limit=false",
+        "--sync-forever=false",
+        "--xfr-channel-size=150",
+        "--app-name=x",
+        "--count-server-leases=false",
+        "--lease-namespace=",
+        "--lease-label=k8s-app=konnectivity-server",
+        "--lease-label-selector=k8s-app=konnectivity-server",
+        "--server-count-source=default",
+        "--kubeconfig=",
+        "--kube-api-content-type=application/vnd.kubernetes.protobuf",
+    ]);
+    args.retain(|arg| !arg.starts_with("--app-name"));
+    let parsed = run("/tmp/dir/proxy-agent", &args).unwrap();
+    let Command::Agent(plan) = parsed.command else {
+        panic!("not an agent")
+    };
+    assert_eq!(plan.tls.alpn, Vec::<String>::new());
+    assert_eq!(plan.sync_interval, Duration::from_millis(100));
+    assert_eq!(
+        plan.token_path.as_deref(),
+        Some(files.path("token").as_ref())
+    );
+    assert!(plan.tls.identity.is_some());
+    assert_eq!(parsed.warnings.len(), 1, "{:?}", parsed.warnings);
+}
+
+#[test]
+fn several_servers_come_as_a_comma_list() {
+    let files = Files::new();
+    let (plan, _) = agent(
+        &files,
+        &[
+            "--proxy-server-host",
+            "a.example, [::1]:9,srv:_k._tcp.example",
+        ],
+    )
+    .unwrap();
+    let shown: Vec<String> = plan.servers.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["a.example:8091", "[::1]:9", "srv:_k._tcp.example"]);
+    for hosts in ["", "a,,b", "http://a"] {
+        let error = agent(&files, &[&format!("--proxy-server-host={hosts}")]).unwrap_err();
+        assert!(
+            error.message().starts_with("--proxy-server-host: "),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_work_is_raised_with_a_warning() {
+    let files = Files::new();
+    let more = ["--keepalive-time=10s", "--sync-interval=-1s"];
+    let (plan, warnings) = agent(&files, &more).unwrap();
+    assert_eq!(plan.keepalive.time, Duration::from_secs(30));
+    assert_eq!(plan.sync_interval, Duration::from_millis(10));
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+/// The forms of command lines that docs/migration.md promises to take as they are.
+#[test]
+fn command_lines_of_agents_of_hosted_control_planes_are_taken() {
+    let files = Files::new();
+    let token = files.flag("service-account-token-path", "token");
+    let host = "--proxy-server-host=control-plane.example";
+    let by_token = [
+        "-v=8",
+        "--logtostderr=true",
+        host,
+        "--proxy-server-port=8132",
+        "--admin-server-port=8133",
+        "--health-server-port=8134",
+        "--sync-forever=true",
+        "--keepalive-time=1m",
+        "--agent-identifiers=host=192.0.2.1",
+        "--agent-id=192.0.2.1",
+        token.as_str(),
+    ];
+    let (cert, key) = (files.path("cert"), files.path("key"));
+    let by_certificate = [
+        "--logtostderr=true",
+        "--agent-cert",
+        cert.as_str(),
+        "--agent-key",
+        key.as_str(),
+        host,
+        "--proxy-server-port",
+        "443",
+        "--health-server-port",
+        "2041",
+        "--agent-identifiers=default-route=true",
+        "--alpn-proto=konnectivity",
+        "--keepalive-time",
+        "30s",
+        "--probe-interval",
+        "5s",
+        "--sync-interval",
+        "5s",
+        "--sync-interval-cap",
+        "30s",
+        "--v",
+        "3",
+    ];
+    for flags in [&by_token[..], &by_certificate[..]] {
+        let (_plan, warnings) = agent(&files, flags).unwrap();
+        assert_eq!(warnings, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn leases_are_counted_where_that_is_asked_for_and_a_ca_is_required() {
+    let files = Files::new();
+    for (source, expected) in [
+        ("default", CountSource::Leases),
+        ("", CountSource::Leases),
+        ("max", CountSource::Larger),
+    ] {
+        let source = format!("--server-count-source={source}");
+        let flags = ["--count-server-leases", "--lease-label=a=b", &source];
+        let (plan, _warnings) = agent(&files, &flags).unwrap();
+        let leases = plan.leases.as_ref().unwrap();
+        assert_eq!(
+            (leases.source, leases.scope.selector.as_str()),
+            (expected, "a=b")
+        );
+    }
+    assert_eq!(agent(&files, &[]).unwrap().0.leases, None);
+    let error = run("proxy-agent", &[]).unwrap_err();
+    assert!(error.message().contains("--ca-cert is required"));
+    let error = agent(&files, &["--agent-id=\u{e4}"]).unwrap_err();
+    assert!(error.message().contains("--agent-id"));
+}
+
+#[test]
+fn the_forward_proxy_of_the_environment_is_in_the_plan() {
+    let files = Files::new();
+    let argv = ["proxy-agent".to_owned(), files.flag("ca-cert", "ca")].map(Into::into);
+    let env = |name: &str| match name {
+        "https_proxy" => Some("http://p:1".to_owned()),
+        "NO_PROXY" => Some("localhost".to_owned()),
+        "PROXY_AGENT_ID" => Some("me".to_owned()),
+        _ => None,
+    };
+    let Command::Agent(plan) = crate::parse(argv, &env).unwrap().command else {
+        panic!("not an agent")
+    };
+    assert_eq!(
+        plan.forward_proxy.https_proxy.as_deref(),
+        Some("http://p:1")
+    );
+    assert_eq!(plan.forward_proxy.no_proxy.as_deref(), Some("localhost"));
+    assert_eq!(plan.agent_id.as_str(), "me");
+}
+
+/// Upstream has no such flag; without it a drop-in could not reach what we refuse unless it is named.
+#[test]
+fn targets_can_be_named_as_natively() {
+    let files = Files::new();
+    let flags = [
+        "--allow-target=0.0.0.0/0",
+        "-allow-target",
+        "169.254.20.10:53",
+    ];
+    let (plan, _warnings) = agent(&files, &flags).unwrap();
+    let named = ["0.0.0.0/0", "169.254.20.10:53"].map(str::to_owned);
+    assert_eq!(plan.allow_targets, Some(named.to_vec()));
+}
+
+#[test]
+fn lanes_in_clear_text_and_a_token_exclude_each_other_in_compat_mode() {
+    let files = Files::new();
+    let token = files.flag("service-account-token-path", "token");
+    let clear = "--lane-security=plaintext";
+    for alone in [clear, token.as_str()] {
+        agent(&files, &[alone]).expect("one of them is right");
+    }
+    let error = agent(&files, &[clear, token.as_str()]).expect_err("both are wrong");
+    for part in [clear, "--service-account-token-path", "drop one"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}

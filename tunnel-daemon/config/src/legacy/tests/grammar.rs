@@ -1,0 +1,293 @@
+//! Go's spelling rules: dashes, values, repeats, unknown names, modes.
+
+use std::ffi::OsString;
+
+use proptest::prelude::*;
+
+use super::{Files, agent, no_env, run, server};
+use crate::legacy::agent::AgentOptions;
+use crate::legacy::server::ServerOptions;
+use crate::{Command, parse};
+
+#[test]
+fn values_follow_an_equals_sign_or_come_next() {
+    let files = Files::new();
+    for args in [
+        vec!["--server-count=7"],
+        vec!["--server-count", "7"],
+        vec!["-server-count=7"],
+        vec!["-server-count", "7"],
+        vec!["--server-count=1", "--server-count=7"],
+        vec!["--server-count=7", "--", "--server-count=9"],
+    ] {
+        assert_eq!(
+            server(files.server(), &args).unwrap().0.server_count,
+            7,
+            "{args:?}"
+        );
+    }
+    let (plan, _) = server(files.server(), &["--server-count", "-1"]).unwrap();
+    assert_eq!(plan.server_count, -1);
+}
+
+#[test]
+fn booleans_never_take_the_next_argument() {
+    let files = Files::new();
+    let (plan, warnings) = agent(&files, &["--sync-forever", "false"]).unwrap();
+    assert!(plan.sync_forever);
+    assert!(warnings[0].contains("\"false\" is not a flag and is ignored"));
+    for (word, value) in [
+        ("1", true),
+        ("T", true),
+        ("True", true),
+        ("0", false),
+        ("f", false),
+        ("FALSE", false),
+    ] {
+        assert_eq!(
+            agent(&files, &[&format!("--sync-forever={word}")])
+                .unwrap()
+                .0
+                .sync_forever,
+            value
+        );
+    }
+}
+
+#[test]
+fn bad_values_are_refused_as_pflag_does() {
+    let files = Files::new();
+    for (flag, message) in [
+        (
+            "--sync-forever=yes",
+            "invalid argument \"yes\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"yes\": invalid syntax",
+        ),
+        (
+            "--sync-forever=",
+            "invalid argument \"\" for \"--sync-forever\" flag: strconv.ParseBool: parsing \"\": invalid syntax",
+        ),
+        (
+            "--proxy-server-port=x",
+            "invalid argument \"x\" for \"--proxy-server-port\" flag: strconv.ParseInt: parsing \"x\": invalid syntax",
+        ),
+        (
+            "--sync-interval=5",
+            "invalid argument \"5\" for \"--sync-interval\" flag: time: missing unit in duration \"5\"",
+        ),
+        (
+            "--v=x",
+            "invalid argument \"x\" for \"-v, --v\" flag: strconv.ParseInt: parsing \"x\": invalid syntax",
+        ),
+        ("--agent-id", "flag needs an argument: --agent-id"),
+        ("-v", "flag needs an argument: 'v' in -v"),
+        (
+            "--log-file-max-size=-1",
+            "invalid argument \"-1\" for \"--log-file-max-size\" flag: parse error",
+        ),
+        (
+            "--logtostderr=yes",
+            "invalid argument \"yes\" for \"--logtostderr\" flag: parse error",
+        ),
+        ("--=x", "bad flag syntax: --=x"),
+        ("---x", "bad flag syntax: ---x"),
+    ] {
+        let error = agent(&files, &[flag]).unwrap_err();
+        assert_eq!(error.message(), message);
+    }
+}
+
+#[test]
+fn lists_collect_over_repeats() {
+    let files = Files::new();
+    let (plan, _) = agent(
+        &files,
+        &[
+            "--alpn-proto=a,b",
+            "--alpn-proto",
+            "\"c,d\"",
+            "--alpn-proto=[]",
+        ],
+    )
+    .unwrap();
+    assert_eq!(plan.tls.alpn, ["a", "b", "c,d"]);
+    assert!(server(files.server(), &["--cipher-suites="]).is_ok());
+    assert!(server(files.server(), &["--cipher-suites=[]"]).is_ok());
+}
+
+#[test]
+fn flags_that_never_existed_name_the_nearest() {
+    let files = Files::new();
+    for (flag, message) in [
+        (
+            "--proxy-server-hots=x",
+            "unknown flag: --proxy-server-hots (did you mean --proxy-server-host?)",
+        ),
+        (
+            "--agentId=x",
+            "unknown flag: --agentId (did you mean --agent-id?)",
+        ),
+        (
+            "--agent_id=x",
+            "unknown flag: --agent_id (did you mean --agent-id?)",
+        ),
+        (
+            "-agent-di=x",
+            "unknown shorthand flag: 'a' in -agent-di=x (did you mean --agent-id?)",
+        ),
+        (
+            "--insecure-allow-unauthenticated-agents",
+            "unknown flag: --insecure-allow-unauthenticated-agents",
+        ),
+    ] {
+        let error = agent(&files, &[flag]).unwrap_err();
+        assert!(error.message().starts_with(message), "{error}");
+        assert_eq!(error.exit_code(), 1);
+    }
+}
+
+#[test]
+fn flags_that_some_release_had_warn_once_and_use_up_their_value() {
+    let files = Files::new();
+    let args = [
+        "--reconnect-interval",
+        "5s",
+        "--feature-gates=NodeToMasterTraffic=false",
+        "-reconnect-interval=1s",
+    ];
+    let (_, warnings) = agent(&files, &args).unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("--reconnect-interval is ignored"));
+    let (_, warnings) = server(files.server(), &["--frontend-write-channel-size=10"]).unwrap();
+    assert_eq!(warnings.len(), 1);
+    assert!(server(files.server(), &["--reconnect-interval=5s"]).is_err());
+}
+
+#[test]
+fn the_deprecated_no_op_warns() {
+    let files = Files::new();
+    let (_, warnings) = server(files.server(), &["--warn-on-channel-limit=false"]).unwrap();
+    assert!(warnings[0].starts_with("Flag --warn-on-channel-limit has been deprecated"));
+}
+
+#[test]
+fn logging_flags_take_underscores() {
+    let files = Files::new();
+    assert!(
+        agent(
+            &files,
+            &[
+                "--log_file_max_size=5",
+                "-alsologtostderr",
+                "--one_output=true",
+                "--vmodule=a=1"
+            ]
+        )
+        .is_ok()
+    );
+}
+
+#[test]
+fn every_flag_is_accepted_as_name_equals_default() {
+    let files = Files::new();
+    let mut options = ServerOptions::new("id".to_owned());
+    let all: Vec<String> = options
+        .flags()
+        .iter()
+        .filter(|flag| {
+            // An empty grant is an error: an unset variable must not mean "no grants".
+            !["uds-name", "server-port", "agent-grant"].contains(&flag.name)
+                && !flag.name.starts_with("cluster-")
+        })
+        .map(|flag| {
+            format!(
+                "--{}={}",
+                flag.name,
+                sample(flag.value_word(), flag.shown_default())
+            )
+        })
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert!(server(files.server(), &all).is_ok());
+    let mut options = AgentOptions::new("id".to_owned());
+    // No word will do as the one, and there is no such file as the other.
+    let all: Vec<String> = options
+        .flags()
+        .iter()
+        .filter(|flag| !["allow-target", "ca-cert"].contains(&flag.name))
+        .map(|flag| {
+            format!(
+                "--{}={}",
+                flag.name,
+                sample(flag.value_word(), flag.shown_default())
+            )
+        })
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert!(agent(&files, &all).is_ok());
+}
+
+fn sample(word: Option<&str>, default: Option<String>) -> String {
+    match (word, default) {
+        (_, Some(default)) => default.trim_matches('"').to_owned(),
+        (None, None) => "false".to_owned(),
+        (Some("string" | "strings"), None) => String::new(),
+        (Some(_), None) => "0".to_owned(),
+    }
+}
+
+#[test]
+fn the_mode_comes_from_the_program_name_or_the_compat_switch() {
+    let files = Files::new();
+    let ca = files.flag("ca-cert", "ca");
+    assert!(
+        matches!(run("/usr/bin/konnectivity-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
+    );
+    assert!(
+        matches!(run("/opt/bin/proxy-agent", &[&ca]).unwrap().command, Command::Agent(plan) if plan.compat)
+    );
+    for args in [["agent", "--compat", &ca], ["agent", &ca, "--compat"]] {
+        assert!(matches!(run("adit", &args).unwrap().command, Command::Agent(plan) if plan.compat));
+    }
+    assert!(
+        matches!(run("adit", &["agent", &ca, "--proxy-server-host=a"]).unwrap().command,
+        Command::Agent(plan) if !plan.compat)
+    );
+    let error = run("adit", &["server", "--compat"]).unwrap_err();
+    assert_eq!(error.exit_code(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_not_text_are_refused() {
+    use std::os::unix::ffi::OsStringExt as _;
+    let bad = OsString::from_vec(vec![b'-', b'-', 0xff]);
+    let error = parse([OsString::from("proxy-agent"), bad], &no_env).unwrap_err();
+    assert!(error.message().contains("is not UTF-8"));
+}
+
+proptest! {
+    #[test]
+    fn no_command_line_panics(
+        program in prop_oneof![Just("proxy-server"), Just("proxy-agent"), Just("adit")],
+        args in prop::collection::vec(argument(), 0..6),
+    ) {
+        let argv = std::iter::once(program.to_owned()).chain(args).map(OsString::from);
+        let _ = parse(argv, &no_env);
+    }
+}
+
+/// Anything, and what comes close to a flag.
+fn argument() -> impl Strategy<Value = String> {
+    let names = "(server-port|agent-id|v|alpn-proto|sync-interval|cipher-suites|lease-label|logtostderr|h|help|compat|server|agent|frontend)";
+    prop_oneof![
+        ".{0,20}",
+        regex(&format!("-{{0,3}}{names}")),
+        regex(&format!("-{{1,2}}{names}=.{{0,12}}")),
+        Just("server".to_owned()),
+        Just("agent".to_owned()),
+    ]
+}
+
+fn regex(pattern: &str) -> impl Strategy<Value = String> + use<> {
+    prop::string::string_regex(pattern).unwrap()
+}

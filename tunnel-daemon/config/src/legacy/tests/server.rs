@@ -1,0 +1,454 @@
+//! `proxy-server`: defaults, mapping, refusals.
+
+use std::time::Duration;
+
+use adit_core::grant::Grants;
+
+use super::{Files, no_env, run, server};
+use crate::address::BindAddress;
+use crate::legacy::account::AccountOptions;
+use crate::legacy::data_path::DataPathOptions;
+use crate::legacy::gotype::GoDuration;
+use crate::legacy::klog::KlogOptions;
+use crate::legacy::server::ServerOptions;
+use crate::plan::{Dialect, Drain, FrontendListen, KeepAlive, LogDestination, LogLevel};
+use crate::strategy::StrategyKind;
+use crate::tls_policy::{TlsPolicy, TlsVersion};
+use crate::{Command, parse};
+
+const HOUR: GoDuration = GoDuration(3_600_000_000_000);
+
+#[test]
+fn defaults_are_upstreams_exactly() {
+    let text = |text: &str| text.to_owned();
+    let expected = ServerOptions {
+        server_cert: text(""),
+        server_key: text(""),
+        server_ca_cert: text(""),
+        cluster_cert: text(""),
+        cluster_key: text(""),
+        cluster_ca_cert: text(""),
+        mode: text("grpc"),
+        uds_name: text(""),
+        delete_existing_uds_file: true,
+        server_port: 8090,
+        server_bind_address: text(""),
+        agent_port: 8091,
+        agent_bind_address: text(""),
+        health_port: 8092,
+        health_bind_address: text(""),
+        admin_port: 8095,
+        admin_bind_address: text("127.0.0.1"),
+        keepalive_time: HOUR,
+        frontend_keepalive_time: HOUR,
+        enable_profiling: false,
+        enable_contention_profiling: false,
+        server_id: text("id"),
+        server_count: 1,
+        agent_namespace: text(""),
+        agent_service_account: text(""),
+        authentication_audience: text(""),
+        kubeconfig: text(""),
+        kubeconfig_qps: 0.0,
+        kubeconfig_burst: 0,
+        kube_api_content_type: text("application/vnd.kubernetes.protobuf"),
+        proxy_strategies: text("default"),
+        cipher_suites: vec![],
+        tls_min_version: text(""),
+        xfr_channel_size: 10,
+        enable_lease_controller: false,
+        lease_namespace: text("kube-system"),
+        lease_label: text("k8s-app=konnectivity-server"),
+        graceful_shutdown_timeout: GoDuration(0),
+        backend_dial_timeout: GoDuration(0),
+        warn_on_channel_limit: true,
+        insecure_allow_unauthenticated_agents: false,
+        agent_grants: vec![],
+        zone: text(""),
+        agent_crl: text(""),
+        agent_deny: text(""),
+        data_path: DataPathOptions {
+            lanes: 4096,
+            lane_security: text("tls"),
+            relay_engine: text("auto"),
+        },
+        account: AccountOptions::default(),
+        klog: KlogOptions::default(),
+    };
+    assert_eq!(ServerOptions::new("id".to_owned()), expected);
+    assert_eq!(expected.klog.verbosity, 4);
+    assert_eq!(
+        (
+            expected.klog.stderrthreshold,
+            expected.klog.log_file_max_size_mib
+        ),
+        (2, 1800)
+    );
+}
+
+#[test]
+fn the_smallest_unix_server_keeps_upstreams_behaviour() {
+    let files = Files::new();
+    let (plan, warnings) = server(files.server(), &[]).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    assert_eq!(plan.frontends.len(), 1);
+    assert_eq!(plan.frontends[0].dialect, Dialect::Grpc);
+    let unix = FrontendListen::Unix {
+        path: "/run/x.sock".into(),
+        delete_existing: true,
+        mode: 0o770,
+    };
+    assert_eq!(plan.frontends[0].listen, unix);
+    assert_eq!(plan.agents.bind, BindAddress::new("", 8091).unwrap());
+    assert_eq!(
+        plan.agents.keepalive,
+        KeepAlive::every(Duration::from_secs(3600))
+    );
+    assert!(!plan.agents.insecure_unauthenticated);
+    assert_eq!(plan.health, Some(BindAddress::new("", 8092).unwrap()));
+    assert_eq!(
+        plan.admin,
+        Some(BindAddress::new("127.0.0.1", 8095).unwrap())
+    );
+    assert_eq!(plan.strategies, [StrategyKind::Default]);
+    assert_eq!(plan.tls, TlsPolicy::default());
+    assert_eq!(plan.dial.timeout, None);
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::ZERO));
+    assert_eq!(plan.shutdown.second_signal_exit_code, 1);
+    assert_eq!(
+        (plan.log.level, &plan.log.destination),
+        (LogLevel::Info, &LogDestination::Stderr)
+    );
+    assert!(plan.compat);
+    assert_eq!(plan.server_id.as_str().len(), 36);
+}
+
+#[test]
+fn a_tcp_server_requires_client_certificates_on_its_frontend() {
+    let files = Files::new();
+    let more = [
+        "--mode=http-connect",
+        "--server-bind-address=::1",
+        "--server-port=9000",
+    ];
+    let (plan, _) = server(files.tcp_server(), &more).unwrap();
+    assert_eq!(plan.frontends[0].dialect, Dialect::HttpConnect);
+    let FrontendListen::Tcp {
+        bind,
+        tls: Some(tls),
+    } = &plan.frontends[0].listen
+    else {
+        panic!("{plan:?}")
+    };
+    assert_eq!(bind.to_string(), "[::1]:9000");
+    assert_eq!(tls.client_ca.as_deref(), Some(files.path("ca").as_ref()));
+}
+
+#[test]
+fn what_upstream_accepts_is_accepted() {
+    let files = Files::new();
+    let (plan, warnings) = server(
+        files.tcp_server(),
+        &[
+            "--cipher-suites=TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            "--tls-min-version=VersionTLS13",
+            "--server-count=-3",
+            "--backend-dial-timeout=1m30s",
+            "--graceful-shutdown-timeout=10s",
+            "--proxy-strategies=destHost,defaultRoute,default",
+            "--enable-profiling",
+            "--enable-contention-profiling=T",
+            "--lease-label=malformed",
+            "--keepalive-time=0",
+            "--kubeconfig-qps=2.5",
+            "--kubeconfig-burst=0x10",
+        ],
+    )
+    .unwrap();
+    assert_eq!(plan.server_count, -3);
+    assert_eq!(plan.tls.min_version, TlsVersion::Tls13);
+    assert_eq!(plan.dial.timeout, Some(Duration::from_secs(90)));
+    assert_eq!(plan.shutdown.drain, Drain::For(Duration::from_secs(10)));
+    assert_eq!(plan.strategies.len(), 3);
+    assert_eq!(plan.agents.keepalive.time, Duration::from_secs(7200));
+    assert!(plan.profiling.contention);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+}
+
+#[test]
+fn without_agent_authentication_it_refuses_naming_both_flags() {
+    let files = Files::new();
+    let base = || files.server()[..4].to_vec();
+    let error = server(base(), &[]).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"));
+    assert!(
+        error
+            .message()
+            .contains("--insecure-allow-unauthenticated-agents")
+    );
+    assert_eq!(error.exit_code(), 1);
+
+    let (plan, _) = server(base(), &["--insecure-allow-unauthenticated-agents"]).unwrap();
+    assert!(plan.agents.insecure_unauthenticated);
+    let (plan, warnings) = server(
+        files.server(),
+        &["--insecure-allow-unauthenticated-agents=true"],
+    )
+    .unwrap();
+    assert!(!plan.agents.insecure_unauthenticated);
+    assert!(warnings[0].contains("has no effect"));
+}
+
+#[test]
+fn lanes_can_be_switched_off_and_a_number_that_is_none_names_the_flag() {
+    let files = Files::new();
+    for (flag, expected) in [("--lanes-per-link=0", 0), ("--lanes-per-link=7", 7)] {
+        let (plan, _) = server(files.server(), &[flag]).unwrap();
+        assert_eq!(plan.agents.data_path.lanes_max, expected);
+    }
+    let error = server(files.server(), &["--lanes-per-link=-1"]).unwrap_err();
+    assert!(
+        error.message().contains("--lanes-per-link -1 must be"),
+        "{error}"
+    );
+}
+
+/// As the insecure flag, it is taken beside upstream's flags. Commas do not end a grant.
+#[test]
+fn grants_are_taken_beside_upstreams_flags_and_checked() {
+    let files = Files::new();
+    let (plan, _) = server(files.server(), &[]).unwrap();
+    assert!(plan.agents.grants.is_empty());
+    let flags = ["--agent-grant=cn=a,id=a", "--agent-grant", "cn=b,id=b"];
+    let (plan, warnings) = server(files.server(), &flags).unwrap();
+    let expected = Grants::parse(&["cn=a,id=a", "cn=b,id=b"]).unwrap();
+    assert_eq!((&plan.agents.grants, warnings.len()), (&expected, 0));
+    let error = server(files.server(), &["--agent-grant=cn=a"]).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("--agent-grant \"cn=a\": grants nothing; add id="),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_lease_is_published_where_that_is_asked_for() {
+    let files = Files::new();
+    let flags = [
+        "--enable-lease-controller",
+        "--server-id=a-1",
+        "--lease-label=a=b,c=d",
+    ];
+    let (plan, _warnings) = server(files.server(), &flags).unwrap();
+    let leases = plan.leases.as_ref().unwrap();
+    assert_eq!(
+        (
+            leases.scope.namespace.as_str(),
+            leases.scope.selector.as_str()
+        ),
+        ("kube-system", "a=b,c=d")
+    );
+    assert_eq!(server(files.server(), &[]).unwrap().0.leases, None);
+    let error = server(
+        files.server(),
+        &["--enable-lease-controller", "--server-id=Node_1"],
+    )
+    .unwrap_err();
+    assert!(
+        error.message().contains("--server-id \"Node_1\""),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_agent_listener_needs_a_certificate() {
+    let files = Files::new();
+    let error = server(files.server(), &["--cluster-cert=", "--cluster-key="]).unwrap_err();
+    assert!(
+        error.message().contains("--cluster-cert and --cluster-key"),
+        "{error}"
+    );
+}
+
+#[test]
+fn tokens_are_reviewed_where_all_three_flags_are_given() {
+    let files = Files::new();
+    let flags = [
+        "--cluster-ca-cert=",
+        "--agent-namespace=n",
+        "--agent-service-account=s",
+        "--authentication-audience=a",
+        "--kubeconfig-qps=5",
+        "--kubeconfig-burst=7",
+    ];
+    let (plan, warnings) = server(files.server(), &flags).unwrap();
+    let tokens = plan.agents.tokens.as_ref().unwrap();
+    assert_eq!(
+        (
+            tokens.policy.namespace.as_str(),
+            tokens.policy.audience.as_str()
+        ),
+        ("n", "a")
+    );
+    assert_eq!((tokens.rate.burst, tokens.rate.per_second > 4.9), (7, true));
+    assert_eq!(tokens.api, adit_kube::access::Source::InCluster);
+    assert!(warnings.is_empty(), "{warnings:?}");
+    // With the CA beside them upstream itself refuses these flags.
+    let error = server(files.server(), &flags[1..]).unwrap_err();
+    let text = "--cluster-ca-cert can not be used when agent authentication is enabled";
+    assert!(error.message().contains(text), "{error}");
+    for (missing, text) in [
+        (
+            "--agent-namespace=",
+            "--agent-namespace cannot be empty when agent authentication is enabled",
+        ),
+        (
+            "--agent-service-account=",
+            "--agent-service-account cannot be empty",
+        ),
+        (
+            "--authentication-audience=",
+            "--authentication-audience cannot be empty",
+        ),
+    ] {
+        let all = flags.iter().copied().chain([missing]);
+        let error = server(files.server(), &all.collect::<Vec<_>>()).unwrap_err();
+        assert!(error.message().contains(text), "{error}");
+    }
+    let off = [
+        "--agent-namespace=",
+        "--agent-service-account=",
+        "--authentication-audience=",
+    ];
+    assert_eq!(server(files.server(), &off).unwrap().0.agents.tokens, None);
+}
+
+/// The forms of command lines that docs/migration.md promises to take as they are, or with a CA.
+#[test]
+fn command_lines_of_hosted_control_planes_are_taken_with_a_ca_of_agents() {
+    let files = Files::new();
+    let sidecar = [
+        "--logtostderr=true",
+        "-v=3",
+        "--mode=grpc",
+        "--server-count=3",
+        "--agent-port=8132",
+        "--admin-port=8133",
+        "--admin-bind-address=0.0.0.0",
+        "--health-port=8134",
+        "--delete-existing-uds-file=true",
+        "--proxy-strategies=destHost,defaultRoute,default",
+        "--keepalive-time=1m",
+    ];
+    let (_plan, warnings) = server(files.server(), &sidecar).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let over_tcp = [
+        "--log-file-max-size=0",
+        "--server-port",
+        "8090",
+        "--agent-port",
+        "8091",
+        "--health-port",
+        "2041",
+        "--admin-port=8093",
+        "--mode=http-connect",
+        "--proxy-strategies=destHost,defaultRoute",
+        "--keepalive-time",
+        "30s",
+        "--frontend-keepalive-time",
+        "30s",
+    ];
+    let (_plan, warnings) = server(files.tcp_server(), &over_tcp).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let without_ca = [&["--cluster-ca-cert="][..], &over_tcp[..]].concat();
+    let error = server(files.tcp_server(), &without_ca).unwrap_err();
+    assert!(error.message().contains("--cluster-ca-cert"), "{error}");
+}
+
+#[test]
+fn the_id_comes_from_the_flag_then_the_environment() {
+    let files = Files::new();
+    let id = |flag: &str, env: Option<&str>| {
+        let argv = std::iter::once("/usr/bin/proxy-server".to_owned())
+            .chain(files.server())
+            .chain([flag.to_owned()]);
+        let env = env.map(str::to_owned);
+        let lookup = |name: &str| env.clone().filter(|_| name == "PROXY_SERVER_ID");
+        match parse(argv.map(Into::into), &lookup).unwrap().command {
+            Command::Server(plan) => plan.server_id.as_str().to_owned(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(id("--v=4", Some("from-env")), "from-env");
+    assert_eq!(id("--server-id=flag", Some("from-env")), "flag");
+    assert_eq!(id("--v=4", Some("")).len(), 36);
+    assert_ne!(id("--v=4", None), id("--v=4", None));
+}
+
+#[test]
+fn klog_flags_choose_level_and_file() {
+    let files = Files::new();
+    let log = |more: &[&str]| server(files.server(), more).unwrap().0.log.clone();
+    for (flag, level) in [
+        ("-v=2", LogLevel::Info),
+        ("--v=5", LogLevel::Debug),
+        ("-v9", LogLevel::Trace),
+    ] {
+        assert_eq!(log(&[flag]).level, level);
+    }
+    assert_eq!(log(&["--log-file=/l"]).destination, LogDestination::Stderr);
+    let file = log(&[
+        "--logtostderr=false",
+        "--log_file=/l",
+        "--log-file-max-size=0",
+        "--stderrthreshold=WARNING",
+    ]);
+    let also_stderr = Some(LogLevel::Warn);
+    assert_eq!(
+        file.destination,
+        LogDestination::File {
+            path: "/l".into(),
+            bytes_max: None,
+            also_stderr
+        }
+    );
+    for (threshold, also_stderr) in [
+        ("INFO", Some(LogLevel::Trace)),
+        ("ERROR", Some(LogLevel::Error)),
+        ("FATAL", None),
+    ] {
+        let threshold = format!("--stderrthreshold={threshold}");
+        let file = log(&["--logtostderr=false", "--log-file=/l", &threshold]);
+        assert!(
+            matches!(file.destination, LogDestination::File { also_stderr: found, .. } if found == also_stderr),
+            "{threshold}: {file:?}"
+        );
+    }
+    let dir = log(&["--logtostderr=false", "--log-dir=/d", "--alsologtostderr"]);
+    let (bytes_max, also_stderr) = (Some(1800 << 20), Some(LogLevel::Trace));
+    assert_eq!(
+        dir.destination,
+        LogDestination::File {
+            path: "/d/proxy-server.log".into(),
+            bytes_max,
+            also_stderr
+        }
+    );
+}
+
+#[test]
+fn help_lists_every_flag_and_exits_well() {
+    let Command::Print(text) = run("proxy-server", &["--help"]).unwrap().command else {
+        panic!("no help")
+    };
+    for flag in ServerOptions::new(String::new()).flags() {
+        let shown = text.contains(&format!("--{} ", flag.name));
+        assert_eq!(shown, flag.deprecated.is_none(), "{}", flag.name);
+    }
+    assert!(
+        text.contains("port of the agent listener (default 8091)"),
+        "{text}"
+    );
+    assert!(parse(["proxy-server".into(), "-h".into()], &no_env).is_ok());
+}

@@ -1,0 +1,28 @@
+//! Everything from the command line and the environment to a checked plan.
+//!
+//! [`parse`] reads either dialect: our own flags (clap) or, as `proxy-server` / `proxy-agent` or with
+//! `--compat`, those of upstream's programs. The result is a [`Command`] holding a [`plan`] whose existence
+//! proves it consistent. The only I/O is reading `--config` and checking that files exist; nothing here logs: warnings are returned.
+#![deny(unsafe_code)]
+
+pub mod address;
+mod command;
+mod error;
+mod files;
+mod flags;
+#[cfg(test)]
+#[path = "../../generated_page.rs"]
+mod generated_page;
+mod identifiers;
+mod legacy;
+pub mod limits;
+pub mod plan;
+pub mod strategy;
+pub mod tls_policy;
+mod version;
+
+pub use command::{
+    CheckGiven, CheckOptions, Command, DemoOptions, LinksAction, LinksOptions, NetnsHelperOptions,
+    Parsed, StatusOptions, TopOptions, TopSort, parse,
+};
+pub use error::ConfigError;

@@ -1,0 +1,198 @@
+//! The plan of an agent: its servers, its targets, bounds.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit_core::destination::DestinationList;
+use adit_core::ids::AgentId;
+
+use super::account::AccountPlan;
+use super::data_path::{DataPathPlan, LaneSecurity};
+use super::leases::CountPlan;
+use super::node::{NodeRedirectPlan, TargetListener, check_targets};
+use super::parts::{
+    ForwardProxy, Identity, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan,
+    check_distinct, check_files, check_header_text, check_socket_path,
+};
+use crate::address::{BindAddress, ServerAddress};
+use crate::error::ConfigError;
+use crate::{identifiers, limits};
+
+/// How an agent proves itself to servers and knows them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentTls {
+    /// CA bundle for the server's certificate.
+    pub ca_cert: PathBuf,
+    /// Client certificate.
+    pub identity: Option<Identity>,
+    /// Extra ALPN protocols, offered before `h2`.
+    pub alpn: Vec<String>,
+}
+
+/// Everything an agent is told, not yet checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentSettings {
+    /// Sent to servers as `agentid`.
+    pub agent_id: AgentId,
+    /// Sent to servers as `agentidentifiers`: URL query encoding, ASCII, may be empty.
+    pub identifiers: String,
+    /// At least one.
+    pub servers: Vec<ServerAddress>,
+    /// Towards servers.
+    pub tls: AgentTls,
+    /// File with a bearer token, read again at each connect.
+    pub token_path: Option<PathBuf>,
+    /// Proxy towards servers.
+    pub forward_proxy: ForwardProxy,
+    /// First wait between sync rounds, and the wait once all servers are connected.
+    pub sync_interval: Duration,
+    /// Longest wait between sync rounds.
+    pub sync_interval_cap: Duration,
+    /// Go on opening trial connections when the server count is met.
+    pub sync_forever: bool,
+    /// Servers are counted by leases.
+    pub leases: Option<CountPlan>,
+    /// HTTP/2 keepalive of links.
+    pub keepalive: KeepAlive,
+    /// Log when a queue is full.
+    pub warn_on_channel_limit: bool,
+    /// Health and metrics; `None` is off.
+    pub health: Option<BindAddress>,
+    /// Admin; `None` is off.
+    pub admin: Option<BindAddress>,
+    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    pub admin_socket: Option<PathBuf>,
+    /// Profiling flags.
+    pub profiling: Profiling,
+    /// `--allow-target` entries as typed; `None` allows every target, as upstream.
+    pub allow_targets: Option<Vec<String>>,
+    /// Listeners for connections to the control plane.
+    pub target_listeners: Vec<TargetListener>,
+    /// Connections to Services that are taken from under this node's processes.
+    pub redirect: Option<NodeRedirectPlan>,
+    /// Lanes and relay.
+    pub data_path: DataPathPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
+    /// For a target to accept, all addresses together.
+    pub dial_timeout: Duration,
+    /// Byte budgets.
+    pub isolation: IsolationPlan,
+    /// Signals.
+    pub shutdown: ShutdownPlan,
+    /// Logs.
+    pub log: LogPlan,
+    /// Behave as the upstream program does where the two differ.
+    pub compat: bool,
+}
+
+/// A checked [`AgentSettings`]; read-only.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AgentPlan(AgentSettings);
+
+impl Deref for AgentPlan {
+    type Target = AgentSettings;
+
+    fn deref(&self) -> &AgentSettings {
+        &self.0
+    }
+}
+
+impl AgentPlan {
+    /// Gives the settings back, for those who take them apart.
+    #[must_use]
+    pub fn into_settings(self) -> AgentSettings {
+        self.0
+    }
+}
+
+impl AgentSettings {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// What contradicts what, a missing file, or text that cannot travel in a header.
+    pub fn check(self) -> Result<AgentPlan, ConfigError> {
+        if self.servers.is_empty() {
+            return Err(ConfigError::new("no server: give --proxy-server-host"));
+        }
+        if self.servers.len() > limits::SERVER_ADDRESSES_MAX {
+            let (count, max) = (self.servers.len(), limits::SERVER_ADDRESSES_MAX);
+            return Err(ConfigError::new(format!(
+                "{count} servers in --proxy-server-host are too many: at most {max}"
+            )));
+        }
+        check_header_text("--agent-id", self.agent_id.as_str())?;
+        identifiers::check(&self.identifiers)
+            .map_err(|error| ConfigError::new(format!("agent address is invalid: {error}")))?;
+        for protocol in &self.tls.alpn {
+            if protocol.is_empty() || protocol.len() > 255 {
+                return Err(ConfigError::new(format!(
+                    "--alpn-proto {protocol:?}: a protocol name has 1 to 255 bytes"
+                )));
+            }
+        }
+        if let Some(targets) = &self.allow_targets {
+            DestinationList::allow_targets(targets)
+                .map_err(|error| ConfigError::new(format!("--allow-target: {error}")))?;
+        }
+        self.check_times()?;
+        self.isolation.check()?;
+        if self.data_path.lane_security == LaneSecurity::Plaintext && self.token_path.is_some() {
+            return Err(ConfigError::new(
+                "--lane-security=plaintext and --service-account-token-path exclude each other: who proves itself by a \
+                 token is on a network that is not trusted; drop one",
+            ));
+        }
+        let identity = self.tls.identity.as_ref();
+        check_files([
+            ("--ca-cert", Some(&self.tls.ca_cert)),
+            ("--agent-cert", identity.map(|identity| &identity.cert)),
+            ("--agent-key", identity.map(|identity| &identity.key)),
+            ("--service-account-token-path", self.token_path.as_ref()),
+        ])?;
+        check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
+        let has_proof = identity.is_some() || self.token_path.is_some();
+        check_targets(
+            &self.target_listeners,
+            self.redirect.as_ref(),
+            self.data_path.lanes_max,
+            has_proof,
+        )?;
+        let health = self.health.iter();
+        let health = health.map(|bind| ("--health-server-port", bind));
+        let admin = self.admin.iter();
+        let admin = admin.map(|bind| ("--admin-server-port", bind));
+        let targets = self.target_listeners.iter();
+        let targets = targets.map(|listener| ("--target", &listener.bind));
+        check_distinct(health.chain(admin).chain(targets))?;
+        Ok(AgentPlan(self))
+    }
+
+    fn check_times(&self) -> Result<(), ConfigError> {
+        if self.sync_interval > self.sync_interval_cap {
+            return Err(ConfigError::new(format!(
+                "sync interval {:?} must be less than sync interval cap {:?}",
+                self.sync_interval, self.sync_interval_cap
+            )));
+        }
+        if self.sync_interval < limits::INTERVAL_MIN {
+            return Err(ConfigError::new(format!(
+                "--sync-interval {:?} is below {:?}",
+                self.sync_interval,
+                limits::INTERVAL_MIN
+            )));
+        }
+        if self.keepalive.time < limits::AGENT_KEEPALIVE_TIME_MIN {
+            return Err(ConfigError::new(format!(
+                "--keepalive-time {:?} is below {:?}: servers end connections that ping more often",
+                self.keepalive.time,
+                limits::AGENT_KEEPALIVE_TIME_MIN
+            )));
+        }
+        if self.dial_timeout.is_zero() {
+            return Err(ConfigError::new("--dial-timeout must be greater than 0"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+//! The parts that both plans are made of.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::address::BindAddress;
+use crate::error::ConfigError;
+use crate::files;
+use crate::limits;
+
+/// Certificate and key, PEM files.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Certificate chain.
+    pub cert: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+}
+
+/// What a TLS listener needs, PEM files. They are watched and re-read by who uses them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsFiles {
+    /// Certificate chain.
+    pub cert: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+    /// CA for client certificates, which are then required; `None` asks for none.
+    pub client_ca: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// With the flags of certificate, key and CA.
+    pub(super) fn check_files(&self, flags: [&'static str; 3]) -> Result<(), ConfigError> {
+        let files = [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()];
+        check_files(flags.into_iter().zip(files))
+    }
+}
+
+/// Refuses a file that is not there; each comes with its flag.
+pub(super) fn check_files<'a>(
+    files: impl IntoIterator<Item = (&'static str, Option<&'a PathBuf>)>,
+) -> Result<(), ConfigError> {
+    for (flag, path) in files {
+        if let Some(path) = path.filter(|path| files::is_missing(path)) {
+            return Err(ConfigError::new(format!(
+                "{flag} {}: no such file",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// HTTP/2 keepalive of one kind of connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeepAlive {
+    /// Idle time before a ping.
+    pub time: Duration,
+    /// Time for the answer.
+    pub ack_timeout: Duration,
+}
+
+impl KeepAlive {
+    /// With upstream's answer time.
+    #[must_use]
+    pub const fn every(time: Duration) -> Self {
+        Self {
+            time,
+            ack_timeout: limits::LINK_ACK_TIMEOUT,
+        }
+    }
+}
+
+/// How dials wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DialPlan {
+    /// From the client's request to the agent's answer; `None` waits for ever, as upstream does by default.
+    pub timeout: Option<Duration>,
+    /// Dials one agent may owe an answer to; more are refused.
+    pub pending_per_agent_max: NonZeroU32,
+    /// Dials in flight over all agents; more are refused.
+    pub pending_max: NonZeroU32,
+    /// A link whose agent has been silent for this long gets no dials; of an agent in Go at least 20 s.
+    pub link_dead_after: Duration,
+}
+
+impl DialPlan {
+    pub(super) fn check(self) -> Result<(), ConfigError> {
+        if self.pending_per_agent_max > self.pending_max {
+            return Err(ConfigError::new(format!(
+                "--pending-dials-per-agent {} must not be above --pending-dials {}",
+                self.pending_per_agent_max, self.pending_max
+            )));
+        }
+        if self.link_dead_after < limits::LINK_DEAD_AFTER_MIN {
+            return Err(ConfigError::new(format!(
+                "--link-dead-after {:?} is below {:?}: a link is suspected after 4 s",
+                self.link_dead_after,
+                limits::LINK_DEAD_AFTER_MIN
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Default for DialPlan {
+    fn default() -> Self {
+        const PER_AGENT: NonZeroU32 =
+            NonZeroU32::new(limits::PENDING_DIALS_PER_AGENT).expect("not zero");
+        const ALL: NonZeroU32 = NonZeroU32::new(limits::PENDING_DIALS).expect("not zero");
+        Self {
+            timeout: Some(limits::DIAL_TIMEOUT),
+            pending_per_agent_max: PER_AGENT,
+            pending_max: ALL,
+            link_dead_after: limits::LINK_DEAD_AFTER,
+        }
+    }
+}
+
+/// What a slow tunnel may hold before others would suffer (design 5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IsolationPlan {
+    /// Bytes a tunnel owns.
+    pub tunnel_share_bytes: u64,
+    /// Bytes held for one agent (server) or one link (agent).
+    pub agent_budget_bytes: u64,
+    /// Bytes held by the process; `None` is a quarter of the cgroup's memory.max, resolved at start.
+    pub process_budget_bytes: Option<u64>,
+    /// Over its share without progress for this long: closed.
+    pub stall_timeout: Duration,
+    /// Half-closed and silent for this long: reset.
+    pub half_closed_timeout: Duration,
+}
+
+impl IsolationPlan {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let (share, agent) = (self.tunnel_share_bytes, self.agent_budget_bytes);
+        let process = self.process_budget_bytes.unwrap_or(u64::MAX);
+        if share < limits::TUNNEL_SHARE_BYTES_MIN {
+            let min = limits::TUNNEL_SHARE_BYTES_MIN;
+            return Err(ConfigError::new(format!(
+                "--tunnel-share {share} bytes must be at least {min} bytes"
+            )));
+        }
+        if share > agent {
+            return Err(ConfigError::new(format!(
+                "--tunnel-share {share} bytes must not be above --agent-budget {agent} bytes"
+            )));
+        }
+        if agent > process {
+            return Err(ConfigError::new(format!(
+                "--agent-budget {agent} bytes must not be above --process-budget {process} bytes"
+            )));
+        }
+        for (flag, time) in [
+            ("--stall-timeout", self.stall_timeout),
+            ("--half-closed-timeout", self.half_closed_timeout),
+        ] {
+            if time.is_zero() {
+                return Err(ConfigError::new(format!("{flag} must be greater than 0")));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for IsolationPlan {
+    fn default() -> Self {
+        Self {
+            tunnel_share_bytes: limits::TUNNEL_SHARE_BYTES,
+            agent_budget_bytes: limits::AGENT_BUDGET_BYTES,
+            process_budget_bytes: None,
+            stall_timeout: limits::STALL_TIMEOUT,
+            half_closed_timeout: limits::HALF_CLOSED_TIMEOUT,
+        }
+    }
+}
+
+/// What an HTTP-CONNECT client may take for its request head.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectPlan {
+    /// From the first moment of the connection to the end of the head.
+    pub head_timeout: Duration,
+    /// Longer heads are refused.
+    pub head_bytes_max: u64,
+}
+
+impl ConnectPlan {
+    pub(super) fn check(self) -> Result<(), ConfigError> {
+        if self.head_timeout.is_zero() {
+            return Err(ConfigError::new(
+                "--connect-head-timeout must be greater than 0",
+            ));
+        }
+        let (min, max) = (
+            limits::CONNECT_HEAD_BYTES_MIN,
+            limits::CONNECT_HEAD_BYTES_MAX,
+        );
+        if !(min..=max).contains(&self.head_bytes_max) {
+            return Err(ConfigError::new(format!(
+                "--connect-head-size {} bytes must be from {min} to {max} bytes",
+                self.head_bytes_max
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Default for ConnectPlan {
+    fn default() -> Self {
+        Self {
+            head_timeout: limits::CONNECT_HEAD_TIMEOUT,
+            head_bytes_max: limits::CONNECT_HEAD_BYTES,
+        }
+    }
+}
+
+/// What the first signal starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drain {
+    /// Tunnels may finish for at most this long, then the process exits 0. Zero cuts them at once.
+    For(Duration),
+    /// No limit: only the second signal ends the process (upstream's agent, compat 15.1).
+    UntilSecondSignal,
+}
+
+/// What signals do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShutdownPlan {
+    /// After the first signal.
+    pub drain: Drain,
+    /// The second signal exits at once with this.
+    pub second_signal_exit_code: u8,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum LogLevel {
+    /// Errors only.
+    Error,
+    /// And warnings.
+    Warn,
+    /// And what an operator wants to see.
+    Info,
+    /// And ordinary disconnects, retries, choices.
+    Debug,
+    /// And packets.
+    Trace,
+}
+
+impl LogLevel {
+    /// The name tracing's filters use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Where log lines go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LogDestination {
+    /// Standard error.
+    Stderr,
+    /// A file, appended to.
+    File {
+        /// Created if missing.
+        path: PathBuf,
+        /// Truncated when it reaches this many bytes, as klog does; `None` never.
+        bytes_max: Option<u64>,
+        /// Lines of this level or worse also go to standard error; `None` is none of them.
+        also_stderr: Option<LogLevel>,
+    },
+}
+
+/// What is logged, how, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogPlan {
+    /// Line format.
+    pub format: LogFormat,
+    /// Verbosity of this program.
+    pub level: LogLevel,
+    /// Libraries that are to say more than warnings, as `TARGET=LEVEL` with commas between.
+    pub libraries: String,
+    /// Sink.
+    pub destination: LogDestination,
+}
+
+impl Default for LogPlan {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::Text,
+            level: LogLevel::Info,
+            libraries: String::new(),
+            destination: LogDestination::Stderr,
+        }
+    }
+}
+
+/// The profiling flags. Go profiles do not exist here: the paths answer 404 with a hint.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Profiling {
+    /// `--enable-profiling`
+    pub enabled: bool,
+    /// `--enable-contention-profiling`
+    pub contention: bool,
+}
+
+/// Proxy for the connection from agent to server, as the environment says (compat 6.6); raw text. `Debug` shows no proxy: a
+/// password may be in it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct ForwardProxy {
+    /// `HTTPS_PROXY`, else `https_proxy`.
+    pub https_proxy: Option<String>,
+    /// `NO_PROXY`, else `no_proxy`.
+    pub no_proxy: Option<String>,
+}
+
+impl ForwardProxy {
+    /// Empty variables count as unset.
+    pub fn from_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let first = |names: [&str; 2]| {
+            names
+                .into_iter()
+                .filter_map(env)
+                .find(|value| !value.is_empty())
+        };
+        Self {
+            https_proxy: first(["HTTPS_PROXY", "https_proxy"]),
+            no_proxy: first(["NO_PROXY", "no_proxy"]),
+        }
+    }
+}
+
+impl fmt::Debug for ForwardProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let https_proxy = self.https_proxy.as_ref().map(|_hidden| "***");
+        f.debug_struct("ForwardProxy")
+            .field("https_proxy", &https_proxy)
+            .field("no_proxy", &self.no_proxy)
+            .finish()
+    }
+}
+
+/// Refuses two listeners on the same host and port; port 0 never collides. Each comes with what asked for it.
+pub(super) fn check_distinct<'a>(
+    all: impl IntoIterator<Item = (&'static str, &'a BindAddress)>,
+) -> Result<(), ConfigError> {
+    let mut seen: Vec<(&str, &BindAddress)> = Vec::new();
+    for (flag, bind) in all {
+        let other = seen.iter().find(|(_, taken)| *taken == bind);
+        if let Some((other, _)) = other.filter(|_| bind.port != 0) {
+            return Err(ConfigError::new(format!(
+                "two listeners want {bind}, by {other} and {flag}: change one of the ports"
+            )));
+        }
+        seen.push((flag, bind));
+    }
+    Ok(())
+}
+
+/// Longer names do not fit into a socket's address.
+pub(super) fn check_socket_path(flag: &str, path: Option<&Path>) -> Result<(), ConfigError> {
+    let Some(path) = path else { return Ok(()) };
+    let (bytes, max) = (path.as_os_str().len(), limits::UNIX_SOCKET_PATH_BYTES_MAX);
+    if bytes == 0 || bytes > max {
+        return Err(ConfigError::new(format!(
+            "{flag} {}: a socket's path has 1 to {max} bytes",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Ids travel in gRPC headers, which carry printable ASCII.
+pub(super) fn check_header_text(flag: &str, text: &str) -> Result<(), ConfigError> {
+    match text.chars().find(|c| !(' '..='~').contains(c)) {
+        Some(bad) => Err(ConfigError::new(format!(
+            "{flag} {text:?}: {bad:?} cannot be sent in a gRPC header"
+        ))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_for_a_proxy_is_never_printed() {
+        let proxy = ForwardProxy {
+            https_proxy: Some("http://me:s3cret@proxy.example".to_owned()),
+            no_proxy: Some("localhost".to_owned()),
+        };
+        let printed = format!("{proxy:?}");
+        assert!(!printed.contains("s3cret") && printed.contains("localhost"));
+    }
+}

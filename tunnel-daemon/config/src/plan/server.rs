@@ -1,0 +1,361 @@
+//! The plan of a server: frontends, the agent listener, routing, bounds.
+
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::path::PathBuf;
+
+use adit_core::destination::DestinationList;
+use adit_core::grant::{ClientRules, Grants};
+use adit_core::ids::ServerId;
+
+use super::account::AccountPlan;
+use super::data_path::{DataPathPlan, LaneSecurity};
+use super::leases::PublishPlan;
+use super::node::DestinationsPlan;
+use super::parts::{
+    ConnectPlan, DialPlan, IsolationPlan, KeepAlive, LogPlan, Profiling, ShutdownPlan, TlsFiles,
+};
+use super::tokens::{AgentProof, TokenPlan};
+use super::transparent::TransparentPlan;
+use crate::address::BindAddress;
+use crate::error::ConfigError;
+use crate::limits;
+use crate::strategy::StrategyKind;
+use crate::tls_policy::TlsPolicy;
+
+/// What a frontend speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dialect {
+    /// `ProxyService/Proxy` over HTTP/2.
+    Grpc,
+    /// HTTP/1.1 CONNECT.
+    HttpConnect,
+}
+
+impl Dialect {
+    /// The name in `--mode` and `--frontend`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => "grpc",
+            Self::HttpConnect => "http-connect",
+        }
+    }
+
+    /// The dialect of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Grpc, Self::HttpConnect]
+            .into_iter()
+            .find(|dialect| dialect.name() == name)
+    }
+}
+
+/// Where a frontend listens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrontendListen {
+    /// A unix socket, clear text: its file mode is the access control.
+    Unix {
+        /// At most [`limits::UNIX_SOCKET_PATH_BYTES_MAX`] bytes.
+        path: PathBuf,
+        /// Remove a stale file first.
+        delete_existing: bool,
+        /// Mode of the file: made with umask [`limits::UNIX_SOCKET_UMASK`].
+        mode: u32,
+    },
+    /// A TCP port.
+    Tcp {
+        /// Address to listen on.
+        bind: BindAddress,
+        /// Client certificates are required; `None` only by the explicit insecure flag.
+        tls: Option<TlsFiles>,
+    },
+}
+
+/// One listener for clients.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FrontendPlan {
+    /// What it speaks.
+    pub dialect: Dialect,
+    /// Where.
+    pub listen: FrontendListen,
+}
+
+/// The listener for agents.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AgentListenerPlan {
+    /// Address to listen on.
+    pub bind: BindAddress,
+    /// Without `client_ca` no certificate is asked for; with `tokens` one is not required.
+    pub tls: TlsFiles,
+    /// Agents may prove themselves by service account tokens.
+    pub tokens: Option<TokenPlan>,
+    /// Any TLS client may register as an agent: warn, and export it as a metric.
+    pub insecure_unauthenticated: bool,
+    /// HTTP/2 keepalive.
+    pub keepalive: KeepAlive,
+    /// What an agent may claim; empty: agents claim their ids and identifiers, as upstream.
+    pub grants: Grants,
+    /// Where this server is: among agents that fit equally, dials go to those of the same zone.
+    pub zone: Option<Box<str>>,
+    /// Revocation lists of agents' certificates.
+    pub crl: Option<PathBuf>,
+    /// Agents that are refused, whatever they prove.
+    pub deny: Option<PathBuf>,
+    /// Links one owner may hold under one agent id; more are refused.
+    pub links_per_agent_max: NonZeroU32,
+    /// Lanes and relay.
+    pub data_path: DataPathPlan,
+}
+
+/// Everything a server is told, not yet checked.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ServerSettings {
+    /// Returned to agents as `serverid`.
+    pub server_id: ServerId,
+    /// Returned to agents as `servercount`; any number, as upstream. The number of leases, if that is larger.
+    pub server_count: i64,
+    /// At least one, unless clients come in transparently.
+    pub frontends: Vec<FrontendPlan>,
+    /// What clients may ask for; empty: everything, as upstream.
+    pub client_rules: ClientRules,
+    /// HTTP/2 keepalive of gRPC frontends.
+    pub frontend_keepalive: KeepAlive,
+    /// Request heads of HTTP-CONNECT frontends.
+    pub connect: ConnectPlan,
+    /// Clients that know nothing of a proxy.
+    pub transparent: TransparentPlan,
+    /// For agents.
+    pub agents: AgentListenerPlan,
+    /// Of both TLS listeners.
+    pub tls: TlsPolicy,
+    /// Health and metrics; `None` is off.
+    pub health: Option<BindAddress>,
+    /// Admin and metrics; `None` is off.
+    pub admin: Option<BindAddress>,
+    /// Unix socket for `adit status` and `adit top`; `None` is off.
+    pub admin_socket: Option<PathBuf>,
+    /// Profiling flags.
+    pub profiling: Profiling,
+    /// This server publishes a lease.
+    pub leases: Option<PublishPlan>,
+    /// In order; at least one.
+    pub strategies: Vec<StrategyKind>,
+    /// What agents may have dialled.
+    pub destinations: DestinationsPlan,
+    /// Dials.
+    pub dial: DialPlan,
+    /// Byte budgets.
+    pub isolation: IsolationPlan,
+    /// Accounting in the kernel.
+    pub account: AccountPlan,
+    /// Signals.
+    pub shutdown: ShutdownPlan,
+    /// Logs.
+    pub log: LogPlan,
+    /// Access events a second in the long run; 0: no limit.
+    pub access_log_limit: u32,
+    /// Behave as the upstream program does where the two differ.
+    pub compat: bool,
+}
+
+/// A checked [`ServerSettings`]; read-only.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ServerPlan(ServerSettings);
+
+impl Deref for ServerPlan {
+    type Target = ServerSettings;
+
+    fn deref(&self) -> &ServerSettings {
+        &self.0
+    }
+}
+
+impl ServerPlan {
+    /// Gives the settings back, for those who take them apart.
+    #[must_use]
+    pub fn into_settings(self) -> ServerSettings {
+        self.0
+    }
+}
+
+impl ServerSettings {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// What contradicts what, a missing file, or agents that nobody authenticates.
+    pub fn check(self) -> Result<ServerPlan, ConfigError> {
+        super::parts::check_header_text("--server-id", self.server_id.as_str())?;
+        self.check_frontends()?;
+        self.check_agent_listener()?;
+        self.check_destinations()?;
+        self.check_ports()?;
+        self.connect.check()?;
+        self.dial.check()?;
+        self.isolation.check()?;
+        if self.strategies.is_empty() {
+            return Err(ConfigError::new("proxy strategies cannot be empty"));
+        }
+        Ok(ServerPlan(self))
+    }
+
+    fn check_frontends(&self) -> Result<(), ConfigError> {
+        self.transparent.check()?;
+        if self.frontends.is_empty() && !self.transparent.is_used() {
+            return Err(ConfigError::new(
+                "no frontend: give at least one, such as --frontend grpc=unix:/run/adit/kas.sock",
+            ));
+        }
+        if self.frontends.len() > limits::FRONTENDS_MAX {
+            let (count, max) = (self.frontends.len(), limits::FRONTENDS_MAX);
+            return Err(ConfigError::new(format!(
+                "{count} frontends are too many: at most {max}"
+            )));
+        }
+        let mut paths: Vec<&PathBuf> = Vec::new();
+        for frontend in &self.frontends {
+            match &frontend.listen {
+                FrontendListen::Unix { path, .. } => {
+                    let bytes = path.as_os_str().len();
+                    if bytes == 0 || bytes > limits::UNIX_SOCKET_PATH_BYTES_MAX {
+                        return Err(ConfigError::new(format!(
+                            "unix socket path {path:?} has {bytes} bytes: it needs 1 to {}",
+                            limits::UNIX_SOCKET_PATH_BYTES_MAX
+                        )));
+                    }
+                    if paths.contains(&path) {
+                        return Err(ConfigError::new(format!(
+                            "two frontends listen on {}",
+                            path.display()
+                        )));
+                    }
+                    paths.push(path);
+                }
+                FrontendListen::Tcp {
+                    bind,
+                    tls: Some(tls),
+                } => {
+                    tls.check_files(["--server-cert", "--server-key", "--server-ca-cert"])?;
+                    if tls.client_ca.is_none() {
+                        return Err(ConfigError::new(format!(
+                            "frontend on {bind} would take any client: give --server-ca-cert"
+                        )));
+                    }
+                }
+                FrontendListen::Tcp { tls: None, .. } => (),
+            }
+        }
+        let asks = |frontend: &FrontendPlan| {
+            matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
+        };
+        if self.client_rules.name_certificates() && !self.frontends.iter().any(asks) {
+            // A security flag is never accepted without effect.
+            return Err(ConfigError::new(
+                "--client-allow-target with cn=, dns= or uri= goes by certificates of clients, and no frontend asks for one: give a \
+                 frontend on TCP with --server-cert, --server-key and --server-ca-cert, or leave these names out",
+            ));
+        }
+        super::parts::check_socket_path("--admin-socket", self.admin_socket.as_deref())?;
+        match &self.admin_socket {
+            Some(path) if paths.contains(&path) => Err(ConfigError::new(format!(
+                "--admin-socket and a frontend want {}: give two paths",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_agent_listener(&self) -> Result<(), ConfigError> {
+        let agents = &self.agents;
+        agents
+            .tls
+            .check_files(["--cluster-cert", "--cluster-key", "--cluster-ca-cert"])?;
+        let has_ca = agents.tls.client_ca.is_some();
+        if !agents.grants.is_empty() && !has_ca && agents.tokens.is_none() {
+            // A security flag is never accepted without effect.
+            return Err(ConfigError::new(
+                "--agent-grant goes by certificates and tokens: give --cluster-ca-cert or --agent-service-account, or leave \
+                 --agent-grant out",
+            ));
+        }
+        if let Some(tokens) = &agents.tokens {
+            if tokens.proof == AgentProof::Both && !has_ca {
+                return Err(ConfigError::new(
+                    "--agent-proof=both asks agents for certificates, too: give --cluster-ca-cert",
+                ));
+            }
+            if agents.insecure_unauthenticated {
+                return Err(ConfigError::new(
+                    "--agent-service-account and --insecure-allow-unauthenticated-agents contradict each other: drop one",
+                ));
+            }
+            if agents.data_path.lane_security == LaneSecurity::Plaintext {
+                return Err(ConfigError::new(
+                    "--lane-security=plaintext and --agent-service-account exclude each other: agents that prove themselves \
+                     by a token are on a network that is not trusted; drop one",
+                ));
+            }
+        }
+        match (
+            has_ca || agents.tokens.is_some(),
+            agents.insecure_unauthenticated,
+        ) {
+            (false, false) => Err(ConfigError::new(
+                "refusing to start without agent authentication: give --cluster-ca-cert to require client certificates \
+                 of agents, --agent-namespace, --agent-service-account and --authentication-audience to review their \
+                 tokens, or --insecure-allow-unauthenticated-agents to let anyone register as an agent",
+            )),
+            (true, true) => Err(ConfigError::new(
+                "--cluster-ca-cert and --insecure-allow-unauthenticated-agents contradict each other: drop one",
+            )),
+            (true, false) | (false, true) => Ok(()),
+        }
+    }
+
+    fn check_destinations(&self) -> Result<(), ConfigError> {
+        if self.destinations.allowed.is_empty() {
+            return if self.destinations.proxy_header {
+                Err(ConfigError::new(
+                    "--destination-proxy-header has no effect without --allowed-destination: give one, or drop it",
+                ))
+            } else {
+                Ok(())
+            };
+        }
+        DestinationList::allowed_destinations(&self.destinations.allowed)
+            .map_err(|error| ConfigError::new(format!("--allowed-destination: {error}")))?;
+        if self.agents.insecure_unauthenticated {
+            return Err(ConfigError::new(
+                "--allowed-destination and --insecure-allow-unauthenticated-agents exclude each other: what agents may \
+                 reach goes by what they prove to be; drop one",
+            ));
+        }
+        if self.agents.data_path.lanes_max == 0 {
+            return Err(ConfigError::new(
+                "--allowed-destination needs lanes, and --lanes-per-link=0 allows none: drop one",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Two listeners of one process on one address: caught here, because the bind error names no flags.
+    fn check_ports(&self) -> Result<(), ConfigError> {
+        let frontends = self
+            .frontends
+            .iter()
+            .filter_map(|frontend| match &frontend.listen {
+                FrontendListen::Tcp { bind, .. } => Some(("a frontend", bind)),
+                FrontendListen::Unix { .. } => None,
+            });
+        let transparent = self.transparent.bind.iter();
+        let transparent = transparent.map(|bind| ("--transparent-bind-address", bind));
+        let health = self.health.iter().map(|bind| ("--health-port", bind));
+        let admin = self.admin.iter().map(|bind| ("--admin-port", bind));
+        let all = frontends
+            .chain([("--agent-port", &self.agents.bind)])
+            .chain(transparent)
+            .chain(health)
+            .chain(admin);
+        super::parts::check_distinct(all)
+    }
+}

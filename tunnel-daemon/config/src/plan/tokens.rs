@@ -1,0 +1,75 @@
+//! How a server lets agents in by their service account tokens.
+
+use adit_kube::access::Source;
+use adit_kube::review::ReviewPolicy;
+use adit_kube::reviewer::Rate;
+
+use crate::error::ConfigError;
+
+/// What an agent has to prove where tokens are reviewed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum AgentProof {
+    /// A certificate or a token. What is shown must hold.
+    Either,
+    /// A certificate and a token.
+    Both,
+}
+
+/// How agents' tokens are reviewed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TokenPlan {
+    /// Whose tokens are let in.
+    pub policy: ReviewPolicy,
+    /// Who reviews them.
+    pub api: Source,
+    /// How often that may be asked.
+    pub rate: Rate,
+    /// What is asked for beside them.
+    pub proof: AgentProof,
+}
+
+impl TokenPlan {
+    /// `None`: all three names are empty, which is how tokens are left out. The flags' rules are upstream's.
+    ///
+    /// # Errors
+    /// Some are empty, by flag; or all are, where both proofs are needed.
+    pub fn of_flags(
+        namespace: &str,
+        service_account: &str,
+        audience: &str,
+        kubeconfig: &str,
+        rate: Rate,
+        proof: AgentProof,
+    ) -> Result<Option<Self>, ConfigError> {
+        let flags = [
+            ("--agent-namespace", namespace),
+            ("--agent-service-account", service_account),
+            ("--authentication-audience", audience),
+        ];
+        if flags.iter().all(|(_flag, value)| value.is_empty()) {
+            // A security flag is never accepted without effect.
+            return match proof {
+                AgentProof::Either => Ok(None),
+                AgentProof::Both => Err(ConfigError::new(
+                    "--agent-proof=both asks agents for tokens, too: give --agent-namespace, --agent-service-account and \
+                     --authentication-audience",
+                )),
+            };
+        }
+        if let Some((flag, _empty)) = flags.iter().find(|(_flag, value)| value.is_empty()) {
+            return Err(ConfigError::new(format!(
+                "{flag} cannot be empty when agent authentication is enabled"
+            )));
+        }
+        Ok(Some(Self {
+            policy: ReviewPolicy {
+                namespace: namespace.to_owned(),
+                service_account: service_account.to_owned(),
+                audience: audience.to_owned(),
+            },
+            api: Source::of_flag(kubeconfig),
+            rate,
+            proof,
+        }))
+    }
+}

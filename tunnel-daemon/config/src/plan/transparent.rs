@@ -1,0 +1,204 @@
+//! The plan of connections that arrive without a dialect: which are captured, and where else they may come in.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+
+use super::netns::NetnsPlan;
+use super::rule_file::RuleFile;
+use crate::address::BindAddress;
+use crate::error::ConfigError;
+use crate::limits;
+
+/// Calls to a network, on one port or on all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RedirectTarget {
+    /// The network, without bits behind its prefix.
+    pub network: IpNet,
+    /// `None`: all.
+    pub port: Option<u16>,
+}
+
+impl fmt::Display for RedirectTarget {
+    /// As flags and files write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let one = self.network.prefix_len() == self.network.max_prefix_len();
+        match (self.network, self.port) {
+            (network, None) if one => write!(f, "{}", network.addr()),
+            (network, None) => write!(f, "{network}"),
+            (network, Some(port)) if one => SocketAddr::new(network.addr(), port).fmt(f),
+            (IpNet::V4(network), Some(port)) => write!(f, "{network}:{port}"),
+            (IpNet::V6(network), Some(port)) => write!(f, "[{network}]:{port}"),
+        }
+    }
+}
+
+/// What becomes of captured calls when nothing takes them, because the server is gone or listens elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnFailure {
+    /// They go where they go.
+    #[default]
+    Open,
+    /// They are denied, also after this process has ended.
+    Closed,
+}
+
+impl std::str::FromStr for OnFailure {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "open" => Ok(Self::Open),
+            "closed" => Ok(Self::Closed),
+            _ => Err(format!("{text:?} is not known: write open or closed")),
+        }
+    }
+}
+
+/// What a captured process is taken for that calls the agent port of its server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AgentCalls {
+    /// An agent: nothing that it calls is redirected from then on, or agents among the captured would make a loop.
+    #[default]
+    Exempt,
+    /// What it was: this call goes where it goes, and no other one for it. So nobody leaves the redirect by one.
+    Captured,
+}
+
+impl std::str::FromStr for AgentCalls {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "exempt" => Ok(Self::Exempt),
+            "captured" => Ok(Self::Captured),
+            _ => Err(format!("{text:?} is not known: write exempt or captured")),
+        }
+    }
+}
+
+/// What the redirect captures.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RedirectPlan {
+    /// Captured, by the flags; a file may name more.
+    pub targets: Vec<RedirectTarget>,
+    /// Left alone inside of them.
+    pub excluded: Vec<RedirectTarget>,
+    /// Processes of this cgroup and those below it.
+    pub cgroup: PathBuf,
+    /// Without a listener.
+    pub on_failure: OnFailure,
+    /// Those that call the agent port.
+    pub agents: AgentCalls,
+    /// More of both, read again whenever it changes.
+    pub file: Option<PathBuf>,
+    /// In other network namespaces than our own, too.
+    pub netns: Option<NetnsPlan>,
+}
+
+impl RedirectPlan {
+    /// With what a file adds.
+    ///
+    /// # Errors
+    /// Too many, or a target that is excluded, too.
+    pub fn with(&self, file: RuleFile) -> Result<Self, ConfigError> {
+        let mut all = self.clone();
+        all.targets.extend(file.targets);
+        all.excluded.extend(file.excluded);
+        all.check()?;
+        Ok(all)
+    }
+
+    /// The target that captures a call to an address, exclusions aside. As the kernel chooses: the longest prefix, and of two
+    /// that are as long the one with the port.
+    #[must_use]
+    pub fn target_of(&self, address: SocketAddr) -> Option<&RedirectTarget> {
+        let ip = address.ip().to_canonical();
+        let fits = |target: &&RedirectTarget| {
+            target.network.contains(&ip) && target.port.is_none_or(|port| port == address.port())
+        };
+        let fitting = self.targets.iter().filter(fits);
+        fitting.max_by_key(|target| (target.network.prefix_len(), target.port.is_some()))
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let rules = self.targets.len() + self.excluded.len();
+        if rules > limits::REDIRECT_RULES_MAX {
+            let max = limits::REDIRECT_RULES_MAX;
+            return Err(ConfigError::new(format!(
+                "{rules} values of --redirect and --redirect-exclude are too many: at most {max}"
+            )));
+        }
+        let excluded: HashSet<&RedirectTarget> = self.excluded.iter().collect();
+        if let Some(both) = self.targets.iter().find(|target| excluded.contains(target)) {
+            return Err(ConfigError::new(format!(
+                "--redirect and --redirect-exclude both name {both}: drop one"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Connections whose destination somebody else knows: our programs in the kernel, or the operator's packet filter.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TransparentPlan {
+    /// Captured by eBPF programs; `None` is off.
+    pub redirect: Option<RedirectPlan>,
+    /// Sent here by rules of the operator's packet filter; `None` is off.
+    pub bind: Option<BindAddress>,
+}
+
+impl TransparentPlan {
+    /// Whether any client comes in this way.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        self.redirect.is_some() || self.bind.is_some()
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.redirect.as_ref().map_or(Ok(()), RedirectPlan::check)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_of_a_call_is_the_one_that_the_kernel_takes() {
+        let targets = [
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "10.0.0.0/8:443",
+            "10.1.0.0/16",
+            "[fd00::/8]:53",
+            "fd00::7",
+        ];
+        let plan = RedirectPlan {
+            targets: targets.iter().map(|text| text.parse().unwrap()).collect(),
+            excluded: Vec::new(),
+            cgroup: PathBuf::new(),
+            on_failure: OnFailure::Open,
+            agents: AgentCalls::Exempt,
+            file: None,
+            netns: None,
+        };
+        for (address, expected) in [
+            ("10.2.0.1:80", Some("10.0.0.0/8")),
+            ("10.2.0.1:443", Some("10.0.0.0/8:443")),
+            ("10.1.0.1:443", Some("10.1.0.0/16")),
+            ("[::ffff:10.1.0.1]:1", Some("10.1.0.0/16")),
+            ("192.0.2.1:1", Some("0.0.0.0/0")),
+            ("[fd00::1]:53", Some("[fd00::/8]:53")),
+            ("[fd00::1]:54", None),
+            ("[fd00::7]:54", Some("fd00::7")),
+        ] {
+            let found = plan.target_of(address.parse().unwrap());
+            let found = found.map(ToString::to_string);
+            assert_eq!(found.as_deref(), expected, "{address}");
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! TLS version and cipher suite names as upstream spells them, and what is left of them with rustls.
+//!
+//! rustls has neither TLS 1.0 / 1.1 nor CBC suites. Their names are accepted with a warning and what is
+//! possible is applied (compat 13, R17).
+
+use crate::error::ConfigError;
+
+/// Lowest TLS version a listener accepts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum TlsVersion {
+    /// TLS 1.2 and 1.3.
+    Tls12,
+    /// TLS 1.3 only.
+    Tls13,
+}
+
+/// A TLS 1.2 cipher suite that rustls has. TLS 1.3 suites are not configurable, as in Go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum CipherSuite {
+    /// `TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256`
+    EcdsaAes128Gcm,
+    /// `TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384`
+    EcdsaAes256Gcm,
+    /// `TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256`
+    EcdsaChaCha20,
+    /// `TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256`
+    RsaAes128Gcm,
+    /// `TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384`
+    RsaAes256Gcm,
+    /// `TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256`
+    RsaChaCha20,
+}
+
+/// What both TLS listeners of a server offer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsPolicy {
+    /// Lowest version accepted.
+    pub min_version: TlsVersion,
+    /// TLS 1.2 suites in the order given; `None` is the default list of rustls.
+    pub tls12_suites: Option<Vec<CipherSuite>>,
+}
+
+/// What a name of [`SUITES`] means to us.
+#[derive(Clone, Copy)]
+enum Known {
+    Tls12(CipherSuite),
+    /// Always on with TLS 1.3, whatever the list says.
+    Tls13,
+    /// Accepted by upstream, not implemented by rustls.
+    Cbc,
+}
+
+const SUITES: &[(&str, Known)] = &[
+    ("TLS_AES_128_GCM_SHA256", Known::Tls13),
+    ("TLS_AES_256_GCM_SHA384", Known::Tls13),
+    ("TLS_CHACHA20_POLY1305_SHA256", Known::Tls13),
+    ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA", Known::Cbc),
+    ("TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA", Known::Cbc),
+    ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", Known::Cbc),
+    ("TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA", Known::Cbc),
+    (
+        "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+        Known::Tls12(CipherSuite::EcdsaAes128Gcm),
+    ),
+    (
+        "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+        Known::Tls12(CipherSuite::EcdsaAes256Gcm),
+    ),
+    (
+        "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+        Known::Tls12(CipherSuite::EcdsaChaCha20),
+    ),
+    (
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+        Known::Tls12(CipherSuite::RsaAes128Gcm),
+    ),
+    (
+        "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+        Known::Tls12(CipherSuite::RsaAes256Gcm),
+    ),
+    (
+        "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+        Known::Tls12(CipherSuite::RsaChaCha20),
+    ),
+];
+
+impl TlsPolicy {
+    /// Reads the two flags as typed; an empty text or list is the default.
+    ///
+    /// # Errors
+    /// An unknown version or suite name, in upstream's words.
+    pub fn parse(
+        min_version: &str,
+        suites: &[String],
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, ConfigError> {
+        let min_version = parse_version(min_version, warnings)?;
+        let tls12_suites = parse_suites(suites, warnings)?;
+        Ok(Self {
+            min_version,
+            tls12_suites,
+        })
+    }
+}
+
+impl Default for TlsPolicy {
+    fn default() -> Self {
+        Self {
+            min_version: TlsVersion::Tls12,
+            tls12_suites: None,
+        }
+    }
+}
+
+fn parse_version(name: &str, warnings: &mut Vec<String>) -> Result<TlsVersion, ConfigError> {
+    match name {
+        "" | "VersionTLS12" => Ok(TlsVersion::Tls12),
+        "VersionTLS13" => Ok(TlsVersion::Tls13),
+        "VersionTLS10" | "VersionTLS11" => {
+            warnings.push(format!(
+                "--tls-min-version={name} is below TLS 1.2, insecure (RFC 8996) and not implemented: using VersionTLS12"
+            ));
+            Ok(TlsVersion::Tls12)
+        }
+        _ => Err(ConfigError::new(format!(
+            "unsupported TLS version {name:?}, supported values are: VersionTLS10, VersionTLS11, VersionTLS12, VersionTLS13"
+        ))),
+    }
+}
+
+fn parse_suites(
+    names: &[String],
+    warnings: &mut Vec<String>,
+) -> Result<Option<Vec<CipherSuite>>, ConfigError> {
+    if names.is_empty() {
+        return Ok(None);
+    }
+    let mut suites = Vec::new();
+    for name in names {
+        let Some((_, known)) = SUITES.iter().find(|(known, _)| known == name) else {
+            return Err(ConfigError::new(format!(
+                "cipher suite {name} not supported, doesn't exist or considered as insecure"
+            )));
+        };
+        match known {
+            Known::Tls12(suite) if suites.contains(suite) => (),
+            Known::Tls12(suite) => suites.push(*suite),
+            Known::Tls13 => (),
+            Known::Cbc => warnings.push(format!(
+                "--cipher-suites: {name} is a CBC suite and not implemented: ignored"
+            )),
+        }
+    }
+    if suites.is_empty() {
+        warnings.push("--cipher-suites leaves no TLS 1.2 suite: peers need TLS 1.3".to_owned());
+    }
+    Ok(Some(suites))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(version: &str, suites: &[&str]) -> (Result<TlsPolicy, ConfigError>, Vec<String>) {
+        let mut warnings = Vec::new();
+        let suites: Vec<String> = suites.iter().map(|&s| s.to_owned()).collect();
+        (TlsPolicy::parse(version, &suites, &mut warnings), warnings)
+    }
+
+    #[test]
+    fn versions_below_1_2_are_accepted_with_a_warning_and_raised() {
+        for name in ["VersionTLS10", "VersionTLS11"] {
+            let (policy, warnings) = parse(name, &[]);
+            assert_eq!(policy.unwrap().min_version, TlsVersion::Tls12);
+            assert!(warnings[0].contains(name));
+        }
+        for (name, version) in [
+            ("", TlsVersion::Tls12),
+            ("VersionTLS12", TlsVersion::Tls12),
+            ("VersionTLS13", TlsVersion::Tls13),
+        ] {
+            let (policy, warnings) = parse(name, &[]);
+            assert_eq!(policy.unwrap().min_version, version);
+            assert!(warnings.is_empty());
+        }
+        assert!(
+            parse("TLS1.2", &[])
+                .0
+                .unwrap_err()
+                .message()
+                .contains("unsupported TLS version \"TLS1.2\"")
+        );
+    }
+
+    #[test]
+    fn cbc_suites_are_accepted_and_dropped_with_a_warning() {
+        let (policy, warnings) = parse(
+            "",
+            &[
+                "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+                "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            ],
+        );
+        assert_eq!(
+            policy.unwrap().tls12_suites,
+            Some(vec![CipherSuite::RsaAes128Gcm])
+        );
+        assert_eq!(warnings.len(), 1);
+    }
+
+    #[test]
+    fn only_cbc_suites_leave_tls_1_3() {
+        let (policy, warnings) = parse("", &["TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA"]);
+        assert_eq!(policy.unwrap().tls12_suites, Some(Vec::new()));
+        assert!(warnings[1].contains("need TLS 1.3"));
+    }
+
+    #[test]
+    fn unknown_and_insecure_suites_are_refused_by_name() {
+        for name in ["TLS_RSA_WITH_RC4_128_SHA", "", "tls_aes_128_gcm_sha256"] {
+            assert!(
+                parse("", &[name])
+                    .0
+                    .unwrap_err()
+                    .message()
+                    .contains(&format!("cipher suite {name} not supported"))
+            );
+        }
+    }
+}

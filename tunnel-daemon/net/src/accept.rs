@@ -1,0 +1,246 @@
+//! The accept loop: from a listener to handlers, with TLS in between where configured. It never spins and never grows:
+//! errors back off, handshakes and those who wait for one are capped and timed, connections are admitted by [`Tasks`].
+
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    handshakes::{HandshakeLimits, Handshakes, NoTurn, Place},
+    listen::Listener,
+    tasks::{Overloaded, Tasks},
+};
+use adit_tls::{
+    handshake::{HandshakeError, accept_tls},
+    reload::ReloadableServerTls,
+    stream::{ByteStream, PeerAddr, Socket},
+};
+
+/// First wait after accept fails for want of descriptors or memory.
+const BACKOFF_MIN: Duration = Duration::from_millis(5);
+/// Longest wait: a tenth of a second late is better than a busy loop, and soon enough for a freed descriptor.
+const BACKOFF_MAX: Duration = Duration::from_millis(100);
+
+/// How often a loop without room for connections asks for it.
+const ROOM_EVERY: Duration = Duration::from_millis(50);
+
+/// Where connections come from: a [`Listener`], or a script in tests.
+pub trait Incoming: Send + 'static {
+    /// Waits for one. Cancelling must lose none.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Socket, PeerAddr)>> + Send;
+}
+
+impl Incoming for Listener {
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Socket, PeerAddr)>> + Send {
+        self.accept_tuned()
+    }
+}
+
+/// Told about what does not become a connection, for counters. All methods do nothing by default.
+pub trait AcceptEvents: Send + Sync + 'static {
+    /// Accept failed for want of descriptors or memory, or in a way that is not known to pass: the loop waits.
+    fn accept_failed(&self, _error: &io::Error) {}
+    /// A peer began a handshake and did not finish it.
+    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {}
+    /// A connection was closed for want of a turn: before its handshake had begun, or since it did not go on.
+    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {}
+    /// A connection was closed at once because all task slots are in use.
+    fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {}
+    /// Asked before each accept: whether there is room for one more connection. If not, one whose peer has said nothing for
+    /// a while is closed for it; without such, peers wait in the kernel's queue.
+    fn has_room(&self) -> bool {
+        true
+    }
+    /// There is no room: the loop waits.
+    fn paused(&self) {}
+    /// There is a connection more.
+    fn accepted(&self) {}
+}
+
+impl AcceptEvents for () {}
+
+/// TLS of a listener and its bounds.
+#[derive(Clone)]
+pub struct AcceptTls {
+    /// Current certificates.
+    pub tls: Arc<ReloadableServerTls>,
+    /// How many connections may be on the way to a finished handshake.
+    pub limits: HandshakeLimits,
+    /// Time from accept to the end of the handshake.
+    pub deadline: Duration,
+}
+
+/// Accepts until `stop`, then gives the listener back: dropping it closes it. Each connection is a task of `tasks`: the
+/// handshake, then the future `handle` makes of the stream. `stop` closes connections whose handshake is not over, like
+/// those in the kernel's queue, since whatever they want is refused by a process that leaves. It touches no others.
+pub async fn accept_loop<I, H, F>(
+    incoming: I,
+    tls: Option<AcceptTls>,
+    tasks: Tasks,
+    events: Arc<dyn AcceptEvents>,
+    stop: CancellationToken,
+    handle: H,
+) -> I
+where
+    I: Incoming,
+    H: Fn(ByteStream) -> F + Send + Sync + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let handle = Arc::new(handle);
+    let mut acceptor = Acceptor {
+        incoming,
+        handshakes: tls.as_ref().map(|tls| Handshakes::new(tls.limits)),
+        backoff: Backoff::default(),
+        events,
+    };
+    while let Some((socket, peer)) = stop.run_until_cancelled(acceptor.next()).await {
+        let (events, handle) = (Arc::clone(&acceptor.events), Arc::clone(&handle));
+        let handshakes = acceptor.handshakes.as_ref();
+        let due = tls
+            .clone()
+            .zip(handshakes.map(|handshakes| handshakes.enter(peer)));
+        // Boxed: what a greeting needs would stay in the connection's task for as long as that lives.
+        let greeting = Box::pin(greet(socket, peer, due, stop.clone(), events));
+        let connection = async move {
+            if let Some(stream) = greeting.await {
+                handle(stream).await;
+            }
+        };
+        if let Err(overloaded) = tasks.spawn("connection", connection) {
+            acceptor.events.connection_refused(peer, overloaded);
+        }
+    }
+    acceptor.incoming
+}
+
+/// The handshake, where one is due, when it is its turn; its place is free again once this is over. `None` when nothing
+/// came of it, which `events` has been told, or when `stop` came first.
+async fn greet(
+    socket: Socket,
+    peer: PeerAddr,
+    due: Option<(AcceptTls, Place)>,
+    stop: CancellationToken,
+    events: Arc<dyn AcceptEvents>,
+) -> Option<ByteStream> {
+    let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
+        return Some(ByteStream::plain(socket, peer));
+    };
+    let turned_away = |why: NoTurn| {
+        tracing::debug!(%peer, %why, "no TLS handshake");
+        events.no_turn(peer, why);
+        None
+    };
+    let until = Instant::now() + deadline;
+    let turn = place.turn(socket.speaks(), until);
+    if let Err(why) = stop.run_until_cancelled(turn).await? {
+        return turned_away(why);
+    }
+    let left = until.saturating_duration_since(Instant::now());
+    let handshake = tokio::select! {
+        // The handshake first: what its peer has said in time counts, however late this task has its turn.
+        biased;
+        handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
+        why = place.taken_back() => return turned_away(why),
+        () = stop.cancelled() => return None,
+    };
+    match handshake {
+        Ok(stream) => Some(stream),
+        Err(error) => {
+            events.handshake_failed(peer, &error);
+            None
+        }
+    }
+}
+
+/// A listener that waits out its errors.
+struct Acceptor<I> {
+    incoming: I,
+    /// Where there is TLS.
+    handshakes: Option<Arc<Handshakes>>,
+    backoff: Backoff,
+    events: Arc<dyn AcceptEvents>,
+}
+
+impl<I: Incoming> Acceptor<I> {
+    /// The next connection.
+    async fn next(&mut self) -> (Socket, PeerAddr) {
+        loop {
+            self.room().await;
+            match self.incoming.accept().await {
+                Ok((socket, peer)) => {
+                    self.events.accepted();
+                    self.backoff = Backoff::default();
+                    return (socket, peer);
+                }
+                Err(error) if passes_by_itself(&error) && self.backoff.may_retry_at_once() => {}
+                Err(error) => {
+                    self.events.accept_failed(&error);
+                    let wait = self.backoff.next_wait();
+                    tracing::warn!(%error, ?wait, "cannot accept connections");
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
+    }
+}
+
+impl<I> Acceptor<I> {
+    /// Waits for room for one more connection, which one whose peer has said nothing for a while has to make: otherwise such
+    /// peers would close the listener wherever descriptors are few.
+    async fn room(&self) {
+        let mut waits = false;
+        while !self.events.has_room() {
+            let handshakes = self.handshakes.as_ref();
+            if handshakes.is_some_and(|handshakes| handshakes.close_oldest_silent()) {
+                // For the task that has its descriptor.
+                return tokio::task::yield_now().await;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                self.events.paused();
+            }
+            tokio::time::sleep(ROOM_EVERY).await;
+        }
+    }
+}
+
+/// Errors accept(2) reports about one connection that is gone already, or for no lasting reason.
+fn passes_by_itself(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::ConnectionAborted
+            | Kind::ConnectionReset
+            | Kind::Interrupted
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+    ) || matches!(
+        error.raw_os_error(),
+        Some(libc::EPROTO | libc::ENOPROTOOPT | libc::EHOSTDOWN | libc::ENONET)
+    )
+}
+
+/// How long to wait after errors in a row.
+#[derive(Debug, Default)]
+struct Backoff {
+    retries: u32,
+    last: Duration,
+}
+
+impl Backoff {
+    /// Errors in a row that are retried at once, if they pass by themselves: beyond it even those look like a loop.
+    const RETRIES_MAX: u32 = 64;
+
+    fn may_retry_at_once(&mut self) -> bool {
+        self.retries += 1;
+        self.retries <= Self::RETRIES_MAX
+    }
+
+    fn next_wait(&mut self) -> Duration {
+        self.last = (self.last * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! The accept loop over scripts and over real listeners.
+
+mod handshakes;
+
+use super::*;
+use crate::listen::{ListenAddr, StaleFile};
+use std::{
+    collections::VecDeque,
+    future::pending,
+    net::Ipv4Addr,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, UnixStream},
+    sync::{Notify, mpsc},
+};
+
+/// Fails as scripted, then delivers its connections, then waits for ever.
+struct Script {
+    errors: VecDeque<i32>,
+    connections: VecDeque<UnixStream>,
+}
+
+impl Script {
+    /// So many connections, and their other ends.
+    fn of(errors: Vec<i32>, connections: usize) -> (Vec<UnixStream>, Self) {
+        let pairs = (0..connections).map(|_| UnixStream::pair().unwrap());
+        let (theirs, ours): (_, VecDeque<_>) = pairs.unzip();
+        let script = Self {
+            errors: errors.into(),
+            connections: ours,
+        };
+        (theirs, script)
+    }
+}
+
+impl Incoming for Script {
+    async fn accept(&mut self) -> io::Result<(Socket, PeerAddr)> {
+        if let Some(errno) = self.errors.pop_front() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        match self.connections.pop_front() {
+            Some(stream) => Ok((Socket::Unix(stream), PeerAddr::Unix)),
+            None => pending().await,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    failed: AtomicUsize,
+    handshakes: AtomicUsize,
+    refused: AtomicUsize,
+    turned_away: AtomicUsize,
+    reasons: Mutex<Vec<NoTurn>>,
+    changed: Notify,
+}
+
+impl Counts {
+    async fn until(&self, counter: &AtomicUsize, value: usize) {
+        while counter.load(Ordering::SeqCst) < value {
+            self.changed.notified().await;
+        }
+    }
+
+    fn count(&self, counter: &AtomicUsize) {
+        counter.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_one();
+    }
+}
+
+impl AcceptEvents for Counts {
+    fn accept_failed(&self, _error: &io::Error) {
+        self.count(&self.failed);
+    }
+
+    fn handshake_failed(&self, _peer: PeerAddr, _error: &HandshakeError) {
+        self.count(&self.handshakes);
+    }
+
+    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+        self.reasons.lock().unwrap().push(why);
+        self.count(&self.turned_away);
+    }
+
+    fn connection_refused(&self, _peer: PeerAddr, _overloaded: Overloaded) {
+        self.count(&self.refused);
+    }
+}
+
+/// Runs a script to its connection; how long that took and how often it backed off.
+async fn run_script(errors: Vec<i32>) -> (Duration, usize) {
+    let (_theirs, script) = Script::of(errors, 1);
+    let (tasks, counts) = (Tasks::new(4), Arc::new(Counts::default()));
+    let (arrived, mut arrivals) = mpsc::channel(1);
+    let handle = move |_stream: ByteStream| {
+        let arrived = arrived.clone();
+        async move { arrived.send(()).await.unwrap() }
+    };
+    let started = Instant::now();
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        script,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    arrivals.recv().await.unwrap();
+    (started.elapsed(), counts.failed.load(Ordering::SeqCst))
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_descriptors_back_off_from_5_to_100_ms_and_are_counted() {
+    let (elapsed, failed) = run_script(vec![libc::EMFILE; 7]).await;
+    assert_eq!(
+        elapsed,
+        Duration::from_millis(5 + 10 + 20 + 40 + 80 + 100 + 100)
+    );
+    assert_eq!(failed, 7);
+    let (elapsed, _failed) = run_script(vec![libc::ENFILE]).await;
+    assert_eq!(elapsed, BACKOFF_MIN);
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_vanished_before_accept_cost_no_wait() {
+    let (elapsed, failed) = run_script(vec![libc::ECONNABORTED, libc::EINTR, libc::EPROTO]).await;
+    assert_eq!((elapsed, failed), (Duration::ZERO, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_passing_errors_back_off_as_well() {
+    let (elapsed, failed) = run_script(vec![libc::ECONNABORTED; 66]).await;
+    assert_eq!((elapsed, failed), (Duration::from_millis(5 + 10), 2));
+}
+
+/// Room for nobody until told.
+#[derive(Default)]
+struct Room {
+    asked: AtomicUsize,
+    there: AtomicBool,
+    pauses: AtomicUsize,
+    accepted: AtomicUsize,
+}
+
+impl AcceptEvents for Room {
+    fn has_room(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.there.load(Ordering::SeqCst)
+    }
+
+    fn paused(&self) {
+        self.pauses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn accepted(&self) {
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_nobody_is_accepted_and_room_is_asked_for_now_and_then() {
+    let (_theirs, script) = Script::of(Vec::new(), 1);
+    let (tasks, room) = (Tasks::new(4), Arc::new(Room::default()));
+    let (arrived, mut arrivals) = mpsc::channel(1);
+    let handle = move |_stream: ByteStream| {
+        let arrived = arrived.clone();
+        async move { arrived.send(()).await.unwrap() }
+    };
+    let events: Arc<dyn AcceptEvents> = Arc::<Room>::clone(&room);
+    let accepting = accept_loop(
+        script,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let waited = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await;
+    waited.expect_err("there is no room");
+    let counts = [&room.accepted, &room.pauses].map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(counts, [0, 1]);
+    assert!(room.asked.load(Ordering::SeqCst) <= 203, "it spins");
+    room.there.store(true, Ordering::SeqCst);
+    arrivals.recv().await.unwrap();
+    assert_eq!(room.accepted.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn connection_beyond_the_task_limit_is_closed_and_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listener = Listener::bind(&ListenAddr::Unix(path.clone(), StaleFile::Keep)).unwrap();
+    let (tasks, counts) = (Tasks::new(1), Arc::new(Counts::default()));
+    let handle = |stream: ByteStream| async move {
+        let _open = stream;
+        pending::<()>().await;
+    };
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let accepting = accept_loop(
+        listener,
+        None,
+        tasks.clone(),
+        events,
+        tasks.stopping(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let _first = UnixStream::connect(&path).await.unwrap();
+    let mut second = UnixStream::connect(&path).await.unwrap();
+    assert_eq!(second.read(&mut [0]).await.unwrap(), 0, "closed at once");
+    counts.until(&counts.refused, 1).await;
+}
+
+#[tokio::test]
+async fn stop_gives_the_listener_back_and_leaves_connections_alone() {
+    let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+    let address = listener.tcp_addr().unwrap();
+    let (tasks, stop) = (Tasks::new(4), CancellationToken::new());
+    let handle = |mut stream: ByteStream| async move {
+        let byte = stream.read_u8().await.unwrap();
+        stream.write_u8(byte).await.unwrap();
+    };
+    let (returned, mut returns) = mpsc::channel(1);
+    let accepting = accept_loop(
+        listener,
+        None,
+        tasks.clone(),
+        Arc::new(()),
+        stop.clone(),
+        handle,
+    );
+    tasks.spawn_always("accept", async move {
+        drop(returned.send(accepting.await).await)
+    });
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_u8(1).await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap(), 1);
+    let mut open = TcpStream::connect(address).await.unwrap();
+    while tasks.running() < 2 {
+        tokio::task::yield_now().await;
+    }
+    stop.cancel();
+    assert_eq!(returns.recv().await.unwrap().tcp_addr(), Some(address));
+    open.write_u8(2).await.unwrap();
+    assert_eq!(open.read_u8().await.unwrap(), 2);
+}

@@ -1,0 +1,304 @@
+//! Listeners with TLS: whose handshake begins, who waits for it, and who makes room.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    sync::Notify,
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Counts, Script};
+use crate::{
+    accept::{AcceptEvents, AcceptTls, Incoming, accept_loop},
+    handshakes::{HandshakeLimits, NoTurn},
+    listen::{ListenAddr, Listener},
+    tasks::Tasks,
+};
+use adit_config::limits::SPEAKS_WITHIN;
+use adit_config::tls_policy::TlsPolicy;
+use adit_tls::{
+    reload::Reloadable,
+    selfsigned::ThrowawayFiles,
+    stream::PeerAddr,
+    tls::{Alpn, ServerTls},
+};
+
+/// Bounds that no test reaches.
+const LIMITS: HandshakeLimits = HandshakeLimits {
+    handshakes_max: 16,
+    silent_max: 16,
+    waiting_max: 16,
+    answers_within: PATIENCE,
+};
+/// Far beyond any test on real sockets.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Accepts until `stop`, and lets whoever finishes a handshake go.
+fn greeting<I: Incoming>(
+    incoming: I,
+    limits: HandshakeLimits,
+    deadline: Duration,
+    tasks: Tasks,
+    events: Arc<dyn AcceptEvents>,
+    stop: CancellationToken,
+) -> impl Future<Output = I> {
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+    let spec = ServerTls {
+        cert: files.cert("server"),
+        key: files.key("server"),
+        client_ca: None,
+        client_crl: None,
+        client_may_be_anonymous: false,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::http11(),
+    };
+    let tls = AcceptTls {
+        tls: Reloadable::load(spec).unwrap(),
+        limits,
+        deadline,
+    };
+    accept_loop(incoming, Some(tls), tasks, events, stop, |_stream| async {})
+}
+
+/// A listener with so many slots for handshakes, and its address.
+struct Served {
+    address: SocketAddr,
+    tasks: Tasks,
+    counts: Arc<Counts>,
+    stop: CancellationToken,
+}
+
+impl Served {
+    fn start(handshakes_max: usize) -> Self {
+        Self::start_with(HandshakeLimits {
+            handshakes_max,
+            ..LIMITS
+        })
+    }
+
+    fn start_with(limits: HandshakeLimits) -> Self {
+        let listener = Listener::bind(&ListenAddr::Tcp((Ipv4Addr::LOCALHOST, 0).into())).unwrap();
+        let served = Self {
+            address: listener.tcp_addr().unwrap(),
+            tasks: Tasks::new(16),
+            counts: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&served.counts);
+        let stop = served.stop.clone();
+        let tasks = served.tasks.clone();
+        let accepting = greeting(listener, limits, PATIENCE, tasks, events, stop);
+        let accept = async move { drop(accepting.await) };
+        served.tasks.spawn_always("accept", accept);
+        served
+    }
+
+    /// Connected from an address of this host, and silent.
+    async fn connect(&self, from: [u8; 4]) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        socket.connect(self.address).await.unwrap()
+    }
+
+    /// The same, and its hello is sent: the answer's first byte says that its handshake has begun.
+    async fn hello(&self, from: [u8; 4]) -> TcpStream {
+        let mut stream = self.connect(from).await;
+        stream.write_all(&client_hello()).await.unwrap();
+        stream
+    }
+
+    fn counts(&self) -> [usize; 2] {
+        [&self.counts.handshakes, &self.counts.turned_away]
+            .map(|count| count.load(Ordering::SeqCst))
+    }
+}
+
+/// The first words of a TLS client.
+fn client_hello() -> Vec<u8> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let name = "localhost".try_into().unwrap();
+    let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    hello
+}
+
+const ONE: [u8; 4] = [127, 0, 0, 1];
+const OTHER: [u8; 4] = [127, 0, 0, 2];
+
+#[tokio::test(start_paused = true)]
+async fn of_too_many_silent_peers_the_oldest_are_closed_at_once_and_the_rest_at_the_deadline() {
+    let (_theirs, script) = Script::of(Vec::new(), 5);
+    let (tasks, counts) = (Tasks::new(16), Arc::new(Counts::default()));
+    let limits = HandshakeLimits {
+        silent_max: 3,
+        ..LIMITS
+    };
+    let deadline = Duration::from_secs(10);
+    let events: Arc<dyn AcceptEvents> = Arc::<Counts>::clone(&counts);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, limits, deadline, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let started = Instant::now();
+    counts.until(&counts.turned_away, 2).await;
+    assert_eq!(*counts.reasons.lock().unwrap(), [NoTurn::CrowdedOut; 2]);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+    counts.until(&counts.turned_away, 5).await;
+    assert_eq!(counts.reasons.lock().unwrap()[2..], [NoTurn::Silent; 3]);
+    assert_eq!(started.elapsed(), deadline);
+    assert_eq!(counts.handshakes.load(Ordering::SeqCst), 0);
+}
+
+/// Room for two connections.
+#[derive(Default)]
+struct RoomForTwo {
+    open: AtomicUsize,
+    accepted: AtomicUsize,
+    pauses: AtomicUsize,
+    changed: Notify,
+}
+
+impl AcceptEvents for RoomForTwo {
+    fn has_room(&self) -> bool {
+        self.open.load(Ordering::SeqCst) < 2
+    }
+
+    fn paused(&self) {
+        self.pauses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn accepted(&self) {
+        self.open.fetch_add(1, Ordering::SeqCst);
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        self.changed.notify_one();
+    }
+
+    fn no_turn(&self, _peer: PeerAddr, _why: NoTurn) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_the_oldest_silent_peer_makes_room_for_the_next() {
+    let (_theirs, script) = Script::of(Vec::new(), 9);
+    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
+    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    let started = Instant::now();
+    while room.accepted.load(Ordering::SeqCst) < 9 {
+        room.changed.notified().await;
+    }
+    // Two at a time, once they have had the time to speak.
+    assert_eq!(started.elapsed(), 4 * SPEAKS_WITHIN);
+    assert!(room.open.load(Ordering::SeqCst) <= 2);
+}
+
+/// Those behind them wait in the kernel's queue, as they do without TLS.
+#[tokio::test(start_paused = true)]
+async fn without_room_nobody_is_sent_away_who_was_just_accepted() {
+    let (mut theirs, script) = Script::of(Vec::new(), 3);
+    for peer in &mut theirs {
+        peer.write_all(b"no TLS at all").await.unwrap();
+    }
+    let (tasks, room) = (Tasks::new(16), Arc::new(RoomForTwo::default()));
+    let events: Arc<dyn AcceptEvents> = Arc::<RoomForTwo>::clone(&room);
+    let stop = tasks.stopping();
+    let accepting = greeting(script, LIMITS, PATIENCE, tasks.clone(), events, stop);
+    tasks.spawn_always("accept", async move { drop(accepting.await) });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let counts = [&room.accepted, &room.open, &room.pauses];
+    let counts = counts.map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(counts, [2, 2, 1]);
+}
+
+#[tokio::test]
+async fn handshakes_in_flight_are_capped_and_silent_peers_are_none() {
+    let served = Served::start(1);
+    let _silent = served.connect(ONE).await;
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let mut second = served.connect(ONE).await;
+    second.write_all(b"no TLS at all").await.unwrap();
+    while served.tasks.running() < 4 {
+        tokio::task::yield_now().await;
+    }
+    // The second waits its turn; otherwise it would fail within these rounds of the runtime.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(served.counts(), [0, 0]);
+    drop(first);
+    served.counts.until(&served.counts.handshakes, 2).await;
+}
+
+#[tokio::test]
+async fn an_address_with_its_half_of_the_handshakes_waits_and_keeps_no_other_out() {
+    let served = Served::start(2);
+    let mut slow = served.hello(OTHER).await;
+    slow.read_u8().await.unwrap();
+    let mut waiting = served.hello(OTHER).await;
+    while served.tasks.running() < 3 {
+        tokio::task::yield_now().await;
+    }
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let early = waiting.try_read(&mut [0]).unwrap_err();
+    assert_eq!(early.kind(), io::ErrorKind::WouldBlock);
+    drop(slow);
+    waiting.read_u8().await.unwrap();
+    assert_eq!(served.counts(), [1, 0]);
+}
+
+#[tokio::test]
+async fn a_handshake_that_stalls_is_ended_for_one_that_waits() {
+    let served = Served::start_with(HandshakeLimits {
+        handshakes_max: 1,
+        answers_within: Duration::ZERO,
+        ..LIMITS
+    });
+    let mut stalled = served.hello(OTHER).await;
+    stalled.read_u8().await.unwrap();
+    let mut next = served.hello(ONE).await;
+    next.read_u8().await.unwrap();
+    served.counts.until(&served.counts.turned_away, 1).await;
+    assert_eq!(*served.counts.reasons.lock().unwrap(), [NoTurn::Stalled]);
+    assert_eq!(served.counts(), [0, 1]);
+}
+
+#[tokio::test]
+async fn a_stop_closes_those_who_wait_and_those_in_the_middle_of_a_handshake() {
+    let served = Served::start(1);
+    let mut first = served.hello(ONE).await;
+    first.read_u8().await.unwrap();
+    let others = [served.hello(ONE).await, served.connect(ONE).await];
+    while served.tasks.running() < 4 {
+        tokio::task::yield_now().await;
+    }
+    served.stop.cancel();
+    for mut peer in others.into_iter().chain([first]) {
+        // To the end, or a reset if there are bytes that nobody has read.
+        let mut rest = Vec::new();
+        let closed = peer.read_to_end(&mut rest);
+        let closed = tokio::time::timeout(Duration::from_secs(10), closed).await;
+        assert!(closed.is_ok(), "still open, far within the time for it");
+    }
+    assert_eq!(served.counts(), [0, 0]);
+}

@@ -1,0 +1,98 @@
+//! Making one TCP connection, with the socket options every target gets.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::destination::DestinationList;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::direct;
+use adit_account::{Accounts, Labels};
+use adit_redirect::exempt::OwnSockets;
+use adit_telemetry::labels::AccountRole;
+
+/// As Go's default: a target that vanished is noticed even on an idle tunnel.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+/// One attempt to connect to one address.
+pub trait Connect: Send + Sync {
+    /// What a connection is.
+    type Stream: Send;
+
+    /// Connects, or fails with the error of the operating system; `name` is what was resolved to `addr`. Has no deadline of
+    /// its own; dropping the future gives up and leaves nothing open.
+    fn connect(
+        &self,
+        addr: SocketAddr,
+        name: Option<&str>,
+    ) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+/// Real sockets: no delay, keepalive every 15 s, accounted for in the kernel if that is on.
+#[derive(Clone)]
+pub struct TcpConnect {
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
+    /// What a redirect of this process leaves alone.
+    pub own_sockets: OwnSockets,
+    /// Whose targets these are.
+    pub agent: Arc<str>,
+    /// Its entries are the classes of destinations.
+    pub allowed: Arc<DestinationList>,
+}
+
+impl TcpConnect {
+    /// Sockets that the kernel does not account for.
+    pub(super) fn uncounted() -> Self {
+        Self {
+            accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
+            agent: "".into(),
+            allowed: Arc::new(DestinationList::open()),
+        }
+    }
+
+    /// Names the socket to the kernel: before it connects, or the kernel would not look at it.
+    fn account(&self, socket: &TcpSocket, addr: SocketAddr, name: Option<&str>) -> Option<u64> {
+        if !self.accounts.is_on() {
+            return None;
+        }
+        let class = self.allowed.class(addr, name).unwrap_or_default();
+        let labels = Labels {
+            role: AccountRole::Target,
+            agent: &self.agent,
+            destination_class: class,
+        };
+        self.accounts.connecting(socket, &labels)
+    }
+}
+
+impl Connect for TcpConnect {
+    type Stream = TcpStream;
+
+    async fn connect(&self, addr: SocketAddr, name: Option<&str>) -> io::Result<TcpStream> {
+        let socket = if addr.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
+        socket.set_nodelay(true)?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE)
+            .with_interval(KEEPALIVE);
+        SockRef::from(&socket).set_tcp_keepalive(&keepalive)?;
+        let accounted = self.account(&socket, addr, name);
+        let stream = direct::connect(&self.own_sockets, socket, addr)
+            .await
+            .inspect_err(|_refused| self.accounts.failed(accounted))?;
+        // With nobody listening on an ephemeral port of this machine, the kernel may choose that very port
+        // as the source, and the socket ends up connected to itself.
+        if stream.local_addr()? == stream.peer_addr()? {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
+        }
+        Ok(stream)
+    }
+}

@@ -1,0 +1,517 @@
+//! Tests of the dialler: texts, the race, the allow-list, the deadline.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::io::Errno;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::resolve::{Answer, SrvRecord};
+
+/// Answers from a list; the name `slow` never answers.
+#[derive(Default)]
+struct Book(HashMap<&'static str, Result<Vec<IpAddr>, ResolveError>>);
+
+impl Book {
+    fn with(mut self, name: &'static str, ips: &str) -> Self {
+        let ips = ips
+            .split_whitespace()
+            .map(|ip| ip.parse().unwrap())
+            .collect();
+        self.0.insert(name, Ok(ips));
+        self
+    }
+
+    fn failing(mut self, name: &'static str, error: ResolveError) -> Self {
+        self.0.insert(name, Err(error));
+        self
+    }
+}
+
+impl Resolve for Book {
+    fn lookup_ip<'a>(&'a self, name: &'a str) -> Answer<'a, Vec<IpAddr>> {
+        Box::pin(async move {
+            if name == "slow" {
+                pending::<()>().await;
+            }
+            self.0
+                .get(name)
+                .cloned()
+                .unwrap_or(Err(ResolveError::NotFound))
+        })
+    }
+
+    fn lookup_srv<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<SrvRecord>> {
+        Box::pin(async { Err(ResolveError::NotFound) })
+    }
+}
+
+/// What one address does, after how many milliseconds.
+#[derive(Clone, Copy)]
+enum Does {
+    Accepts(u64),
+    Fails(u64, Errno),
+    Nothing,
+}
+
+/// A network on paper: addresses not in it are black holes. Notes each start with its time.
+struct Paper {
+    does: HashMap<SocketAddr, Does>,
+    started: Mutex<Vec<(SocketAddr, u128)>>,
+    running: AtomicUsize,
+    zero: Instant,
+}
+
+impl Paper {
+    fn new(does: &[(&str, Does)]) -> Arc<Self> {
+        Arc::new(Self {
+            does: does
+                .iter()
+                .map(|(addr, does)| (addr.parse().unwrap(), *does))
+                .collect(),
+            started: Mutex::default(),
+            running: AtomicUsize::new(0),
+            zero: Instant::now(),
+        })
+    }
+
+    fn starts(&self) -> Vec<String> {
+        let started = self.started.lock().unwrap();
+        // Timers round up by up to 1 ms; the tests' steps are tens of milliseconds.
+        started
+            .iter()
+            .map(|(addr, at)| format!("{addr}@{}", at / 10 * 10))
+            .collect()
+    }
+}
+
+/// Counts an attempt down however it ends.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connect for Arc<Paper> {
+    type Stream = SocketAddr;
+
+    async fn connect(&self, addr: SocketAddr, _name: Option<&str>) -> io::Result<SocketAddr> {
+        self.started
+            .lock()
+            .unwrap()
+            .push((addr, self.zero.elapsed().as_millis()));
+        self.running.fetch_add(1, Ordering::Relaxed);
+        let _counted = Counted(&self.running);
+        match self.does.get(&addr).copied().unwrap_or(Does::Nothing) {
+            Does::Accepts(after) => {
+                sleep(Duration::from_millis(after)).await;
+                Ok(addr)
+            }
+            Does::Fails(after, errno) => {
+                sleep(Duration::from_millis(after)).await;
+                Err(errno.into())
+            }
+            Does::Nothing => pending().await,
+        }
+    }
+}
+
+fn on_paper(book: Book, allowed: &[&str], paper: &Arc<Paper>) -> Dialer<Arc<Paper>> {
+    let allowed = DestinationList::allow_targets(allowed).unwrap();
+    Dialer::with_connect(
+        Arc::new(book),
+        Arc::new(allowed),
+        DIAL_TIMEOUT,
+        Arc::clone(paper),
+    )
+}
+
+fn real(book: Book, allowed: &[&str]) -> Dialer {
+    Dialer::new(
+        Arc::new(book),
+        DestinationList::allow_targets(allowed).unwrap(),
+        DIAL_TIMEOUT,
+    )
+}
+
+#[tokio::test]
+async fn a_listener_is_reached_by_address_and_by_name_with_socket_options() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let dialer = real(Book::default().with("web", "127.0.0.1"), &[]);
+    for address in [
+        format!("127.0.0.1:{port}"),
+        format!("web:{port}"),
+        format!("[::ffff:127.0.0.1]:{port}"),
+    ] {
+        let stream = dialer.dial("tcp", &address).await.unwrap();
+        assert!(stream.nodelay().unwrap());
+        let socket = socket2::SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(
+            socket.tcp_keepalive_time().unwrap(),
+            Duration::from_secs(15)
+        );
+        assert_eq!(stream.peer_addr().unwrap().port(), port);
+    }
+}
+
+#[tokio::test]
+async fn a_closed_port_is_refused_in_the_words_of_go() {
+    // Bound but not listening, so no other test can take the port meanwhile.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let addr = socket.local_addr().unwrap();
+    let error = real(Book::default(), &[])
+        .dial("tcp", &addr.to_string())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("dial tcp {addr}: connect: connection refused")
+    );
+    assert!(!error.is_timeout());
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_failure_has_the_text_of_go() {
+    let paper = Paper::new(&[
+        ("10.0.0.1:80", Does::Fails(0, Errno::CONNREFUSED)),
+        ("10.0.0.2:80", Does::Fails(0, Errno::HOSTUNREACH)),
+        ("[fd00::1]:80", Does::Fails(0, Errno::NETUNREACH)),
+        ("10.0.0.3:80", Does::Fails(0, Errno::CONNRESET)),
+        ("10.0.0.4:80", Does::Fails(0, Errno::MFILE)),
+        ("10.0.0.5:80", Does::Fails(0, Errno::TIMEDOUT)),
+    ]);
+    let book = Book::default()
+        .failing("broken", ResolveError::Misbehaving)
+        .failing("late", ResolveError::TimedOut)
+        .with("dual", "10.0.0.1 fd00::1");
+    let dialer = on_paper(book, &[], &paper);
+    for (protocol, address, text, timeout) in [
+        (
+            "tcp",
+            "10.0.0.1:80",
+            "dial tcp 10.0.0.1:80: connect: connection refused",
+            false,
+        ),
+        (
+            "tcp4",
+            "10.0.0.2:80",
+            "dial tcp4 10.0.0.2:80: connect: no route to host",
+            false,
+        ),
+        (
+            "tcp6",
+            "[fd00::1]:80",
+            "dial tcp6 [fd00::1]:80: connect: network is unreachable",
+            false,
+        ),
+        (
+            "tcp",
+            "10.0.0.3:80",
+            "dial tcp 10.0.0.3:80: connect: connection reset by peer",
+            false,
+        ),
+        (
+            "tcp",
+            "10.0.0.4:80",
+            "dial tcp 10.0.0.4:80: socket: too many open files",
+            false,
+        ),
+        (
+            "tcp",
+            "10.0.0.5:80",
+            "dial tcp 10.0.0.5:80: connect: connection timed out",
+            true,
+        ),
+        (
+            "tcp",
+            "10.9.9.9:80",
+            "dial tcp 10.9.9.9:80: i/o timeout",
+            true,
+        ),
+        ("tcp", "slow:80", "dial tcp: lookup slow: i/o timeout", true),
+        ("tcp", "late:80", "dial tcp: lookup late: i/o timeout", true),
+        (
+            "tcp",
+            "Gone:80",
+            "dial tcp: lookup gone: no such host",
+            false,
+        ),
+        (
+            "tcp",
+            "broken:80",
+            "dial tcp: lookup broken: server misbehaving",
+            false,
+        ),
+        (
+            "tcp",
+            "dual:80",
+            "dial tcp 10.0.0.1:80: connect: connection refused",
+            false,
+        ),
+        (
+            "tcp",
+            "x",
+            "dial tcp: address x: missing port in address",
+            false,
+        ),
+        (
+            "tcp",
+            "::1",
+            "dial tcp: address ::1: too many colons in address",
+            false,
+        ),
+        (
+            "tcp6",
+            "10.0.0.1:80",
+            "dial tcp6: address 10.0.0.1: no suitable address found",
+            false,
+        ),
+        ("foo", "x:1", "dial foo: unknown network foo", false),
+        ("udp", "10.0.0.1:53", "dial udp: unknown network udp", false),
+        (
+            "unix",
+            "/run/x.sock",
+            "dial unix: unknown network unix",
+            false,
+        ),
+        ("", "10.0.0.1:80", "dial : unknown network ", false),
+        ("TCP\n", "x:1", "dial TCP\\n: unknown network TCP\\n", false),
+    ] {
+        let error = dialer.dial(protocol, address).await.unwrap_err();
+        assert_eq!(
+            (error.to_string().as_str(), error.is_timeout()),
+            (text, timeout)
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_covers_all_addresses_together() {
+    let paper = Paper::new(&[]);
+    let dialer = on_paper(
+        Book::default().with("many", "10.0.0.1 10.0.0.2 10.0.0.3"),
+        &[],
+        &paper,
+    );
+    let start = Instant::now();
+    let error = dialer.dial("tcp", "many:80").await.unwrap_err();
+    assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
+    assert_eq!(start.elapsed().as_secs(), DIAL_TIMEOUT.as_secs());
+    assert_eq!(paper.running.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn families_take_turns_every_300_ms_and_the_first_success_cancels_the_rest() {
+    let paper = Paper::new(&[("10.0.0.1:80", Does::Accepts(400))]);
+    let dialer = on_paper(
+        Book::default().with("h", "10.0.0.1 10.0.0.2 fd00::1 fd00::2"),
+        &[],
+        &paper,
+    );
+    let won = dialer.dial("tcp", "h:80").await.unwrap();
+    assert_eq!(won, "10.0.0.1:80".parse().unwrap());
+    assert_eq!(
+        paper.starts(),
+        ["[fd00::1]:80@0", "10.0.0.1:80@300", "[fd00::2]:80@600"]
+    );
+    assert_eq!(paper.running.load(Ordering::Relaxed), 0, "losers are gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_starts_the_next_address_at_once() {
+    let paper = Paper::new(&[
+        ("[fd00::1]:80", Does::Fails(10, Errno::NETUNREACH)),
+        ("10.0.0.1:80", Does::Fails(10, Errno::CONNREFUSED)),
+        ("10.0.0.2:80", Does::Accepts(0)),
+    ]);
+    let dialer = on_paper(
+        Book::default().with("h", "10.0.0.1 10.0.0.2 fd00::1"),
+        &[],
+        &paper,
+    );
+    dialer.dial("tcp", "h:80").await.unwrap();
+    assert_eq!(
+        paper.starts(),
+        ["[fd00::1]:80@0", "10.0.0.1:80@10", "10.0.0.2:80@20"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn tcp4_and_tcp6_use_one_family() {
+    let paper = Paper::new(&[
+        ("10.0.0.1:80", Does::Accepts(0)),
+        ("[fd00::1]:80", Does::Accepts(0)),
+    ]);
+    let dialer = on_paper(Book::default().with("h", "10.0.0.1 fd00::1"), &[], &paper);
+    assert!(dialer.dial("tcp4", "h:80").await.unwrap().is_ipv4());
+    assert!(dialer.dial("tcp6", "h:80").await.unwrap().is_ipv6());
+}
+
+/// By number, or by the name of an interface; a zone that is neither is left out, as in Go.
+#[tokio::test(start_paused = true)]
+async fn the_zone_of_an_address_is_dialled() {
+    let paper = Paper::new(&[
+        ("[fe80::1%7]:80", Does::Accepts(0)),
+        ("[fe80::1%1]:80", Does::Accepts(0)),
+        ("[fe80::1]:80", Does::Fails(0, Errno::INVAL)),
+    ]);
+    let dialer = on_paper(Book::default(), &["fe80::/10"], &paper);
+    let dialled = dialer.dial("tcp", "[fe80::1%7]:80").await.unwrap();
+    assert_eq!(dialled.to_string(), "[fe80::1%7]:80");
+    if interfaces::index_of("lo") == Some(1) {
+        let dialled = dialer.dial("tcp", "[fe80::1%lo]:80").await.unwrap();
+        assert_eq!(dialled.to_string(), "[fe80::1%1]:80");
+    }
+    let unknown = dialer.dial("tcp", "[fe80::1%none]:80").await.unwrap_err();
+    assert!(
+        unknown.to_string().contains("invalid argument"),
+        "{unknown}"
+    );
+    let unnamed = on_paper(Book::default(), &[], &paper);
+    let denied = unnamed.dial("tcp", "[fe80::1%7]:80").await.unwrap_err();
+    assert!(denied.is_denied(), "{denied}");
+}
+
+/// A name of both families, on a host that has no IPv6.
+#[tokio::test(start_paused = true)]
+async fn a_timeout_names_an_address_that_has_not_failed() {
+    let paper = Paper::new(&[("[fd00::1]:80", Does::Fails(0, Errno::NETUNREACH))]);
+    let dialer = on_paper(
+        Book::default().with("both", "10.0.0.1 fd00::1"),
+        &[],
+        &paper,
+    );
+    let error = dialer.dial("tcp", "both:80").await.unwrap_err();
+    assert_eq!(error.to_string(), "dial tcp 10.0.0.1:80: i/o timeout");
+    assert!(error.is_timeout());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_dial_leaves_no_attempt_behind() {
+    let paper = Paper::new(&[]);
+    let dialer = on_paper(Book::default().with("h", "10.0.0.1 fd00::1"), &[], &paper);
+    tokio::select! {
+        result = dialer.dial("tcp", "h:80") => panic!("{result:?}"),
+        () = sleep(Duration::from_millis(500)) => (),
+    }
+    assert_eq!(paper.starts().len(), 2);
+    assert_eq!(paper.running.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_no_entry_could_cover_is_not_looked_up() {
+    let paper = Paper::new(&[]);
+    let dialer = on_paper(Book::default(), &["web:80"], &paper);
+    let error = dialer.dial("tcp", "slow:80").await.unwrap_err();
+    assert!(error.is_denied() && !error.is_timeout(), "{error}");
+    assert_eq!(
+        error.to_string(),
+        "dial tcp: destination slow:80 is not on the list of allowed destinations"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_resolves_to_the_metadata_address_is_denied_unconnected() {
+    let paper = Paper::new(&[("169.254.169.254:80", Does::Accepts(0))]);
+    let book = || {
+        Book::default()
+            .with("rebound", "169.254.169.254")
+            .with("mapped", "::ffff:169.254.169.254")
+    };
+    for address in [
+        "169.254.169.254:80",
+        "rebound:80",
+        "mapped:80",
+        "[::ffff:169.254.169.254]:80",
+    ] {
+        let error = on_paper(book(), &[], &paper)
+            .dial("tcp", address)
+            .await
+            .unwrap_err();
+        assert!(error.is_denied() && !error.is_timeout(), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("dial tcp 169.254.169.254:80: destination"),
+            "{error}"
+        );
+    }
+    assert_eq!(paper.starts(), [""; 0]);
+    on_paper(book(), &["169.254.169.254:80"], &paper)
+        .dial("tcp", "rebound:80")
+        .await
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_list_is_asked_for_each_resolved_address() {
+    let paper = Paper::new(&[
+        ("10.0.0.1:80", Does::Accepts(0)),
+        ("192.168.0.1:80", Does::Accepts(0)),
+    ]);
+    let book = Book::default()
+        .with("h", "192.168.0.1 10.0.0.1")
+        .with("out", "192.168.0.1");
+    let dialer = on_paper(book, &["10.0.0.0/8", "out:80"], &paper);
+    assert_eq!(
+        dialer.dial("tcp", "h:80").await.unwrap().to_string(),
+        "10.0.0.1:80"
+    );
+    assert_eq!(paper.starts(), ["10.0.0.1:80@0"]);
+    assert!(
+        dialer
+            .dial("tcp", "192.168.0.1:80")
+            .await
+            .unwrap_err()
+            .is_denied()
+    );
+    dialer.dial("tcp", "OUT:80").await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_host_and_the_unspecified_address_mean_this_machine() {
+    let paper = Paper::new(&[
+        ("127.0.0.1:80", Does::Accepts(0)),
+        ("[::1]:80", Does::Accepts(0)),
+    ]);
+    let dialer = on_paper(Book::default(), &["127.0.0.0/8"], &paper);
+    for address in [":80", "0.0.0.0:80"] {
+        assert_eq!(
+            dialer.dial("tcp", address).await.unwrap().to_string(),
+            "127.0.0.1:80"
+        );
+    }
+    let strict = on_paper(Book::default(), &["10.0.0.0/8"], &paper);
+    for address in [":80", "0.0.0.0:80", "[::]:80", "localhost:80"] {
+        assert!(strict.dial("tcp", address).await.is_err(), "{address}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_with_very_many_addresses_is_cut() {
+    let ips = (0..200)
+        .map(|n| format!("10.0.1.{n}"))
+        .collect::<Vec<_>>()
+        .join(" ");
+    let refused = (0..200)
+        .map(|n| format!("10.0.1.{n}:80"))
+        .collect::<Vec<_>>();
+    let does: Vec<_> = refused
+        .iter()
+        .map(|a| (a.as_str(), Does::Fails(0, Errno::CONNREFUSED)))
+        .collect();
+    let paper = Paper::new(&does);
+    let dialer = on_paper(Book::default().with("h", &ips), &[], &paper);
+    assert!(dialer.dial("tcp", "h:80").await.is_err());
+    assert_eq!(paper.starts().len(), ADDRESSES_MAX);
+}

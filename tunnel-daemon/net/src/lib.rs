@@ -1,0 +1,28 @@
+//! Sockets outside TLS: listening, accepting, dialling, name lookup, HTTP/2 glue and bounded tasks.
+//!
+//! Owns every listener and every outgoing connection, their slots and their queues. Refuses to know what a link, a lane or a
+//! tunnel is: the packages above pass it bytes and hooks.
+#![deny(unsafe_code)]
+
+pub mod accept;
+pub mod authority;
+mod call_pace;
+pub mod descriptors;
+pub mod dial;
+pub mod direct;
+mod gather;
+pub mod grpc;
+pub mod handshakes;
+pub mod interfaces;
+pub mod listen;
+pub mod origin;
+pub mod own;
+pub mod peer;
+pub mod race;
+pub mod resolve;
+pub mod services;
+pub mod socket;
+pub mod source_quota;
+pub mod tasks;
+pub mod together;
+pub mod unix;

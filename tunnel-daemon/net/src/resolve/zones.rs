@@ -1,0 +1,169 @@
+//! Name servers on one link, `nameserver fe80::1%eth0`: the library's name servers do not keep what is behind the `%`, without
+//! which the kernel does not know where a link-local address is.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hickory_resolver::net::runtime::iocompat::AsyncIoTokioAsStd;
+use hickory_resolver::net::runtime::{DnsUdpSocket, RuntimeProvider, TokioRuntimeProvider};
+use tokio::net::{TcpSocket, UdpSocket};
+
+use crate::direct;
+use crate::interfaces::index_of;
+use adit_redirect::exempt::OwnSockets;
+
+/// For a connection to a name server, unless the library says otherwise; its own value.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// What is behind the `%` of an address: the name of an interface, or its number.
+pub(super) type Zone = Arc<str>;
+
+/// How one name server is asked.
+#[derive(Clone)]
+pub(super) struct Zoned {
+    runtime: TokioRuntimeProvider,
+    zone: Option<Zone>,
+    own_sockets: OwnSockets,
+}
+
+impl Zoned {
+    pub(super) fn new(zone: Option<Zone>, own_sockets: OwnSockets) -> Self {
+        Self {
+            runtime: TokioRuntimeProvider::default(),
+            zone,
+            own_sockets,
+        }
+    }
+
+    /// Where it is now: interfaces come and go. Of an address that is not link-local the kernel asks for no zone, and what is
+    /// behind the `%` may be the name that an interface has elsewhere: a pod may have the file of its node.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    fn place_of(&self, server: SocketAddr) -> io::Result<SocketAddr> {
+        match (server, &self.zone) {
+            (SocketAddr::V6(mut server), Some(zone)) if server.ip().is_unicast_link_local() => {
+                let index = index_of(zone).or_else(|| zone.parse().ok());
+                let absent = || io::Error::other(format!("no interface {zone} with IPv6"));
+                server.set_scope_id(index.ok_or_else(absent)?);
+                Ok(server.into())
+            }
+            _ => Ok(server),
+        }
+    }
+}
+
+type Opening<T> = Pin<Box<dyn Send + Future<Output = io::Result<T>>>>;
+
+impl RuntimeProvider for Zoned {
+    type Handle = <TokioRuntimeProvider as RuntimeProvider>::Handle;
+    type Timer = <TokioRuntimeProvider as RuntimeProvider>::Timer;
+    type Udp = ZonedUdp;
+    type Tcp = <TokioRuntimeProvider as RuntimeProvider>::Tcp;
+
+    fn create_handle(&self) -> Self::Handle {
+        self.runtime.create_handle()
+    }
+
+    fn connect_tcp(
+        &self,
+        server_addr: SocketAddr,
+        bind_addr: Option<SocketAddr>,
+        timeout: Option<Duration>,
+    ) -> Opening<Self::Tcp> {
+        let (place, own_sockets) = (self.place_of(server_addr), self.own_sockets.clone());
+        Box::pin(async move {
+            let place = place?;
+            let socket = if place.is_ipv4() {
+                TcpSocket::new_v4()
+            } else {
+                TcpSocket::new_v6()
+            }?;
+            if let Some(bind_addr) = bind_addr {
+                socket.bind(bind_addr)?;
+            }
+            socket.set_nodelay(true)?;
+            let connecting = direct::connect(&own_sockets, socket, place);
+            let limit = timeout.unwrap_or(CONNECT_MAX);
+            let connected = tokio::time::timeout(limit, connecting).await;
+            Ok(AsyncIoTokioAsStd(connected??))
+        })
+    }
+
+    fn bind_udp(&self, local_addr: SocketAddr, server_addr: SocketAddr) -> Opening<Self::Udp> {
+        let place = self.place_of(server_addr);
+        Box::pin(async move {
+            let place = place?;
+            let socket = UdpSocket::bind(local_addr).await?;
+            Ok(ZonedUdp { socket, place })
+        })
+    }
+}
+
+/// A socket for one name server. Whom an answer comes from is compared without the zone.
+pub(super) struct ZonedUdp {
+    socket: UdpSocket,
+    place: SocketAddr,
+}
+
+impl DnsUdpSocket for ZonedUdp {
+    type Time = <UdpSocket as DnsUdpSocket>::Time;
+
+    fn poll_recv_from(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<(usize, SocketAddr)>> {
+        DnsUdpSocket::poll_recv_from(&self.socket, cx, buf)
+    }
+
+    fn poll_send_to(
+        &self,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+        _target: SocketAddr,
+    ) -> Poll<io::Result<usize>> {
+        DnsUdpSocket::poll_send_to(&self.socket, cx, buf, self.place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zone_is_the_scope_of_a_link_local_address() {
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let place = |zone: Option<&str>, server: &str| {
+            let zoned = Zoned::new(zone.map(Zone::from), OwnSockets::off());
+            zoned.place_of(at(server))
+        };
+        let (link_local, v4) = ("[fe80::1]:53", "10.0.0.1:53");
+        assert_eq!(place(Some("7"), link_local).unwrap(), at("[fe80::1%7]:53"));
+        assert_eq!(place(None, link_local).unwrap(), at(link_local));
+        assert_eq!(place(Some("7"), v4).unwrap(), at(v4));
+        let global = "[2001:db8::1]:53";
+        assert_eq!(place(Some("no-such-one"), global).unwrap(), at(global));
+        let error = place(Some("no-such-one"), link_local).unwrap_err();
+        assert!(error.to_string().contains("no-such-one"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_question_goes_to_the_place_with_its_zone() {
+        let server = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let asking = ZonedUdp {
+            socket: UdpSocket::bind("127.0.0.1:0").await.unwrap(),
+            place: server.local_addr().unwrap(),
+        };
+        let without_zone = "127.0.0.1:9".parse().unwrap();
+        asking.send_to(b"question", without_zone).await.unwrap();
+        let (mut buf, asked) = ([0; 8], asking.socket.local_addr().unwrap());
+        assert_eq!(server.recv_from(&mut buf).await.unwrap(), (8, asked));
+        server.send_to(b"answer", asked).await.unwrap();
+        assert_eq!(asking.recv_from(&mut buf).await.unwrap().0, 6);
+    }
+}

@@ -1,0 +1,168 @@
+//! Places that sources of trust share, so that one of them does not take all.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use adit_tls::stream::PeerAddr;
+
+/// The host that a connection comes from: its IPv4 address, or the /64 network of its IPv6 address, since a host has as many of
+/// those as it likes. `None`: a unix socket.
+#[must_use]
+pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
+    const HOST_BITS: u128 = u64::MAX as u128;
+    let PeerAddr::Tcp(address) = peer else {
+        return None;
+    };
+    Some(match address.ip().to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !HOST_BITS).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    })
+}
+
+/// Who is trusted: the holder of a certificate, or the pod or node of a token, on one host. Agents that share a certificate on
+/// hosts of their own are sources of their own.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Source {
+    owner: Arc<str>,
+    host: Option<IpAddr>,
+}
+
+impl Source {
+    /// To compare and to log.
+    #[must_use]
+    pub fn name(&self) -> Arc<str> {
+        match self.host {
+            Some(host) => format!("{}@{host}", self.owner).into(),
+            None => Arc::clone(&self.owner),
+        }
+    }
+
+    /// Of an owner, see `AgentIdentity::owner`.
+    #[must_use]
+    pub fn new(owner: &Arc<str>, peer: PeerAddr) -> Self {
+        Self {
+            owner: Arc::clone(owner),
+            host: host_of(peer),
+        }
+    }
+}
+
+/// So many places for all sources. The last quarter of them is kept for sources that hold less than half.
+#[derive(Debug)]
+pub struct SourceQuota {
+    most: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    all: usize,
+    of: HashMap<Source, usize>,
+}
+
+/// Places of one source, until they are dropped.
+#[derive(Debug)]
+pub struct SourcePlaces {
+    quota: Arc<SourceQuota>,
+    source: Source,
+    count: usize,
+}
+
+impl SourceQuota {
+    /// For `most` places.
+    #[must_use]
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            held: Mutex::default(),
+        })
+    }
+
+    /// Places for all sources.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Takes `count` places; `None`: there are not so many for this source.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, source: &Source, count: usize) -> Option<SourcePlaces> {
+        let mut held = self.locked();
+        let own = held.of.get(source).copied().unwrap_or(0) + count;
+        let all = held.all + count;
+        let is_of_many = own > self.most / 2 && all > self.most - self.most / 4;
+        if all > self.most || is_of_many {
+            return None;
+        }
+        held.all = all;
+        held.of.insert(source.clone(), own);
+        Some(SourcePlaces {
+            quota: Arc::clone(self),
+            source: source.clone(),
+            count,
+        })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Held> {
+        // Nothing panics while it is held.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for SourcePlaces {
+    fn drop(&mut self) {
+        let mut held = self.quota.locked();
+        held.all -= self.count;
+        if let Some(own) = held.of.get_mut(&self.source) {
+            *own -= self.count;
+            if *own == 0 {
+                held.of.remove(&self.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(owner: &str, host: &str) -> Source {
+        let address = format!("{host}:1").parse().expect("an address");
+        Source::new(&owner.into(), PeerAddr::Tcp(address))
+    }
+
+    #[test]
+    fn the_last_quarter_is_kept_for_sources_that_hold_less_than_half() {
+        let quota = SourceQuota::new(8);
+        let [one, other] = ["10.0.0.1", "10.0.0.2"].map(|host| source("shared", host));
+        let many: Vec<_> = std::iter::from_fn(|| quota.take(&one, 1)).collect();
+        assert_eq!(many.len(), 6, "a lone source has three quarters");
+        let few: Vec<_> = std::iter::from_fn(|| quota.take(&other, 1)).collect();
+        assert_eq!((few.len(), quota.locked().all), (2, 8));
+        drop(many);
+        let all = quota.take(&one, 4).expect("half is for anyone");
+        assert!(quota.take(&one, 1).is_none(), "the rest is for others");
+        drop((all, few));
+        assert_eq!(quota.locked().all, 0);
+        assert!(
+            quota.locked().of.is_empty(),
+            "sources without places are forgotten"
+        );
+        assert!(quota.take(&one, 9).is_none());
+    }
+
+    #[test]
+    fn a_source_is_an_owner_on_a_host() {
+        assert_ne!(source("a", "10.0.0.1"), source("b", "10.0.0.1"));
+        assert_eq!(
+            source("a", "[2001:db8::1]"),
+            source("a", "[2001:db8::ffff:2]")
+        );
+        assert_ne!(
+            source("a", "[2001:db8::1]"),
+            source("a", "[2001:db8:0:1::1]")
+        );
+        assert_eq!(host_of(PeerAddr::Unix), None);
+    }
+}

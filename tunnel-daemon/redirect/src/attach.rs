@@ -1,0 +1,231 @@
+//! Programs on a cgroup, for as long as we hold the descriptors of the links: a process that dies takes them along.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use aya::Ebpf;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, SockOps};
+
+use crate::caps::deepest;
+use crate::object::KernelError;
+
+/// What the kernel says in the same words as that a right is missing. Such a program was attached without BPF_F_ALLOW_MULTI.
+const ALONE: &str = "or a program there, or on a cgroup above, takes no others beside it: `bpftool cgroup tree` shows those without `multi`";
+
+/// Opens a cgroup to attach to.
+///
+/// # Errors
+/// It is not there, or no cgroup of version 2.
+pub fn open_cgroup(path: &Path) -> Result<File, KernelError> {
+    let refused = |cause: String| KernelError::Cgroup {
+        path: path.display().to_string(),
+        cause,
+    };
+    let folder = File::open(path).map_err(|error| refused(error.to_string()))?;
+    // Every folder of cgroup2 has it.
+    if !path.join("cgroup.procs").exists() || !path.join("cgroup.controllers").exists() {
+        return Err(refused("it is no cgroup of version 2".to_owned()));
+    }
+    Ok(folder)
+}
+
+/// A program of one kind, loaded and attached, as its link. Kinds have these methods by name only, and no trait for them.
+/// The mode is that of no flags, which is all that a link may ask for: by links the kernel always takes many programs
+/// (BPF_F_ALLOW_MULTI). Ours runs behind those that the cgroup has already, and before those of the cgroups above.
+macro_rules! attached {
+    ($kind:ty, $ebpf:expr, $name:expr, $cgroup:expr) => {{
+        let program: &mut $kind = $ebpf
+            .program_mut($name)
+            .ok_or(KernelError::NotInObject($name))?
+            .try_into()
+            .map_err(|_other: ProgramError| KernelError::NotInObject($name))?;
+        program.load().map_err(failed("load", $name))?;
+        let id = program
+            .attach($cgroup, CgroupAttachMode::Single)
+            .map_err(failed("attach", $name))?;
+        let link = program.take_link(id).map_err(failed("attach", $name))?;
+        FdLink::try_from(link).map_err(|error| KernelError::Program {
+            action: "attach",
+            program: $name,
+            cause: error.to_string(),
+        })?
+    }};
+}
+
+/// Programs that are attached; dropping it detaches them, the last first: what others rest on was attached before them. The
+/// kernel detaches them, too, when the process ends, in any order.
+#[derive(Debug, Default)]
+pub struct Attached {
+    links: Vec<(&'static str, FdLink)>,
+    /// These stay attached when dropped.
+    pinned: Vec<PinnedLink>,
+}
+
+impl Attached {
+    /// Loads a cgroup socket address program and attaches it.
+    ///
+    /// # Errors
+    /// What the kernel said, with the program's name.
+    pub fn sock_addr(
+        &mut self,
+        ebpf: &mut Ebpf,
+        name: &'static str,
+        cgroup: &File,
+    ) -> Result<(), KernelError> {
+        let link = attached!(CgroupSockAddr, ebpf, name, cgroup);
+        self.links.push((name, link));
+        Ok(())
+    }
+
+    /// Loads a socket operations program and attaches it.
+    ///
+    /// # Errors
+    /// What the kernel said, with the program's name.
+    pub fn sock_ops(
+        &mut self,
+        ebpf: &mut Ebpf,
+        name: &'static str,
+        cgroup: &File,
+    ) -> Result<(), KernelError> {
+        let link = attached!(SockOps, ebpf, name, cgroup);
+        self.links.push((name, link));
+        Ok(())
+    }
+
+    /// Pins these programs below a folder of bpffs: they stay attached when the process ends, until their files are removed.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn pin(&mut self, names: &[&str], folder: &Path) -> Result<(), KernelError> {
+        let links = std::mem::take(&mut self.links);
+        for (name, link) in links {
+            if !names.contains(&name) {
+                self.links.push((name, link));
+                continue;
+            }
+            let pinned = link
+                .pin(folder.join(name))
+                .map_err(|error| KernelError::Program {
+                    action: "pin",
+                    program: name,
+                    cause: deepest(&error),
+                })?;
+            self.pinned.push(pinned);
+        }
+        Ok(())
+    }
+
+    /// How many are attached.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.links.len() + self.pinned.len()
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let_go(&mut self.links);
+    }
+}
+
+/// The last first; a list that is dropped begins with its first.
+fn let_go<T>(held: &mut Vec<T>) {
+    while let Some(last) = held.pop() {
+        drop(last);
+    }
+}
+
+fn failed(action: &'static str, program: &'static str) -> impl FnOnce(ProgramError) -> KernelError {
+    move |error| {
+        let cause = match &error {
+            ProgramError::SyscallError(refused)
+                if action == "attach" && refused.io_error.kind() == ErrorKind::PermissionDenied =>
+            {
+                format!("{} ({ALONE})", refused.io_error)
+            }
+            other => said(other),
+        };
+        KernelError::Program {
+            action,
+            program,
+            cause,
+        }
+    }
+}
+
+/// What the kernel said of a program that it refused.
+pub fn said(error: &ProgramError) -> String {
+    // The verifier's words; the last line before its statistics says what it minds.
+    if let ProgramError::LoadError {
+        io_error,
+        verifier_log,
+    } = error
+    {
+        let log = verifier_log.to_string();
+        let last = log.lines().rev().find(|line| !is_statistics(line));
+        return format!("{io_error}: {}", last.unwrap_or_default());
+    }
+    deepest(error)
+}
+
+fn is_statistics(line: &str) -> bool {
+    line.trim().is_empty()
+        || ["processed ", "verification time ", "stack depth "]
+            .iter()
+            .any(|start| line.starts_with(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use aya::sys::SyscallError;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_takes_no_others_is_named_as_a_reason_for_a_refusal_to_attach() {
+        let of = |action, errno| {
+            let refused = ProgramError::SyscallError(SyscallError {
+                call: "bpf_link_create",
+                io_error: std::io::Error::from_raw_os_error(errno),
+            });
+            failed(action, "adit_connect4")(refused).to_string()
+        };
+        let said = of("attach", libc::EPERM);
+        assert!(
+            said.contains("not permitted") && said.contains("bpftool cgroup tree"),
+            "{said}"
+        );
+        for other in [of("load", libc::EPERM), of("attach", libc::ENOENT)] {
+            assert!(!other.contains("bpftool"), "{other}");
+        }
+    }
+
+    /// Notes its end.
+    struct Noted<'a>(u8, &'a RefCell<Vec<u8>>);
+
+    impl Drop for Noted<'_> {
+        fn drop(&mut self) {
+            self.1.borrow_mut().push(self.0);
+        }
+    }
+
+    /// A call that was redirected with nobody left to tell its destination would be refused.
+    #[test]
+    fn what_was_attached_last_goes_first() {
+        let order = RefCell::default();
+        let mut held = Vec::from([1, 2, 3].map(|number| Noted(number, &order)));
+        let_go(&mut held);
+        assert_eq!(*order.borrow(), [3, 2, 1]);
+    }
+
+    #[test]
+    fn statistics_are_no_reason() {
+        let log = "369: (73) *(u8 *)(r5 +0) = r2\nR5 pointer arithmetic prohibited\nverification time 3 usec\nstack depth 176\nprocessed 254 insns\n\n";
+        let last = log.lines().rev().find(|line| !is_statistics(line));
+        assert_eq!(last, Some("R5 pointer arithmetic prohibited"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Cgroups as folders of the cgroup2 file system: the one this process is in, and those that look like all of them.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::mounts::{self, Mount};
+
+/// Inode of the cgroup that all others are below, in every kernel.
+const ROOT: u64 = 1;
+/// The file system's kind.
+const CGROUP2: &str = "cgroup2";
+
+/// What a cgroup is for which [`is_part_of_host`] holds.
+pub const PART_OF_HOST: &str =
+    "a part of the host only: what is mounted there is not the root of all cgroups";
+/// What to do about it.
+pub const WHOLE_HOST: &str = "run it in the host's cgroup namespace, or mount the host's /sys/fs/cgroup into its \
+     container and name that";
+
+/// Whether cgroup2 is mounted at that path, but only a part of its tree, which looks like all of it: as in a container with a
+/// cgroup namespace of its own. A folder further down is no more than it seems to be. False, too, where nothing tells.
+#[must_use]
+pub fn is_part_of_host(path: &Path) -> bool {
+    // Of the path as given: what leads into another process's tree (/proc/PID/root) has no other name.
+    let inode = fs::metadata(path).map(|folder| folder.ino());
+    let mounts = mounts::of_kind(CGROUP2);
+    match (inode, path.canonicalize(), mounts) {
+        (Ok(inode), Ok(at), Ok(mounts)) => is_part(&mounts, &at, inode),
+        _ => false,
+    }
+}
+
+/// By the inode. The root that mountinfo names is seen from our own namespace: its part is `/` there, and the host's whole tree,
+/// where that is mounted, too, is `/..`.
+fn is_part(mounts: &[Mount], at: &Path, inode: u64) -> bool {
+    inode != ROOT && mounts.iter().any(|mount| mount.point == at)
+}
+
+/// The folder of our own cgroup. On hosts with both versions of cgroups that is the one of version 2.
+///
+/// # Errors
+/// There is none, or it is not below what is mounted here; the text says what to do.
+pub fn own() -> Result<PathBuf, String> {
+    let path = "/proc/self/cgroup";
+    let cgroups = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    own_of(&mounts::of_kind(CGROUP2)?, &cgroups)
+}
+
+/// Paths in `cgroups` are written as they are, without escapes.
+fn own_of(mounts: &[Mount], cgroups: &str) -> Result<PathBuf, String> {
+    // Version 2 has hierarchy number 0 and names no controllers.
+    let path = cgroups
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))
+        .ok_or_else(|| {
+            "/proc/self/cgroup names no cgroup of version 2: mount cgroup2".to_owned()
+        })?;
+    let mut elsewhere = None;
+    for Mount { root, point, .. } in mounts {
+        match Path::new(path).strip_prefix(root) {
+            Ok(below) => return Ok(point.join(below)),
+            Err(_outside) => elsewhere = Some(point),
+        }
+    }
+    Err(match elsewhere {
+        Some(point) => format!(
+            "our cgroup {path} is not below what is mounted at {}: mount the cgroup2 file system of our own cgroup \
+             namespace there",
+            point.display()
+        ),
+        None => "cgroup2 is mounted nowhere: `mount -t cgroup2 none /sys/fs/cgroup`".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "33 31 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+         32 31 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:5 - cgroup2 cgroup2 rw\n";
+
+    fn own_of(mounts: &str, cgroups: &str) -> Result<PathBuf, String> {
+        super::own_of(&mounts::among(mounts.as_bytes(), CGROUP2), cgroups)
+    }
+
+    #[test]
+    fn our_folder_is_below_the_mount_of_version_2() {
+        let cgroups = "5:cpu:/x\n0::/system.slice/adit.service\n";
+        assert_eq!(
+            own_of(HYBRID, cgroups),
+            Ok(PathBuf::from(
+                "/sys/fs/cgroup/unified/system.slice/adit.service"
+            ))
+        );
+        // Only a part of the tree is mounted, as in some containers.
+        let part = "32 31 0:27 /pods/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            own_of(part, "0::/pods/a/adit\n"),
+            Ok(PathBuf::from("/sys/fs/cgroup/adit"))
+        );
+        assert_eq!(
+            own_of(HYBRID, "0::/\n"),
+            Ok(PathBuf::from("/sys/fs/cgroup/unified/"))
+        );
+        // The kernel escapes the one file and not the other.
+        let escaped =
+            "32 31 0:27 /my\\040pods/a\\134x2d1 /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            own_of(escaped, "0::/my pods/a\\x2d1/b c\n"),
+            Ok(PathBuf::from("/my cgroups/b c"))
+        );
+    }
+
+    #[test]
+    fn a_mount_of_less_than_all_cgroups_is_a_part_of_the_host() {
+        // As a container with a cgroup namespace of its own sees them.
+        let container = "58 48 0:38 /.. /host/cgroup rw - cgroup2 cgroup2 rw\n\
+             65 44 0:38 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
+        let bound = "32 31 0:27 /pods/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let escaped = "32 31 0:27 /pods/a /my\\040cgroups rw - cgroup2 cgroup2 rw\n";
+        for (mounts, at, inode, is_so) in [
+            (HYBRID, "/sys/fs/cgroup/unified", 1, false),
+            // The part is called `/`, the host's tree is not: only the inode tells them apart.
+            (container, "/sys/fs/cgroup", 11_539, true),
+            (container, "/host/cgroup", 1, false),
+            (bound, "/sys/fs/cgroup", 11_539, true),
+            // Whoever names these means no more than them.
+            (HYBRID, "/sys/fs/cgroup/unified/a.slice", 11_539, false),
+            (container, "/host/cgroup/a.slice", 11_539, false),
+            // Of version 1, which is refused elsewhere.
+            (HYBRID, "/sys/fs/cgroup/cpu", 11_539, false),
+            (escaped, "/my cgroups", 11_539, true),
+        ] {
+            let mounted = mounts::among(mounts.as_bytes(), CGROUP2);
+            let found = is_part(&mounted, Path::new(at), inode);
+            assert_eq!(found, is_so, "{at} with inode {inode} in\n{mounts}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_part_of_host(dir.path()));
+        assert!(!is_part_of_host(&dir.path().join("none")));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = own_of(HYBRID, "5:cpu:/x\n").unwrap_err();
+        assert!(error.contains("version 2"), "{error}");
+        let error = own_of("", "0::/a\n").unwrap_err();
+        assert!(error.contains("mounted nowhere"), "{error}");
+        let part = "32 31 0:27 /pods/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        let error = own_of(part, "0::/../b\n").unwrap_err();
+        assert!(
+            error.contains("/../b") && error.contains("/sys/fs/cgroup"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! Our own programs tried out: a kernel that has their kinds may refuse one of them all the same.
+
+use aya::programs::Program;
+
+use crate::attach::said;
+use crate::caps::{Capability, HostCaps, deepest};
+use crate::object::{ACCOUNT_PROGRAM, KernelError, OBJECT, load};
+
+impl HostCaps {
+    /// The same with our own programs tried out, where the rights for them are there. Takes some tens of milliseconds; nothing is
+    /// attached, and nothing is left behind.
+    #[must_use]
+    pub fn with_programs(mut self) -> Self {
+        if self.capabilities.is_ready() && self.bpf.is_ready() {
+            self.bpf = verdict(try_programs(OBJECT, |name| name != ACCOUNT_PROGRAM));
+        }
+        if self.for_account.is_ready() && self.account_program.is_ready() {
+            self.account_program = verdict(try_programs(OBJECT, |name| name == ACCOUNT_PROGRAM));
+        }
+        self
+    }
+}
+
+fn verdict(tried: Result<usize, String>) -> Capability {
+    match tried {
+        Ok(_number) => Capability::Ready("the kernel takes Adit's own programs".to_owned()),
+        Err(refused) => Capability::Missing(format!(
+            "the kernel refused {refused}: it lacks what that needs, or a seccomp profile forbids it"
+        )),
+    }
+}
+
+/// Has the kernel take the programs of an object that are wanted by their names, and lets go of them. How many these are.
+///
+/// # Errors
+/// What it refused and why, without a remedy.
+pub fn try_programs(object: &[u8], is_wanted: impl Fn(&str) -> bool) -> Result<usize, String> {
+    let mut ebpf = load(object).map_err(|error| match &error {
+        KernelError::Load(cause) => format!("the tables of the programs ({})", deepest(cause)),
+        other => other.to_string(),
+    })?;
+    let mut loaded = 0;
+    for (name, program) in ebpf.programs_mut().filter(|(name, _)| is_wanted(name)) {
+        let outcome = match program {
+            Program::CgroupSockAddr(program) => program.load(),
+            Program::SockOps(program) => program.load(),
+            _ => return Err(format!("{name}, which is of a kind that nobody here loads")),
+        };
+        outcome.map_err(|error| format!("the program {name} ({})", said(&error)))?;
+        loaded += 1;
+    }
+    Ok(loaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no() -> Capability {
+        Capability::Missing("not today".to_owned())
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_named() {
+        let refused = verdict(Err("the program adit_connect4 (invalid)".to_owned()));
+        assert!(!refused.is_ready());
+        let words = refused.reason();
+        assert!(
+            words.contains("refused the program adit_connect4 (invalid)"),
+            "{words}"
+        );
+        // Without rights, or without sense: either way it is the tables.
+        let nonsense = try_programs(b"no object", |_name| true).unwrap_err();
+        assert!(nonsense.starts_with("the tables"), "{nonsense}");
+    }
+
+    #[test]
+    fn without_the_rights_no_program_is_tried_out() {
+        let host = HostCaps {
+            capabilities: no(),
+            for_account: no(),
+            ..HostCaps::probe()
+        };
+        let tried = host.clone().with_programs();
+        assert_eq!(
+            (tried.bpf, tried.account_program),
+            (host.bpf, host.account_program)
+        );
+    }
+}

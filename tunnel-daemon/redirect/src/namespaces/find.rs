@@ -1,0 +1,250 @@
+//! The network namespaces that are there: those of given files, and those of a cgroup's processes.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::wire::Asked;
+use adit_config::NetnsHelperOptions;
+
+/// Folders of a cgroup that are looked at. A node has some thousand.
+pub const FOLDERS_MAX: usize = 16_384;
+/// Processes that are looked at.
+pub const PROCESSES_MAX: usize = 65_536;
+
+/// What a look found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// By inode, each once, never our own; given ones first.
+    pub(super) namespaces: Vec<Namespace>,
+    /// Given files that are there and cannot be looked at.
+    pub(super) failed: Vec<(PathBuf, io::Error)>,
+    /// Processes whose namespace cannot be read.
+    pub(super) unreadable: usize,
+    /// There was more to look at than is looked at: what is not found may be there.
+    pub(super) is_cut: bool,
+    /// Inodes of [`Self::namespaces`].
+    known: HashSet<u64>,
+}
+
+/// What is looked at, at most.
+#[derive(Clone, Copy, Debug)]
+struct Most {
+    folders: usize,
+    processes: usize,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Namespace {
+    /// The inode, which is its own as long as somebody holds it.
+    pub(super) id: u64,
+    /// A way to it.
+    pub(super) path: PathBuf,
+}
+
+impl Found {
+    pub(super) fn look(options: &NetnsHelperOptions, own: u64) -> Self {
+        let mut found = Self::default();
+        for path in &options.paths {
+            match fs::metadata(path) {
+                Ok(meta) => found.add(meta.ino(), path, own),
+                // Not yet, or not any more.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+                Err(error) => found.failed.push((path.clone(), error)),
+            }
+        }
+        if let Some(cgroup) = &options.cgroup {
+            let most = Most {
+                folders: FOLDERS_MAX,
+                processes: PROCESSES_MAX,
+            };
+            found.in_cgroup(cgroup, own, most);
+        }
+        found
+    }
+
+    fn add(&mut self, id: u64, path: &Path, own: u64) {
+        if id != own && self.known.insert(id) {
+            let path = path.to_owned();
+            self.namespaces.push(Namespace { id, path });
+        }
+    }
+
+    /// Those that a daemon which holds `held` is to go on holding.
+    pub(super) fn still(&self, held: &[u64]) -> Vec<u64> {
+        let is_there = |id: &u64| self.is_cut || self.known.contains(id);
+        held.iter().copied().filter(is_there).collect()
+    }
+
+    /// Those of `held` that want IPv6, as far as there is a way to them.
+    pub(super) fn wanting_v6(&self, held: &[Asked]) -> Vec<&Namespace> {
+        let wants = |namespace: &&Namespace| {
+            let mut held = held.iter();
+            held.any(|held| held.wants_v6 && held.id == namespace.id)
+        };
+        self.namespaces.iter().filter(wants).collect()
+    }
+
+    /// Takes out those that are not held, as many as there is room for, and says for how many there is none.
+    pub(super) fn fresh(&mut self, held: &[u64], room: usize) -> (Vec<Namespace>, usize) {
+        let mut fresh = std::mem::take(&mut self.namespaces);
+        fresh.retain(|namespace| !held.contains(&namespace.id));
+        let over = fresh.len().saturating_sub(room);
+        fresh.truncate(room);
+        (fresh, over)
+    }
+
+    fn in_cgroup(&mut self, cgroup: &Path, own: u64, most: Most) {
+        let mut folders = vec![cgroup.to_owned()];
+        let (mut looked, mut processes) = (0, 0);
+        while let Some(folder) = folders.pop() {
+            looked += 1;
+            if looked > most.folders {
+                self.is_cut = true;
+                return;
+            }
+            // One that was removed meanwhile has none.
+            let members = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for process in members.lines() {
+                // It is in a process namespace that is not ours to see.
+                if process == "0" {
+                    self.unreadable += 1;
+                    continue;
+                }
+                processes += 1;
+                if processes > most.processes {
+                    self.is_cut = true;
+                    return;
+                }
+                let path = Path::new("/proc").join(process).join("ns/net");
+                match fs::metadata(&path) {
+                    Ok(meta) => self.add(meta.ino(), &path, own),
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        self.unreadable += 1;
+                    }
+                    Err(_gone) => (),
+                }
+            }
+            let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+            folders.extend(
+                below
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path()),
+            );
+        }
+    }
+}
+
+impl Namespace {
+    /// Opens it, if it still is the one that was found.
+    pub(super) fn open(&self) -> io::Result<File> {
+        let file = File::open(&self.path)?;
+        if file.metadata()?.ino() != self.id {
+            return Err(io::Error::other("it has just become another one"));
+        }
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_found_once_and_never_our_own() {
+        let own: PathBuf = "/proc/self/ns/net".into();
+        let id = fs::metadata(&own).unwrap().ino();
+        let options = |paths: &[&Path]| NetnsHelperOptions {
+            mark: 0,
+            cgroup: None,
+            paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+        };
+        assert!(Found::look(&options(&[&own]), id).namespaces.is_empty());
+        let twice = Found::look(&options(&[&own, Path::new("/proc/thread-self/ns/net")]), 0);
+        assert_eq!(twice.namespaces.len(), 1);
+        assert!(twice.namespaces[0].open().is_ok());
+        let missing = Found::look(&options(&[Path::new("/nowhere/at/all")]), id);
+        assert!(missing.namespaces.is_empty() && missing.failed.is_empty());
+    }
+
+    /// Its listener would close, and calls from there would go direct, for want of patience.
+    #[test]
+    fn a_namespace_that_a_look_did_not_get_to_is_not_taken_for_gone() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let us = std::process::id();
+        fs::write(dir.path().join("cgroup.procs"), format!("{us}\n{us}\n")).unwrap();
+        let most = |folders, processes| Most { folders, processes };
+        for (most, is_cut) in [
+            (most(1, 2), false),
+            (most(9, 9), false),
+            (most(1, 1), true),
+            (most(0, 2), true),
+        ] {
+            let mut found = Found::default();
+            found.in_cgroup(dir.path(), 0, most);
+            assert_eq!(found.is_cut, is_cut, "{most:?}");
+            let ours = found.namespaces.first().map_or(0, |found| found.id);
+            let elsewhere = ours.wrapping_add(1);
+            let mut still = vec![ours, elsewhere];
+            still.truncate(if is_cut { 2 } else { 1 });
+            assert_eq!(found.still(&[ours, elsewhere]), still, "{most:?}");
+        }
+    }
+
+    /// Those that a look did not get to stay, and take the room of others: that these are left out has to be known.
+    #[test]
+    fn namespaces_without_room_are_counted_whatever_takes_it() {
+        let found = |ids: std::ops::Range<u64>| Found {
+            namespaces: ids
+                .map(|id| Namespace {
+                    id,
+                    path: PathBuf::new(),
+                })
+                .collect(),
+            is_cut: true,
+            ..Found::default()
+        };
+        for (ids, held, room, fresh, over) in [
+            (1..4, &[][..], 3, vec![1, 2, 3], 0),
+            (1..4, &[2], 2, vec![1, 3], 0),
+            (1..4, &[2], 1, vec![1], 1),
+            (1..2, &[7, 8], 0, vec![], 1),
+        ] {
+            let (taken, left) = found(ids).fresh(held, room);
+            let taken: Vec<u64> = taken.into_iter().map(|namespace| namespace.id).collect();
+            assert_eq!((taken, left), (fresh, over), "{held:?} {room}");
+        }
+    }
+
+    #[test]
+    fn ipv6_is_looked_for_where_it_is_wanted_and_there_is_a_way() {
+        let held = [(1, false), (2, true), (3, true)];
+        let held = held.map(|(id, wants_v6)| Asked { id, wants_v6 });
+        let mut found = Found::default();
+        for id in [1, 2, 4] {
+            found.add(id, Path::new(""), 0);
+        }
+        let wanting = found.wanting_v6(&held);
+        let wanting: Vec<u64> = wanting.iter().map(|namespace| namespace.id).collect();
+        assert_eq!(wanting, [2]);
+    }
+
+    #[test]
+    fn processes_below_a_cgroup_count() {
+        // A folder that looks like one.
+        let dir = tempfile::TempDir::new().unwrap();
+        fs::create_dir(dir.path().join("pod")).unwrap();
+        fs::write(dir.path().join("cgroup.procs"), "0\n").unwrap();
+        let us = std::process::id().to_string();
+        fs::write(dir.path().join("pod/cgroup.procs"), us).unwrap();
+        let options = NetnsHelperOptions {
+            mark: 0,
+            cgroup: Some(dir.path().to_owned()),
+            paths: Vec::new(),
+        };
+        assert_eq!(Found::look(&options, 0).namespaces.len(), 1);
+    }
+}

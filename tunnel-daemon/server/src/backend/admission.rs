@@ -1,0 +1,325 @@
+//! Whether a caller on the agent port is an agent: by its certificate, by its token, or by both.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use adit_kube::review::ReviewError;
+use adit_kube::reviewer::{self, Reviewer};
+use adit_kube::token::Token;
+use http::{HeaderMap, header};
+
+use adit_config::plan::AgentProof;
+use adit_net::grpc::Code;
+use adit_telemetry::labels::AgentRefusal;
+use adit_telemetry::rate::TokenBucket;
+use adit_tls::agent_identity::{AgentIdentity, Certificate};
+use adit_tls::stream::PeerAddr;
+
+/// Refusals of strangers that are logged in a second in the long run, and at once. The others are counted.
+const LOGGED_PER_SECOND: u32 = 5;
+const LOGGED_BURST: u32 = 50;
+
+/// Metadata of one caller that may always wait for a review: what agents say as a rule.
+const SMALL_BYTES: usize = 4 * 1024;
+/// Metadata of all other callers that wait, together: a caller that nobody knows may say 256 KiB.
+const LARGE_BYTES_MAX: usize = 16 << 20;
+
+/// Decides who may link.
+pub struct Admission {
+    tokens: Option<(Reviewer, AgentProof)>,
+    large: LargeCallers,
+    addresses: AdmittedAddresses,
+    logged: Mutex<TokenBucket>,
+}
+
+/// Why a call is refused: what its agent is told.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) reason: AgentRefusal,
+    pub(super) code: Code,
+    pub(super) text: String,
+}
+
+impl Admission {
+    /// Without `tokens` certificates alone decide.
+    #[must_use]
+    pub fn new(tokens: Option<(Reviewer, AgentProof)>) -> Self {
+        Self {
+            tokens,
+            large: LargeCallers::default(),
+            addresses: AdmittedAddresses::default(),
+            logged: Mutex::new(TokenBucket::new(
+                LOGGED_PER_SECOND,
+                LOGGED_BURST,
+                Instant::now(),
+            )),
+        }
+    }
+
+    /// Addresses that agents with links come from.
+    pub(super) fn addresses(&self) -> &AdmittedAddresses {
+        &self.addresses
+    }
+
+    /// Whether to log one more refusal of somebody who has proved nothing.
+    pub(super) fn may_log(&self) -> bool {
+        locked(&self.logged).try_take(Instant::now())
+    }
+
+    /// What there is to review of a call; `None`: its certificate will do. The headers need not be kept for it.
+    ///
+    /// # Errors
+    /// There is no token where one is needed, in upstream's words.
+    pub(super) fn token(
+        &self,
+        headers: &HeaderMap,
+        certificate: Option<&Certificate>,
+    ) -> Result<Option<Token>, Refused> {
+        let Some((_reviewer, proof)) = &self.tokens else {
+            return Ok(None);
+        };
+        let shows_token = headers.contains_key(header::AUTHORIZATION);
+        if *proof == AgentProof::Either && certificate.is_some() && !shows_token {
+            return Ok(None);
+        }
+        bearer(headers).map(Some).map_err(|text| Refused {
+            reason: AgentRefusal::Token,
+            code: Code::Unknown,
+            text,
+        })
+    }
+
+    /// Room for what a caller says, which is kept until its token is reviewed.
+    ///
+    /// # Errors
+    /// It is much, and so is what others say who wait.
+    pub(super) fn room(&self, headers: &HeaderMap) -> Result<Option<LargeCaller>, Refused> {
+        let lengths = headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len());
+        let bytes = lengths.sum();
+        if bytes <= SMALL_BYTES {
+            return Ok(None);
+        }
+        self.large.enter(bytes).map(Some).ok_or_else(|| Refused {
+            reason: AgentRefusal::NotReviewed,
+            code: Code::ResourceExhausted,
+            text: "too many agents with much metadata wait for a review of their tokens".to_owned(),
+        })
+    }
+
+    /// Who the caller is. `certificate` is what its TLS session has proved. A cancelled call leaves nothing behind.
+    ///
+    /// # Errors
+    /// It is nobody who may link, in upstream's words.
+    pub(super) async fn identify(
+        &self,
+        token: Option<Token>,
+        certificate: Option<Certificate>,
+        peer: PeerAddr,
+    ) -> Result<AgentIdentity, Refused> {
+        let (Some((reviewer, _proof)), Some(token)) = (&self.tokens, token) else {
+            return Ok(AgentIdentity::of_certificate(certificate));
+        };
+        let caller = reviewer::Caller {
+            address: address(peer),
+            is_trusted: self.addresses.has(peer),
+        };
+        match reviewer.review(&token, caller).await {
+            Ok(account) => Ok(AgentIdentity::of_account(account, certificate)),
+            Err(error) => Err(Refused {
+                reason: if error.is_denial() {
+                    AgentRefusal::Token
+                } else {
+                    AgentRefusal::NotReviewed
+                },
+                code: match error {
+                    ReviewError::Overload => Code::ResourceExhausted,
+                    _ => Code::Unknown,
+                },
+                text: format!("Failed to validate authentication token, err:{error}"),
+            }),
+        }
+    }
+}
+
+/// The token of a call.
+///
+/// # Errors
+/// There is not exactly one, in upstream's words.
+fn bearer(headers: &HeaderMap) -> Result<Token, String> {
+    let mut values = headers.get_all(header::AUTHORIZATION).iter();
+    let value = values
+        .next()
+        .ok_or("Authentication context was not found in metadata")?;
+    let others = values.count();
+    if others > 0 {
+        return Err(format!("too many ({}) tokens are received", others + 1));
+    }
+    let text = value.to_str().unwrap_or_default();
+    text.strip_prefix("Bearer ")
+        .map(Token::new)
+        .ok_or_else(|| "received token does not have \"Bearer \" prefix".to_owned())
+}
+
+fn address(peer: PeerAddr) -> Option<IpAddr> {
+    match peer {
+        PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),
+        PeerAddr::Unix => None,
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of callers that say more than others. Clones share the count.
+#[derive(Clone, Default)]
+struct LargeCallers(Arc<AtomicUsize>);
+
+/// One of them; what it takes is given back when it is dropped.
+pub(super) struct LargeCaller {
+    all: LargeCallers,
+    bytes: usize,
+}
+
+impl LargeCallers {
+    fn enter(&self, bytes: usize) -> Option<LargeCaller> {
+        let more = |held: usize| Some(held + bytes).filter(|held| *held <= LARGE_BYTES_MAX);
+        self.0.fetch_update(Relaxed, Relaxed, more).ok()?;
+        Some(LargeCaller {
+            all: self.clone(),
+            bytes,
+        })
+    }
+}
+
+impl Drop for LargeCaller {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// How many links there are from each address. Clones share the counts.
+#[derive(Clone, Default)]
+pub(super) struct AdmittedAddresses(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A link from an address, for as long as it lives.
+pub(super) struct AdmittedAddress {
+    addresses: AdmittedAddresses,
+    address: Option<IpAddr>,
+}
+
+impl AdmittedAddresses {
+    /// Whether an agent with a link comes from there.
+    pub(super) fn has(&self, peer: PeerAddr) -> bool {
+        address(peer).is_some_and(|address| locked(&self.0).contains_key(&address))
+    }
+
+    /// One more link from there.
+    pub(super) fn enter(&self, peer: PeerAddr) -> AdmittedAddress {
+        let address = address(peer);
+        if let Some(address) = address {
+            *locked(&self.0).entry(address).or_default() += 1;
+        }
+        AdmittedAddress {
+            addresses: self.clone(),
+            address,
+        }
+    }
+}
+
+impl Drop for AdmittedAddress {
+    fn drop(&mut self) {
+        let Some(address) = self.address else { return };
+        let mut addresses = locked(&self.addresses.0);
+        if let Some(links) = addresses.get_mut(&address) {
+            *links -= 1;
+            if *links == 0 {
+                addresses.remove(&address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_call_has_exactly_one_bearer_token() {
+        let with = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+                headers.append(header::AUTHORIZATION, value);
+            }
+            bearer(&headers).map(|_token| ())
+        };
+        assert_eq!(with(&["Bearer a.b.c"]), Ok(()));
+        for (values, text) in [
+            (&[][..], "Authentication context was not found in metadata"),
+            (
+                &["Bearer a", "Bearer b"],
+                "too many (2) tokens are received",
+            ),
+            (
+                &["bearer a"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["Bearer"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["Basic a"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+            (
+                &["\u{e9}"],
+                "received token does not have \"Bearer \" prefix",
+            ),
+        ] {
+            assert_eq!(with(values), Err(text.to_owned()), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn callers_that_say_much_wait_within_a_budget_and_others_always() {
+        let admission = Admission::new(None);
+        let saying = |bytes| {
+            let mut headers = HeaderMap::new();
+            let value = HeaderValue::from_bytes(&vec![b'a'; bytes]).unwrap();
+            headers.insert("agentidentifiers", value);
+            headers
+        };
+        let most: Vec<_> = (0..LARGE_BYTES_MAX / (256 << 10))
+            .map(|_| admission.room(&saying((256 << 10) - 16)).unwrap())
+            .collect();
+        let refused = admission.room(&saying(SMALL_BYTES)).err().unwrap();
+        assert_eq!(refused.code, Code::ResourceExhausted);
+        assert!(admission.room(&saying(1000)).unwrap().is_none());
+        drop(most);
+        assert!(admission.room(&saying(SMALL_BYTES)).unwrap().is_some());
+    }
+
+    #[test]
+    fn an_address_is_admitted_for_as_long_as_a_link_comes_from_it() {
+        let addresses = AdmittedAddresses::default();
+        let at = |port| PeerAddr::Tcp(([10, 0, 0, 1], port).into());
+        let links = [addresses.enter(at(1)), addresses.enter(at(2))];
+        assert!(addresses.has(at(3)) && !addresses.has(PeerAddr::Unix));
+        assert!(addresses.has(PeerAddr::Tcp("[::ffff:10.0.0.1]:9".parse().unwrap())));
+        let [first, second] = links;
+        drop(first);
+        assert!(addresses.has(at(3)));
+        drop(second);
+        assert!(!addresses.has(at(3)) && locked(&addresses.0).is_empty());
+    }
+}

@@ -1,0 +1,308 @@
+//! Authorizes agents by deny list, CA and revocation lists: when they link, and again whenever one of these changes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release,
+};
+use std::time::Duration;
+
+use adit_core::grant::{DenyError, DenyList};
+use adit_core::ids::AgentId;
+use arc_swap::ArcSwap;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::router::Hub;
+use adit_net::tasks::Tasks;
+use adit_telemetry::AditMetrics;
+use adit_telemetry::labels::{AgentRefusal, LinkEnding};
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tls::blocking;
+use adit_tls::reload::{Changes, ReloadableServerTls};
+use adit_tls::reread::Reread;
+use adit_tunnel::lane::LaneRights;
+
+/// How often the file is read, where its changes cannot be watched.
+const POLL: Duration = Duration::from_secs(30);
+/// Links checked before other tasks run: verifying a signature takes a tenth of a millisecond.
+const LINKS_PER_GO: usize = 16;
+/// Longest file that is read.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Why a deny list cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DenyFileError {
+    /// It is longer than a deny list can be.
+    #[error("--agent-deny {path}: it has more than {} MiB; write patterns", BYTES_MAX >> 20, path = .0.display())]
+    TooLong(PathBuf),
+    /// It cannot be read.
+    #[error("--agent-deny {path}: {cause}", path = .path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// A line is wrong.
+    #[error("--agent-deny {path}: {cause}", path = .path.display())]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// Which one, and why.
+        cause: DenyError,
+    },
+}
+
+/// The deny list and the TLS files in force. Clones share them.
+#[derive(Clone, Default)]
+pub struct AgentAuthorizer(Arc<InForce>);
+
+#[derive(Default)]
+struct InForce {
+    denied: ArcSwap<DenyList>,
+    /// Of the agent listener.
+    tls: Option<Arc<ReloadableServerTls>>,
+    /// Number of changes so far.
+    changes: AtomicU64,
+    changed: Notify,
+}
+
+/// Why an agent may not stay.
+pub(super) enum Denial {
+    /// The deny list has this entry.
+    Denied(String),
+    /// Its certificate was let in once, and would be no more.
+    Certificate(rustls::Error),
+}
+
+impl Denial {
+    /// What the agent is told.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Denied(entry) => format!("the deny list of this server names {entry}"),
+            Self::Certificate(error) => {
+                format!("this server does not accept the agent's certificate any more: {error}")
+            }
+        }
+    }
+
+    pub(super) fn refusal(&self) -> AgentRefusal {
+        match self {
+            Self::Denied(_) => AgentRefusal::Denied,
+            Self::Certificate(_) => AgentRefusal::Certificate,
+        }
+    }
+
+    fn ending(&self) -> LinkEnding {
+        match self {
+            Self::Denied(_) => LinkEnding::Denied,
+            Self::Certificate(_) => LinkEnding::Certificate,
+        }
+    }
+}
+
+impl AgentAuthorizer {
+    /// Reads the deny list, if there is one. `tls` is what the agent listener uses.
+    ///
+    /// # Errors
+    /// The list cannot be read, or a line of it is wrong.
+    pub fn load(
+        denied: Option<&Path>,
+        tls: Arc<ReloadableServerTls>,
+    ) -> Result<Self, DenyFileError> {
+        let list = denied.map(read).transpose()?.unwrap_or_default();
+        Ok(Self(Arc::new(InForce {
+            denied: ArcSwap::from_pointee(list),
+            tls: Some(tls),
+            ..InForce::default()
+        })))
+    }
+
+    /// To be called when the agent listener uses other files than before.
+    pub fn tls_changed(&self) {
+        self.0.changes.fetch_add(1, AcqRel);
+        self.0.changed.notify_one();
+    }
+
+    /// Number of changes so far; agents checked before the last change have to be checked again.
+    pub(super) fn changes(&self) -> u64 {
+        self.0.changes.load(Acquire)
+    }
+
+    /// Why an agent may not stay, if so.
+    pub(super) fn denial(&self, agent: &AgentId, identity: &AgentIdentity) -> Option<Denial> {
+        let list = self.0.denied.load();
+        if let Some(entry) = list.entry_for(agent, &identity.holders()) {
+            return Some(Denial::Denied(entry.to_owned()));
+        }
+        let (tls, certificate) = (self.0.tls.as_ref()?, identity.certificate()?);
+        let (chain, verified) = certificate.shown();
+        tls.verify_client_again(chain, verified)
+            .err()
+            .map(Denial::Certificate)
+    }
+
+    /// Follows the deny list, if there is one, and what the agent listener uses, until `stop`. Whoever may not stay loses links at
+    /// once, and tunnels on lanes within seconds. A list that cannot be used changes nothing, and is logged.
+    pub async fn follow(
+        self,
+        denied: Option<PathBuf>,
+        hub: Arc<Hub>,
+        tasks: Tasks,
+        metrics: AditMetrics,
+        reread: Reread,
+        stop: CancellationToken,
+    ) {
+        let mut watched = denied.map(|path| (Changes::of(&[&path], &reread), path));
+        let (mut told, mut checked) = (None, 0);
+        loop {
+            if let Some((_changes, path)) = &watched {
+                self.read_again(path, &mut told).await;
+            }
+            let now = self.changes();
+            if checked != now && self.check_links(&hub, &tasks, &metrics).await {
+                checked = now;
+            }
+            let file_changes = async {
+                match &mut watched {
+                    Some((changes, _path)) => changes.next(POLL).await,
+                    None => tokio::time::sleep(POLL).await,
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = file_changes => (),
+                () = self.0.changed.notified() => (),
+            }
+        }
+    }
+
+    async fn read_again(&self, path: &Path, told: &mut Option<String>) {
+        let reading = path.to_owned();
+        match blocking::run(move || read(&reading)).await {
+            Ok(Ok(list)) => {
+                *told = None;
+                if **self.0.denied.load() != list {
+                    self.0.denied.store(Arc::new(list));
+                    self.0.changes.fetch_add(1, AcqRel);
+                    tracing::info!(file = %path.display(), "the new deny list is in force");
+                }
+            }
+            Ok(Err(error)) => {
+                let text = error.to_string();
+                if told.as_ref() != Some(&text) {
+                    tracing::error!(%error, "the new deny list cannot be used; the last one stays in force");
+                    *told = Some(text);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, file = %path.display(), "cannot look at the deny list; the last one stays in force");
+            }
+        }
+    }
+
+    /// Ends the links of agents that may not stay. False: some could not be ended yet.
+    async fn check_links(&self, hub: &Hub, tasks: &Tasks, metrics: &AditMetrics) -> bool {
+        let mut all = true;
+        for (at, link) in hub.links().into_iter().enumerate() {
+            if at > 0 && at.is_multiple_of(LINKS_PER_GO) {
+                tokio::task::yield_now().await;
+            }
+            let Some(denial) = self.denial(&link.info.agent, &link.info.identity) else {
+                continue;
+            };
+            let Some(end) = link.end() else { continue };
+            let principal = link.info.identity.owner().map_or("", AsRef::as_ref);
+            let why = denial.text();
+            tracing::warn!(agent = %link.info.agent, link = link.id.0, principal, why, "a link is ended");
+            match tasks.spawn("end-link", end) {
+                Ok(_ending) => metrics.link_ended(denial.ending()),
+                Err(_full) => all = false,
+            }
+        }
+        all
+    }
+}
+
+/// What one agent's lanes depend on: it may stay, and was not unlinked.
+pub(super) struct Rights {
+    authorizer: AgentAuthorizer,
+    agent: AgentId,
+    identity: AgentIdentity,
+    are_revoked: AtomicBool,
+    /// Number of changes up to which it may stay.
+    judged: AtomicU64,
+}
+
+impl Rights {
+    /// Of an agent that may stay as of `judged` changes.
+    pub(super) fn new(
+        authorizer: AgentAuthorizer,
+        agent: AgentId,
+        identity: AgentIdentity,
+        judged: u64,
+    ) -> Self {
+        Self {
+            authorizer,
+            agent,
+            identity,
+            are_revoked: AtomicBool::new(false),
+            judged: AtomicU64::new(judged),
+        }
+    }
+}
+
+impl LaneRights for Rights {
+    fn are_revoked(&self) -> bool {
+        let changes = self.authorizer.changes();
+        if !self.are_revoked.load(Acquire) && self.judged.load(Acquire) != changes {
+            match self.authorizer.denial(&self.agent, &self.identity) {
+                Some(_denial) => self.revoke(),
+                None => self.judged.store(changes, Release),
+            }
+        }
+        self.are_revoked.load(Acquire)
+    }
+
+    fn revoke(&self) {
+        self.are_revoked.store(true, Release);
+    }
+}
+
+impl std::fmt::Debug for Rights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rights")
+            .field("agent", &self.agent)
+            .field("are_revoked", &self.are_revoked)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a deny list can be used.
+///
+/// # Errors
+/// It cannot be read, or a line of it is wrong.
+pub fn check_deny_list(path: &Path) -> Result<(), DenyFileError> {
+    read(path).map(|_list| ())
+}
+
+fn read(path: &Path) -> Result<DenyList, DenyFileError> {
+    use std::io::Read as _;
+    let unreadable = |cause| DenyFileError::Unreadable {
+        path: path.to_owned(),
+        cause,
+    };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(BYTES_MAX + 1)
+        .read_to_string(&mut text)
+        .map_err(unreadable)?;
+    if u64::try_from(text.len()).is_ok_and(|bytes| bytes > BYTES_MAX) {
+        return Err(DenyFileError::TooLong(path.to_owned()));
+    }
+    DenyList::parse(&text).map_err(|cause| DenyFileError::Wrong {
+        path: path.to_owned(),
+        cause,
+    })
+}

@@ -1,0 +1,223 @@
+//! One agent's link on the server: its task and what it reports.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::dial::AnswerTimes;
+use adit_core::ids::{LinkId, TunnelKey};
+use adit_core::registry::Standing;
+use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
+use adit_core::wire::encode::GO_PAYLOAD_BYTES_MAX;
+use adit_core::wire::packet::PacketType;
+
+use crate::router::{Entered, Hub};
+use adit_net::grpc::{self, Code};
+use adit_telemetry::labels::{
+    DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
+};
+use adit_telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
+use adit_tunnel::{LinkDriver, LinkHooks, LinkOver, LinkStreams};
+
+/// Packets towards our own agent.
+const PACKET_BYTES_ADIT: usize = 64 * 1024;
+/// Control packets waiting for an agent that does not read.
+const CONTROL_MAX: usize = 65_536;
+
+/// Why a server ends its links.
+const SHUTTING_DOWN: &str = "this server is shutting down";
+
+/// What every link of a server is given.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkSettings {
+    /// What one tunnel may cost the others.
+    pub isolation: Isolation,
+    /// Dials in flight on one link.
+    pub dials_max: usize,
+    /// Deadline of a dial; `None`: no limit.
+    pub dial_timeout: Option<Duration>,
+}
+
+/// Whether an agent's id and identifiers were granted to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claims {
+    Granted,
+    /// There are no grants: they are the agent's own claim.
+    Unverified,
+}
+
+/// Runs a link until its stream ends; the hub forgets it then.
+pub(super) async fn run_link(
+    hub: Arc<Hub>,
+    entered: Entered,
+    claims: Claims,
+    streams: LinkStreams,
+    settings: LinkSettings,
+    (budget, source): (Arc<ProcessBudget>, Arc<str>),
+    metrics: ServerMetrics,
+) {
+    let Entered {
+        handle,
+        commands,
+        standing,
+        guard,
+    } = entered;
+    let credit = handle.info.credit;
+    let config = LinkConfig {
+        role: Role::Server,
+        credit,
+        packet_bytes_max: if credit {
+            PACKET_BYTES_ADIT
+        } else {
+            GO_PAYLOAD_BYTES_MAX
+        },
+        dials_max: settings.dials_max,
+        dial_timeout: settings.dial_timeout,
+        isolation: settings.isolation,
+        control_max: CONTROL_MAX,
+    };
+    let _claim = (claims == Claims::Unverified).then(|| metrics.adit().claimed_identity());
+    let _call = metrics.grpc_connection(ServiceMethod::Connect);
+    let _link = metrics
+        .adit()
+        .link(if credit { PeerKind::Adit } else { PeerKind::Go });
+    let _version = metrics.adit().link_of_version(handle.info.version);
+    let version = handle.info.version;
+    let version = version.as_str().unwrap_or_default();
+    let agent = handle.info.agent.clone();
+    let principal = handle.info.identity.owner().cloned();
+    let principal = principal.as_deref().unwrap_or_default();
+    tracing::info!(%agent, link = handle.id.0, adit = credit, version, principal, "agent connected");
+    if standing == Standing::Shadowed {
+        tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
+    }
+    let hooks = Hooks {
+        hub: Arc::clone(&hub),
+        link: handle.id,
+        from_agent: metrics.packets(Segment::FromAgent),
+        to_agent: metrics.packets(Segment::ToAgent),
+        retired: None,
+        answers: Arc::clone(&handle.answers),
+        metrics: metrics.clone(),
+    };
+    let mailbox = Arc::clone(&handle.mailbox);
+    let id = handle.id;
+    // The hub's own handle keeps the command queue open; ours would keep it open for ever.
+    drop(handle);
+    publish(&hub, &metrics);
+    let link = Link::new(config, budget, source);
+    let mut driver = LinkDriver::new(link, streams, commands, mailbox, hooks);
+    let over = (&mut driver).await;
+    let is_leaving = matches!(over, LinkOver::Stopped) && hub.is_shutting_down();
+    if is_leaving {
+        driver.finish_with(grpc::status(Code::Unavailable, SHUTTING_DOWN));
+    }
+    drop(driver);
+    if let LinkOver::Failed(LinkFailure::ControlOverflow) = over {
+        metrics.adit().link_ended(LinkEnding::ControlQueue);
+    }
+    let (received, sent) = (Segment::FromAgent, Segment::ToAgent);
+    if let Some((segment, code, kind)) = over.stream_error(received, sent, tonic::Code::Cancelled) {
+        metrics.stream_error(segment, code, kind.map(Into::into));
+    }
+    drop(guard);
+    publish(&hub, &metrics);
+    if over.is_orderly() {
+        tracing::info!(%agent, link = id.0, "agent left");
+    } else if is_leaving {
+        tracing::info!(%agent, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
+    } else {
+        tracing::info!(%agent, link = id.0, reason = %over, "agent disconnected");
+    }
+}
+
+fn publish(hub: &Hub, metrics: &ServerMetrics) {
+    hub.with_registry(|registry| {
+        for strategy in registry.strategies().iter() {
+            metrics.set_ready_backends(strategy.name(), registry.keys(strategy));
+        }
+        metrics.set_ready_backend_connections(registry.agents());
+    });
+}
+
+struct Hooks {
+    hub: Arc<Hub>,
+    link: LinkId,
+    metrics: ServerMetrics,
+    from_agent: PacketCounter,
+    to_agent: PacketCounter,
+    retired: Option<GaugeGuard>,
+    answers: Arc<AnswerTimes>,
+}
+
+impl LinkHooks for Hooks {
+    // A server's link dials through its peer, never by itself.
+    fn start_dial(
+        &mut self,
+        _key: TunnelKey,
+        _protocol: String,
+        _address: String,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn cancel_dial(&mut self, _key: TunnelKey) {}
+
+    fn dial_finished(&mut self, _key: TunnelKey) {}
+
+    fn peer_draining(&mut self) {
+        tracing::info!(link = self.link.0, "agent is draining");
+        self.hub.set_draining(self.link);
+    }
+
+    fn retired(&mut self) {
+        tracing::warn!(
+            link = self.link.0,
+            "an agent took no dial within the dial timeout; it gets no more until it reads again"
+        );
+        self.retired = Some(self.metrics.adit().link_retired());
+        self.hub.retire(self.link);
+        publish(&self.hub, &self.metrics);
+    }
+
+    fn revived(&mut self) {
+        tracing::info!(link = self.link.0, "a retired agent reads again");
+        self.retired = None;
+        self.hub.revive(self.link);
+        publish(&self.hub, &self.metrics);
+    }
+
+    fn shutting_down(&self) -> bool {
+        self.hub.is_shutting_down()
+    }
+
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.from_agent.count(kind),
+            Err(number) => self.from_agent.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.to_agent.count(kind);
+    }
+
+    fn count(&mut self, event: Event) {
+        let adit = self.metrics.adit();
+        match event {
+            Event::UnrecognizedResponse => {
+                self.metrics
+                    .dial_failure(DialFailureReason::UnrecognizedResponse);
+            }
+            Event::LateAnswer => {
+                self.answers.heard();
+                adit.late_dial_answer();
+            }
+            Event::Offence(violation) => adit.protocol_offence(violation),
+            Event::Foreign => adit.protocol_offence(Offence::Foreign),
+            // Counted where they are seen: the frontend and the packet counters.
+            Event::DialAbandoned | Event::UnknownType(_) | Event::LateCredit => (),
+        }
+    }
+
+    fn opened(&mut self, _key: TunnelKey) {}
+}

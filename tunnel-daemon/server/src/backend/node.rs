@@ -1,0 +1,435 @@
+//! Node to control plane, at the server: tunnels that agents ask for on their lanes. What may be dialled is on a list, who
+//! asked is in the log.
+
+mod quota;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use adit_core::destination::{Denied, DestinationList, Why};
+use adit_core::ids::AgentId;
+use adit_core::lane::{OpenRequest, RefusalCode};
+use adit_core::proxy_header::header_v2;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use self::quota::{Quota, Quotas};
+use adit_config::limits;
+use adit_net::descriptors::{Descriptors, Use};
+use adit_net::dial::{DialError, Dialer, Permit};
+use adit_net::own::OwnListeners;
+use adit_net::resolve::ResolveError;
+use adit_net::source_quota::{Source, SourcePlaces};
+use adit_net::tasks::Tasks;
+use adit_telemetry::labels::{
+    ClientDialect, Detail, DialReason, DialStage, Driver, DriverReason, EndReason, Engine,
+    Label as _, NodeRefusal, OpenedBy, Path, TunnelEnd,
+};
+use adit_telemetry::{
+    AccessLog, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel, TunnelEntry,
+    TunnelFacts, TunnelRecord, TunnelSide,
+};
+use adit_tunnel::{AgentOpen, AgentOpens, Leg, serve_target};
+
+/// Time for a destination to accept, all addresses together, and to take the header.
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a server needs to dial for agents.
+pub struct NodeSettings {
+    /// Dials what may be dialled: see [`Destinations`]. Each agent's is a copy with its id.
+    pub dialer: Dialer,
+    /// Whether connections begin with a header that names their agent.
+    pub proxy_header: bool,
+    /// One event per tunnel.
+    pub access: Arc<AccessLog>,
+    /// Counters.
+    pub metrics: AditMetrics,
+    /// Where tunnels run.
+    pub tasks: Tasks,
+    /// What they share with clients.
+    pub descriptors: Arc<Descriptors>,
+    /// Tunnels of all agents, shared by sources of trust.
+    pub tunnels_max: usize,
+    /// From then on no more are opened.
+    pub leaving: CancellationToken,
+}
+
+/// The list of allowed destinations, and the server's own listeners, which are on no list.
+pub struct Destinations {
+    /// As configured.
+    pub allowed: Arc<DestinationList>,
+    /// Of this process.
+    pub own: Arc<OwnListeners>,
+}
+
+impl Permit for Destinations {
+    fn may_look_up(&self, name: &str, port: u16) -> bool {
+        self.allowed.may_cover(name, port)
+    }
+
+    fn check(&self, addr: SocketAddr, name: Option<&str>) -> Result<(), Denied> {
+        self.allowed.check(addr, name)?;
+        if self.own.has(addr) {
+            return Err(Denied {
+                ip: Some(addr.ip()),
+                port: addr.port(),
+                name: name.map(str::to_owned),
+                why: Why::OwnListener,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Opens tunnels for agents.
+pub struct NodeDoor {
+    settings: NodeSettings,
+    agents: Quotas,
+}
+
+/// The door as one link's agent finds it.
+struct AgentDoor {
+    door: Arc<NodeDoor>,
+    dialer: Arc<Dialer>,
+    agent: AgentId,
+    principal: Arc<str>,
+    source: Source,
+    quota: Arc<Quota>,
+}
+
+impl NodeDoor {
+    /// For all links of a server.
+    #[must_use]
+    pub fn new(settings: NodeSettings) -> Arc<Self> {
+        Arc::new(Self {
+            agents: Quotas::new(settings.tunnels_max),
+            settings,
+        })
+    }
+
+    /// For a link of this agent.
+    pub(super) fn of_agent(
+        self: &Arc<Self>,
+        agent: &AgentId,
+        principal: &Arc<str>,
+        source: &Source,
+    ) -> Arc<dyn AgentOpens> {
+        Arc::new(AgentDoor {
+            door: Arc::clone(self),
+            dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
+            agent: agent.clone(),
+            principal: Arc::clone(principal),
+            source: source.clone(),
+            quota: self.agents.of(agent, principal),
+        })
+    }
+}
+
+impl AgentOpens for AgentDoor {
+    fn asked(&self, open: AgentOpen) {
+        let settings = &self.door.settings;
+        if open.request().raw {
+            self.refused(NodeRefusal::Failed);
+            let text = "tunnels that agents open have frames";
+            return open.refuse(RefusalCode::Denied, text);
+        }
+        let admitted = self.admit(open.request());
+        let place = match admitted {
+            Ok(place) => place,
+            Err(refusal) => {
+                self.refused(refusal);
+                return open.refuse(code(refusal), text(refusal));
+            }
+        };
+        let asked = Asked {
+            door: Arc::clone(&self.door),
+            dialer: Arc::clone(&self.dialer),
+            agent: self.agent.clone(),
+            principal: Arc::clone(&self.principal),
+            source: self.source.clone(),
+            quota: Arc::clone(&self.quota),
+        };
+        let serving = async move {
+            asked.serve(open).await;
+            drop(place);
+        };
+        if settings.tasks.spawn("node-tunnel", serving).is_err() {
+            // Dropped, which has refused it.
+            self.refused(NodeRefusal::Limit);
+        }
+    }
+}
+
+impl AgentDoor {
+    fn refused(&self, why: NodeRefusal) {
+        self.door.settings.metrics.node_refused(why);
+    }
+
+    fn admit(&self, asked: &OpenRequest) -> Result<SourcePlaces, NodeRefusal> {
+        let settings = &self.door.settings;
+        if settings.leaving.is_cancelled() {
+            return Err(NodeRefusal::Leaving);
+        }
+        if !self.quota.may_open(Instant::now()) {
+            return Err(NodeRefusal::Limit);
+        }
+        if !settings.descriptors.has_room(Use::Tunnel) {
+            return Err(NodeRefusal::Descriptors);
+        }
+        if asked.protocol.len() + asked.address.len() > limits::DIAL_BYTES_MAX {
+            // It would wait beside its tunnel, and zeros in front of a port may be as many as fit into a frame.
+            return Err(NodeRefusal::NotAllowed);
+        }
+        self.quota.tunnel(&self.source).ok_or(NodeRefusal::Limit)
+    }
+}
+
+/// One tunnel that was asked for.
+struct Asked {
+    door: Arc<NodeDoor>,
+    dialer: Arc<Dialer>,
+    agent: AgentId,
+    principal: Arc<str>,
+    source: Source,
+    quota: Arc<Quota>,
+}
+
+impl Asked {
+    async fn serve(self, mut open: AgentOpen) {
+        let request = open.request().clone();
+        let mut record = Record {
+            asked: &self,
+            destination: &request.address,
+            started: Instant::now(),
+            waiting: Some(self.door.settings.metrics.node_waiting()),
+            open: None,
+        };
+        let dialed = match self.quota.dial(&self.source) {
+            None => Some(Err(NodeRefusal::Limit.into())),
+            // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+            Some(_room) => open.until(Box::pin(self.dial_or_leave(&request))).await,
+        };
+        match dialed {
+            None => record.refused(&NodeRefusal::GivenUp.into()),
+            Some(Err(refused)) => {
+                record.refused(&refused);
+                open.refuse(code(refused.why), text(refused.why));
+            }
+            Some(Ok(socket)) => match open.accept() {
+                None => record.refused(&NodeRefusal::GivenUp.into()),
+                Some(mut leg) => {
+                    leg.tell(record.opened());
+                    relay(socket, leg, &request.address, record).await;
+                }
+            },
+        }
+    }
+
+    /// When this server goes away, the agent has time to ask another one.
+    async fn dial_or_leave(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
+        let leaving = &self.door.settings.leaving;
+        let dialed = leaving.run_until_cancelled(self.dial(request)).await;
+        dialed.unwrap_or_else(|| Err(NodeRefusal::Leaving.into()))
+    }
+
+    async fn dial(&self, request: &OpenRequest) -> Result<TcpStream, Refused> {
+        let settings = &self.door.settings;
+        settings.descriptors.opened();
+        let dialed = self.dialer.dial(&request.protocol, &request.address).await;
+        let mut socket = dialed.map_err(|error| Refused {
+            why: refusal(&error),
+            // For the log, not for the answer: how this network looks is nothing for an agent to know.
+            error: Some((error.reason(), error.to_string())),
+        })?;
+        if settings.proxy_header {
+            let origin = request.origin.map(|o| (o.source, o.destination));
+            let header = header_v2(origin, self.agent.as_str());
+            let written = tokio::time::timeout(DIAL_TIMEOUT, socket.write_all(&header)).await;
+            written
+                .map_err(|_elapsed| Refused::from(NodeRefusal::TimedOut))?
+                .map_err(|_reset| Refused::from(NodeRefusal::Refused))?;
+        }
+        Ok(socket)
+    }
+}
+
+/// Why there is no tunnel.
+struct Refused {
+    why: NodeRefusal,
+    /// What the dial met.
+    error: Option<((DialReason, DialStage), String)>,
+}
+
+impl From<NodeRefusal> for Refused {
+    fn from(why: NodeRefusal) -> Self {
+        Self { why, error: None }
+    }
+}
+
+async fn relay(socket: TcpStream, leg: Leg, address: &str, mut record: Record<'_>) {
+    let tunnel = serve_target(socket, leg, address, (), move |outcome| {
+        let reason = outcome.reason_at_target();
+        record.ended(Some((outcome.to_socket, outcome.from_socket)), reason);
+    });
+    tunnel.await;
+}
+
+/// Counts a tunnel and writes its access event, whatever happens.
+struct Record<'a> {
+    asked: &'a Asked,
+    destination: &'a str,
+    started: Instant,
+    waiting: Option<GaugeGuard>,
+    open: Option<OpenNode>,
+}
+
+/// A tunnel that is open.
+struct OpenNode {
+    entry: TunnelEntry,
+    counted: CountedTunnel,
+    dial: Duration,
+    _gauge: GaugeGuard,
+}
+
+impl Record<'_> {
+    /// For whoever moves the bytes.
+    fn opened(&mut self) -> Arc<LiveTunnel> {
+        self.waiting = None;
+        let metrics = &self.asked.door.settings.metrics;
+        let facts = TunnelFacts {
+            side: TunnelSide::Target,
+            peer: self.asked.agent.as_str(),
+            link: 0,
+            destination: self.destination,
+            path: Path::Lane,
+        };
+        let open = OpenNode {
+            entry: metrics.open_tunnels().enter_node(&facts),
+            counted: CountedTunnel::opened_by_agent(metrics),
+            dial: self.started.elapsed(),
+            _gauge: metrics.node_tunnel(),
+        };
+        let live = open.entry.live();
+        self.open = Some(open);
+        live
+    }
+
+    fn refused(&mut self, refused: &Refused) {
+        self.waiting = None;
+        let why = refused.why;
+        let metrics = &self.asked.door.settings.metrics;
+        metrics.node_refused(why);
+        let (known, error) = match &refused.error {
+            Some((known, error)) => (Some(*known), &**error),
+            None => (DialReason::of_refusal(why), why.words()),
+        };
+        if let Some((reason, stage)) = known {
+            metrics.dial_failed(&FailedDial {
+                destination: self.destination,
+                reason,
+                stage,
+                error,
+                agent: Some(self.asked.agent.as_str()),
+                path: Some(Path::Lane),
+            });
+        }
+        let dial = self.started.elapsed();
+        self.write((0, 0), dial, TunnelEnd::Other, Detail::Node(why));
+    }
+
+    /// The tunnel ended; `moved`: payload bytes to the target and to the client, where they are not those of the table.
+    fn ended(&mut self, moved: Option<(u64, u64)>, reason: EndReason) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let moved = moved.unwrap_or_else(|| open.entry.live().bytes());
+        open.counted.ended(reason);
+        self.write(moved, open.dial, reason.end(), Detail::End(reason));
+    }
+
+    fn write(&self, bytes: (u64, u64), dial: Duration, end: TunnelEnd, detail: Detail) {
+        self.asked.door.settings.access.record(&TunnelRecord {
+            client_dialect: ClientDialect::Node,
+            agent: self.asked.agent.as_str(),
+            agents_asked: None,
+            destination: self.destination,
+            bytes_to_target: bytes.0,
+            bytes_to_client: bytes.1,
+            dial,
+            life: self.started.elapsed().saturating_sub(dial),
+            end,
+            detail: Some(detail),
+            engine: Engine::Copy,
+            driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
+            path: Some(Path::Lane),
+            opened_by: OpenedBy::Agent,
+            principal: Some(&self.asked.principal),
+        });
+    }
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        self.ended(None, EndReason::of_drop());
+    }
+}
+
+fn refusal(error: &DialError) -> NodeRefusal {
+    match error {
+        error if error.is_denied() => NodeRefusal::NotAllowed,
+        error if error.is_timeout() => NodeRefusal::TimedOut,
+        DialError::Lookup {
+            cause: ResolveError::NotFound,
+            ..
+        }
+        | DialError::NoSuitable { .. } => NodeRefusal::NotFound,
+        DialError::Connect { cause, .. } => match cause.kind() {
+            io::ErrorKind::ConnectionRefused => NodeRefusal::Refused,
+            io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::AddrNotAvailable => NodeRefusal::Unreachable,
+            _ => NodeRefusal::Failed,
+        },
+        _ => NodeRefusal::Failed,
+    }
+}
+
+/// As the agent is told.
+fn code(refusal: NodeRefusal) -> RefusalCode {
+    match refusal {
+        NodeRefusal::NotAllowed => RefusalCode::Denied,
+        NodeRefusal::NotFound => RefusalCode::NotFound,
+        NodeRefusal::Refused => RefusalCode::Refused,
+        NodeRefusal::Unreachable => RefusalCode::Unreachable,
+        NodeRefusal::TimedOut => RefusalCode::TimedOut,
+        NodeRefusal::Limit | NodeRefusal::Descriptors => RefusalCode::Limit,
+        NodeRefusal::Leaving => RefusalCode::Leaving,
+        _ => RefusalCode::Failed,
+    }
+}
+
+/// For whoever reads a capture; addresses are not in it.
+fn text(refusal: NodeRefusal) -> &'static str {
+    match refusal {
+        NodeRefusal::NotAllowed => "not an allowed destination",
+        other => other.as_str(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_name_no_address() {
+        for refusal in NodeRefusal::ALL.iter().copied() {
+            assert!(!text(refusal).contains(['.', ':', '/']), "{refusal}");
+            let told = code(refusal);
+            assert_ne!(told, RefusalCode::Busy, "that is the state machine's");
+        }
+    }
+}

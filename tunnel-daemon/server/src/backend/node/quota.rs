@@ -1,0 +1,214 @@
+//! What one agent may ask for, whatever the number of its links.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use adit_core::ids::AgentId;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use adit_net::source_quota::{Source, SourcePlaces, SourceQuota};
+use adit_telemetry::rate::TokenBucket;
+
+/// Tunnels that one agent may ask for in a second in the long run: a node's pods that all connect again after an outage are
+/// served within seconds.
+const OPENS_PER_SECOND: u32 = 200;
+/// And at once.
+const OPENS_BURST: u32 = 1000;
+/// Dials of one agent without an answer.
+const DIALS_PER_AGENT_MAX: usize = 256;
+/// And of all.
+const DIALS_MAX: usize = 4096;
+
+/// Quotas of agents that have links, or had some lately: who comes back is given no new one.
+pub(super) struct Quotas {
+    agents: Mutex<HashMap<Asker, Arc<Quota>>>,
+    dials: Arc<SourceQuota>,
+    tunnels: Arc<SourceQuota>,
+}
+
+/// An agent's id and its certificate's holder.
+type Asker = (AgentId, Arc<str>);
+
+/// What one agent may ask for, over all its links.
+pub(super) struct Quota {
+    opens: Mutex<TokenBucket>,
+    dials: Semaphore,
+    /// Of all agents.
+    all_dials: Arc<SourceQuota>,
+    all_tunnels: Arc<SourceQuota>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the state is still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Quota {
+    /// Whether one more tunnel may be asked for now.
+    pub(super) fn may_open(&self, now: Instant) -> bool {
+        locked(&self.opens).try_take(now)
+    }
+
+    /// Room for one dial as long as it is held. `None`: this agent, its source of trust, or all together have as many as there may
+    /// be.
+    pub(super) fn dial(&self, source: &Source) -> Option<(SemaphorePermit<'_>, SourcePlaces)> {
+        let own = self.dials.try_acquire().ok()?;
+        let of_all = self.all_dials.take(source, 1)?;
+        Some((own, of_all))
+    }
+
+    /// Room for one tunnel as long as it is held, its dial included. `None`: its source of trust, or all together have as many as
+    /// there may be.
+    pub(super) fn tunnel(&self, source: &Source) -> Option<SourcePlaces> {
+        self.all_tunnels.take(source, 1)
+    }
+
+    /// Whether nobody has it any more and a new one would be no better. Only the table gives it away, and is locked.
+    fn is_unused(self: &Arc<Self>, now: Instant) -> bool {
+        Arc::strong_count(self) == 1 && locked(&self.opens).is_full(now)
+    }
+}
+
+impl Quotas {
+    /// For agents that together may have so many tunnels.
+    pub(super) fn new(tunnels_max: usize) -> Self {
+        Self {
+            agents: Mutex::default(),
+            dials: SourceQuota::new(DIALS_MAX),
+            tunnels: SourceQuota::new(tunnels_max),
+        }
+    }
+
+    /// The quota of an agent, which all its links share.
+    pub(super) fn of(&self, agent: &AgentId, principal: &Arc<str>) -> Arc<Quota> {
+        let now = Instant::now();
+        let mut agents = locked(&self.agents);
+        if agents.len() == agents.capacity() {
+            // As often as the table would grow, so that it holds at most twice as many as there are.
+            agents.retain(|_, quota| !quota.is_unused(now));
+        }
+        let quota = agents
+            .entry((agent.clone(), Arc::clone(principal)))
+            .or_insert_with(|| {
+                Arc::new(Quota {
+                    opens: Mutex::new(TokenBucket::new(OPENS_PER_SECOND, OPENS_BURST, now)),
+                    dials: Semaphore::new(DIALS_PER_AGENT_MAX),
+                    all_dials: Arc::clone(&self.dials),
+                    all_tunnels: Arc::clone(&self.tunnels),
+                })
+            });
+        Arc::clone(quota)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adit_tls::stream::PeerAddr;
+
+    fn source(owner: &Arc<str>) -> Source {
+        Source::new(owner, PeerAddr::Unix)
+    }
+
+    #[test]
+    fn dials_of_one_agent_are_capped_over_all_its_links() {
+        let quotas = Quotas::new(8);
+        let (name, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agent = AgentId::new("agent");
+        let links = [(); 2].map(|()| quotas.of(&agent, &name));
+        let dials: Vec<_> = (0..DIALS_PER_AGENT_MAX)
+            .map(|n| links[n % 2].dial(&source(&name)).unwrap())
+            .collect();
+        assert_eq!(dials.len(), 256);
+        assert!(
+            links
+                .iter()
+                .all(|quota| quota.dial(&source(&name)).is_none())
+        );
+        // The same id of another certificate is another agent.
+        let stranger = quotas.of(&agent, &other);
+        assert!(stranger.dial(&source(&other)).is_some());
+        for opens in 0..OPENS_BURST {
+            let quota = &links[opens as usize % 2];
+            assert!(quota.may_open(Instant::now()), "{opens}");
+        }
+        assert!(stranger.may_open(Instant::now()));
+    }
+
+    #[test]
+    fn dials_of_all_agents_are_capped_together() {
+        let quotas = Quotas {
+            dials: SourceQuota::new(2),
+            ..Quotas::new(8)
+        };
+        let names: [Arc<str>; 3] = ["one", "two", "three"].map(Into::into);
+        let agents = ["a", "b", "c"].map(|agent| quotas.of(&AgentId::new(agent), &names[0]));
+        let dial = |at: usize| agents[at].dial(&source(&names[at]));
+        let held = [dial(0).unwrap(), dial(1).unwrap()];
+        assert!((0..3).all(|at| dial(at).is_none()));
+        // Of its own it has as many left as before.
+        assert_eq!(agents[2].dials.available_permits(), DIALS_PER_AGENT_MAX);
+        drop(held);
+        assert!(dial(2).is_some());
+    }
+
+    #[test]
+    fn many_ids_of_one_source_leave_dials_to_others() {
+        let quotas = Quotas::new(8);
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agents: Vec<_> = (0..20)
+            .map(|agent| quotas.of(&AgentId::new(&agent.to_string()), &one))
+            .collect();
+        let dial = || agents.iter().find_map(|agent| agent.dial(&source(&one)));
+        let held: Vec<_> = std::iter::from_fn(dial).collect();
+        assert_eq!(held.len(), 3072, "of 4,096");
+        let stranger = quotas.of(&AgentId::new("stranger"), &other);
+        assert!(stranger.dial(&source(&other)).is_some());
+    }
+
+    #[test]
+    fn many_ids_of_one_source_leave_tunnels_to_others() {
+        let quotas = Quotas::new(8);
+        let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
+        let agents = ["a", "b"].map(|agent| quotas.of(&AgentId::new(agent), &one));
+        let tunnel = || agents.iter().find_map(|agent| agent.tunnel(&source(&one)));
+        let held: Vec<_> = std::iter::from_fn(tunnel).collect();
+        assert_eq!(held.len(), 6);
+        let stranger = quotas.of(&AgentId::new("stranger"), &other);
+        assert!(stranger.tunnel(&source(&other)).is_some());
+        drop(held);
+        assert!(tunnel().is_some());
+    }
+
+    /// Or an agent that links anew would be allowed as much at once as it likes.
+    #[test]
+    fn an_agent_that_comes_back_finds_what_it_had_left() {
+        let quotas = Quotas::new(8);
+        let (agent, name): (_, Arc<str>) = (AgentId::new("agent"), "one".into());
+        let link = quotas.of(&agent, &name);
+        // At the time of its last link, so that none is there again.
+        let then = Instant::now();
+        while link.may_open(then) {}
+        drop(link);
+        for stranger in 0..100 {
+            drop(quotas.of(&AgentId::new(&stranger.to_string()), &name));
+        }
+        let mut opens = 0;
+        let link = quotas.of(&agent, &name);
+        while link.may_open(then) {
+            opens += 1;
+        }
+        assert_eq!(opens, 0);
+    }
+
+    #[test]
+    fn agents_that_are_gone_are_forgotten() {
+        let quotas = Quotas::new(8);
+        for agent in 0..10_000 {
+            let name: Arc<str> = "one".into();
+            drop(quotas.of(&AgentId::new(&agent.to_string()), &name));
+        }
+        assert!(locked(&quotas.agents).len() < 10);
+    }
+}

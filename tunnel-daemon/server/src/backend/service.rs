@@ -1,0 +1,543 @@
+//! `AgentService/Connect`: who calls, whether it may, and the link that becomes of it.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::Duration;
+
+use adit_core::grant::Grants;
+use adit_core::ids::AgentId;
+use adit_core::registry::Silence;
+use adit_core::session::ProcessBudget;
+use adit_core::text::Excerpt;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, PeerVersion, ServerHello};
+use adit_kube::token::Token;
+use futures_util::future::{Either, select};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue, Request};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::admission::{Admission, LargeCaller, Refused};
+use crate::backend::authorizer::{AgentAuthorizer, Rights};
+use crate::backend::connection_links::{ConnectionLinks, without_links};
+use crate::backend::lanes::LaneListener;
+use crate::backend::link::{Claims, LinkSettings, run_link};
+use crate::backend::link_places::{LinkPlaces, LinkQuota};
+use crate::backend::node::NodeDoor;
+use crate::router::{Entered, Hub, LinkHandle, LinkInfo};
+use adit_account::{Accounts, Labels};
+use adit_config::plan::LaneSecurity;
+use adit_net::grpc::{self, Code, Windows};
+use adit_net::source_quota::Source;
+use adit_net::tasks::{Admitted, Tasks};
+use adit_telemetry::ServerMetrics;
+use adit_telemetry::labels::{AccountRole, AgentRefusal};
+use adit_tls::agent_identity::{AgentIdentity, Certificate};
+use adit_tls::stream::{ByteStream, PeerAddr};
+use adit_tunnel::lane::LaneRoom;
+use adit_tunnel::{LanePool, LaneWatch, LinkStreams, PoolSettings};
+
+/// Path of the only method.
+const METHOD: &str = "/AgentService/Connect";
+/// Bytes on the way from one agent: enough for 1 Gbit/s over 100 ms.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// Of these, what a Go agent may use: its tunnels share it without credit, so less waits in a paced link.
+const STREAM_WINDOW_GO_BYTES: u32 = 2 << 20;
+/// Bytes in the HTTP/2 layer before control packets would have to wait behind them.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Streams one agent connection may open; agents open one.
+const LINKS_PER_CONNECTION_MAX: u32 = 8;
+
+/// What the listener needs to know.
+pub struct BackendSettings {
+    /// Told to agents.
+    pub server: ServerHello,
+    /// HTTP/2 ping interval.
+    pub keepalive: Duration,
+    /// Who may link.
+    pub admission: Admission,
+    /// Servers with leases; 0 where there are none.
+    pub leases: watch::Receiver<usize>,
+    /// Who may stay.
+    pub authorizer: AgentAuthorizer,
+    /// What an agent may claim; empty: agents claim what they like.
+    pub grants: Grants,
+    /// Links one owner may hold under one agent id.
+    pub links_per_agent_max: usize,
+    /// Of every link.
+    pub link: LinkSettings,
+    /// Most lanes of one link; 0: none.
+    pub lanes_per_link_max: usize,
+    /// What protects lanes behind their greeting.
+    pub lane_security: LaneSecurity,
+    /// Room for lanes in the whole process.
+    pub lane_room: Arc<LaneRoom>,
+    /// Looks after lanes in trouble.
+    pub lane_watch: Arc<LaneWatch>,
+    /// Opens tunnels for agents; absent: they may open none.
+    pub node: Option<Arc<NodeDoor>>,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
+}
+
+/// Serves agent connections.
+pub struct Backend {
+    hub: Arc<Hub>,
+    settings: BackendSettings,
+    budget: Arc<ProcessBudget>,
+    metrics: ServerMetrics,
+    tasks: Tasks,
+    lanes: LaneListener,
+    links: LinkQuota,
+    /// Connections that are or may become links.
+    open: Arc<AtomicUsize>,
+}
+
+impl Backend {
+    /// A service over a hub; links run on `tasks`.
+    #[must_use]
+    pub fn new(
+        hub: Arc<Hub>,
+        settings: BackendSettings,
+        budget: Arc<ProcessBudget>,
+        metrics: ServerMetrics,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        let server = settings.server.server.clone();
+        let security = settings.lane_security;
+        let counters = metrics.adit().clone();
+        let accounts = settings.accounts.clone();
+        let admitted = settings.admission.addresses().clone();
+        let lanes = LaneListener::new(
+            Arc::clone(&hub),
+            server,
+            security,
+            counters,
+            accounts,
+            admitted,
+        );
+        Arc::new(Self {
+            lanes,
+            links: LinkQuota::default(),
+            open: Arc::default(),
+            hub,
+            settings,
+            budget,
+            metrics,
+            tasks,
+        })
+    }
+
+    /// Accounting in the kernel.
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.settings.accounts
+    }
+
+    /// Connections of agents now, those for lanes aside.
+    #[must_use]
+    pub fn open_connections(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.open)
+    }
+
+    /// Serves a connection that is to become a lane; completes when it has, or is closed.
+    pub async fn serve_lane(&self, stream: ByteStream) {
+        self.lanes.serve(stream).await;
+    }
+
+    /// Serves one connection to its end. `certificate` is what its TLS session has proved, `account` the socket if the kernel is
+    /// to account for it.
+    ///
+    /// No GOAWAY is ever sent while it runs: agents in the field drop all their tunnels on one. A cancelled
+    /// call closes the connection; its links end by themselves.
+    pub async fn serve<S>(
+        self: &Arc<Self>,
+        io: S,
+        peer: PeerAddr,
+        certificate: Option<Certificate>,
+        account: Option<u64>,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let windows = Windows {
+            frame_bytes: grpc::LINK_FRAME_BYTES,
+            stream_bytes: STREAM_WINDOW_BYTES,
+            send_buffer_bytes: SEND_BUFFER_BYTES,
+        };
+        let mut builder = grpc::server_builder(windows);
+        builder.max_concurrent_streams(LINKS_PER_CONNECTION_MAX);
+        let _open = OpenConnection::new(&self.open);
+        let connection = match grpc::accept(&builder, io).await {
+            Ok(connection) => connection,
+            Err(error) => return tracing::debug!(%error, "agent connection is not HTTP/2"),
+        };
+        let never = CancellationToken::new();
+        let links = ConnectionLinks::default();
+        let every = self.settings.keepalive;
+        let silence = |quiet| self.tell_silence(&links, quiet);
+        let served = connection.serve_watched(every, never, silence, |request, respond| {
+            let who = Caller {
+                peer,
+                certificate: certificate.clone(),
+                account,
+                links: links.clone(),
+            };
+            self.call(request, respond, who)
+        });
+        let idle = without_links(&links);
+        match select(pin!(served), pin!(idle)).await {
+            Either::Left((Ok(()), _idle)) => (),
+            Either::Left((Err(error), _idle)) => {
+                tracing::debug!(%error, "agent connection ended");
+            }
+            Either::Right(((), _served)) => {
+                tracing::debug!(%peer, "a connection without a link is closed");
+            }
+        }
+    }
+
+    /// The agent of these links has been silent for so long; zero: it responds.
+    fn tell_silence(&self, links: &ConnectionLinks, quiet: Duration) {
+        for link in links.all() {
+            let Some((agent, silence)) = self.hub.set_silence(link, quiet) else {
+                continue;
+            };
+            let link = link.0;
+            match silence {
+                Silence::None => tracing::info!(%agent, link, "agent responds again"),
+                Silence::Suspected => tracing::warn!(
+                    %agent,
+                    link,
+                    "agent is silent: new dials go to other agents of the same key"
+                ),
+                Silence::Dead => tracing::warn!(
+                    %agent,
+                    link,
+                    "agent is still silent: its link gets no dials until it responds"
+                ),
+            }
+        }
+    }
+
+    fn answer(&self, link: &LinkHandle) -> ServerHello {
+        let lane_grant = link.lanes.as_ref().map(|pool| LaneGrant {
+            link: link.id,
+            secret: pool.secret().reveal(),
+            lanes_max: u32::try_from(pool.lanes_max()).unwrap_or(u32::MAX),
+        });
+        let extensions = Extensions {
+            link: link.info.credit,
+            lanes: lane_grant.is_some(),
+        };
+        let hello = self.settings.server.clone();
+        let leases = i64::try_from(*self.settings.leases.borrow()).unwrap_or(i64::MAX);
+        ServerHello {
+            extensions,
+            lane_grant,
+            server_count: hello.server_count.max(leases),
+            // To those who have said theirs.
+            version: link
+                .info
+                .version
+                .as_str()
+                .map_or_else(PeerVersion::default, |_said| hello.version),
+            ..hello
+        }
+    }
+
+    /// Lanes for a link whose agent knows them and has shown who it is.
+    fn pool(
+        &self,
+        hello: &AgentHello,
+        identity: &AgentIdentity,
+        source: &Source,
+        judged: u64,
+    ) -> Option<Arc<LanePool>> {
+        let extensions = hello.extensions;
+        let lanes_max = self.settings.lanes_per_link_max;
+        if !extensions.link || !extensions.lanes || lanes_max == 0 {
+            return None;
+        }
+        let link = &self.settings.link;
+        let owner = identity.owner()?;
+        let node = self.settings.node.as_ref();
+        let opens = node.map(|node| node.of_agent(&hello.agent, owner, source));
+        Some(LanePool::new(PoolSettings {
+            identity: identity.clone(),
+            rights: Some(Arc::new(Rights::new(
+                self.settings.authorizer.clone(),
+                hello.agent.clone(),
+                identity.clone(),
+                judged,
+            ))),
+            lanes_max,
+            dials_max: link.dials_max,
+            silence_max: link.isolation.half_closed_timeout,
+            room: Arc::clone(&self.settings.lane_room),
+            tasks: self.tasks.clone(),
+            metrics: self.metrics.adit().clone(),
+            watch: Arc::clone(&self.settings.lane_watch),
+            budget: Arc::clone(&self.budget),
+            opens,
+        }))
+    }
+
+    fn call(
+        self: &Arc<Self>,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<MessageBuf>,
+        who: Caller,
+    ) -> Option<Admitted> {
+        if !grpc::is_call(&request, METHOD, &mut respond) {
+            return None;
+        }
+        let hello = match AgentHello::from_headers(header_values(request.headers())) {
+            Ok(hello) => hello,
+            Err(error) => {
+                if self.settings.admission.may_log() {
+                    tracing::warn!(%error, "agent refused");
+                }
+                self.metrics.adit().agent_refused(AgentRefusal::Metadata);
+                grpc::refuse(&mut respond, Code::InvalidArgument, &error.to_string());
+                return None;
+            }
+        };
+        if !self.tasks.has_room() {
+            tracing::warn!("agent refused: too many links");
+            self.metrics.adit().agent_refused(AgentRefusal::Process);
+            grpc::refuse(
+                &mut respond,
+                Code::ResourceExhausted,
+                "this server has too many links",
+            );
+            return None;
+        }
+        let certificate = who.certificate.as_ref();
+        let admission = &self.settings.admission;
+        let headers = request.headers();
+        let token = admission
+            .token(headers, certificate)
+            .and_then(|token| match token {
+                Some(token) => Ok(Some((token, admission.room(headers)?))),
+                None => Ok(None),
+            });
+        let body = request.into_body();
+        let backend = Arc::clone(self);
+        let link = async move {
+            // Boxed: what admission needs is gone once the link runs, which may be for days.
+            let admitted = Box::pin(backend.admit(hello, token, body, respond, who)).await;
+            if let Some(link) = admitted {
+                link.await;
+            }
+        };
+        self.tasks.admit("link", link).ok()
+    }
+
+    /// Answers a call; the link, if the agent may have one. Nothing of it is there for others before.
+    async fn admit(
+        self: Arc<Self>,
+        hello: AgentHello,
+        token: Result<Option<(Token, Option<LargeCaller>)>, Refused>,
+        mut body: RecvStream,
+        mut respond: SendResponse<MessageBuf>,
+        who: Caller,
+    ) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let (agent, credit) = (hello.agent.clone(), hello.extensions.link);
+        let shown = who
+            .certificate
+            .as_ref()
+            .map(|certificate| Arc::clone(certificate.holder()));
+        let identified = match token {
+            Err(refused) => Err(refused),
+            Ok(token) => {
+                let (token, _room) = token.unzip();
+                let admission = &self.settings.admission;
+                let identify = pin!(admission.identify(token, who.certificate, who.peer));
+                // Agents wait for the answer before they say anything. Others would fill a window meanwhile.
+                let speaks = poll_fn(|cx| match respond.poll_reset(cx) {
+                    Poll::Ready(_gone) => Poll::Ready(None),
+                    Poll::Pending => body.poll_data(cx).map(|data| data.and_then(Result::ok)),
+                });
+                match select(identify, speaks).await {
+                    Either::Left((identified, _speaks)) => identified,
+                    Either::Right((Some(_data), _identify)) => Err(Refused {
+                        reason: AgentRefusal::Metadata,
+                        code: Code::InvalidArgument,
+                        text: "packets came before the call was answered".to_owned(),
+                    }),
+                    // The caller waits no more; its review ends with this.
+                    Either::Right((None, _identify)) => return None,
+                }
+            }
+        };
+        // Before the answer's headers: a refusal must be the whole answer.
+        let entered = identified.and_then(|identity| self.enter(hello, identity, who.peer));
+        let (entered, source, places) = match entered {
+            Ok(entered) => entered,
+            Err(Refused { reason, code, text }) => {
+                if shown.is_some() || self.settings.admission.may_log() {
+                    let agent = Excerpt(agent.as_str()).to_string();
+                    let certificate = shown.as_deref().unwrap_or("none");
+                    tracing::warn!(agent, peer = %who.peer, certificate, error = text, "agent refused");
+                }
+                self.metrics.adit().agent_refused(reason);
+                grpc::refuse(&mut respond, code, &text);
+                return None;
+            }
+        };
+        let address = self.settings.admission.addresses().enter(who.peer);
+        let counted = who.links.enter(entered.handle.id);
+        if let Some(cookie) = who.account {
+            let labels = Labels {
+                role: AccountRole::Link,
+                agent: entered.handle.info.agent.as_str(),
+                destination_class: "",
+            };
+            self.accounts().accepted_cookie(cookie, &labels);
+        }
+        let mut response = grpc::accepted();
+        for (name, value) in self.answer(&entered.handle).to_headers() {
+            if let Ok(mut value) = HeaderValue::from_str(&value) {
+                // One of them is a secret.
+                value.set_sensitive(true);
+                response.headers_mut().insert(name, value);
+            }
+        }
+        let send = respond.send_response(response, false).ok()?;
+        let withhold = if credit {
+            0
+        } else {
+            STREAM_WINDOW_BYTES - STREAM_WINDOW_GO_BYTES
+        };
+        let streams = LinkStreams {
+            send,
+            recv: body,
+            withhold_bytes: withhold as usize,
+        };
+        let link = run_link(
+            Arc::clone(&self.hub),
+            entered,
+            if self.settings.grants.is_empty() {
+                Claims::Unverified
+            } else {
+                Claims::Granted
+            },
+            streams,
+            self.settings.link,
+            (Arc::clone(&self.budget), source.name()),
+            self.metrics.clone(),
+        );
+        Some(async move {
+            link.await;
+            drop((address, counted, places));
+        })
+    }
+
+    /// Enters an agent that may be what it claims to be.
+    ///
+    /// # Errors
+    /// It may not, or has too many links.
+    fn enter(
+        &self,
+        hello: AgentHello,
+        identity: AgentIdentity,
+        peer: PeerAddr,
+    ) -> Result<(Entered, Source, LinkPlaces), Refused> {
+        let owner = identity
+            .owner()
+            .map_or("an agent without certificate", AsRef::as_ref);
+        let unproven = Arc::from("");
+        let source = Source::new(identity.owner().unwrap_or(&unproven), peer);
+        let judged = self.settings.authorizer.changes();
+        self.authorize(&hello.agent, &identity)?;
+        self.settings
+            .grants
+            .check(&identity.holders(), &hello.agent, &hello.identifiers)
+            .map_err(|error| Refused {
+                reason: AgentRefusal::NotGranted,
+                code: Code::PermissionDenied,
+                text: format!("{error} to {owner}"),
+            })?;
+        let places = self.links.enter(&hello, &source)?;
+        let pool = self.pool(&hello, &identity, &source, judged);
+        let info = LinkInfo {
+            agent: hello.agent,
+            identifiers: hello.identifiers,
+            identity,
+            credit: hello.extensions.link,
+            version: hello.version,
+            address: peer,
+        };
+        let links_max = self.settings.links_per_agent_max;
+        let entered = self
+            .hub
+            .enter(info, links_max, pool)
+            .map_err(|error| Refused {
+                reason: AgentRefusal::LinksPerAgent,
+                code: Code::ResourceExhausted,
+                text: error.to_string(),
+            })?;
+        // Whoever judges all links after a change has seen this one, or has counted the change before.
+        if self.settings.authorizer.changes() != judged {
+            self.authorize(&entered.handle.info.agent, &entered.handle.info.identity)?;
+        }
+        if let (Some(lanes), Some(_)) = (&entered.handle.lanes, &self.settings.node) {
+            // Without room there is none for the link, either.
+            let bells = Arc::clone(lanes).answer_bells();
+            let _full = self.tasks.spawn("lane-bells", bells);
+        }
+        Ok((entered, source, places))
+    }
+
+    /// # Errors
+    /// The agent may not stay.
+    fn authorize(&self, agent: &AgentId, identity: &AgentIdentity) -> Result<(), Refused> {
+        match self.settings.authorizer.denial(agent, identity) {
+            None => Ok(()),
+            Some(denial) => Err(Refused {
+                reason: denial.refusal(),
+                code: Code::PermissionDenied,
+                text: denial.text(),
+            }),
+        }
+    }
+}
+
+/// A connection of an agent, counted while this is there.
+struct OpenConnection(Arc<AtomicUsize>);
+
+impl OpenConnection {
+    fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Relaxed);
+        Self(Arc::clone(open))
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Who makes a call.
+struct Caller {
+    peer: PeerAddr,
+    /// What its TLS session has proved.
+    certificate: Option<Certificate>,
+    /// The connection, as the kernel accounts for it.
+    account: Option<u64>,
+    /// Links on its connection.
+    links: ConnectionLinks,
+}
+
+fn header_values(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    headers
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default()))
+}

@@ -1,0 +1,178 @@
+//! What the clients of all frontends have together.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Instant;
+
+use adit_core::grant::{ClientRules, ClientTargets};
+use bytes::BytesMut;
+use tokio::io::AsyncRead;
+
+use adit_config::limits::{UNANSWERED_BYTES_FREE, UNANSWERED_BYTES_MAX};
+use adit_telemetry::rate::TokenBucket;
+use adit_tls::blocks;
+use adit_tls::principal::Principal;
+
+/// Refusals that are logged in a second in the long run, and at once: any client can cause them.
+const LOGGED_PER_SECOND: u32 = 5;
+const LOGGED_BURST: u32 = 50;
+
+/// Shared by all frontends of a server.
+#[derive(Debug)]
+pub struct ClientLimits {
+    logged: Mutex<TokenBucket>,
+    /// Bytes that all [`Unanswered`] have counted.
+    unanswered: AtomicUsize,
+    rules: ClientRules,
+}
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        Self::new(ClientRules::default())
+    }
+}
+
+impl ClientLimits {
+    /// With rules of what clients may ask for.
+    #[must_use]
+    pub fn new(rules: ClientRules) -> Self {
+        let logged = TokenBucket::new(LOGGED_PER_SECOND, LOGGED_BURST, Instant::now());
+        Self {
+            logged: Mutex::new(logged),
+            unanswered: AtomicUsize::new(0),
+            rules,
+        }
+    }
+
+    /// What a client with this certificate, or without one, may ask for; `None`: everything.
+    pub(super) fn targets_of(&self, client: Option<&Principal>) -> Option<Arc<ClientTargets>> {
+        self.rules.of_client(client.map(Principal::names))
+    }
+
+    /// Whether to log one more refusal.
+    pub fn may_log_refusal(&self) -> bool {
+        self.may_log_at(Instant::now())
+    }
+
+    fn may_log_at(&self, now: Instant) -> bool {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        logged.try_take(now)
+    }
+}
+
+/// What one client has sent before its tunnel is open: its request head, and the bytes behind it. The memory beyond a free part is
+/// counted in a sum of all clients, since connections are many and nothing is known of their clients. Dropping this takes it out.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    limits: Arc<ClientLimits>,
+    counted: usize,
+}
+
+impl Unanswered {
+    pub(super) fn new(limits: &Arc<ClientLimits>) -> Self {
+        Self {
+            limits: Arc::clone(limits),
+            counted: 0,
+        }
+    }
+
+    /// Reads once and appends what came. `None`: this client has its free part, and the sum of all clients is full.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub(super) async fn append<S: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut S,
+        bytes: &mut BytesMut,
+    ) -> io::Result<Option<usize>> {
+        poll_fn(|cx| {
+            let most = self.room(bytes.len());
+            if most == 0 {
+                return Poll::Ready(Ok(None));
+            }
+            let read = blocks::poll_append(cx, io, bytes, most)?;
+            self.count(bytes.capacity());
+            read.map(|read| Ok(Some(read)))
+        })
+        .await
+    }
+
+    /// As [`Self::append`], but waits where there is no room. Nothing wakes it when there is room again: its caller waits for something
+    /// else beside it.
+    ///
+    /// # Errors
+    /// As the stream's own.
+    pub(super) async fn append_or_wait<S: AsyncRead + Unpin>(
+        &mut self,
+        io: &mut S,
+        bytes: &mut BytesMut,
+    ) -> io::Result<usize> {
+        match self.append(io, bytes).await? {
+            Some(read) => Ok(read),
+            None => std::future::pending().await,
+        }
+    }
+
+    /// How many bytes may be read now, beside so many.
+    fn room(&self, held: usize) -> usize {
+        if self.limits.unanswered.load(Relaxed) < UNANSWERED_BYTES_MAX {
+            usize::MAX
+        } else {
+            UNANSWERED_BYTES_FREE.saturating_sub(held)
+        }
+    }
+
+    /// So much memory is held now. What came in one read is counted in any case: it is there.
+    pub(super) fn count(&mut self, bytes: usize) {
+        let counted = bytes.saturating_sub(UNANSWERED_BYTES_FREE);
+        let sum = &self.limits.unanswered;
+        if counted >= self.counted {
+            sum.fetch_add(counted - self.counted, Relaxed);
+        } else {
+            sum.fetch_sub(self.counted - counted, Relaxed);
+        }
+        self.counted = counted;
+    }
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        self.limits.unanswered.fetch_sub(self.counted, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn of_many_refusals_five_a_second_are_logged() {
+        let limits = ClientLimits::default();
+        let start = Instant::now() + Duration::from_secs(1);
+        let logged = |now| (0..1000).filter(|_| limits.may_log_at(now)).count();
+        assert_eq!(logged(start), 50);
+        assert_eq!(logged(start + Duration::from_secs(1)), 5);
+    }
+
+    #[test]
+    fn unanswered_clients_share_64_mebibytes_beyond_16_kibibytes_each() {
+        let limits = Arc::new(ClientLimits::default());
+        let [mut much, mut little] = [(); 2].map(|()| Unanswered::new(&limits));
+        little.count(UNANSWERED_BYTES_FREE);
+        much.count(UNANSWERED_BYTES_FREE + UNANSWERED_BYTES_MAX - 1);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), usize::MAX);
+        much.count(UNANSWERED_BYTES_FREE + UNANSWERED_BYTES_MAX);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), 0);
+        assert_eq!(little.room(1000), UNANSWERED_BYTES_FREE - 1000);
+        much.count(0);
+        assert_eq!(little.room(UNANSWERED_BYTES_FREE), usize::MAX);
+        little.count(UNANSWERED_BYTES_FREE + 5);
+        drop((much, little));
+        assert_eq!(limits.unanswered.load(Relaxed), 0);
+    }
+}

@@ -1,0 +1,443 @@
+//! What frontends report of a client's tunnel: gauges that go back down, counters, the access event.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use adit_core::failure::DialFailure;
+use adit_core::grant::ClientTargets;
+use adit_core::wire::packet::{PacketType, Violation};
+use tokio_util::sync::CancellationToken;
+
+use crate::frontend::client_limits::ClientLimits;
+use crate::frontend::grpc::StreamEvents;
+use crate::router::{AskedAgents, OpenTunnel};
+use adit_account::{Accounts, Labels};
+use adit_config::limits;
+use adit_net::descriptors::{Descriptors, Use};
+use adit_net::grpc::code_of;
+use adit_telemetry::labels::{
+    AccountRole, ClientDialect, Detail, DialCap, DialFailureReason, DialReason, Driver,
+    DriverReason, EndReason, Engine, OpenedBy, Path, Segment, ServiceMethod, TunnelEnd,
+};
+use adit_telemetry::{
+    AccessLog, FailedDial, GaugeGuard, LiveTunnel, OpenTunnel as OpenGuard, PacketCounter,
+    ServerMetrics, TunnelEntry, TunnelFacts, TunnelRecord, TunnelSide, cut,
+};
+use adit_tls::principal::Principal;
+use adit_tls::stream::Connection;
+use adit_tunnel::{Leg, LegWatch, PipeRelay};
+
+/// Shared by all frontends of a server.
+#[derive(Clone)]
+pub struct FrontendContext {
+    /// Counters and gauges.
+    pub metrics: ServerMetrics,
+    /// One event per tunnel.
+    pub access: Arc<AccessLog>,
+    /// For tunnels whose two ends are sockets in clear text; absent where no lane is.
+    pub relay: Option<Arc<PipeRelay>>,
+    /// What clients and others share.
+    pub descriptors: Arc<Descriptors>,
+    /// Accounting in the kernel.
+    pub accounts: Accounts,
+    /// What all clients have together.
+    pub limits: Arc<ClientLimits>,
+}
+
+/// Whether the client of a new connection is served, and with which targets. A pointer, since each connection keeps one.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Admission(Option<Arc<Restriction>>);
+
+/// What the client of a connection may not do.
+#[derive(PartialEq, Eq, Debug)]
+enum Restriction {
+    /// Dial: descriptors are short.
+    NoDescriptors,
+    /// Dial other targets than these.
+    Targets(Arc<ClientTargets>),
+}
+
+impl FrontendContext {
+    /// Asked once for each connection, so that none is refused halfway. `client`: who has connected, by its certificate.
+    #[must_use]
+    pub fn admit(&self, client: Option<&Principal>) -> Admission {
+        let restriction = if self.descriptors.has_room(Use::Tunnel) {
+            self.limits.targets_of(client).map(Restriction::Targets)
+        } else {
+            Some(Restriction::NoDescriptors)
+        };
+        Admission(restriction.map(Arc::new))
+    }
+
+    /// From here on it is known whose client this is, and by which rule or identifier its destination was found, if by any.
+    pub fn account<S: Connection>(
+        &self,
+        io: &S,
+        agent: &str,
+        class: impl FnOnce() -> Option<String>,
+    ) {
+        if !self.accounts.is_on() {
+            return;
+        }
+        if let Some(tcp) = io.tcp() {
+            let labels = Labels {
+                role: AccountRole::Client,
+                agent,
+                destination_class: &class().unwrap_or_default(),
+            };
+            self.accounts.accepted(tcp, &labels);
+        }
+    }
+
+    /// A gRPC client's connection: its tunnels may lead through any agent to any class, so it is of none.
+    pub fn account_grpc<S: Connection>(&self, io: &S) {
+        if let Some(tcp) = io.tcp() {
+            let labels = Labels {
+                role: AccountRole::GrpcClient,
+                agent: "",
+                destination_class: "",
+            };
+            self.accounts.accepted(tcp, &labels);
+        }
+    }
+}
+
+/// Completes when this process leaves and a client has had the time to ask, and to be refused.
+pub(super) async fn time_is_up(leaving: &CancellationToken) {
+    leaving.cancelled().await;
+    tokio::time::sleep(limits::REFUSAL_TIMEOUT).await;
+}
+
+impl Admission {
+    /// Who is not welcome has little time for anything.
+    #[must_use]
+    pub fn at_most(&self, time: Duration) -> Duration {
+        if self.is_welcome() {
+            time
+        } else {
+            time.min(limits::REFUSAL_TIMEOUT)
+        }
+    }
+
+    /// Does `work`, for a short time only with a connection that is not welcome: then it may end with `None`. `work` is
+    /// pinned elsewhere, and what is rare is boxed, or each tunnel would have room for both.
+    pub async fn within<T>(&self, work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        if self.is_welcome() {
+            return Some(work.await);
+        }
+        Box::pin(tokio::time::timeout(limits::REFUSAL_TIMEOUT, work))
+            .await
+            .ok()
+    }
+
+    /// Whether the client may dial `address` on `network`.
+    ///
+    /// # Errors
+    /// Why its dials are refused, or this one.
+    pub fn check(&self, network: &str, address: &str) -> Result<(), DialFailure> {
+        match self.0.as_deref() {
+            None => Ok(()),
+            Some(Restriction::Targets(targets)) => targets
+                .check(network, address)
+                .map_err(|denied| DialFailure::Denied(Box::new(denied))),
+            Some(Restriction::NoDescriptors) => Err(DialFailure::NoDescriptors),
+        }
+    }
+
+    fn is_welcome(&self) -> bool {
+        !matches!(self.0.as_deref(), Some(Restriction::NoDescriptors))
+    }
+}
+
+/// One client's tunnel from dial to end. A dial or tunnel that is dropped was cut by the end of this process or by a panic, since
+/// nothing else drops the tasks that hold one.
+pub struct ClientTunnel {
+    context: FrontendContext,
+    dialect: ClientDialect,
+    destination: String,
+    agent: String,
+    asked: AskedAgents,
+    dial_started: Instant,
+    pending: Option<GaugeGuard>,
+    open: Option<OpenGuard>,
+    entry: Option<TunnelEntry>,
+    dial: Duration,
+    path: Option<Path>,
+    engine: Engine,
+    driver: Driver,
+    driver_reason: DriverReason,
+    over: bool,
+}
+
+impl ClientTunnel {
+    /// No dial yet.
+    #[must_use]
+    pub fn new(context: &FrontendContext, dialect: ClientDialect) -> Self {
+        Self {
+            context: context.clone(),
+            dialect,
+            destination: String::new(),
+            agent: String::new(),
+            asked: AskedAgents::default(),
+            dial_started: Instant::now(),
+            pending: None,
+            open: None,
+            entry: None,
+            dial: Duration::ZERO,
+            path: None,
+            engine: Engine::Copy,
+            driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
+            over: true,
+        }
+    }
+
+    /// A dial starts. It notes the agents it asks.
+    pub fn dialing(&mut self, address: &str) -> AskedAgents {
+        cut(address).clone_into(&mut self.destination);
+        self.dial_started = Instant::now();
+        self.pending = Some(self.context.metrics.pending_dial());
+        self.over = false;
+        self.asked.clone()
+    }
+
+    /// The dial became a tunnel, which travels on `path`.
+    pub fn opened<C>(&mut self, tunnel: &OpenTunnel<C>, path: Path) {
+        self.dial = self.dial_started.elapsed();
+        self.context.metrics.dial_succeeded(self.dial);
+        self.pending = None;
+        self.open = Some(self.context.metrics.open_tunnel());
+        self.context.metrics.adit().tunnel_opened(path);
+        tunnel.agent.as_str().clone_into(&mut self.agent);
+        self.path = Some(path);
+        let table = self.context.metrics.adit().open_tunnels();
+        self.entry = Some(table.enter(&TunnelFacts {
+            side: TunnelSide::Client(self.dialect),
+            peer: &self.agent,
+            link: tunnel.link.0,
+            destination: &self.destination,
+            path,
+        }));
+    }
+
+    /// The open tunnel, for whoever moves its bytes.
+    #[must_use]
+    pub fn live(&self) -> Option<Arc<LiveTunnel>> {
+        self.entry.as_ref().map(TunnelEntry::live)
+    }
+
+    /// Has the writes to the client measured, and its bytes told.
+    pub fn watch(&self, leg: &mut Leg) {
+        if let Some(live) = self.live() {
+            leg.tell(live);
+        }
+        leg.watch(LegWatch::Client(self.context.metrics.clone()));
+    }
+
+    /// The dial became a tunnel, and the client could not be told.
+    pub fn answer_lost(&self) {
+        self.context
+            .metrics
+            .dial_failure(DialFailureReason::SendRsp);
+    }
+
+    /// The dial failed.
+    pub fn failed(&mut self, failure: &DialFailure) {
+        self.dial = self.dial_started.elapsed();
+        self.pending = None;
+        self.context.metrics.dial_failure(failure);
+        let adit = self.context.metrics.adit();
+        let (reason, stage) = DialReason::of_failure(failure);
+        let decisive = self.asked.decisive();
+        self.path = decisive.as_ref().map(|(_, path)| *path);
+        adit.dial_failed(&FailedDial {
+            destination: &self.destination,
+            reason,
+            stage,
+            error: &failure.to_string(),
+            agent: decisive.as_ref().map(|(agent, _)| agent.as_str()),
+            path: self.path,
+        });
+        match failure {
+            DialFailure::TooManyPending { per_agent: true } => adit.dial_refused(DialCap::PerAgent),
+            DialFailure::TooManyPending { per_agent: false } => adit.dial_refused(DialCap::Process),
+            DialFailure::ShuttingDown => adit.dial_refused(DialCap::Shutdown),
+            DialFailure::NoMemory => adit.dial_refused(DialCap::Memory),
+            DialFailure::NoDescriptors => adit.dial_refused(DialCap::Descriptors),
+            _ => (),
+        }
+        self.write(0, 0, TunnelEnd::Other, Detail::Dial(failure.into()));
+    }
+
+    /// The client left while its dial was pending.
+    pub fn abandoned(&mut self) {
+        let detail = Detail::Dial(DialFailureReason::FrontendClose);
+        self.called_off(TunnelEnd::ClientGone, detail);
+    }
+
+    /// No answer to the dial is waited for any more. Upstream's metric knows one reason for that.
+    fn called_off(&mut self, end: TunnelEnd, detail: Detail) {
+        self.dial = self.dial_started.elapsed();
+        self.pending = None;
+        self.context
+            .metrics
+            .dial_failure(DialFailureReason::FrontendClose);
+        self.write(0, 0, end, detail);
+    }
+
+    /// The tunnel was moved by this, and why.
+    pub fn moved_by(&mut self, engine: Engine, driver: Driver, reason: DriverReason) {
+        (self.engine, self.driver, self.driver_reason) = (engine, driver, reason);
+    }
+
+    /// The tunnel is over.
+    pub fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
+        let end = reason.end();
+        self.context.metrics.adit().tunnel_closed(end);
+        self.write(from_client, to_client, end, Detail::End(reason));
+    }
+
+    /// The tunnel is over, and nobody has an account of it but the table of open tunnels.
+    pub fn cut(&mut self, reason: EndReason) {
+        let moved = self.entry.as_ref().map(|entry| entry.live().bytes());
+        let (from_client, to_client) = moved.unwrap_or_default();
+        self.ended(from_client, to_client, reason);
+    }
+
+    fn write(&mut self, from_client: u64, to_client: u64, end: TunnelEnd, detail: Detail) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        self.entry = None;
+        let asked = match self.asked.len() {
+            0 => None,
+            1 if !self.agent.is_empty() => None,
+            _ => Some(self.asked.names()),
+        };
+        let life = self.open.take().map(|open| open.age()).unwrap_or_default();
+        self.context.access.record(&TunnelRecord {
+            client_dialect: self.dialect,
+            agent: &self.agent,
+            agents_asked: asked.as_deref(),
+            destination: &self.destination,
+            bytes_to_target: from_client,
+            bytes_to_client: to_client,
+            dial: self.dial,
+            life,
+            end,
+            detail: Some(detail),
+            engine: self.engine,
+            driver: self.driver,
+            driver_reason: self.driver_reason,
+            path: self.path,
+            opened_by: OpenedBy::Client,
+            principal: None,
+        });
+    }
+}
+
+impl Drop for ClientTunnel {
+    fn drop(&mut self) {
+        let reason = EndReason::of_drop();
+        if self.open.is_some() {
+            self.cut(reason);
+        } else if !self.over {
+            self.called_off(reason.end(), Detail::End(reason));
+        }
+    }
+}
+
+/// A gRPC client's stream: its tunnel, and its packets.
+pub struct GrpcEvents {
+    tunnel: ClientTunnel,
+    from_client: PacketCounter,
+    to_client: PacketCounter,
+    held_up: Option<GaugeGuard>,
+}
+
+impl GrpcEvents {
+    /// For one `Proxy` stream.
+    #[must_use]
+    pub fn new(context: &FrontendContext) -> Self {
+        Self {
+            tunnel: ClientTunnel::new(context, ClientDialect::Grpc),
+            from_client: context.metrics.packets(Segment::FromClient),
+            to_client: context.metrics.packets(Segment::ToClient),
+            held_up: None,
+        }
+    }
+}
+
+impl StreamEvents for GrpcEvents {
+    fn packet_in(&mut self, kind: Result<PacketType, i32>) {
+        match kind {
+            Ok(kind) => self.from_client.count(kind),
+            Err(number) => self.from_client.count(number),
+        }
+    }
+
+    fn packet_out(&mut self, kind: PacketType) {
+        self.to_client.count(kind);
+        if kind != PacketType::Data {
+            // Buffered, so never waited for. Payload is measured by the leg.
+            self.tunnel.context.metrics.frontend_write(Duration::ZERO);
+        }
+    }
+
+    fn held_up(&mut self) {
+        let metrics = &self.tunnel.context.metrics;
+        self.held_up
+            .get_or_insert_with(|| metrics.full_receive_channel(ServiceMethod::Proxy));
+    }
+
+    fn not_held_up(&mut self) {
+        self.held_up = None;
+    }
+
+    fn read_failed(&mut self, code: tonic::Code) {
+        let metrics = &self.tunnel.context.metrics;
+        metrics.stream_error(Segment::FromClient, code, None);
+    }
+
+    fn write_failed(&mut self, error: &h2::Error) {
+        let code = code_of(error, tonic::Code::Cancelled);
+        let metrics = &self.tunnel.context.metrics;
+        metrics.stream_error(Segment::ToClient, code, None);
+    }
+
+    fn answer_lost(&mut self) {
+        self.tunnel.answer_lost();
+    }
+
+    fn watch(&mut self, leg: &mut Leg) {
+        self.tunnel.watch(leg);
+    }
+
+    fn offence(&mut self, violation: Violation) {
+        self.tunnel
+            .context
+            .metrics
+            .adit()
+            .protocol_offence(violation);
+    }
+
+    fn dialing(&mut self, address: &str) -> AskedAgents {
+        self.tunnel.dialing(address)
+    }
+
+    fn dialed(&mut self, outcome: Result<&OpenTunnel, &DialFailure>) {
+        match outcome {
+            Ok(open) => self.tunnel.opened(open, open.carrier.path()),
+            Err(failure) => self.tunnel.failed(failure),
+        }
+    }
+
+    fn abandoned(&mut self) {
+        self.tunnel.abandoned();
+    }
+
+    fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
+        self.tunnel.ended(from_client, to_client, reason);
+    }
+}

@@ -1,0 +1,107 @@
+//! The gRPC dialect: kube-apiserver's `ProxyService/Proxy` streams.
+
+mod outbound;
+mod state;
+mod stream;
+mod stream_events;
+
+pub use stream::ProxyStream;
+pub use stream_events::StreamEvents;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+use crate::frontend::events::{Admission, FrontendContext, GrpcEvents, time_is_up};
+use crate::router::Hub;
+use adit_net::grpc::{self, Windows};
+use adit_net::tasks::Tasks;
+use adit_telemetry::labels::ServiceMethod;
+
+/// Path of the only method.
+const METHOD: &str = "/ProxyService/Proxy";
+/// Bytes a client may send on one stream before its tunnel takes them. Small: a thousand stalled streams
+/// on one connection must not hold a gigabyte.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+/// Bytes that may wait in the socket of a client: those of two writes and more, so that it need not be woken, read and wake us
+/// for each of them. [`adit_tls::stream::ByteStream::widen`]
+pub const SOCKET_BYTES: usize = 512 * 1024;
+/// Bytes of one stream that HTTP/2 may have taken and not written: the budget counts what goes beyond them.
+const SEND_BUFFER_BYTES: usize = 128 * 1024;
+/// Where sockets are bounded, the same in terms of their bound.
+const SEND_BUFFER_DIVISOR: usize = 8;
+
+/// Serves one client connection, of which `admission` says whether it is welcome, to its end, which is when it has no calls once this process is `leaving`; one that has not said
+/// that it speaks HTTP/2 is not waited for then. Every `Proxy` call is admitted by `tasks` and runs beside it.
+///
+/// A cancelled call closes the connection, which resets its tunnels.
+pub fn serve<S>(
+    io: S,
+    hub: Arc<Hub>,
+    context: FrontendContext,
+    admission: Admission,
+    keepalive: Duration,
+    tasks: Tasks,
+    leaving: CancellationToken,
+) -> impl Future<Output = ()> + Send + use<S>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let bound = hub.socket_buffer_kib_max();
+    let send_buffer_bytes = bound.map_or(SEND_BUFFER_BYTES, |kib| {
+        usize::from(kib) * 1024 / SEND_BUFFER_DIVISOR
+    });
+    // Boxed: the connection has a place of its own afterwards.
+    let left = leaving.clone();
+    let mut greeting = Box::pin(async move {
+        let windows = Windows {
+            frame_bytes: grpc::SMALL_FRAME_BYTES,
+            stream_bytes: STREAM_WINDOW_BYTES,
+            send_buffer_bytes,
+        };
+        let builder = grpc::server_builder(windows);
+        tokio::select! {
+            biased;
+            greeted = grpc::accept(&builder, io) => Some(greeted),
+            () = time_is_up(&left) => None,
+        }
+    });
+    async move {
+        let greeted = admission.within(greeting.as_mut()).await.flatten();
+        drop(greeting);
+        let connection = match greeted {
+            Some(Ok(connection)) => connection,
+            Some(Err(error)) => {
+                return tracing::debug!(%error, "client connection is not HTTP/2");
+            }
+            None => return,
+        };
+        let served = connection.serve(keepalive, leaving, |request, mut respond| {
+            if !grpc::is_call(&request, METHOD, &mut respond) {
+                return None;
+            }
+            let stream = ProxyStream::new(
+                Arc::clone(&hub),
+                request.into_body(),
+                respond,
+                admission.clone(),
+                GrpcEvents::new(&context),
+            );
+            let counted = context.metrics.grpc_connection(ServiceMethod::Proxy);
+            let admitted = tasks.admit("proxy-stream", stream.run(counted));
+            if admitted.is_err() && context.limits.may_log_refusal() {
+                tracing::warn!("client stream refused: too many streams");
+            }
+            admitted.ok()
+        });
+        if let Some(Err(error)) = admission.within(pin!(served)).await {
+            tracing::debug!(%error, "client connection ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Server -> client on one `Proxy` stream: control packets, then payload gathered to the size the client can take.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
+
+use adit_core::ids::ConnId;
+use adit_core::session::PacketSizer;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::{Packet, PacketType};
+use bytes::{Buf as _, Bytes, BytesMut};
+use h2::SendStream;
+use h2::server::SendResponse;
+use http::HeaderMap;
+
+use adit_net::grpc::{accepted, code_of, code_of_reason};
+use adit_tunnel::{Incoming, Leg, moment};
+
+/// Pieces below this are joined, so that a message of many crumbs does not become a long list.
+const JOIN_BELOW_BYTES: usize = 2048;
+
+/// The sending half of a stream; its response headers go with the first packet, as upstream's do.
+pub(super) struct Outbound {
+    respond: SendResponse<MessageBuf>,
+    stream: Option<SendStream<MessageBuf>>,
+    sizer: PacketSizer,
+    /// The end of a piece that was too long for the last message.
+    rest: Bytes,
+    /// Payload of the last message that HTTP/2 has not fully passed on yet.
+    in_transit: usize,
+    /// Whether a control packet found no room in the client's window; it may have left since.
+    is_control_waiting: bool,
+}
+
+impl Outbound {
+    pub(super) fn new(respond: SendResponse<MessageBuf>) -> Self {
+        Self {
+            respond,
+            stream: None,
+            sizer: PacketSizer::default(),
+            rest: Bytes::new(),
+            in_transit: 0,
+            is_control_waiting: false,
+        }
+    }
+
+    fn stream(&mut self) -> Result<&mut SendStream<MessageBuf>, h2::Error> {
+        if self.stream.is_none() {
+            self.stream = Some(self.respond.send_response(accepted(), false)?);
+        }
+        match &mut self.stream {
+            Some(stream) => Ok(stream),
+            None => Err(h2::Reason::INTERNAL_ERROR.into()),
+        }
+    }
+
+    /// Sends a small packet now; it is buffered if the client's window is closed.
+    pub(super) fn control(&mut self, packet: Packet) -> Result<PacketType, h2::Error> {
+        let kind = packet.kind();
+        let stream = self.stream()?;
+        stream.send_data(MessageBuf::packet(packet), false)?;
+        stream.reserve_capacity(1);
+        self.is_control_waiting = stream.capacity() == 0;
+        Ok(kind)
+    }
+
+    /// Ends the call, by a reset if its client has no room for the last messages, payload or answers: they would wait in HTTP/2
+    /// for as long as the connection lives, and no task or budget counts them any more.
+    pub(super) fn finish(&mut self, trailers: HeaderMap) {
+        let is_waiting = self.in_transit > 0 || self.is_control_waiting;
+        if let Some(stream) = self.stream.as_mut().filter(|_| is_waiting) {
+            // There is room for one more once all before it has left, or can.
+            stream.reserve_capacity(1);
+            if stream.capacity() == 0 {
+                return self.reset();
+            }
+        }
+        if let Ok(stream) = self.stream() {
+            // A client that has gone needs no status.
+            let _sent = stream.send_trailers(trailers);
+        }
+    }
+
+    /// Resets the call.
+    pub(super) fn reset(&mut self) {
+        match &mut self.stream {
+            Some(stream) => stream.send_reset(h2::Reason::CANCEL),
+            None => self.respond.send_reset(h2::Reason::CANCEL),
+        }
+    }
+
+    /// Completes when the client has reset the call or is gone.
+    pub(super) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<tonic::Code> {
+        let reset = match &mut self.stream {
+            Some(stream) => stream.poll_reset(cx),
+            None => self.respond.poll_reset(cx),
+        };
+        let gone = tonic::Code::Cancelled;
+        reset.map(|reset| match reset {
+            Ok(reason) => code_of_reason(reason, gone),
+            Err(error) => code_of(&error, gone),
+        })
+    }
+
+    /// Sends one message of the leg's payload, up to what the client takes at a time. Pending while there is none, or no room.
+    pub(super) fn poll_payload(
+        &mut self,
+        cx: &mut Context<'_>,
+        conn: ConnId,
+        leg: &mut Leg,
+    ) -> Poll<Result<Sent, h2::Error>> {
+        if self.in_transit > 0 {
+            match self.poll_capacity(cx, 1) {
+                Poll::Ready(result) => result?,
+                Poll::Pending => {
+                    leg.stalled(0);
+                    return Poll::Pending;
+                }
+            }
+            self.passed(leg);
+        }
+        let max = self.sizer.max_bytes(moment());
+        let gathered = gather(cx, leg, &mut self.rest, max);
+        if gathered.bytes == 0 {
+            return match gathered.event {
+                Some(event) => Poll::Ready(Ok(Sent::Event(event))),
+                None => Poll::Pending,
+            };
+        }
+        let bytes = gathered.bytes;
+        let message = MessageBuf::data(conn, gathered.parts);
+        let stream = self.stream()?;
+        // One more than the message: capacity left over afterwards means the client's window took it whole. No more than
+        // that: an idle stream keeps it, out of the window that all streams of its connection share.
+        stream.reserve_capacity(message.remaining() + 1);
+        stream.send_data(message, false)?;
+        self.in_transit = bytes;
+        if self.stream()?.capacity() > 0 {
+            self.passed(leg);
+        }
+        Poll::Ready(Ok(Sent::Payload {
+            event: gathered.event,
+        }))
+    }
+
+    /// The tunnel is over in order: what HTTP/2 still holds goes to the client by itself, and counts as delivered.
+    pub(super) fn hand_over(&self, leg: &mut Leg) {
+        leg.delivered(self.in_transit);
+    }
+
+    fn passed(&mut self, leg: &mut Leg) {
+        let bytes = std::mem::take(&mut self.in_transit);
+        leg.drained(bytes);
+        self.sizer.took(bytes, moment());
+    }
+
+    fn poll_capacity(&mut self, cx: &mut Context<'_>, bytes: usize) -> Poll<Result<(), h2::Error>> {
+        let stream = self.stream()?;
+        loop {
+            if stream.capacity() > 0 {
+                return Poll::Ready(Ok(()));
+            }
+            stream.reserve_capacity(bytes);
+            match stream.poll_capacity(cx) {
+                Poll::Ready(Some(Ok(_))) => (),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(None) => return Poll::Ready(Err(h2::Reason::CANCEL.into())),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// What [`Outbound::poll_payload`] did.
+pub(super) enum Sent {
+    /// A message left; `event` came behind its payload.
+    Payload { event: Option<Incoming> },
+    /// Nothing to send; this came instead.
+    Event(Incoming),
+}
+
+struct Gathered {
+    parts: VecDeque<Bytes>,
+    bytes: usize,
+    event: Option<Incoming>,
+}
+
+/// Takes what is there, up to `max` bytes, what is in `rest` first; the end of a piece beyond them is left there. Stops at the
+/// first event that is not data.
+fn gather(cx: &mut Context<'_>, leg: &mut Leg, rest: &mut Bytes, max: usize) -> Gathered {
+    let mut gathered = Gathered {
+        parts: VecDeque::new(),
+        bytes: 0,
+        event: None,
+    };
+    let mut crumbs = BytesMut::new();
+    while gathered.bytes < max {
+        let next = if rest.is_empty() {
+            leg.poll_recv(cx)
+        } else {
+            Poll::Ready(Incoming::Data(std::mem::take(rest)))
+        };
+        match next {
+            Poll::Ready(Incoming::Data(mut bytes)) => {
+                *rest = bytes.split_off(bytes.len().min(max - gathered.bytes));
+                gathered.bytes += bytes.len();
+                if bytes.len() < JOIN_BELOW_BYTES && !(leg.is_idle() && crumbs.is_empty()) {
+                    crumbs.extend_from_slice(&bytes);
+                } else {
+                    if !crumbs.is_empty() {
+                        gathered.parts.push_back(crumbs.split().freeze());
+                    }
+                    gathered.parts.push_back(bytes);
+                }
+            }
+            Poll::Ready(event) => {
+                gathered.event = Some(event);
+                break;
+            }
+            Poll::Pending => break,
+        }
+    }
+    if !crumbs.is_empty() {
+        gathered.parts.push_back(crumbs.freeze());
+    }
+    gathered
+}

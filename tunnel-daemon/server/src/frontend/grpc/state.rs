@@ -1,0 +1,69 @@
+//! Where a `Proxy` call is, how it ends, and how long it may be without a dial or a tunnel.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{ConnId, DialId};
+use adit_core::wire::decode::StreamError;
+use tokio::time::{Sleep, sleep};
+
+use crate::router::OpenTunnel;
+use adit_config::limits::CALL_IDLE_TIMEOUT;
+use adit_tunnel::Leg;
+
+pub(super) type Dialing = Pin<Box<dyn Future<Output = Result<OpenTunnel, DialFailure>> + Send>>;
+
+/// Where a call is.
+pub(super) enum State {
+    /// No dial yet.
+    Fresh,
+    Dialing {
+        dial: DialId,
+        work: Dialing,
+    },
+    Open {
+        conn: ConnId,
+        leg: Leg,
+        closing: bool,
+    },
+    /// Nothing more is done for this client; its packets are read and dropped until it leaves.
+    Over,
+}
+
+/// Why a stream's task ends.
+pub(super) enum Done {
+    ClientFinished,
+    Gone,
+    /// No dial or tunnel for too long.
+    Idle,
+    Broken(StreamError),
+}
+
+/// The deadline of a call without a dial or a tunnel. The timer is made when the call waits, so that a call which dials at once has
+/// none.
+#[derive(Default)]
+pub(super) struct Idle(Option<Pin<Box<Sleep>>>);
+
+impl Idle {
+    /// Ready when the call has been without a dial or a tunnel for too long. Packets without effect do not count.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, state: &State) -> Poll<()> {
+        if matches!(state, State::Dialing { .. } | State::Open { .. }) {
+            self.0 = None;
+            return Poll::Pending;
+        }
+        let timer = self
+            .0
+            .get_or_insert_with(|| Box::pin(sleep(CALL_IDLE_TIMEOUT)));
+        timer.as_mut().poll(cx)
+    }
+
+    /// What the client is told.
+    pub(super) fn text() -> String {
+        format!(
+            "call without a dial or a tunnel for {} s: dial at once, and end the call with its tunnel",
+            CALL_IDLE_TIMEOUT.as_secs()
+        )
+    }
+}

@@ -1,0 +1,498 @@
+//! One `Proxy` stream: its packets, its dial, its tunnel (upstream's contract, section by section).
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{ConnId, DialId};
+use adit_core::session::TunnelEnd;
+use adit_core::wire::decode::Decoder;
+use adit_core::wire::packet::{Packet, PacketType, Received, Violation};
+use h2::RecvStream;
+use h2::server::SendResponse;
+
+use super::outbound::{Outbound, Sent};
+use super::state::{Done, Idle, State};
+use super::stream_events::StreamEvents;
+use crate::frontend::events::Admission;
+use crate::router::{Hub, OpenTunnel};
+use adit_core::wire::encode::MessageBuf;
+use adit_net::grpc::{Code, code_of, status};
+use adit_telemetry::labels::EndReason;
+use adit_tunnel::Incoming;
+
+/// Answers to packets that make no sense here, before the call is ended: in all calls of a client that never reads they wait.
+const REBUKES_MAX: u32 = 16;
+/// Rounds before the task lets others run.
+const ROUNDS_PER_POLL: usize = 32;
+/// Frames of a client in a round: full ones are as many bytes as it may have on the way.
+const FRAMES_PER_ROUND: usize = 16;
+
+/// The Go client library gives a tunnel up whose user takes none of its bytes for 10 s. Measured here from what waits in this
+/// process, which begins to wait a little later.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
+
+/// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
+pub struct ProxyStream<E: StreamEvents> {
+    hub: Arc<Hub>,
+    recv: RecvStream,
+    out: Outbound,
+    decoder: Decoder,
+    state: State,
+    idle: Idle,
+    rebukes: u32,
+    admission: Admission,
+    events: E,
+}
+
+impl<E: StreamEvents> ProxyStream<E> {
+    /// Takes over a call that was found to be `ProxyService/Proxy`.
+    pub fn new(
+        hub: Arc<Hub>,
+        recv: RecvStream,
+        respond: SendResponse<MessageBuf>,
+        admission: Admission,
+        events: E,
+    ) -> Self {
+        let out = Outbound::new(respond);
+        Self {
+            hub,
+            recv,
+            out,
+            decoder: Decoder::default(),
+            state: State::Fresh,
+            idle: Idle::default(),
+            rebukes: 0,
+            admission,
+            events,
+        }
+    }
+
+    /// Serves the stream to its end. `kept` is dropped with it.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async` function would keep the stream twice"
+    )]
+    pub fn run<K>(mut self, kept: K) -> impl Future<Output = ()> {
+        async move {
+            // In this order they are dropped, if it comes to that.
+            let (stream, _kept) = (&mut self, &kept);
+            let done = std::future::poll_fn(|cx| stream.poll(cx)).await;
+            stream.over(done);
+        }
+    }
+
+    fn over(&mut self, done: Done) {
+        match done {
+            Done::ClientFinished => {
+                self.leave(true, EndReason::ClientClosed);
+                self.out.finish(status(Code::Ok, ""));
+            }
+            Done::Gone => {
+                self.leave(false, EndReason::ClientGone);
+                self.out.reset();
+            }
+            Done::Idle => {
+                self.events.read_failed(tonic::Code::DeadlineExceeded);
+                let text = Idle::text();
+                self.out.finish(status(Code::DeadlineExceeded, &text));
+            }
+            Done::Broken(error) => {
+                self.leave(false, EndReason::ClientProtocol);
+                self.out.finish(status(Code::Internal, &error.to_string()));
+            }
+        }
+    }
+
+    fn leave(&mut self, graceful: bool, reason: EndReason) {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Dialing { .. } => self.events.abandoned(),
+            State::Open { mut leg, .. } => {
+                if graceful {
+                    leg.close();
+                }
+                if reason != EndReason::ClientGone {
+                    self.out.hand_over(&mut leg);
+                }
+                let (from_client, to_client) = leg.bytes();
+                // Whoever cut it, it was not us.
+                let gave_up =
+                    reason == EndReason::ClientGone && leg.stalled_for() >= CLIENT_PATIENCE;
+                let reason = if gave_up {
+                    EndReason::ClientStalled
+                } else {
+                    reason
+                };
+                self.events.ended(from_client, to_client, reason);
+            }
+            State::Fresh | State::Over => (),
+        }
+    }
+
+    /// What came in many messages leaves in one write, however the poll ends: a reset takes back what has not left.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
+        let done = self.poll_rounds(cx);
+        self.flush(cx);
+        if done.is_pending() && self.idle.poll(cx, &self.state).is_ready() {
+            return Poll::Ready(Done::Idle);
+        }
+        done
+    }
+
+    fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
+        for _round in 0..ROUNDS_PER_POLL {
+            if let Poll::Ready(code) = self.out.poll_reset(cx) {
+                self.events.read_failed(code);
+                return Poll::Ready(Done::Gone);
+            }
+            let mut progress = match self.poll_frames(cx) {
+                Ok(progress) => progress,
+                Err(done) => return Poll::Ready(done),
+            };
+            progress |= match self.poll_tunnel(cx) {
+                Ok(progress) => progress,
+                Err(client_gone) => {
+                    self.events.write_failed(&client_gone);
+                    return Poll::Ready(Done::Gone);
+                }
+            };
+            if !progress {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        if let State::Open { leg, .. } = &mut self.state {
+            leg.poll_flush(cx);
+        }
+    }
+
+    /// Whatever came from the client, before the tunnel is asked: a lane writes what waits before it reads, and would write
+    /// each frame by itself.
+    fn poll_frames(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
+        for frame in 0..FRAMES_PER_ROUND {
+            if !self.poll_client(cx)? {
+                return Ok(frame > 0);
+            }
+            if !matches!(self.state, State::Open { .. }) {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Client -> tunnel. Not read while the leg is full: then the client's HTTP/2 window fills.
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, Done> {
+        if let State::Open {
+            leg,
+            closing: false,
+            ..
+        } = &mut self.state
+            && leg.poll_ready(cx).is_pending()
+        {
+            self.events.held_up();
+            return Ok(false);
+        }
+        self.events.not_held_up();
+        let data = match self.recv.poll_data(cx) {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(None) => {
+                return Err(match self.decoder.finish() {
+                    Ok(()) => Done::ClientFinished,
+                    Err(truncated) => {
+                        self.events.read_failed(tonic::Code::Internal);
+                        Done::Broken(truncated)
+                    }
+                });
+            }
+            Poll::Ready(Some(Err(reset))) => {
+                self.events
+                    .read_failed(code_of(&reset, tonic::Code::Cancelled));
+                return Err(Done::Gone);
+            }
+            Poll::Ready(Some(Ok(data))) => data,
+        };
+        if self
+            .recv
+            .flow_control()
+            .release_capacity(data.len())
+            .is_err()
+        {
+            return Err(Done::Gone);
+        }
+        self.decoder.push(data);
+        loop {
+            match self.decoder.next() {
+                Ok(Some(received)) => {
+                    if let Err(client_gone) = self.handle(cx, received) {
+                        self.events.write_failed(&client_gone);
+                        return Err(Done::Gone);
+                    }
+                }
+                Ok(None) => return Ok(true),
+                Err(error) => {
+                    self.events.read_failed(tonic::Code::Internal);
+                    return Err(Done::Broken(error));
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, cx: &mut Context<'_>, received: Received) -> Result<(), h2::Error> {
+        let packet = match received {
+            Received::Packet(packet) => packet,
+            Received::Unknown(number) => {
+                self.events.packet_in(Err(number));
+                return Ok(());
+            }
+            Received::Violation(violation) => {
+                self.events.offence(violation);
+                if let Violation::Oversize(_) = violation {
+                    self.events.read_failed(tonic::Code::ResourceExhausted);
+                    // What was said before goes before the reset.
+                    self.flush(cx);
+                    return self.give_up(
+                        "message above 4 MiB (16 KiB if no DATA)",
+                        EndReason::Oversize,
+                    );
+                }
+                return Ok(());
+            }
+        };
+        if !self.decoder.is_inside_data() {
+            self.events.packet_in(Ok(packet.kind()));
+        }
+        if matches!(self.state, State::Over) {
+            return Ok(());
+        }
+        match packet {
+            Packet::DialReq {
+                dial,
+                protocol,
+                address,
+                ..
+            } => self.handle_dial(dial, protocol, address),
+            Packet::Data { conn, bytes } => match &mut self.state {
+                State::Open { closing: true, .. } => Ok(()),
+                State::Open {
+                    conn: ours, leg, ..
+                } if *ours == conn => {
+                    leg.send(bytes);
+                    Ok(())
+                }
+                State::Open { conn: ours, .. } => {
+                    let ours = *ours;
+                    self.close_rsp(conn, "mismatched connection IDs")?;
+                    self.close_rsp(ours, "mismatched connection IDs")?;
+                    self.leave(true, EndReason::ClientProtocol);
+                    Ok(())
+                }
+                State::Fresh | State::Dialing { .. } => {
+                    self.close_rsp(conn, "backend not initialized")?;
+                    self.leave(false, EndReason::ClientProtocol);
+                    Ok(())
+                }
+                State::Over => Ok(()),
+            },
+            Packet::CloseReq { conn } => match &mut self.state {
+                State::Open {
+                    leg,
+                    closing,
+                    conn: ours,
+                } if *ours == conn => {
+                    if !*closing {
+                        *closing = true;
+                        leg.close();
+                    }
+                    Ok(())
+                }
+                State::Open { .. } => self.rebuke(conn, "mismatched connection IDs"),
+                _ => self.rebuke(conn, "backend uninitialized"),
+            },
+            Packet::DialCls { dial } => {
+                if matches!(&self.state, State::Dialing { dial: ours, .. } if *ours == dial) {
+                    self.leave(false, EndReason::ClientGone);
+                }
+                Ok(())
+            }
+            // Types that clients do not send.
+            Packet::DialRsp { .. }
+            | Packet::CloseRsp { .. }
+            | Packet::Drain
+            | Packet::Window { .. }
+            | Packet::Fin { .. }
+            | Packet::Reset { .. } => Ok(()),
+        }
+    }
+
+    fn handle_dial(
+        &mut self,
+        dial: DialId,
+        protocol: String,
+        address: String,
+    ) -> Result<(), h2::Error> {
+        if !matches!(self.state, State::Fresh) {
+            self.count_rebuke()?;
+            let error = String::from("this stream has dialed before; open a stream per connection");
+            return self.send(Packet::DialRsp {
+                dial,
+                conn: ConnId(0),
+                error,
+                window: 0,
+            });
+        }
+        let asked = self.events.dialing(&address);
+        if let Err(failure) = self.admission.check(&protocol, &address) {
+            return self.finish_dial(dial, Err(failure));
+        }
+        let hub = Arc::clone(&self.hub);
+        let work = Box::pin(async move { hub.dial(dial, &protocol, &address, &asked).await });
+        self.state = State::Dialing { dial, work };
+        Ok(())
+    }
+
+    fn poll_tunnel(&mut self, cx: &mut Context<'_>) -> Result<bool, h2::Error> {
+        match &mut self.state {
+            State::Fresh | State::Over => Ok(false),
+            State::Dialing { dial, work } => {
+                let Poll::Ready(outcome) = work.as_mut().poll(cx) else {
+                    return Ok(false);
+                };
+                let dial = *dial;
+                self.finish_dial(dial, outcome)?;
+                Ok(true)
+            }
+            State::Open { conn, leg, .. } => {
+                let conn = *conn;
+                match self.out.poll_payload(cx, conn, leg) {
+                    // A client that takes nothing must not hide that there is no more use in waiting for it.
+                    Poll::Pending if leg.poll_aborted(cx) => match leg.last_end() {
+                        Some(end) => {
+                            self.sent(Sent::Event(Incoming::Ended(end)), conn)?;
+                            Ok(true)
+                        }
+                        None => Ok(false),
+                    },
+                    Poll::Pending => Ok(false),
+                    Poll::Ready(sent) => {
+                        self.sent(sent?, conn)?;
+                        Ok(true)
+                    }
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, sent: Sent, conn: ConnId) -> Result<(), h2::Error> {
+        let event = match sent {
+            Sent::Payload { event } => {
+                self.events.packet_out(PacketType::Data);
+                event
+            }
+            Sent::Event(event) => Some(event),
+        };
+        match event {
+            None | Some(Incoming::Data(_)) => Ok(()),
+            // The Go client knows no half-close: the target's end closes both directions.
+            Some(Incoming::PeerFin) => {
+                self.close_rsp(conn, "")?;
+                self.leave(true, EndReason::TargetClosed);
+                Ok(())
+            }
+            Some(Incoming::Ended(end)) => {
+                let text = match &end {
+                    TunnelEnd::Closed { error } => error.clone(),
+                    TunnelEnd::PeerClosing | TunnelEnd::Confirmed | TunnelEnd::Unconfirmed => {
+                        String::new()
+                    }
+                    other => format!("tunnel closed by the server: {}", EndReason::from(other)),
+                };
+                self.close_rsp(conn, &text)?;
+                self.leave(false, EndReason::from(&end));
+                Ok(())
+            }
+        }
+    }
+
+    fn finish_dial(
+        &mut self,
+        dial: DialId,
+        outcome: Result<OpenTunnel, DialFailure>,
+    ) -> Result<(), h2::Error> {
+        self.events.dialed(outcome.as_ref());
+        match outcome {
+            Ok(OpenTunnel {
+                carrier: mut leg,
+                conn,
+                ..
+            }) => {
+                self.events.watch(&mut leg);
+                self.state = State::Open {
+                    conn,
+                    leg,
+                    closing: false,
+                };
+                let answer = Packet::DialRsp {
+                    dial,
+                    conn,
+                    error: String::new(),
+                    window: 0,
+                };
+                self.send(answer).inspect_err(|_| self.events.answer_lost())
+            }
+            Err(DialFailure::Closed) => {
+                self.state = State::Over;
+                self.send(Packet::DialCls { dial })
+            }
+            Err(failure) => {
+                self.state = State::Over;
+                let error = failure.to_string();
+                self.send(Packet::DialRsp {
+                    dial,
+                    conn: ConnId(0),
+                    error,
+                    window: 0,
+                })
+            }
+        }
+    }
+
+    fn give_up(&mut self, text: &str, reason: EndReason) -> Result<(), h2::Error> {
+        if let State::Open { conn, .. } = self.state {
+            self.close_rsp(conn, text)?;
+        }
+        self.leave(false, reason);
+        Ok(())
+    }
+
+    fn rebuke(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+        self.count_rebuke()?;
+        self.close_rsp(conn, error)
+    }
+
+    fn count_rebuke(&mut self) -> Result<(), h2::Error> {
+        self.rebukes += 1;
+        if self.rebukes > REBUKES_MAX {
+            return Err(h2::Reason::ENHANCE_YOUR_CALM.into());
+        }
+        Ok(())
+    }
+
+    fn close_rsp(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+        self.send(Packet::CloseRsp {
+            conn,
+            error: error.to_owned(),
+        })
+    }
+
+    fn send(&mut self, packet: Packet) -> Result<(), h2::Error> {
+        let kind = self.out.control(packet)?;
+        self.events.packet_out(kind);
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! Request heads that do not end, on paused time, and answers that nobody takes.
+
+use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::registry::Registry;
+use tokio::io::{AsyncReadExt as _, duplex};
+use tokio::time::Instant;
+
+use super::*;
+use crate::frontend::events::Admission;
+
+use crate::router::DialLimits;
+use adit_net::descriptors::Descriptors;
+use adit_telemetry::labels::Path;
+use adit_telemetry::{AccessLog, ServerMetrics};
+use adit_tunnel::{Conduit, Leg, Mailbox};
+
+/// How long a client that sends one byte a second keeps its connection.
+async fn kept(plan: ConnectPlan) -> Duration {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let metrics = ServerMetrics::new(&["default"]);
+    let access = Arc::new(AccessLog::new(1, metrics.adit().access_events_suppressed()));
+    let context = FrontendContext {
+        metrics,
+        access,
+        relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: adit_account::Accounts::off(),
+        limits: Arc::default(),
+    };
+    let (mut client, server) = duplex(64);
+    let started = Instant::now();
+    let serving = async {
+        serve(
+            server,
+            hub,
+            context,
+            plan,
+            PeerAddr::Unix,
+            CancellationToken::new(),
+        )
+        .await;
+        started.elapsed()
+    };
+    let trickling = async {
+        client.write_all(b"CONNECT a:1 HTTP/1.1\r\nX: ").await?;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            client.write_all(b"x").await?;
+        }
+        #[expect(unreachable_code, reason = "names the type of the errors above")]
+        std::io::Result::Ok(())
+    };
+    let (kept, _cut) = tokio::join!(serving, trickling);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert!(answer.is_empty(), "upstream says nothing: {answer:?}");
+    kept
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_trickles_in_is_cut_after_sixty_seconds() {
+    assert_eq!(kept(ConnectPlan::default()).await, Duration::from_secs(60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_time_for_the_head_is_kept_to() {
+    let plan = ConnectPlan {
+        head_timeout: Duration::from_secs(7),
+        ..ConnectPlan::default()
+    };
+    assert_eq!(kept(plan).await, Duration::from_secs(7));
+}
+
+#[tokio::test]
+async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics: metrics.clone(),
+        access: Arc::new(AccessLog::new(1, suppressed)),
+        relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: adit_account::Accounts::off(),
+        limits: Arc::default(),
+    };
+    let (_conduit, client, leg) = opened(&context);
+    let (mut client, mut leg) = (client, Some(leg));
+    relay(&mut client, &mut leg).await;
+    drop((client, leg));
+    let text = metrics.scrape().text();
+    for line in [
+        "konnectivity_network_proxy_server_dial_failure_count{reason=\"send_rsp\"} 1",
+        "konnectivity_network_proxy_server_established_connections 0",
+        "adit_tunnels_closed_total{reason=\"client_gone\"} 1",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} in {text}");
+    }
+}
+
+/// A tunnel that has just opened, for a client that is gone already.
+fn opened(context: &FrontendContext) -> (Arc<Conduit>, Client<tokio::io::DuplexStream>, Leg) {
+    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    let open = OpenTunnel {
+        carrier: leg,
+        conn: ConnId(1),
+        link: LinkId(1),
+        agent: AgentId::new("a"),
+    };
+    let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
+    tunnel.dialing("a.test:1");
+    tunnel.opened(&open, Path::Link);
+    let (io, gone) = duplex(1024);
+    drop(gone);
+    let client = Client {
+        io,
+        early: BytesMut::new(),
+        tunnel,
+        relay: None,
+        open: Some(context.metrics.http_connection()),
+    };
+    (conduit, client, open.carrier)
+}
+
+/// What a tunnel keeps for as long as it lives. A wrapper around such a future easily doubles it.
+#[test]
+fn the_state_of_a_connection_stays_small() {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics,
+        access: Arc::new(AccessLog::new(1, suppressed)),
+        descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: adit_account::Accounts::off(),
+        relay: None,
+        limits: Arc::default(),
+    };
+    let (_client, server) = duplex(64);
+    let (_conduit, client, leg) = opened(&context);
+    let bytes = size_of_val(&carry(client, leg));
+    assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
+    let serving = serve(
+        server,
+        Arc::clone(&hub),
+        context.clone(),
+        ConnectPlan::default(),
+        PeerAddr::Unix,
+        CancellationToken::new(),
+    );
+    let bytes = size_of_val(&serving);
+    assert!(bytes <= 48, "{bytes} bytes around it");
+    let (_client, server) = duplex(64);
+    let tasks = adit_net::tasks::Tasks::new(1);
+    let serving = crate::frontend::grpc::serve(
+        server,
+        hub,
+        context,
+        Admission::default(),
+        Duration::MAX,
+        tasks,
+        CancellationToken::new(),
+    );
+    let bytes = size_of_val(&serving);
+    assert!(bytes <= 520, "{bytes} bytes for grpc");
+}
+
+/// A client's end of a connection that is served while so much of other clients waits that no more may. The dial of a hub with a link
+/// is never answered.
+async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
+    let limits = DialLimits {
+        pending_max: 1,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let agent = crate::router::LinkInfo {
+        agent: AgentId::new("a"),
+        identifiers: adit_core::wire::identifiers::Identifiers::default(),
+        identity: adit_tls::agent_identity::AgentIdentity::Unverified,
+        credit: true,
+        version: adit_core::wire::metadata::PeerVersion::default(),
+        address: PeerAddr::Unix,
+    };
+    let _link = is_linked.then(|| hub.enter(agent, 1, None).unwrap());
+    let metrics = ServerMetrics::new(&["default"]);
+    let suppressed = metrics.adit().access_events_suppressed();
+    let context = FrontendContext {
+        metrics,
+        access: Arc::new(AccessLog::new(1, suppressed)),
+        relay: None,
+        descriptors: Arc::new(Descriptors::unlimited()),
+        accounts: adit_account::Accounts::off(),
+        limits: Arc::default(),
+    };
+    let mut others = Unanswered::new(&context.limits);
+    others.count(2 * adit_config::limits::UNANSWERED_BYTES_MAX);
+    let (mut client, server) = duplex(1024);
+    let (plan, never) = (ConnectPlan::default(), CancellationToken::new());
+    let serving = serve(server, hub, context, plan, PeerAddr::Unix, never);
+    let talking = async {
+        let sent = tokio::time::timeout(Duration::from_secs(10), client.write_all(sends)).await;
+        let mut answer = vec![0; 64];
+        let read = tokio::time::timeout(Duration::from_secs(10), client.read(&mut answer)).await;
+        answer.truncate(read.ok().and_then(Result::ok).unwrap_or_default());
+        (sent.is_ok(), answer)
+    };
+    tokio::select! {
+        biased;
+        result = talking => result,
+        () = async { serving.await; std::future::pending().await } => unreachable!("pending"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_heads_of_many_clients_share_their_room_and_then_get_a_431() {
+    let long = [b"CONNECT a:1 HTTP/1.1\r\nX: ", &[b'x'; 20_000][..]].concat();
+    let (_sent, answer) = beside_many(false, &long).await;
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
+    let short = b"CONNECT a:1 HTTP/1.1\r\n\r\n";
+    let (_sent, answer) = beside_many(false, short).await;
+    assert!(answer.starts_with(b"HTTP/1.1 5"), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn early_bytes_of_many_clients_share_their_room_and_then_wait_unread() {
+    let head = &b"CONNECT a:1 HTTP/1.1\r\n\r\n"[..];
+    let (sent, _answer) = beside_many(true, &[head, &[7; 10_000]].concat()).await;
+    assert!(sent, "the free part is read");
+    let (sent, answer) = beside_many(true, &[head, &[7; 40_000]].concat()).await;
+    assert!(!sent && answer.is_empty(), "{answer:?}");
+}

@@ -1,0 +1,597 @@
+//! A dial on the links of a server: the agents it asks, one after the other or two at a time, and its timers.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::dial::{Attempts, HEDGE_AFTER_MIN, HedgeBudget, LinkState, Reason, Step};
+use adit_core::failure::DialFailure;
+use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
+use adit_core::registry::{Condition, Registry, Scope};
+use adit_core::session::{CancelledDial, DialRequest};
+use adit_core::target::Host;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::time::sleep_until;
+
+use crate::router::handle::LinkHandle;
+use crate::router::route::{Hub, OpenTunnel};
+use adit_config::limits;
+use adit_telemetry::DialCounts;
+use adit_telemetry::labels::Path;
+use adit_tunnel::clock::{Clock, moment};
+use adit_tunnel::leg::{Carrier, Leg};
+use adit_tunnel::pool::OnLane;
+use adit_tunnel::task::Command;
+
+/// A link task answers at its deadline; this much later the waiting side gives up by itself.
+const BACKSTOP: Duration = Duration::from_secs(1);
+/// For so long an additional link of an agent is provisional: one that looks for further servers connects, learns which server has
+/// answered, and closes what leads to a server it has. That takes a round trip, of 100 ms on long paths.
+const PROVISIONAL: Duration = Duration::from_millis(200);
+/// Dials at once that wait for an agent to come back.
+const WAITING_MAX: usize = 1024;
+
+/// What the dials of a process share.
+#[derive(Debug)]
+pub(super) struct DialState {
+    budget: Mutex<HedgeBudget>,
+    waiting: Semaphore,
+    retries: AtomicU64,
+    hedges: AtomicU64,
+    failovers: AtomicU64,
+    waited: AtomicU64,
+    pub(super) suspicions: AtomicU64,
+}
+
+impl Default for DialState {
+    fn default() -> Self {
+        Self {
+            budget: Mutex::default(),
+            waiting: Semaphore::new(WAITING_MAX),
+            retries: AtomicU64::new(0),
+            hedges: AtomicU64::new(0),
+            failovers: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
+            suspicions: AtomicU64::new(0),
+        }
+    }
+}
+
+impl DialState {
+    pub(super) fn counts(&self) -> DialCounts {
+        DialCounts {
+            retries: self.retries.load(Relaxed),
+            hedges: self.hedges.load(Relaxed),
+            failovers: self.failovers.load(Relaxed),
+            waited: self.waited.load(Relaxed),
+            suspicions: self.suspicions.load(Relaxed),
+        }
+    }
+
+    pub(super) fn with_budget<T>(&self, act: impl FnOnce(&mut HedgeBudget) -> T) -> T {
+        act(&mut self.budget.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A place among the dials that wait for an agent to come back.
+    fn place(&self) -> Result<SemaphorePermit<'_>, DialFailure> {
+        let place = self.waiting.try_acquire();
+        let place = place.map_err(|_full| DialFailure::TooManyPending { per_agent: false })?;
+        self.waited.fetch_add(1, Relaxed);
+        Ok(place)
+    }
+
+    fn count(&self, reason: Reason) {
+        let counter = match reason {
+            Reason::First => return,
+            Reason::NotSent => &self.retries,
+            Reason::Slow => &self.hedges,
+            Reason::Silent => &self.failovers,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+}
+
+/// Agents that are known by name of those that a dial has asked. The list lives as long as the tunnel, an id may have 1,024 bytes, and
+/// one certificate may have many links that refuse each dial.
+const ASKED_NAMES_MAX: usize = 8;
+
+/// The agents that a dial has asked, in order. Clones name the same list, so that it outlives the dial.
+#[derive(Clone, Debug, Default)]
+pub struct AskedAgents(Arc<Mutex<Asked>>);
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// All while the dial runs; afterwards the first few.
+    attempts: Vec<AskedAgent>,
+    count: usize,
+    /// Whose attempt decided that the dial failed.
+    decisive: Option<(AgentId, Path)>,
+}
+
+#[derive(Debug)]
+struct AskedAgent {
+    agent: AgentId,
+    path: Path,
+    failure: Option<DialFailure>,
+}
+
+impl AskedAgents {
+    /// An agent is asked; returns the number of the attempt.
+    fn add(&self, agent: &AgentId) -> usize {
+        let mut asked = self.lock();
+        let attempt = asked.count;
+        asked.count += 1;
+        asked.attempts.push(AskedAgent {
+            agent: agent.clone(),
+            path: Path::Link,
+            failure: None,
+        });
+        attempt
+    }
+
+    /// The request of an attempt travels on `path`.
+    fn on(&self, attempt: usize, path: Path) {
+        if let Some(asked) = self.lock().attempts.get_mut(attempt) {
+            asked.path = path;
+        }
+    }
+
+    /// An attempt failed.
+    fn failed(&self, attempt: usize, failure: &DialFailure) {
+        if let Some(asked) = self.lock().attempts.get_mut(attempt) {
+            asked.failure = Some(failure.clone());
+        }
+    }
+
+    /// The dial is over, with this failure if it failed. Keeps what is told later, and no more.
+    fn conclude(&self, failure: Option<&DialFailure>) {
+        let mut asked = self.lock();
+        if let Some(failure) = failure {
+            let attempts = || asked.attempts.iter().rev();
+            let decisive = attempts()
+                .find(|attempt| attempt.failure.as_ref() == Some(failure))
+                .or_else(|| attempts().find(|attempt| attempt.failure.is_none()))
+                .or_else(|| attempts().next());
+            asked.decisive = decisive.map(|attempt| (attempt.agent.clone(), attempt.path));
+        }
+        asked.attempts.truncate(ASKED_NAMES_MAX);
+        asked.attempts.shrink_to_fit();
+        for attempt in &mut asked.attempts {
+            attempt.failure = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ids of the first 8, separated by commas, and how many more there were.
+    #[must_use]
+    pub fn names(&self) -> String {
+        let asked = self.lock();
+        let first = asked.attempts.iter().take(ASKED_NAMES_MAX);
+        let names: Vec<&str> = first.map(|attempt| attempt.agent.as_str()).collect();
+        let more = asked.count - names.len();
+        let names = names.join(",");
+        match more {
+            0 => names,
+            more => format!("{names} and {more} more"),
+        }
+    }
+
+    /// Of a dial that failed: the agent whose attempt decided that, and what the request to it travelled on. `None` if no agent
+    /// was asked.
+    #[must_use]
+    pub fn decisive(&self) -> Option<(AgentId, Path)> {
+        self.lock().decisive.clone()
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().count
+    }
+
+    /// Whether no agent was asked.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    dial: DialId,
+    protocol: &'a str,
+    address: &'a str,
+    pipe: bool,
+}
+
+type Outcome = (LinkHandle, Result<OpenTunnel<Carrier>, CancelledDial>);
+type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
+
+impl Hub {
+    /// Dials `address` through a matching agent. Dropping the call cancels the dial.
+    ///
+    /// # Errors
+    /// [`DialFailure`].
+    pub async fn dial(
+        &self,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+        asked: &AskedAgents,
+    ) -> Result<OpenTunnel, DialFailure> {
+        let open = self.dial_for(dial, protocol, address, false, asked).await?;
+        match open.carrier {
+            Carrier::Leg(carrier) => Ok(OpenTunnel {
+                carrier,
+                conn: open.conn,
+                link: open.link,
+                agent: open.agent,
+            }),
+            // Not asked for.
+            Carrier::Pipe(_) => Err(DialFailure::LinkLost),
+        }
+    }
+
+    /// As [`Self::dial`]; `pipe`: the client's end is a socket in clear text, so that the tunnel may do without frames.
+    ///
+    /// # Errors
+    /// As [`Self::dial`].
+    pub async fn dial_for(
+        &self,
+        dial: DialId,
+        protocol: &str,
+        address: &str,
+        pipe: bool,
+        asked: &AskedAgents,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
+        if self.refuses_dials() {
+            return Err(DialFailure::ShuttingDown);
+        }
+        if self.budget.is_full() {
+            return Err(DialFailure::NoMemory);
+        }
+        if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
+            return Err(DialFailure::TooLong);
+        }
+        let Ok(_permit) = self.pending.try_acquire() else {
+            return Err(DialFailure::TooManyPending { per_agent: false });
+        };
+        let wanted = Wanted {
+            dial,
+            protocol,
+            address,
+            pipe,
+        };
+        let host = Host::of_address(address);
+        let Some(scope) = self.with_registry(|registry| registry.scope(&host, moment())) else {
+            return Err(DialFailure::NoAgent);
+        };
+        self.dials.with_budget(|budget| budget.dial(moment()));
+        let dialing = Dialing {
+            hub: self,
+            wanted,
+            scope,
+            asked,
+            attempts: Attempts::default(),
+            handles: Vec::new(),
+            tried: Vec::new(),
+            replaced: None,
+        };
+        let dialing = dialing.run();
+        let outcome = match self.limits.timeout {
+            None => dialing.await,
+            Some(timeout) => tokio::time::timeout(timeout + BACKSTOP, dialing)
+                .await
+                .unwrap_or(Err(DialFailure::TimedOut)),
+        };
+        asked.conclude(outcome.as_ref().err());
+        outcome
+    }
+
+    /// Asks the agent of a link; `number` is that of the attempt.
+    async fn attempt(
+        &self,
+        handle: LinkHandle,
+        wanted: Wanted<'_>,
+        agents: &AskedAgents,
+        number: usize,
+    ) -> Outcome {
+        let asked = moment();
+        handle.answers.asked(asked);
+        let on = |path| agents.on(number, path);
+        let outcome = self.dial_on(&handle, wanted, on).await;
+        if let Err(cancelled) = &outcome {
+            agents.failed(number, &cancelled.failure);
+        }
+        if let Ok(_)
+        | Err(CancelledDial {
+            failure: DialFailure::Target(_) | DialFailure::Closed,
+            ..
+        }) = outcome
+        {
+            handle.answers.answered(asked, moment());
+        }
+        (handle, outcome)
+    }
+
+    async fn dial_on(
+        &self,
+        handle: &LinkHandle,
+        wanted: Wanted<'_>,
+        on: impl Fn(Path),
+    ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
+        let opened = |carrier, conn| OpenTunnel {
+            carrier,
+            conn,
+            link: handle.id,
+            agent: handle.info.agent.clone(),
+        };
+        let Wanted {
+            dial,
+            protocol,
+            address,
+            pipe,
+        } = wanted;
+        if let Some(lanes) = &handle.lanes {
+            let timeout = self.limits.timeout;
+            on(Path::Lane);
+            match lanes.open(protocol, address, timeout, pipe).await {
+                OnLane::Open(carrier) => {
+                    let conn = self.next_lane_conn.fetch_add(1, Relaxed);
+                    return Ok(opened(carrier, ConnId(conn)));
+                }
+                OnLane::Failed(failure) => {
+                    let written = !matches!(failure, DialFailure::TooManyPending { .. });
+                    return Err(CancelledDial { failure, written });
+                }
+                OnLane::NotSeen => (),
+            }
+        }
+        on(Path::Link);
+        let (leg, conduit) = Leg::new(&handle.mailbox);
+        let (reply, outcome) = oneshot::channel();
+        let spare = DialId(rand::random::<i64>() & i64::MAX);
+        let request = DialRequest {
+            dial,
+            spare,
+            protocol: protocol.to_owned(),
+            address: address.to_owned(),
+        };
+        if handle
+            .commands
+            .try_send(Command::Dial {
+                request,
+                conduit,
+                reply,
+            })
+            .is_err()
+        {
+            return Err(CancelledDial {
+                failure: DialFailure::LinkBusy,
+                written: false,
+            });
+        }
+        match outcome.await {
+            Ok(Ok(conn)) => Ok(opened(Carrier::Leg(leg), conn)),
+            Ok(Err(cancelled)) => Err(cancelled),
+            Err(_dropped) => Err(CancelledDial {
+                failure: DialFailure::LinkLost,
+                written: true,
+            }),
+        }
+    }
+
+    /// The newest link of the same agent that was there before, and serves.
+    fn older(&self, handle: &LinkHandle) -> Option<LinkHandle> {
+        let older = self.with_registry(|registry| {
+            let links = registry.links_of(&handle.info.agent).iter();
+            let older = links.take_while(|link| **link != handle.id);
+            let serving =
+                older.filter(|link| registry.condition(**link) == Some(Condition::Serving));
+            serving.last().copied()
+        });
+        self.handle(older?)
+    }
+}
+
+/// A dial that runs.
+struct Dialing<'a> {
+    hub: &'a Hub,
+    wanted: Wanted<'a>,
+    scope: Scope,
+    asked: &'a AskedAgents,
+    attempts: Attempts,
+    /// Links that were asked.
+    handles: Vec<LinkHandle>,
+    /// These, and those that have ended.
+    tried: Vec<LinkId>,
+    /// The link that was asked because a newer one of its agent was provisional.
+    replaced: Option<LinkId>,
+}
+
+impl Dialing<'_> {
+    async fn run(mut self) -> Result<OpenTunnel<Carrier>, DialFailure> {
+        let hub = self.hub;
+        let mut running: FuturesUnordered<Running<'_>> = FuturesUnordered::new();
+        let mut place = None;
+        let mut step = Step::Ask(Reason::First);
+        loop {
+            let changed = hub.changed.notified();
+            let (until, listens) = match step {
+                Step::Fail(failure) => return Err(failure),
+                Step::Ask(reason) => {
+                    step = match self.pick(reason) {
+                        Some((handle, number)) => {
+                            let (wanted, asked) = (self.wanted, self.asked);
+                            running.push(Box::pin(hub.attempt(handle, wanted, asked, number)));
+                            place = None;
+                            self.check()
+                        }
+                        None => self.found_none(reason),
+                    };
+                    continue;
+                }
+                Step::Wait(until) => (until, until.is_none()),
+                Step::WaitForLink(until) => {
+                    if place.is_none() {
+                        place = Some(hub.dials.place()?);
+                    }
+                    (Some(until), true)
+                }
+            };
+            let due = async {
+                match until {
+                    Some(until) => sleep_until(Clock::default().instant(until)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                Some((handle, outcome)) = running.next(), if !running.is_empty() => match outcome {
+                    Ok(open) => return Ok(open),
+                    Err(cancelled) => step = self.ended(&handle, cancelled),
+                },
+                () = due => step = self.check(),
+                () = changed, if listens => step = self.check(),
+            }
+        }
+    }
+
+    /// The next link to ask, which is then asked, and the number of the attempt. `None`: no agent fits, or the budget of hedges
+    /// is spent.
+    fn pick(&mut self, reason: Reason) -> Option<(LinkHandle, usize)> {
+        let (hub, now) = (self.hub, moment());
+        let address = self.wanted.address;
+        if reason == Reason::Slow
+            && !hub
+                .dials
+                .with_budget(|budget| budget.try_hedge(address, now))
+        {
+            return None;
+        }
+        let (handle, is_replaced) = self.find(reason)?;
+        hub.dials.count(reason);
+        let number = self.asked.add(&handle.info.agent);
+        self.attempts.begin(handle.id, reason, now);
+        self.tried.push(handle.id);
+        self.handles.push(handle.clone());
+        if is_replaced {
+            self.replaced = Some(handle.id);
+        }
+        Some((handle, number))
+    }
+
+    /// A link that was not asked; with true an older one of an agent whose newest is provisional.
+    fn find(&mut self, reason: Reason) -> Option<(LinkHandle, bool)> {
+        let hub = self.hub;
+        let heard = matches!(reason, Reason::Slow | Reason::Silent);
+        // Links that are passed over now, and perhaps not later.
+        let mut passed = self.tried.clone();
+        loop {
+            let draw = rand::random();
+            let link = hub.with_registry(|registry| match self.handles.first() {
+                None => registry.pick(&self.scope, draw, &passed),
+                Some(first) => {
+                    let owner = first.info.identity.owner().map(AsRef::as_ref);
+                    registry.pick_again(&self.scope, owner, heard, draw, &passed)
+                }
+            })?;
+            passed.push(link);
+            // A link that is just leaving is gone here before it is gone from the registry.
+            let Some(handle) = hub.handle(link) else {
+                continue;
+            };
+            let is_new = handle.since.elapsed() < PROVISIONAL;
+            match is_new.then(|| hub.older(&handle)).flatten() {
+                None => return Some((handle, false)),
+                Some(older) if self.tried.contains(&older.id) => (),
+                Some(older) => return Some((older, true)),
+            }
+        }
+    }
+
+    fn found_none(&mut self, reason: Reason) -> Step {
+        let now = moment();
+        let registry = |registry: &Registry| registry.is_silent(&self.scope, now);
+        let may_come = self.hub.with_registry(registry);
+        self.attempts.found_none(reason, may_come, now)
+    }
+
+    fn ended(&mut self, handle: &LinkHandle, cancelled: CancelledDial) -> Step {
+        let (dials, now) = (&self.hub.dials, moment());
+        if let DialFailure::Target(_) = cancelled.failure {
+            let took = self.attempts.took(handle.id, now);
+            dials.with_budget(|budget| budget.failed(self.wanted.address, took, now));
+        }
+        let is_silent = handle.is_silent.load(Relaxed);
+        self.attempts.ended(handle.id, cancelled, is_silent, now)
+    }
+
+    fn check(&mut self) -> Step {
+        let (handles, replaced) = (&self.handles, self.replaced);
+        self.attempts.check(moment(), |link, asked| {
+            let handle = handles.iter().find(|handle| handle.id == link);
+            LinkState {
+                is_silent: handle.is_some_and(|handle| handle.is_silent.load(Relaxed)),
+                hedge_at: match handle {
+                    Some(handle) if replaced != Some(link) => handle.answers.hedge_at(asked),
+                    // The newer link of its agent is no longer provisional by then.
+                    _ => asked.after(HEDGE_AFTER_MIN),
+                },
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_agents_that_a_dial_asks_eight_are_known_by_name() {
+        let asked = AskedAgents::default();
+        for number in 1..=8 {
+            asked.add(&AgentId::new(&format!("a{number}")));
+        }
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8");
+        asked.add(&AgentId::new("a9"));
+        asked.add(&AgentId::new("a10"));
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
+        assert_eq!(asked.len(), 10);
+        asked.conclude(None);
+        assert_eq!(asked.names(), "a1,a2,a3,a4,a5,a6,a7,a8 and 2 more");
+        assert_eq!(asked.decisive(), None, "the dial succeeded");
+    }
+
+    #[test]
+    fn a_failed_dial_names_the_agent_that_decided_it() {
+        let target = DialFailure::Target("refused".to_owned());
+        let asked = AskedAgents::default();
+        asked.conclude(Some(&DialFailure::NoAgent));
+        assert_eq!(asked.decisive(), None, "no agent was asked");
+        let rows = [
+            // Its own failure, though another agent was asked later.
+            (target.clone(), "a1", Path::Lane),
+            (DialFailure::LinkLost, "a2", Path::Link),
+            // The agent that was still to answer.
+            (DialFailure::TimedOut, "a3", Path::Link),
+        ];
+        for (failure, agent, path) in rows {
+            let asked = AskedAgents::default();
+            let numbers = ["a1", "a2", "a3"].map(|name| asked.add(&AgentId::new(name)));
+            asked.on(numbers[0], Path::Lane);
+            asked.failed(numbers[0], &target);
+            asked.failed(numbers[1], &DialFailure::LinkLost);
+            asked.conclude(Some(&failure));
+            let decisive = asked.decisive();
+            assert_eq!(decisive, Some((AgentId::new(agent), path)), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The table of live links.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::registry::{Registry, Silence, Standing};
+use adit_core::session::ProcessBudget;
+use adit_core::target::Host;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::time::Instant;
+
+use crate::router::dial::DialState;
+use crate::router::handle::LinkHandle;
+use adit_telemetry::DialCounts;
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tls::stream::PeerAddr;
+use adit_tunnel::clock::moment;
+use adit_tunnel::conduit::Mailbox;
+use adit_tunnel::leg::Leg;
+use adit_tunnel::pool::LanePool;
+use adit_tunnel::task::Command;
+
+/// Commands a link may have waiting; a full queue sends the dial to another agent.
+const COMMANDS_MAX: usize = 1024;
+/// An agent in Go is given at least this long.
+const GO_DEAD_AFTER_MIN: Duration = Duration::from_secs(20);
+
+/// What is known of a link's peer.
+#[derive(Clone, Debug)]
+pub struct LinkInfo {
+    /// As claimed by the agent.
+    pub agent: AgentId,
+    /// What the agent says it is good for.
+    pub identifiers: Identifiers,
+    /// What the agent has proved to be.
+    pub identity: AgentIdentity,
+    /// Whether both ends are Adit.
+    pub credit: bool,
+    /// The release that it says it is.
+    pub version: PeerVersion,
+    /// Where its connection comes from, for those who look.
+    pub address: PeerAddr,
+}
+
+/// Caps on dials of the whole process.
+#[derive(Clone, Copy, Debug)]
+pub struct DialLimits {
+    /// Dials in flight, over all agents.
+    pub pending_max: usize,
+    /// Deadline of a dial; `None`: no limit.
+    pub timeout: Option<Duration>,
+    /// A link whose agent has been silent for this long gets no dials.
+    pub dead_after: Duration,
+}
+
+impl DialLimits {
+    fn dead_after(&self, is_adit: bool) -> Duration {
+        if is_adit {
+            self.dead_after
+        } else {
+            self.dead_after.max(GO_DEAD_AFTER_MIN)
+        }
+    }
+}
+
+/// An open tunnel, as a frontend gets it.
+pub struct OpenTunnel<C = Leg> {
+    /// This side of it.
+    pub carrier: C,
+    /// The id the agent chose, or on a lane this server.
+    pub conn: ConnId,
+    /// The link that carries it.
+    pub link: LinkId,
+    /// The agent at its other end.
+    pub agent: AgentId,
+}
+
+/// The links of a server and the way a dial takes.
+pub struct Hub {
+    registry: Mutex<Registry>,
+    links: Mutex<HashMap<LinkId, LinkHandle>>,
+    next_link: AtomicU64,
+    pub(super) next_lane_conn: AtomicI64,
+    pub(super) pending: Semaphore,
+    pub(super) limits: DialLimits,
+    /// Memory for tunnels: none is opened while all of it is in use.
+    pub(super) budget: Arc<ProcessBudget>,
+    refusing: AtomicBool,
+    cutting: AtomicBool,
+    /// Links came, went, fell silent or were heard again.
+    pub(super) changed: Notify,
+    pub(super) dials: DialState,
+}
+
+/// What a link task gets when it is entered into the hub.
+pub struct Entered {
+    /// Its handle, also held by the hub.
+    pub handle: LinkHandle,
+    /// What others ask of it.
+    pub commands: mpsc::Receiver<Command>,
+    /// Whether it takes dials, or another principal holds its agent id.
+    pub standing: Standing,
+    /// Takes the link out again when dropped.
+    pub guard: LinkGuard,
+}
+
+/// A principal holds as many links under an agent id as it may.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this agent id has {links_max} links already, which is the limit")]
+pub struct TooManyLinks {
+    /// The limit.
+    pub links_max: usize,
+}
+
+/// Removes its link from the hub when dropped.
+pub struct LinkGuard {
+    hub: Arc<Hub>,
+    id: LinkId,
+}
+
+impl Drop for LinkGuard {
+    fn drop(&mut self) {
+        let left = locked(&self.hub.links).remove(&self.id);
+        locked(&self.hub.registry).remove(self.id, moment());
+        self.hub.changed.notify_waiters();
+        if let Some(lanes) = left.and_then(|handle| handle.lanes) {
+            lanes.close();
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while these are held; if it did, the tables are still consistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// A hub without links, and without a bound on memory.
+    #[must_use]
+    pub fn new(registry: Registry, limits: DialLimits) -> Arc<Self> {
+        Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
+    }
+
+    /// KiB that the kernel may book each way for a socket of tunnels; `None`: as many as it likes.
+    #[must_use]
+    pub fn socket_buffer_kib_max(&self) -> Option<u16> {
+        self.budget.socket_buffer_kib_max()
+    }
+
+    /// A hub without links whose tunnels share a budget.
+    #[must_use]
+    pub fn within(registry: Registry, limits: DialLimits, budget: Arc<ProcessBudget>) -> Arc<Self> {
+        Arc::new(Self {
+            registry: Mutex::new(registry),
+            links: Mutex::new(HashMap::new()),
+            next_link: AtomicU64::new(1),
+            next_lane_conn: AtomicI64::new(1),
+            pending: Semaphore::new(limits.pending_max),
+            limits,
+            budget,
+            refusing: AtomicBool::new(false),
+            cutting: AtomicBool::new(false),
+            changed: Notify::new(),
+            dials: DialState::default(),
+        })
+    }
+
+    /// Enters a link; new dials may come at once, beside an older one of its agent after a moment. `links_max`: links that its principal may hold under its agent id.
+    /// `lanes`: where lanes of this link go, if it may have some.
+    ///
+    /// # Errors
+    /// The principal holds that many; nothing was entered.
+    pub fn enter(
+        self: &Arc<Self>,
+        info: LinkInfo,
+        links_max: usize,
+        lanes: Option<Arc<LanePool>>,
+    ) -> Result<Entered, TooManyLinks> {
+        let id = LinkId(self.next_link.fetch_add(1, Relaxed));
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let handle = LinkHandle {
+            id,
+            info: Arc::new(info),
+            commands: sender,
+            mailbox: Arc::new(Mailbox::default()),
+            lanes,
+            since: Instant::now(),
+            answers: Arc::default(),
+            is_silent: Arc::default(),
+            is_ending: Arc::default(),
+        };
+        let info = &handle.info;
+        let principal = info.identity.owner().map(AsRef::as_ref);
+        // Counted and added under one lock, or links that come together would pass the limit together.
+        let mut registry = locked(&self.registry);
+        if registry.links_held(&info.agent, principal) >= links_max {
+            return Err(TooManyLinks { links_max });
+        }
+        locked(&self.links).insert(id, handle.clone());
+        let standing = registry.add(id, info.agent.clone(), &info.identifiers, principal);
+        drop(registry);
+        self.changed.notify_waiters();
+        Ok(Entered {
+            handle,
+            commands,
+            standing,
+            guard: LinkGuard {
+                hub: Arc::clone(self),
+                id,
+            },
+        })
+    }
+
+    /// Prefers other agents from now on.
+    pub fn set_draining(&self, link: LinkId) {
+        locked(&self.registry).set_draining(link);
+    }
+
+    /// The agent of a link has been silent for so long; zero: it is not. Returns the agent where that changes which dials the
+    /// link gets.
+    pub fn set_silence(&self, link: LinkId, quiet: Duration) -> Option<(AgentId, Silence)> {
+        let handle = self.handle(link)?;
+        let dead_after = self.limits.dead_after(handle.info.credit);
+        let silence = match quiet {
+            Duration::ZERO => Silence::None,
+            quiet if quiet < dead_after => Silence::Suspected,
+            _ => Silence::Dead,
+        };
+        if !locked(&self.registry).set_silence(link, silence) {
+            return None;
+        }
+        handle.is_silent.store(silence > Silence::None, Relaxed);
+        if silence == Silence::Suspected {
+            self.dials.suspicions.fetch_add(1, Relaxed);
+        }
+        self.changed.notify_waiters();
+        Some((handle.info.agent.clone(), silence))
+    }
+
+    /// Gives a link no dials until [`Self::revive`].
+    pub fn retire(&self, link: LinkId) {
+        locked(&self.registry).retire(link);
+    }
+
+    /// Gives a retired link dials again.
+    pub fn revive(&self, link: LinkId) {
+        locked(&self.registry).revive(link);
+        self.changed.notify_waiters();
+    }
+
+    /// Refuses new dials from now on; running tunnels go on.
+    pub fn refuse_dials(&self) {
+        self.refusing.store(true, Relaxed);
+    }
+
+    /// Whether [`Self::refuse_dials`] was called.
+    #[must_use]
+    pub fn refuses_dials(&self) -> bool {
+        self.refusing.load(Relaxed)
+    }
+
+    /// From now on links end because this process does.
+    pub fn announce_shutdown(&self) {
+        self.cutting.store(true, Relaxed);
+    }
+
+    /// Whether [`Self::announce_shutdown`] was called.
+    #[must_use]
+    pub fn is_shutting_down(&self) -> bool {
+        self.cutting.load(Relaxed)
+    }
+
+    /// Runs `read` over the registry; keep it short.
+    pub fn with_registry<T>(&self, read: impl FnOnce(&Registry) -> T) -> T {
+        read(&locked(&self.registry))
+    }
+
+    /// A link that lives.
+    pub(super) fn handle(&self, link: LinkId) -> Option<LinkHandle> {
+        locked(&self.links).get(&link).cloned()
+    }
+
+    /// Links now.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkHandle> {
+        locked(&self.links).values().cloned().collect()
+    }
+
+    /// Whether clients that are gone have left nothing on a link that its agent is still to get.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        locked(&self.links)
+            .values()
+            .all(|link| link.mailbox.is_settled())
+    }
+
+    /// The lanes of a link, if it lives and may have some.
+    #[must_use]
+    pub fn lanes_of(&self, link: LinkId) -> Option<Arc<LanePool>> {
+        locked(&self.links).get(&link)?.lanes.clone()
+    }
+
+    /// The agent at the other end of a link, if the link lives.
+    #[must_use]
+    pub fn agent_of(&self, link: LinkId) -> Option<AgentId> {
+        Some(locked(&self.links).get(&link)?.info.agent.clone())
+    }
+
+    /// The identifier by which a link's agent answers for a destination; `None`: it answers for all, or is gone.
+    #[must_use]
+    pub fn class_of(&self, address: &str, link: LinkId) -> Option<String> {
+        locked(&self.registry).class(&Host::of_address(address), link)
+    }
+
+    /// Dials waiting for an answer now.
+    #[must_use]
+    pub fn pending_dials(&self) -> usize {
+        self.limits.pending_max - self.pending.available_permits()
+    }
+
+    /// What became of dials since the start.
+    #[must_use]
+    pub fn dial_counts(&self) -> DialCounts {
+        self.dials.counts()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,507 @@
+//! Both ends of a link over an in-memory HTTP/2 connection: bytes, half-close, pauses, loss.
+
+mod lingering;
+mod paused;
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{AgentId, DialId, TunnelKey};
+use adit_core::registry::Registry;
+use adit_core::session::{Event, Isolation, Link, LinkConfig, ProcessBudget, Role, TunnelEnd};
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::PacketType;
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+use adit_net::grpc::{self, LINK_FRAME_BYTES, Windows};
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tunnel::*;
+
+const WINDOWS: Windows = Windows {
+    frame_bytes: LINK_FRAME_BYTES,
+    stream_bytes: 1 << 20,
+    send_buffer_bytes: 128 * 1024,
+};
+
+/// A target as the test holds it: what the agent would have dialled.
+type Targets = mpsc::Receiver<DuplexStream>;
+
+struct AgentHooks {
+    commands: mpsc::WeakSender<Command>,
+    targets: mpsc::Sender<DuplexStream>,
+}
+
+impl LinkHooks for AgentHooks {
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        _protocol: String,
+        address: String,
+    ) -> Result<(), String> {
+        let Some(commands) = self.commands.upgrade() else {
+            return Ok(());
+        };
+        let targets = self.targets.clone();
+        spawn(async move {
+            if address.starts_with("silent") {
+                return std::future::pending().await;
+            }
+            let (sender, leg) = oneshot::channel();
+            if address.starts_with("refused") {
+                let outcome = Err(String::from("connect: connection refused"));
+                let _gone = commands
+                    .send(Command::Dialed(Dialed {
+                        key,
+                        outcome,
+                        leg: sender,
+                    }))
+                    .await;
+                return;
+            }
+            let (mut ours, theirs) = duplex(64 * 1024);
+            let _sent = targets.send(theirs).await;
+            let _gone = commands
+                .send(Command::Dialed(Dialed {
+                    key,
+                    outcome: Ok(()),
+                    leg: sender,
+                }))
+                .await;
+            drop(commands);
+            if let Ok(mut leg) = leg.await {
+                let _outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+            }
+        });
+        Ok(())
+    }
+    fn cancel_dial(&mut self, _key: TunnelKey) {}
+    fn dial_finished(&mut self, _key: TunnelKey) {}
+    fn peer_draining(&mut self) {}
+    fn packet_in(&mut self, _kind: Result<PacketType, i32>) {}
+    fn packet_out(&mut self, _kind: PacketType) {}
+    fn count(&mut self, _event: Event) {}
+    fn opened(&mut self, _key: TunnelKey) {}
+}
+
+struct ServerHooks;
+
+impl LinkHooks for ServerHooks {
+    fn start_dial(
+        &mut self,
+        _key: TunnelKey,
+        _protocol: String,
+        _address: String,
+    ) -> Result<(), String> {
+        Ok(())
+    }
+    fn cancel_dial(&mut self, _key: TunnelKey) {}
+    fn dial_finished(&mut self, _key: TunnelKey) {}
+    fn peer_draining(&mut self) {}
+    fn packet_in(&mut self, _kind: Result<PacketType, i32>) {}
+    fn packet_out(&mut self, _kind: PacketType) {}
+    fn count(&mut self, _event: Event) {}
+    fn opened(&mut self, _key: TunnelKey) {}
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests own their tasks")]
+fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(work);
+}
+
+struct World {
+    hub: Arc<Hub>,
+    targets: Targets,
+    agent: mpsc::Sender<Command>,
+    budget: Arc<ProcessBudget>,
+    /// The server's, of the link.
+    mailbox: Weak<Mailbox>,
+}
+
+fn config(role: Role, credit: bool, isolation: Isolation) -> LinkConfig {
+    LinkConfig {
+        role,
+        credit,
+        packet_bytes_max: 32 * 1024,
+        dials_max: 128,
+        dial_timeout: Some(Duration::from_secs(25)),
+        isolation,
+        control_max: 10_000,
+    }
+}
+
+async fn world(credit: bool, isolation: Isolation) -> World {
+    let limits = DialLimits {
+        pending_max: 1000,
+        timeout: Some(Duration::from_secs(25)),
+        dead_after: Duration::from_secs(8),
+    };
+    let hub = Hub::new(Registry::new("default".parse().unwrap()), limits);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    let (agent_io, server_io) = duplex(1 << 20);
+    let (targets_in, targets) = mpsc::channel(64);
+    let (agent, agent_commands) = mpsc::channel(100);
+
+    let server_hub = Arc::clone(&hub);
+    let server_budget = Arc::clone(&budget);
+    let (entered_in, entered_out) = oneshot::channel();
+    spawn(async move {
+        let mut connection = grpc::server_builder(WINDOWS)
+            .handshake::<_, MessageBuf>(server_io)
+            .await
+            .unwrap();
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        let send = respond.send_response(grpc::accepted(), false).unwrap();
+        let streams = LinkStreams {
+            send,
+            recv: request.into_body(),
+            withhold_bytes: 0,
+        };
+        let info = LinkInfo {
+            agent: AgentId::new("a"),
+            identifiers: adit_core::wire::identifiers::Identifiers::default(),
+            identity: AgentIdentity::Unverified,
+            credit,
+            version: adit_core::wire::metadata::PeerVersion::default(),
+            address: adit_tls::stream::PeerAddr::Unix,
+        };
+        let Entered {
+            handle,
+            commands,
+            guard,
+            standing: _,
+        } = server_hub.enter(info, usize::MAX, None).unwrap();
+        let link = Link::new(
+            config(Role::Server, credit, isolation),
+            server_budget,
+            "agent".into(),
+        );
+        let mailbox = Arc::clone(&handle.mailbox);
+        let entered = Arc::downgrade(&mailbox);
+        drop(handle);
+        spawn(async move {
+            let _over = LinkDriver::new(link, streams, commands, mailbox, ServerHooks).await;
+            drop(guard);
+        });
+        let _sent = entered_in.send(entered);
+        while let Some(Ok(_)) = connection.accept().await {}
+    });
+    let agent_budget = Arc::clone(&budget);
+    let agent_sender = agent.downgrade();
+    spawn(async move {
+        let (requests, connection) = grpc::client_builder(WINDOWS)
+            .handshake::<_, MessageBuf>(agent_io)
+            .await
+            .unwrap();
+        spawn(async move {
+            let _over = connection.await;
+        });
+        let mut requests = requests.ready().await.unwrap();
+        let request = http::Request::post("http://x/AgentService/Connect")
+            .body(())
+            .unwrap();
+        let (response, send) = requests.send_request(request, false).unwrap();
+        let streams = LinkStreams {
+            send,
+            recv: response.await.unwrap().into_body(),
+            withhold_bytes: 0,
+        };
+        let link = Link::new(
+            config(Role::Agent, credit, isolation),
+            agent_budget,
+            "server".into(),
+        );
+        let hooks = AgentHooks {
+            commands: agent_sender,
+            targets: targets_in,
+        };
+        let _over = LinkDriver::new(
+            link,
+            streams,
+            agent_commands,
+            Arc::new(Mailbox::default()),
+            hooks,
+        )
+        .await;
+        drop(requests);
+    });
+    let mailbox = entered_out.await.unwrap();
+    World {
+        hub,
+        targets,
+        agent,
+        budget,
+        mailbox,
+    }
+}
+
+impl World {
+    async fn open(&mut self) -> (Leg, DuplexStream) {
+        let open = self
+            .hub
+            .dial(DialId(7), "tcp", "target:1", &AskedAgents::default())
+            .await
+            .unwrap();
+        (open.carrier, self.targets.recv().await.unwrap())
+    }
+
+    async fn idle(&self) {
+        tokio::time::timeout(Duration::from_secs(10), async {
+            while self.budget.held_bytes() > 0 || self.budget.granted_bytes() > 0 {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("every byte and grant is given back");
+    }
+}
+
+async fn read_data(leg: &mut Leg, total: usize) -> Vec<u8> {
+    let mut got = Vec::new();
+    while got.len() < total {
+        match leg.recv().await {
+            Incoming::Data(bytes) => {
+                leg.drained(bytes.len());
+                got.extend_from_slice(&bytes);
+            }
+            other => panic!("{other:?} after {} bytes", got.len()),
+        }
+    }
+    got
+}
+
+async fn ended(leg: &mut Leg) -> TunnelEnd {
+    loop {
+        match leg.recv().await {
+            Incoming::Data(bytes) => leg.drained(bytes.len()),
+            Incoming::PeerFin => (),
+            Incoming::Ended(end) => return end,
+        }
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| u8::try_from(at % 251).unwrap())
+        .collect()
+}
+
+async fn bytes_both_ways(credit: bool) {
+    let mut world = world(credit, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    let sent = pattern(3_000_000);
+    let upload = sent.clone();
+    let reader = async {
+        let mut got = vec![0; upload.len()];
+        target.read_exact(&mut got).await.unwrap();
+        target.write_all(&got).await.unwrap();
+        got
+    };
+    let writer = async {
+        for chunk in sent.chunks(10_000) {
+            leg.ready().await;
+            leg.send(Bytes::copy_from_slice(chunk));
+        }
+        read_data(&mut leg, sent.len()).await
+    };
+    let (at_target, back) = tokio::join!(reader, writer);
+    assert!(at_target == sent && back == sent);
+    leg.close();
+    assert_eq!(
+        ended(&mut leg).await,
+        TunnelEnd::Closed {
+            error: String::new()
+        }
+    );
+    drop(leg);
+    let mut rest = Vec::new();
+    assert_eq!(target.read_to_end(&mut rest).await.unwrap(), 0);
+    world.idle().await;
+}
+
+#[tokio::test]
+async fn bytes_arrive_both_ways_with_credit() {
+    bytes_both_ways(true).await;
+}
+
+#[tokio::test]
+async fn bytes_arrive_both_ways_without_credit() {
+    bytes_both_ways(false).await;
+}
+
+#[tokio::test]
+async fn half_close_leaves_the_other_direction_open_between_adit_ends() {
+    let mut world = world(true, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    leg.send(Bytes::from_static(b"question"));
+    leg.fin();
+    let mut question = String::new();
+    target.read_to_string(&mut question).await.unwrap();
+    assert_eq!(question, "question");
+    target.write_all(b"answer").await.unwrap();
+    drop(target);
+    assert_eq!(read_data(&mut leg, 6).await, b"answer");
+    // Both directions have ended, so the agent closed the tunnel.
+    assert_eq!(
+        leg.recv().await,
+        Incoming::Ended(TunnelEnd::Closed {
+            error: String::new()
+        })
+    );
+    drop(leg);
+    world.idle().await;
+}
+
+#[tokio::test]
+async fn a_paused_reader_holds_back_its_target_and_nobody_else() {
+    let mut world = world(true, Isolation::default()).await;
+    let (mut paused, mut flood) = world.open().await;
+    spawn(async move {
+        let block = vec![1; 64 * 1024];
+        while flood.write_all(&block).await.is_ok() {}
+    });
+    let (mut leg, mut target) = world.open().await;
+    for round in 0_u32..200 {
+        leg.send(Bytes::from(round.to_be_bytes().to_vec()));
+        let mut got = [0; 4];
+        target.read_exact(&mut got).await.unwrap();
+        target.write_all(&got).await.unwrap();
+        assert_eq!(read_data(&mut leg, 4).await, round.to_be_bytes());
+    }
+    assert!(world.budget.held_bytes() <= adit_core::session::WINDOW_START_BYTES + 4 * 200);
+    // When it reads again, everything is there in order.
+    assert!(
+        read_data(&mut paused, 5_000_000)
+            .await
+            .iter()
+            .all(|byte| *byte == 1)
+    );
+    drop(paused);
+    drop(leg);
+    world.idle().await;
+}
+
+#[tokio::test]
+async fn without_credit_a_stalled_reader_is_closed_when_the_budget_is_full() {
+    let isolation = Isolation {
+        link_budget_bytes: 1 << 20,
+        tunnel_share_bytes: 256 << 10,
+        ..Isolation::default()
+    };
+    let mut world = world(false, isolation).await;
+    let (mut stalled, mut flood) = world.open().await;
+    spawn(async move {
+        let block = vec![1; 64 * 1024];
+        while flood.write_all(&block).await.is_ok() {}
+    });
+    let (mut leg, mut target) = world.open().await;
+    let closed = std::future::poll_fn(|cx| {
+        if stalled.poll_aborted(cx) {
+            std::task::Poll::Ready(())
+        } else {
+            std::task::Poll::Pending
+        }
+    });
+    tokio::time::timeout(Duration::from_secs(20), closed)
+        .await
+        .expect("the stalled tunnel is closed");
+    assert_eq!(stalled.recv().await, Incoming::Ended(TunnelEnd::Budget));
+    leg.send(Bytes::from_static(b"still here"));
+    let mut got = [0; 10];
+    target.read_exact(&mut got).await.unwrap();
+    target.write_all(&got).await.unwrap();
+    assert_eq!(read_data(&mut leg, 10).await, b"still here");
+}
+
+#[tokio::test]
+async fn a_refused_target_and_a_lost_link_are_told_at_once() {
+    let world = world(true, Isolation::default()).await;
+    let refused = world
+        .hub
+        .dial(DialId(1), "tcp", "refused:1", &AskedAgents::default())
+        .await
+        .err()
+        .unwrap();
+    assert!(
+        matches!(&refused, DialFailure::Target(text) if text.contains("connection refused")),
+        "{refused:?}"
+    );
+    let asked = AskedAgents::default();
+    let pending = world.hub.dial(DialId(2), "tcp", "silent:1", &asked);
+    let lose = async {
+        while world.hub.pending_dials() == 0 {
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        world.agent.send(Command::Stop).await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(pending, lose);
+    assert_eq!(outcome.err(), Some(DialFailure::LinkLost));
+    assert_eq!(
+        world
+            .hub
+            .dial(DialId(3), "tcp", "any:1", &AskedAgents::default())
+            .await
+            .err(),
+        Some(DialFailure::NoAgent)
+    );
+    world.idle().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_during_the_dial_leaves_nothing_behind() {
+    let world = world(true, Isolation::default()).await;
+    {
+        let asked = AskedAgents::default();
+        let mut dial = std::pin::pin!(world.hub.dial(DialId(2), "tcp", "silent:1", &asked));
+        let _pending = futures_util::poll!(&mut dial);
+        while world.budget.granted_bytes() == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    world.idle().await;
+    assert_eq!(world.hub.pending_dials(), 0);
+}
+
+#[tokio::test]
+async fn last_bytes_do_not_stay_in_a_socket_that_buffers_until_it_is_flushed() {
+    let mut world = world(true, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    let (ours, mut client) = duplex(8 * 1024);
+    // As TLS does: takes bytes in, hands on what is over its capacity, and the rest when flushed.
+    let mut ours = tokio::io::BufWriter::with_capacity(32 * 1024, ours);
+    spawn(async move {
+        let _outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+    });
+    let sent = pattern(100_000);
+    let mut got = vec![0; sent.len()];
+    let both = async {
+        let (wrote, read) = tokio::join!(target.write_all(&sent), client.read_exact(&mut got));
+        (wrote.unwrap(), read.unwrap())
+    };
+    tokio::time::timeout(Duration::from_secs(5), both)
+        .await
+        .expect("every byte arrives while the tunnel stays open");
+    assert_eq!(got, sent);
+}
+
+/// A stream that was cut is not told, nor counted, as one that came to its end.
+#[tokio::test(start_paused = true)]
+async fn bytes_that_linger_behind_a_close_too_long_make_it_no_clean_end() {
+    let mut world = world(false, Isolation::default()).await;
+    let (mut leg, mut target) = world.open().await;
+    target.write_all(&pattern(50_000)).await.unwrap();
+    drop(target);
+    let (mut stuck, _never_read) = duplex(100);
+    let outcome = pump(&mut stuck, &mut leg, Bytes::new()).await;
+    assert!(
+        matches!(outcome.end, PumpEnd::Tunnel(TunnelEnd::LingerExpired)),
+        "{outcome:?}"
+    );
+    assert_eq!(outcome.to_socket, 100);
+    drop(leg);
+    world.idle().await;
+}

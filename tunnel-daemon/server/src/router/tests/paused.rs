@@ -1,0 +1,143 @@
+//! Sockets that nobody reads, since their tunnel takes no more: who has gone behind bytes is noticed, and who has not is left
+//! alone. On paused time.
+
+use std::io::{self, Write as _};
+use std::net::{Shutdown, TcpListener};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream as StdUnixStream;
+
+use socket2::SockRef;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, timeout};
+
+use adit_core::session::QUEUE_MAX_BYTES;
+
+use super::*;
+use adit_net::peer::{self, Peer};
+use adit_telemetry::labels::EndReason;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+
+const UNREAD: &[u8] = b"unread";
+/// Longer than it takes to look twice.
+const A_WHILE: Duration = Duration::from_secs(11);
+
+/// A socket and its peer, which has said something.
+async fn tcp() -> (TcpStream, std::net::TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).await;
+    let (mut far, _address) = listener.accept().unwrap();
+    far.write_all(UNREAD).unwrap();
+    (near.unwrap(), far)
+}
+
+/// The same on a unix socket.
+fn unix() -> (ByteStream, StdUnixStream) {
+    let (near, mut far) = StdUnixStream::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    far.write_all(UNREAD).unwrap();
+    let near = Socket::Unix(UnixStream::from_std(near).unwrap());
+    (ByteStream::plain(near, PeerAddr::Unix), far)
+}
+
+/// A leg, and as many bytes as it takes before anything is read.
+fn full_leg() -> (Leg, Arc<Conduit>, Bytes) {
+    let (leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    (leg, conduit, Bytes::from(vec![0; QUEUE_MAX_BYTES]))
+}
+
+fn reset(far: std::net::TcpStream) {
+    let set = SockRef::from(&far).set_linger(Some(Duration::ZERO));
+    set.unwrap();
+}
+
+/// What the far end has done may be on its way still, on a clock that is not paused.
+fn until(near: &TcpStream, expected: Peer) {
+    let start = std::time::Instant::now();
+    while peer::state(near.as_fd()) != expected {
+        assert!(start.elapsed() < Duration::from_secs(30), "{expected:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_breaks_off_behind_bytes_that_nobody_takes_is_given_up() {
+    let (mut near, far) = tcp().await;
+    reset(far);
+    until(&near, Peer::Failed);
+    let (mut leg, _conduit, first) = full_leg();
+    let since = Instant::now();
+    let outcome = pump(&mut near, &mut leg, first).await;
+    match &outcome.end {
+        PumpEnd::ReadFailed(error) => assert_eq!(error.kind(), io::ErrorKind::ConnectionReset),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(since.elapsed().as_secs(), 30);
+    assert_eq!(outcome.reason_at_target(), EndReason::TargetReset);
+}
+
+/// What it has left to say is owed to whoever takes some of it now and then.
+#[tokio::test(start_paused = true)]
+async fn bytes_of_a_peer_that_has_broken_off_are_not_lost_to_a_slow_reader() {
+    let (mut near, far) = tcp().await;
+    reset(far);
+    until(&near, Peer::Failed);
+    let (mut leg, conduit, first) = full_leg();
+    let mut pumping = Box::pin(pump(&mut near, &mut leg, first));
+    let paused = timeout(Duration::from_secs(29), &mut pumping).await;
+    assert!(paused.is_err(), "{paused:?}");
+    let taken = conduit.take_up().unwrap().len();
+    conduit.release_up(taken, 1);
+    let end = pumping.await.end;
+    assert_eq!(conduit.take_up().as_deref(), Some(UNREAD));
+    assert!(matches!(end, PumpEnd::ReadFailed(_)), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_behind_bytes_that_nobody_takes_makes_the_tunnel_half_closed() {
+    let (mut near, far) = tcp().await;
+    far.shutdown(Shutdown::Write).unwrap();
+    until(&near, Peer::Silent);
+    let (mut leg, conduit, first) = full_leg();
+    let over = timeout(A_WHILE, pump(&mut near, &mut leg, first)).await;
+    assert!(over.is_err(), "{over:?}");
+    assert_eq!(conduit.leg_flags(), LEG_END_WAITS);
+}
+
+/// It may have closed in order, and what it said before is on its way.
+#[tokio::test(start_paused = true)]
+async fn a_unix_peer_that_has_closed_makes_the_tunnel_half_closed() {
+    let (mut near, far) = unix();
+    drop(far);
+    let (mut leg, conduit, first) = full_leg();
+    let over = timeout(2 * A_WHILE, pump(&mut near, &mut leg, first)).await;
+    assert!(over.is_err(), "{over:?}");
+    assert_eq!(conduit.leg_flags(), LEG_END_WAITS);
+}
+
+/// A write finds it gone and takes the error along, so that there is none to be seen.
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_was_found_gone_by_a_write_is_not_waited_for() {
+    let (mut near, far) = unix();
+    drop(far);
+    let (mut leg, conduit, first) = full_leg();
+    conduit.deliver(Bytes::from_static(b"for nobody"));
+    let since = Instant::now();
+    let end = pump(&mut near, &mut leg, first).await.end;
+    assert!(matches!(end, PumpEnd::WriteFailed(_)), "{end:?}");
+    assert_eq!(since.elapsed().as_secs(), 30);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_that_waits_is_left_alone_and_then_heard() {
+    let (mut near, _far) = tcp().await;
+    let (mut leg, conduit, first) = full_leg();
+    let mut pumping = Box::pin(pump(&mut near, &mut leg, first));
+    let paused = timeout(Duration::from_secs(3600), &mut pumping).await;
+    assert!(paused.is_err(), "{paused:?}");
+    assert_eq!(conduit.leg_flags(), 0);
+    let taken = conduit.take_up().unwrap().len();
+    conduit.release_up(taken, 1);
+    let on = timeout(A_WHILE, &mut pumping).await;
+    assert!(on.is_err(), "{on:?}");
+    assert_eq!(conduit.take_up().as_deref(), Some(UNREAD));
+}

@@ -1,0 +1,76 @@
+//! Accounting in the kernel: whether it is there, why not, and who reads its numbers.
+
+use crate::status::model::AccountStatus;
+use adit_account::{Accounts, Options};
+use adit_config::plan::{AccountMode, AccountPlan};
+use adit_net::tasks::Tasks;
+use adit_telemetry::AditMetrics;
+
+/// It was asked for, and this host does not allow it.
+const UNAVAILABLE: &str = "unavailable";
+
+/// Begins to account, if that is wanted and possible; what became of it.
+///
+/// Never a reason not to start: what is missing is said once.
+pub(super) fn start(
+    plan: AccountPlan,
+    metrics: &AditMetrics,
+    services: &Tasks,
+) -> (Accounts, AccountStatus) {
+    let status = |state: &str, reason| AccountStatus {
+        state: state.to_owned(),
+        reason,
+    };
+    if plan.mode == AccountMode::Off {
+        return (Accounts::off(), status("off", None));
+    }
+    let series_max = usize::try_from(plan.series_max).unwrap_or(usize::MAX);
+    let options = Options::with_series_max(series_max);
+    match adit_account::start(options, metrics.account().clone()) {
+        Ok((accounts, reader)) => {
+            services.spawn_always("account", reader.run());
+            let program = accounts.program().unwrap_or_default();
+            tracing::info!(program, "the kernel accounts for connections");
+            let reason = format!("eBPF program {program}");
+            (accounts, status("on", Some(reason)))
+        }
+        Err(error) => {
+            if plan.mode == AccountMode::On {
+                tracing::warn!(%error, "the kernel does not account for connections");
+            } else {
+                tracing::info!(%error, "the kernel does not account for connections");
+            }
+            let reason = error.to_string();
+            (Accounts::off(), status(UNAVAILABLE, Some(reason)))
+        }
+    }
+}
+
+/// The line of `/readyz?verbose`.
+pub(super) fn line(status: &AccountStatus) -> String {
+    let is_missing = status.state == UNAVAILABLE;
+    let sign = if is_missing { '-' } else { '+' };
+    let colon = status.reason.as_ref().map_or("", |_reason| ": ");
+    let reason = status.reason.as_deref().unwrap_or_default();
+    format!("[{sign}]account {}{colon}{reason}\n", status.state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_and_is_not_there_has_a_minus() {
+        let line_of = |state: &str, reason: Option<&str>| {
+            line(&AccountStatus {
+                state: state.to_owned(),
+                reason: reason.map(str::to_owned),
+            })
+        };
+        assert_eq!(line_of("off", None), "[+]account off\n");
+        let on = line_of("on", Some("eBPF program 7"));
+        assert_eq!(on, "[+]account on: eBPF program 7\n");
+        let unavailable = line_of(UNAVAILABLE, Some("no"));
+        assert_eq!(unavailable, "[-]account unavailable: no\n");
+    }
+}

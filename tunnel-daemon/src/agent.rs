@@ -1,0 +1,457 @@
+//! The agent: links to servers, probes, and how it drains.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use adit_core::destination::DestinationList;
+use adit_core::ids::ServerId;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::{AgentHello, Extensions, PeerVersion};
+use adit_kube::access::Api;
+use adit_kube::leases;
+use anyhow::Context as _;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::account;
+use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
+use crate::budgets::{isolation, isolation_here, keep_published, process_budget};
+use crate::check::Needs;
+use crate::controls::Controls;
+use crate::descriptors;
+use crate::listeners::spelling::AgentListeners;
+use crate::listeners::{CountedReloads, Watched, serve_probes};
+use crate::memory_pressure;
+use crate::node::{NodeSide, NodeSideParts};
+use crate::probes::{
+    Detail, HttpService, NO_SERVER, Readiness, SERVERS_SILENT, SHUTTING_DOWN, readiness_channel,
+};
+use crate::redirect_view::RedirectView;
+use crate::relay;
+use crate::run::wait_until;
+use crate::status::{self, AgentSource};
+use adit_agent::link::LinkContext;
+use adit_agent::reach::{Met, Reach};
+use adit_agent::servers::{Servers, ServersSettings};
+use adit_agent::sync::SyncPolicy;
+use adit_agent::targets::Dials;
+use adit_config::limits;
+use adit_config::plan::{AgentPlan, CountPlan, CountSource};
+use adit_config::tls_policy::TlsPolicy;
+use adit_net::descriptors::Descriptors;
+use adit_net::dial::Dialer;
+use adit_net::resolve::SystemResolver;
+use adit_net::tasks::Tasks;
+use adit_redirect::exempt::OwnSockets;
+use adit_telemetry::AgentMetrics;
+use adit_telemetry::metrics_lease::AgentLeaseMetrics;
+use adit_tls::reload::{self, Reload, Reloadable};
+use adit_tls::tls::{Alpn, ClientTls};
+use adit_tunnel::lane::LaneRoom;
+use adit_tunnel::{LaneWatch, PipeRelay};
+
+/// Targets, dials and connections at once: far above any descriptor limit.
+const TASKS_MAX: usize = 200_000;
+/// Search, watchers and the like.
+const SERVICE_TASKS_MAX: usize = 128;
+
+/// Stages of an agent's life, for its readiness.
+const SERVING: u8 = 0;
+/// Told to end, and serving until then.
+const DRAINING: u8 = 1;
+/// Ending: what is left is cut.
+const STOPPING: u8 = 2;
+
+/// An agent that runs.
+pub struct RunningAgent {
+    /// Where probes and scrapes go.
+    pub health: Option<SocketAddr>,
+    /// Where connections to the control plane are taken, in the order of the plan.
+    pub target_listeners: Vec<SocketAddr>,
+    /// All of these, as flags spell them.
+    pub(super) listeners: AgentListeners,
+    /// Counters.
+    pub metrics: AgentMetrics,
+    node: Arc<NodeSide>,
+    servers: Servers,
+    targets: Tasks,
+    dials: Arc<Dials>,
+    lane_watch: Arc<LaneWatch>,
+    services: Tasks,
+    relay: Option<Arc<PipeRelay>>,
+    stage: Arc<AtomicU8>,
+    stop: CancellationToken,
+    _admin: Admin,
+}
+
+/// Starts an agent on the current runtime.
+///
+/// # Errors
+/// Whatever a certificate, a destination entry or the admin thread says, with its name.
+pub async fn start(plan: &AgentPlan) -> anyhow::Result<RunningAgent> {
+    start_with(plan, &Controls::default()).await
+}
+
+/// As [`start`], for a process that is asked for more by `controls`.
+///
+/// # Errors
+/// As there.
+pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<RunningAgent> {
+    let started = Instant::now();
+    let metrics = AgentMetrics::new();
+    let (targets, services) = (Tasks::new(TASKS_MAX), Tasks::new(SERVICE_TASKS_MAX));
+    let stop = CancellationToken::new();
+    let own_sockets = match plan.redirect {
+        Some(_) => OwnSockets::on(),
+        None => OwnSockets::off(),
+    };
+    let reread = &controls.reread;
+    let resolver = Arc::new(SystemResolver::spared(own_sockets.clone(), reread.clone())?);
+    // Names of targets that nobody answers for must not keep this agent from its servers.
+    let server_resolver = Arc::new(resolver.beside());
+    let allowed = match &plan.allow_targets {
+        None => DestinationList::open(),
+        Some(entries) => DestinationList::allow_targets(entries)?,
+    };
+    let tls = Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity: plan
+            .tls
+            .identity
+            .as_ref()
+            .map(|identity| (identity.cert.clone(), identity.key.clone())),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    })?;
+    let watched: Watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
+    let events = Arc::new(CountedReloads {
+        metrics: metrics.adit().clone(),
+        authorizer: None,
+    });
+    services.spawn_always(
+        "tls-files",
+        reload::watch(
+            watched,
+            reload::POLL_PERIOD,
+            events,
+            reread.clone(),
+            stop.clone(),
+        ),
+    );
+
+    let api = match &plan.leases {
+        // In upstream's words.
+        Some(leases) => Some(
+            Api::open(leases.api.clone())
+                .await
+                .context("failed to load kubernetes client config")?,
+        ),
+        None => None,
+    };
+    let lane_room = Arc::new(LaneRoom::new(
+        descriptors::lanes_max(),
+        Arc::new(Descriptors::of_process()),
+    ));
+    let (accounts, accounting) = account::start(plan.account, metrics.adit(), &services);
+    let here = isolation_here(&plan.isolation);
+    let budget = process_budget(&here);
+    let started_relay = relay::start(
+        &plan.data_path,
+        lane_room.lanes_max(),
+        plan.isolation.half_closed_timeout,
+        &budget,
+        metrics.adit(),
+        &services,
+    )?;
+    let (data_path, relay) = (started_relay.data_path, started_relay.relay);
+    let allowed = Arc::new(allowed);
+    let context = LinkContext {
+        agent: plan.agent_id.clone(),
+        dialer: Arc::new(Dialer::accounted(
+            resolver,
+            Arc::clone(&allowed),
+            allowed,
+            plan.dial_timeout,
+            accounts.clone(),
+            own_sockets.clone(),
+            plan.agent_id.as_str(),
+        )),
+        isolation: isolation(&here),
+        budget,
+        warn_on_channel_limit: plan.warn_on_channel_limit,
+        metrics: metrics.clone(),
+        tasks: targets.clone(),
+        dials: Arc::default(),
+        lane_room,
+        lane_watch: Arc::default(),
+        relay: relay.clone(),
+    };
+    let memory = keep_published(metrics.adit().clone(), Arc::clone(&context.budget));
+    services.spawn_always("memory-gauges", memory);
+    let pressure = memory_pressure::watch(Arc::clone(&context.budget), relay.clone());
+    services.spawn_always("memory", pressure);
+    let (dials, lane_watch) = (Arc::clone(&context.dials), Arc::clone(&context.lane_watch));
+    let watch = Arc::clone(&lane_watch);
+    services.spawn_always("lane-watch", async move { watch.run().await });
+    let room = Arc::clone(&context.lane_room);
+    let counted = Arc::clone(room.descriptors());
+    let giving_up = counted.run(descriptors::DRAINED_AFTER, move |lanes| room.give_up(lanes));
+    services.spawn_always("descriptors", giving_up);
+    let settings = ServersSettings {
+        addresses: plan.servers.clone(),
+        reach: Reach {
+            resolver: server_resolver,
+            tls,
+            proxy: plan.forward_proxy.clone(),
+            accounts: accounts.clone(),
+            own_sockets: own_sockets.clone(),
+            agent: plan.agent_id.clone(),
+            met: Met::default(),
+        },
+        hello: AgentHello {
+            agent: plan.agent_id.clone(),
+            identifiers: Identifiers::parse_flag(&plan.identifiers)?,
+            extensions: Extensions {
+                link: true,
+                lanes: plan.data_path.lanes_max > 0,
+            },
+            version: PeerVersion::own(),
+        },
+        token_path: plan.token_path.clone(),
+        policy: SyncPolicy {
+            interval: plan.sync_interval,
+            interval_cap: plan.sync_interval_cap,
+            forever: plan.sync_forever,
+        },
+        count_source: plan
+            .leases
+            .as_ref()
+            .map_or_else(CountSource::default, |leases| leases.source),
+        keepalive: plan.keepalive.time,
+        lanes_max: usize::try_from(plan.data_path.lanes_max)?,
+        lane_security: data_path.lane_security,
+        serves_node: plan.redirect.is_some() || !plan.target_listeners.is_empty(),
+    };
+    let descriptors = Arc::clone(context.lane_room.descriptors());
+    let redirect = Arc::new(RedirectView::new(metrics.adit()));
+    let account_line = account::line(&accounting);
+    let common = status::Common {
+        id: plan.agent_id.as_str().to_owned(),
+        started,
+        tunnels: Arc::clone(metrics.adit().open_tunnels()),
+        budget: Arc::clone(&context.budget),
+        link_budget_bytes: here.agent_budget_bytes,
+        descriptors: Arc::clone(&descriptors),
+        data_path,
+        lanes_max: context.lane_room.lanes_max(),
+        engine: started_relay.engine.clone(),
+        relay: relay.as_deref().map(PipeRelay::handle),
+        host: status::Common::host(plan.admin_socket.is_some(), Needs::of_agent(plan)),
+        redirect: Arc::clone(&redirect),
+        account: accounting,
+        debug: controls.debug.clone(),
+    };
+    let servers = Servers::start(settings, context, &services);
+    if let (Some(leases), Some(api)) = (&plan.leases, api) {
+        watch_leases(leases, api, &metrics, &servers, &services);
+    }
+    let parts = NodeSideParts {
+        servers: &servers,
+        metrics: metrics.adit(),
+        descriptors: &descriptors,
+        accounts: &accounts,
+        own_sockets: &own_sockets,
+        reread,
+        services: &services,
+        view: redirect,
+    };
+    let node = NodeSide::start(plan, parts)?;
+    let node = Arc::new(node);
+    let source = AgentSource {
+        common,
+        servers: servers.clone(),
+    };
+    let (engine, side) = (started_relay.detail + &account_line, Arc::clone(&node));
+    let detail = Arc::new(move || format!("{engine}{}", side.detail()));
+    let stage = Arc::new(AtomicU8::new(SERVING));
+    let ([health, admin_port], admin) =
+        probes(plan, &metrics, &servers, &services, &stage, detail, source)?;
+    let listeners = AgentListeners::of(plan, &node.addresses, [health, admin_port]);
+    Ok(RunningAgent {
+        health,
+        listeners,
+        target_listeners: node.addresses.clone(),
+        metrics,
+        node,
+        servers,
+        targets,
+        dials,
+        lane_watch,
+        services,
+        relay,
+        stage,
+        stop,
+        _admin: admin,
+    })
+}
+
+/// Tells the search for servers which of them have leases. An API server that does not answer holds nothing up.
+fn watch_leases(
+    plan: &CountPlan,
+    api: Arc<Api>,
+    metrics: &AgentMetrics,
+    servers: &Servers,
+    services: &Tasks,
+) {
+    let (sender, mut leased) = watch::channel(None);
+    let events = Arc::<AgentLeaseMetrics>::clone(metrics.leases());
+    let watching = leases::watch::run(api, plan.scope.clone(), events, sender);
+    services.spawn_always("lease-watch", watching);
+    let servers = servers.clone();
+    services.spawn_always("leases", async move {
+        while leased.changed().await.is_ok() {
+            let now = leased.borrow_and_update().clone();
+            if let Some(ids) = now {
+                servers.leased(ids.iter().map(|id| ServerId::new(id)).collect());
+            }
+        }
+    });
+}
+
+/// What the verbose probe says besides, behind a line about servers that do not respond.
+fn with_silence(detail: Detail, connected: Arc<AtomicUsize>, heard: Arc<AtomicUsize>) -> Detail {
+    Arc::new(move || {
+        let silent = connected.load(Relaxed).saturating_sub(heard.load(Relaxed));
+        let silence = match silent {
+            0 => String::new(),
+            servers => {
+                format!("[-]servers {servers} silent: other connections to them are tried\n")
+            }
+        };
+        silence + &detail()
+    })
+}
+
+type Admin = (AdminThread, Vec<AdminListener>, Option<AdminSocket>);
+
+fn probes(
+    plan: &AgentPlan,
+    metrics: &AgentMetrics,
+    servers: &Servers,
+    services: &Tasks,
+    stage: &Arc<AtomicU8>,
+    detail: Detail,
+    source: AgentSource,
+) -> anyhow::Result<([Option<SocketAddr>; 2], Admin)> {
+    let (adit, limits) = (metrics.adit().clone(), AdminLimits::default());
+    let thread = AdminThread::start(limits, adit, services.clone())?;
+    let (asker, questions) = readiness_channel();
+    let (connected, heard, compat) = (servers.connected(), servers.heard(), plan.compat);
+    let detail = with_silence(detail, Arc::clone(&connected), Arc::clone(&heard));
+    let (watched, stage) = (services.clone(), Arc::clone(stage));
+    services.spawn_always("readiness", async move {
+        questions
+            .answer(move || {
+                let stage = stage.load(Relaxed);
+                if stage == STOPPING {
+                    Readiness::NotReady(SHUTTING_DOWN.into())
+                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
+                    ended
+                } else if connected.load(Relaxed) == 0 {
+                    Readiness::NotReady(NO_SERVER.into())
+                } else if heard.load(Relaxed) == 0 && !compat {
+                    Readiness::NotReady(SERVERS_SILENT.into())
+                } else if stage == DRAINING && !compat {
+                    Readiness::Draining
+                } else {
+                    Readiness::Ready
+                }
+            })
+            .await;
+    });
+    let socket = plan.admin_socket.as_deref();
+    let socket = socket
+        .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+        .transpose()?;
+    let mut listeners = Vec::new();
+    let mut health = None;
+    if let Some(bind) = &plan.health {
+        let service = HttpService::agent_health(Arc::new(asker), metrics.scrape(), detail);
+        let listener = serve_probes(&thread, "health", bind, service, plan.compat)?;
+        health = listener.as_ref().map(AdminListener::local_addr);
+        listeners.extend(listener);
+    }
+    let mut admin = None;
+    if let (Some(bind), Some(health)) = (&plan.admin, health) {
+        let service = HttpService::agent_admin(health.port());
+        let listener = serve_probes(&thread, "admin", bind, service, plan.compat)?;
+        admin = listener.as_ref().map(AdminListener::local_addr);
+        listeners.extend(listener);
+    }
+    Ok(([health, admin], (thread, listeners, socket)))
+}
+
+impl RunningAgent {
+    /// Waits until this agent has a server, and returns the first.
+    pub async fn first_server(&self) -> ServerId {
+        self.servers.first().await
+    }
+
+    /// Announces that this agent goes away; tunnels and even new dials go on.
+    pub fn drain(&self) {
+        self.stage.store(DRAINING, Relaxed);
+        self.services.services_may_end();
+        self.node.close();
+        self.servers.drain();
+    }
+
+    /// Waits until no connection to a target and none of this node's is left, and nobody has asked for one for
+    /// [`limits::DRAIN_QUIET`]: servers may have asked before they heard of it. At most `grace`.
+    pub async fn idle(&self, grace: Duration) {
+        let (mut quiet_since, mut asked) = (Instant::now(), self.dials.asked());
+        wait_until(grace, || {
+            let asked_now = self.dials.asked();
+            if self.is_busy() || asked_now != asked {
+                (quiet_since, asked) = (Instant::now(), asked_now);
+            }
+            quiet_since.elapsed() >= limits::DRAIN_QUIET
+        })
+        .await;
+    }
+
+    fn is_busy(&self) -> bool {
+        self.dials.under_way() > 0
+            || self.metrics.open_endpoint_connections() > 0
+            || self.lane_watch.settling() > 0
+            || !self.servers.is_settled()
+            || self.metrics.adit().node_connections() > 0
+            || self.node.connections.running() > 0
+    }
+
+    /// Cuts whatever is left.
+    pub async fn stop(self) {
+        self.stage.store(STOPPING, Relaxed);
+        self.services.services_may_end();
+        self.stop.cancel();
+        self.node.close();
+        if let Some(relay) = &self.relay {
+            relay.shut_down();
+        }
+        let services = self.services.drain(Duration::ZERO).await;
+        let _cut = self.node.connections.drain(Duration::ZERO).await;
+        let left = async {
+            // Last packets of tunnels first.
+            tokio::time::sleep(limits::SHUTDOWN_FLUSH / 2).await;
+            self.servers.leave().await;
+        };
+        let draining = self.targets.drain(limits::SHUTDOWN_FLUSH);
+        let (targets, ()) = tokio::join!(draining, left);
+        tracing::info!(
+            targets = targets.cut_off,
+            services = services.cut_off,
+            "stopped"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! What tunnels whose readers pause may hold: the isolation flags, fitted to the memory of this process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::session::{Isolation, ProcessBudget};
+
+use crate::memory;
+use adit_config::limits;
+use adit_config::plan::IsolationPlan;
+use adit_telemetry::AditMetrics;
+
+/// The core's view of the isolation flags.
+pub(super) fn isolation(plan: &IsolationPlan) -> Isolation {
+    Isolation {
+        tunnel_share_bytes: plan.tunnel_share_bytes,
+        link_budget_bytes: plan.agent_budget_bytes,
+        stall_timeout: plan.stall_timeout,
+        half_closed_timeout: plan.half_closed_timeout,
+        linger_timeout: limits::LINGER_TIMEOUT,
+    }
+}
+
+/// The isolation flags, as far as this process has the memory for them.
+pub(super) fn isolation_here(plan: &IsolationPlan) -> IsolationPlan {
+    fitted(plan, memory::limit)
+}
+
+/// Without `--process-budget` all tunnels together may hold a share of the memory, or one link's budget if that is more. But half
+/// of the memory at most: the limits that manifests of upstream's programs have are below one link's budget, and the kernel
+/// would kill the process before anything was full.
+fn fitted(plan: &IsolationPlan, memory: impl FnOnce() -> u64) -> IsolationPlan {
+    if plan.process_budget_bytes.is_some() {
+        return *plan;
+    }
+    let memory = memory();
+    let half = (memory / 2).max(limits::TUNNEL_SHARE_BYTES_MIN);
+    let link = plan.agent_budget_bytes.min(half);
+    IsolationPlan {
+        tunnel_share_bytes: plan.tunnel_share_bytes.min(link),
+        agent_budget_bytes: link,
+        process_budget_bytes: Some((memory / limits::PROCESS_BUDGET_DIVISOR).max(link)),
+        ..*plan
+    }
+}
+
+/// Bytes the process may hold for readers that pause, of what [`isolation_here`] gave.
+pub(super) fn process_budget(plan: &IsolationPlan) -> Arc<ProcessBudget> {
+    let bytes = plan.process_budget_bytes.unwrap_or(plan.agent_budget_bytes);
+    let socket = socket_buffer_kib_max(memory::limit());
+    Arc::new(ProcessBudget::new(bytes).with_socket_buffers(socket))
+}
+
+/// KiB that the kernel may book each way for a socket of a tunnel, so that peers are not offered more than there is; `None` where
+/// there is so much memory that the kernel decides.
+pub(super) fn socket_buffer_kib_max(memory: u64) -> Option<u16> {
+    let share = memory / limits::SOCKET_BUFFER_DIVISOR / limits::KIB;
+    let share = u16::try_from(share).ok()?;
+    (share < limits::SOCKET_BUFFER_BOUND_KIB_MAX)
+        .then_some(share.max(limits::SOCKET_BUFFER_KIB_MIN))
+}
+
+/// Tells how much of the budget is in use.
+pub(super) fn publish(metrics: &AditMetrics, budget: &ProcessBudget) {
+    metrics.set_memory(
+        budget.held_bytes(),
+        budget.queued_bytes(),
+        budget.kernel_bytes(),
+    );
+}
+
+/// Does so once a second.
+pub(super) async fn keep_published(metrics: AditMetrics, budget: Arc<ProcessBudget>) {
+    let mut every = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        every.tick().await;
+        publish(&metrics, &budget);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_budget_is_a_quarter_of_the_memory_unless_a_flag_says_otherwise() {
+        let plan = |process_budget_bytes| IsolationPlan {
+            process_budget_bytes,
+            ..IsolationPlan::default()
+        };
+        for (flag, memory, expected) in [
+            (None, 8 << 30, 2 << 30),
+            // Not less than one link's budget, 64 MiB unless that is set, too.
+            (None, 200 << 20, 64 << 20),
+            (Some(1 << 30), 8 << 30, 1 << 30),
+            (Some(64 << 20), 30 << 20, 64 << 20),
+        ] {
+            let here = fitted(&plan(flag), || memory);
+            assert_eq!(process_budget(&here).max_bytes(), expected);
+            assert_eq!(here.agent_budget_bytes, 64 << 20);
+        }
+    }
+
+    #[test]
+    fn sockets_are_bounded_where_memory_is_small() {
+        for (memory, expected) in [
+            (64 << 20, Some(128)),
+            (256 << 20, Some(512)),
+            ((512 << 20) - 1, Some(1023)),
+            (512 << 20, None),
+            (1 << 42, None),
+            (0, Some(128)),
+        ] {
+            assert_eq!(socket_buffer_kib_max(memory), expected, "{memory}");
+        }
+    }
+
+    #[test]
+    fn budgets_leave_half_of_the_memory_to_the_process() {
+        for (memory, link, share) in [
+            (128 << 20, 64 << 20, 4 << 20),
+            (100 << 20, 50 << 20, 4 << 20),
+            (30 << 20, 15 << 20, 4 << 20),
+            (6 << 20, 3 << 20, 3 << 20),
+            (0, 64 << 10, 64 << 10),
+        ] {
+            let here = fitted(&IsolationPlan::default(), || memory);
+            assert_eq!(here.agent_budget_bytes, link);
+            assert_eq!(here.tunnel_share_bytes, share);
+            assert_eq!(process_budget(&here).max_bytes(), link);
+        }
+    }
+}

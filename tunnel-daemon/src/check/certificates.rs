@@ -1,0 +1,386 @@
+//! Certificates, keys and CAs of a command line: readable, fitting, and valid for how long.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::{degraded, missing, ok};
+use crate::listeners::server_tls;
+use crate::status::model::Capability;
+use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
+use adit_config::tls_policy::TlsPolicy;
+use adit_tls::inspect::{self, Inspected, Role};
+use adit_tls::reload::Reloadable;
+use adit_tls::tls::{Alpn, ClientTls, TlsError};
+
+/// With less time left a certificate is about to be a problem.
+const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+const DAY_SECONDS: u64 = 24 * 3600;
+/// Names shown of a certificate.
+const NAMES_SHOWN: usize = 6;
+
+/// What a certificate is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// Of this program, shown to peers.
+    Own(Role, Peers),
+    /// Signs others.
+    Ca,
+    /// Of a bundle that says whom this program trusts, which does not go by its dates.
+    Anchor,
+}
+
+/// Whose certificate verification is expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Peers {
+    Adit,
+    /// Upstream's programs or kube-apiserver.
+    Go,
+}
+
+impl Peers {
+    fn of(compat: bool) -> Self {
+        if compat { Self::Go } else { Self::Adit }
+    }
+}
+
+/// Lines about everything a server reads.
+pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
+    let agents = Peers::of(plan.compat);
+    let mut groups: Vec<(&str, &TlsFiles, Peers)> =
+        vec![("agent-listener", &plan.agents.tls, agents)];
+    for frontend in &plan.frontends {
+        if let FrontendListen::Tcp {
+            tls: Some(files), ..
+        } = &frontend.listen
+            && !groups.iter().any(|(_, known, _)| *known == files)
+        {
+            groups.push(("frontend", files, Peers::Go));
+        }
+    }
+    let mut lines = Vec::new();
+    for (name, files, peers) in groups {
+        let loaded = Reloadable::load(server_tls(files, &plan.tls, Alpn::http11()));
+        lines.push(pair(
+            name,
+            loaded.map(|_loaded| ()),
+            "certificate, key and CA fit",
+        ));
+        lines.extend(validity(
+            name,
+            &files.cert,
+            Purpose::Own(Role::Server, peers),
+            now,
+        ));
+        if let Some(ca) = &files.client_ca {
+            lines.extend(validity(name, ca, Purpose::Anchor, now));
+        }
+    }
+    let lists = plan.agents.crl.as_deref();
+    lines.extend(
+        plan.agents
+            .tls
+            .client_ca
+            .as_deref()
+            .zip(lists)
+            .map(|(ca, crl)| revocation(ca, crl)),
+    );
+    lines
+}
+
+fn revocation(ca: &Path, crl: &Path) -> Capability {
+    const NAME: &str = "agent-crl";
+    let flaws = inspect::revocation(ca, crl);
+    match flaws.as_deref() {
+        Err(error) => missing(NAME, error.to_string(), "correct the file"),
+        Ok([]) => ok(
+            NAME,
+            format!("{} has a current list of each CA", crl.display()),
+        ),
+        Ok(flaws) => degraded(
+            NAME,
+            format!("{}: {}", crl.display(), flaws.join("; ")),
+            "put a current list of that CA into the file",
+        ),
+    }
+}
+
+/// Lines about everything an agent reads.
+pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
+    const NAME: &str = "server-connection";
+    let identity = plan.tls.identity.as_ref();
+    let identity = identity.map(|pair| (pair.cert.clone(), pair.key.clone()));
+    let own: Option<PathBuf> = identity.as_ref().map(|(cert, _)| cert.clone());
+    let loaded = Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    });
+    let mut lines = vec![pair(
+        NAME,
+        loaded.map(|_loaded| ()),
+        "CA, certificate and key fit",
+    )];
+    lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
+    match &own {
+        Some(cert) => {
+            let purpose = Purpose::Own(Role::Client, Peers::of(plan.compat));
+            lines.extend(validity(NAME, cert, purpose, now));
+        }
+        None if plan.token_path.is_some() => (),
+        None => lines.push(degraded(
+            NAME,
+            "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
+             possible",
+            "give --agent-cert and --agent-key, or --token-path",
+        )),
+    }
+    if let Some(path) = &plan.token_path {
+        lines.push(token(path));
+    }
+    lines
+}
+
+fn token(path: &Path) -> Capability {
+    const NAME: &str = "token";
+    let shown = path.display();
+    match std::fs::read_to_string(path) {
+        Ok(text) if text.trim().is_empty() => missing(
+            NAME,
+            format!("{shown} is empty"),
+            "mount a projected service account token there",
+        ),
+        Ok(_token) => ok(NAME, format!("{shown} can be read")),
+        Err(error) => missing(
+            NAME,
+            format!("cannot read {shown}: {error}"),
+            "let this user read it",
+        ),
+    }
+}
+
+fn pair(name: &str, loaded: Result<(), TlsError>, fine: &str) -> Capability {
+    match loaded {
+        Ok(()) => ok(name, fine),
+        Err(error) => {
+            let text = error.to_string();
+            let (what, remedy) = text
+                .rsplit_once("; ")
+                .unwrap_or((&text, "replace the file"));
+            missing(name, what, remedy)
+        }
+    }
+}
+
+fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<Capability> {
+    // What cannot be read has its line already.
+    let certificates = inspect::certificates(path).unwrap_or_default();
+    let lines = certificates
+        .iter()
+        .enumerate()
+        .map(|(number, certificate)| {
+            // Behind the first come those that signed it.
+            let purpose = match purpose {
+                Purpose::Anchor => Purpose::Anchor,
+                first if number == 0 => first,
+                _ => Purpose::Ca,
+            };
+            judge(name, path, certificate, purpose, now)
+        });
+    lines.collect()
+}
+
+fn judge(
+    name: &str,
+    path: &Path,
+    certificate: &Inspected,
+    purpose: Purpose,
+    now: SystemTime,
+) -> Capability {
+    let what = format!("{}: {:?}", path.display(), certificate.subject);
+    let out_of_date = |text: String, remedy: &str| match purpose {
+        Purpose::Anchor => degraded(name, text, remedy),
+        Purpose::Own(..) | Purpose::Ca => missing(name, text, remedy),
+    };
+    if let Ok(early) = certificate.not_before.duration_since(now)
+        && !early.is_zero()
+    {
+        return out_of_date(
+            format!("{what} is not valid yet, for {} more", days(early)),
+            "set the clock of this host, or wait",
+        );
+    }
+    let Ok(left) = certificate.not_after.duration_since(now) else {
+        let since = now
+            .duration_since(certificate.not_after)
+            .unwrap_or_default();
+        return out_of_date(
+            format!("{what} has expired, {} ago", days(since)),
+            "renew it; it is read again while the process runs",
+        );
+    };
+    if let Purpose::Own(role, peers) = purpose
+        && let Some(flaw) = certificate.flaws(role).first()
+    {
+        let text = format!("{what} {flaw}");
+        return if flaw.refused_by_go() || peers == Peers::Adit {
+            missing(name, text, flaw.remedy())
+        } else {
+            degraded(name, text, flaw.remedy())
+        };
+    }
+    let names = match purpose {
+        Purpose::Own(Role::Server, _) => format!(", for {}", listed(&certificate.names)),
+        Purpose::Own(Role::Client, _) | Purpose::Ca | Purpose::Anchor => String::new(),
+    };
+    if left < SOON {
+        return degraded(
+            name,
+            format!("{what} expires in {}{names}", days(left)),
+            "renew it; it is read again while the process runs",
+        );
+    }
+    ok(name, format!("{what} is valid for {}{names}", days(left)))
+}
+
+fn listed(names: &[String]) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMES_SHOWN).map(String::as_str).collect();
+    let more = names.len().saturating_sub(NAMES_SHOWN);
+    let rest = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    format!("{}{rest}", shown.join(", "))
+}
+
+fn days(time: Duration) -> String {
+    match time.as_secs() / DAY_SECONDS {
+        0 => "less than a day".to_owned(),
+        1 => "1 day".to_owned(),
+        days => format!("{days} days"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::model::Verdict;
+
+    const DAY: Duration = Duration::from_secs(DAY_SECONDS);
+    const SERVER: Purpose = Purpose::Own(Role::Server, Peers::Adit);
+    const CLIENT: Purpose = Purpose::Own(Role::Client, Peers::Adit);
+
+    fn inspected(not_before: SystemTime, not_after: SystemTime) -> Inspected {
+        Inspected {
+            subject: "CN=server".to_owned(),
+            names: Vec::new(),
+            not_before,
+            not_after,
+            is_ca: false,
+            is_version_3: true,
+            may_serve: true,
+            may_dial: true,
+        }
+    }
+
+    /// Valid from ten days before `now` to `left` behind it.
+    fn verdict(left: i64, purpose: Purpose, names: &[&str]) -> (Verdict, String) {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let span = DAY * u32::try_from(left.unsigned_abs()).unwrap();
+        let certificate = Inspected {
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..inspected(
+                now - 10 * DAY,
+                if left < 0 { now - span } else { now + span },
+            )
+        };
+        let line = judge("x", Path::new("/tls.crt"), &certificate, purpose, now);
+        (line.verdict, line.text)
+    }
+
+    #[test]
+    fn a_certificate_is_judged_by_the_days_that_are_left() {
+        for (left, expected, part) in [
+            (365, Verdict::Ok, "valid for 365 days"),
+            (30, Verdict::Ok, "valid for 30 days"),
+            (29, Verdict::Degraded, "expires in 29 days"),
+            (0, Verdict::Degraded, "less than a day"),
+            (-1, Verdict::Missing, "has expired, 1 day ago"),
+        ] {
+            let (verdict, text) = verdict(left, CLIENT, &[]);
+            assert_eq!(verdict, expected, "{text}");
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    /// As in a bundle of an old and a new CA: the old one stays until nobody has a certificate of it.
+    #[test]
+    fn an_expired_ca_of_a_bundle_keeps_nothing_from_working() {
+        let (expired, text) = verdict(-1, Purpose::Anchor, &[]);
+        assert_eq!(expired, Verdict::Degraded, "{text}");
+        assert_eq!(verdict(-1, Purpose::Ca, &[]).0, Verdict::Missing);
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_is_suspected() {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let certificate = inspected(now + 2 * DAY, now + 9 * DAY);
+        let line = judge("x", Path::new("/a"), &certificate, CLIENT, now);
+        assert_eq!(line.verdict, Verdict::Missing);
+        assert!(line.remedy.is_some_and(|remedy| remedy.contains("clock")));
+    }
+
+    #[test]
+    fn only_a_servers_certificate_needs_names() {
+        assert_eq!(verdict(365, SERVER, &[]).0, Verdict::Missing);
+        assert_eq!(verdict(365, CLIENT, &[]).0, Verdict::Ok);
+        assert_eq!(verdict(365, Purpose::Ca, &[]).0, Verdict::Ok);
+        let many: Vec<String> = (0..9).map(|number| format!("dns:{number}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let (_, text) = verdict(365, SERVER, &many);
+        assert!(text.ends_with("dns:5 and 3 more"), "{text}");
+    }
+
+    #[test]
+    fn what_only_adit_refuses_is_worse_among_adit_peers() {
+        let now = SystemTime::UNIX_EPOCH + 20_000 * DAY;
+        let sound = Inspected {
+            names: vec!["dns:a".to_owned()],
+            ..inspected(now - DAY, now + 365 * DAY)
+        };
+        let verdict = |certificate: &Inspected, role, peers| {
+            let purpose = Purpose::Own(role, peers);
+            judge("x", Path::new("/a"), certificate, purpose, now).verdict
+        };
+        type Spoil = fn(&mut Inspected);
+        let flaws: [(Spoil, [Verdict; 4]); 5] = [
+            (|one| one.is_ca = true, [2, 1, 2, 1].map(by_rank)),
+            (|one| one.is_version_3 = false, [2, 1, 2, 1].map(by_rank)),
+            (|one| one.names.clear(), [2, 2, 0, 0].map(by_rank)),
+            (|one| one.may_serve = false, [2, 2, 0, 0].map(by_rank)),
+            (|one| one.may_dial = false, [0, 0, 2, 2].map(by_rank)),
+        ];
+        for (nth, (spoil, expected)) in flaws.into_iter().enumerate() {
+            let mut certificate = sound.clone();
+            spoil(&mut certificate);
+            let found = [
+                (Role::Server, Peers::Adit),
+                (Role::Server, Peers::Go),
+                (Role::Client, Peers::Adit),
+                (Role::Client, Peers::Go),
+            ];
+            let found = found.map(|(role, peers)| verdict(&certificate, role, peers));
+            assert_eq!(found, expected, "flaw {nth}");
+        }
+        assert_eq!(verdict(&sound, Role::Server, Peers::Adit), Verdict::Ok);
+    }
+
+    fn by_rank(rank: u8) -> Verdict {
+        match rank {
+            0 => Verdict::Ok,
+            1 => Verdict::Degraded,
+            _ => Verdict::Missing,
+        }
+    }
+}

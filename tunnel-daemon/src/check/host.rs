@@ -1,0 +1,503 @@
+//! The host: kernel, what it was built with, and what this process may ask of it.
+
+use std::fs;
+use std::path::Path;
+
+use adit_relay::{Choice, Preference, ProbeError};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
+
+use super::{Needs, degraded, judged, missing, ok};
+use crate::budgets::socket_buffer_kib_max;
+use crate::memory::{self, MemoryLimit};
+use crate::status::model::Capability;
+use adit_redirect::caps;
+use adit_redirect::release::Release;
+
+/// The relay's floor on io_uring, and that of everything measured.
+const FLOOR: Release = Release::new(6, 1, 0);
+/// From here on the kernel moves more than one page at once from a pipe to a socket.
+const SPLICE_BATCHED: Release = Release::new(6, 5, 0);
+/// Fewer descriptors are too few for a cluster: each tunnel takes two.
+const DESCRIPTORS: u64 = 65_536;
+/// With less memory, bytes, the budgets are smaller than they are meant to be.
+const MEMORY: u64 = 128 << 20;
+/// What a pipe for splicing holds, and what all of a user's pipes should hold together.
+const PIPE_BYTES: u64 = 1 << 20;
+
+/// What was found; `None` where nothing could be read.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// `uname -r`.
+    release: Option<String>,
+    /// The kernel describes its own types.
+    btf: bool,
+    /// Where cgroup2 is mounted.
+    cgroup2: Option<String>,
+    /// The effective ones.
+    capabilities: Option<CapabilitySet>,
+    /// 0 none, 1 strict, 2 a filter.
+    seccomp: Option<u64>,
+    /// A ring could be made; else why not, and the remedy.
+    ring: Result<(), (String, String)>,
+    pipe_bytes_max: Option<u64>,
+    /// Pages that all pipes of a user may hold; 0 is any number.
+    pipe_pages_soft: Option<u64>,
+    /// A connection could be given to kernel TLS; else the error.
+    kernel_tls: Result<(), String>,
+    /// Open files: now, and at most.
+    descriptors: (Option<u64>, Option<u64>),
+    memory: MemoryLimit,
+}
+
+impl Facts {
+    pub(super) fn gather() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let limit = getrlimit(Resource::Nofile);
+        Self {
+            release: text("/proc/sys/kernel/osrelease"),
+            btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
+            cgroup2: caps::cgroup2_mount()
+                .ok()
+                .map(|mount| mount.display().to_string()),
+            capabilities: caps::effective(&status),
+            seccomp: field(&status, "Seccomp:").and_then(|mode| mode.parse().ok()),
+            ring: adit_relay::probe(Preference::IoUring)
+                .map(|_choice| ())
+                .map_err(|error| (error.reason, error.remedy.to_owned())),
+            pipe_bytes_max: number("/proc/sys/fs/pipe-max-size"),
+            pipe_pages_soft: number("/proc/sys/fs/pipe-user-pages-soft"),
+            kernel_tls: adit_relay::probe_kernel_tls().map_err(|error| error.to_string()),
+            descriptors: (limit.current, limit.maximum),
+            memory: memory::found(),
+        }
+    }
+
+    fn release(&self) -> Option<Release> {
+        Release::parse(self.release.as_deref()?)
+    }
+
+    fn has(&self, capability: CapabilitySet) -> bool {
+        self.capabilities
+            .is_some_and(|set| set.contains(capability))
+    }
+}
+
+fn text(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn number(path: &str) -> Option<u64> {
+    text(path)?.parse().ok()
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim())
+}
+
+/// All lines, in a fixed order.
+pub(super) fn lines(facts: &Facts, needs: Needs) -> Vec<Capability> {
+    vec![
+        judged(needs.ebpf || needs.io_uring, kernel(facts)),
+        // Programs of ours do without.
+        judged(false, btf(facts)),
+        judged(needs.ebpf, cgroup2(facts)),
+        judged(needs.ebpf, capabilities(facts)),
+        seccomp(facts),
+        judged(needs.io_uring, ring(facts)),
+        judged(needs.relay, splice(facts)),
+        judged(needs.kernel_tls, kernel_tls(facts)),
+        descriptors(facts),
+        memory_line(facts),
+    ]
+}
+
+fn kernel(facts: &Facts) -> Capability {
+    const NAME: &str = "kernel";
+    let Some(release) = facts.release() else {
+        return degraded(
+            NAME,
+            "the release of the kernel is not known: /proc/sys/kernel/osrelease says nothing",
+            "mount /proc",
+        );
+    };
+    if release < FLOOR {
+        return degraded(
+            NAME,
+            format!("{release}: tunnels work; io_uring and eBPF are not used below {FLOOR}"),
+            format!("use a kernel from {FLOOR} on"),
+        );
+    }
+    ok(NAME, format!("{release}"))
+}
+
+fn btf(facts: &Facts) -> Capability {
+    const NAME: &str = "btf";
+    if facts.btf {
+        return ok(NAME, "the kernel describes its types");
+    }
+    ok(
+        NAME,
+        "no /sys/kernel/btf/vmlinux: our programs do without, tools that look into the kernel do not",
+    )
+}
+
+fn cgroup2(facts: &Facts) -> Capability {
+    const NAME: &str = "cgroup2";
+    match &facts.cgroup2 {
+        Some(path) => ok(NAME, format!("mounted at {path}")),
+        None => degraded(
+            NAME,
+            "not mounted: no memory limit is seen, and eBPF has nothing to attach to",
+            "mount it: mount -t cgroup2 none /sys/fs/cgroup",
+        ),
+    }
+}
+
+fn capabilities(facts: &Facts) -> Capability {
+    const NAME: &str = "capabilities";
+    let Some(effective) = facts.capabilities else {
+        return degraded(
+            NAME,
+            "not known: /proc/self/status says nothing",
+            "mount /proc",
+        );
+    };
+    let lacking = caps::lacking(effective, facts.release());
+    if lacking.is_empty() {
+        return ok(NAME, "what eBPF takes, or more");
+    }
+    let lacking = lacking.join(" and ");
+    degraded(
+        NAME,
+        format!("without {lacking}: no eBPF; tunnels need no capability"),
+        format!("add {lacking} only if you use eBPF"),
+    )
+}
+
+fn seccomp(facts: &Facts) -> Capability {
+    const NAME: &str = "seccomp";
+    match facts.seccomp {
+        Some(0) => ok(NAME, "no profile is in force"),
+        Some(2) => ok(
+            NAME,
+            "a profile is in force; what it forbids shows in the other lines",
+        ),
+        Some(_) => missing(
+            NAME,
+            "strict mode is in force: nothing can run under it",
+            "start it under a filter, or without a profile",
+        ),
+        None => degraded(
+            NAME,
+            "not known: the kernel has none, or /proc is not mounted",
+            "mount /proc",
+        ),
+    }
+}
+
+fn ring(facts: &Facts) -> Capability {
+    const NAME: &str = "io_uring";
+    match &facts.ring {
+        Ok(()) => ok(NAME, "a ring can be made: --relay-engine=io-uring works"),
+        Err((reason, remedy)) => degraded(
+            NAME,
+            format!("{reason}: the relay uses epoll, which is as fast"),
+            remedy.clone(),
+        ),
+    }
+}
+
+/// An engine that is asked for by name keeps a server or an agent from starting where it is impossible; `None`: none is.
+pub(super) fn relay_engine(wanted: Preference) -> Option<Capability> {
+    (wanted != Preference::Auto).then(|| relay_engine_of(adit_relay::probe(wanted)))
+}
+
+fn relay_engine_of(found: Result<Choice, ProbeError>) -> Capability {
+    const NAME: &str = "relay-engine";
+    match found {
+        Ok(choice) => ok(NAME, format!("{} can be had", choice.engine.name())),
+        Err(error) => missing(
+            NAME,
+            format!("it would not start with --relay-engine: {}", error.reason),
+            format!("{}, or give --relay-engine=auto", error.remedy),
+        ),
+    }
+}
+
+fn splice(facts: &Facts) -> Capability {
+    const NAME: &str = "splice";
+    let batched = facts
+        .release()
+        .is_some_and(|release| release >= SPLICE_BATCHED);
+    match (facts.pipe_bytes_max, facts.pipe_pages_soft) {
+        (Some(bytes), _) if bytes < PIPE_BYTES => degraded(
+            NAME,
+            format!("a pipe holds at most {bytes} bytes: bulk on lanes in clear text is slower"),
+            format!("sysctl fs.pipe-max-size={PIPE_BYTES}"),
+        ),
+        (Some(_), Some(pages)) if pages != 0 && pages <= 16_384 && !privileged(facts) => degraded(
+            NAME,
+            format!(
+                "the pipes of this user hold {pages} pages together: some sixty splice at once in full size, \
+                 further ones with small pipes or by copying"
+            ),
+            "sysctl fs.pipe-user-pages-soft=0, or a larger number",
+        ),
+        (Some(bytes), Some(_)) if batched => ok(NAME, format!("pipes of up to {bytes} bytes")),
+        (Some(_), Some(_)) => degraded(
+            NAME,
+            format!("works; below {SPLICE_BATCHED} the kernel moves one page at a time"),
+            format!("use a kernel from {SPLICE_BATCHED} on for more"),
+        ),
+        _ => degraded(
+            NAME,
+            "the limits of pipes are not known: /proc/sys/fs says nothing",
+            "mount /proc",
+        ),
+    }
+}
+
+/// The limits of a user's pipes do not hold for those.
+fn privileged(facts: &Facts) -> bool {
+    facts.has(CapabilitySet::SYS_RESOURCE) || facts.has(CapabilitySet::SYS_ADMIN)
+}
+
+fn kernel_tls(facts: &Facts) -> Capability {
+    const NAME: &str = "kernel-tls";
+    match &facts.kernel_tls {
+        Ok(()) => ok(NAME, "a connection can be given to it"),
+        Err(error) => degraded(
+            NAME,
+            format!("not there ({error}): TLS is done by this program, as it is anyway by default"),
+            "modprobe tls, if your kernel has that module",
+        ),
+    }
+}
+
+fn descriptors(facts: &Facts) -> Capability {
+    const NAME: &str = "descriptors";
+    // Raised at start to the hard limit.
+    match facts.descriptors.1 {
+        None => ok(NAME, "any number of open files"),
+        Some(hard) if hard >= DESCRIPTORS => ok(NAME, format!("up to {hard} open files")),
+        Some(hard) => degraded(
+            NAME,
+            format!(
+                "up to {hard} open files: enough for about {} tunnels",
+                hard.saturating_sub(512) / 3
+            ),
+            format!("raise the hard limit (LimitNOFILE=, ulimit -Hn) to {DESCRIPTORS} or more"),
+        ),
+    }
+}
+
+fn memory_line(facts: &Facts) -> Capability {
+    const NAME: &str = "memory";
+    let MemoryLimit { bytes, file } = &facts.memory;
+    let size = format!("{} MiB", bytes >> 20);
+    let Some(file) = file else {
+        return degraded(
+            NAME,
+            format!("{size} are assumed: no limit and no size of this machine can be read"),
+            "mount /proc and the cgroup file systems",
+        );
+    };
+    let buffers = socket_buffer_kib_max(*bytes)
+        .map(|kib| format!("; sockets of tunnels have at most {kib} KiB each way"))
+        .unwrap_or_default();
+    let text = format!("{size}, says {}{buffers}", file.display());
+    if *bytes >= MEMORY {
+        return ok(NAME, text);
+    }
+    degraded(
+        NAME,
+        format!(
+            "{text}: few readers can pause at once before tunnels are ended for want of memory"
+        ),
+        "raise the limit of the cgroup (MemoryMax=, resources.limits.memory) to 128 MiB or more",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::model::Verdict;
+
+    const ALL: Needs = Needs {
+        ebpf: true,
+        relay: true,
+        io_uring: true,
+        kernel_tls: true,
+    };
+
+    fn best() -> Facts {
+        Facts {
+            release: Some("6.12.104-1-amd64".to_owned()),
+            btf: true,
+            cgroup2: Some("/sys/fs/cgroup".to_owned()),
+            capabilities: Some(CapabilitySet::all()),
+            seccomp: Some(0),
+            ring: Ok(()),
+            pipe_bytes_max: Some(1 << 20),
+            pipe_pages_soft: Some(16_384),
+            kernel_tls: Ok(()),
+            descriptors: (Some(1024), Some(1 << 20)),
+            memory: MemoryLimit {
+                bytes: 1 << 30,
+                file: Some("/proc/meminfo".into()),
+            },
+        }
+    }
+
+    fn verdict(facts: &Facts, name: &str) -> Verdict {
+        let lines = lines(facts, ALL);
+        let line = lines.iter().find(|line| line.name == name);
+        let line = line.unwrap_or_else(|| panic!("no line {name}"));
+        assert_eq!(
+            line.verdict <= Verdict::Ok,
+            line.remedy.is_none(),
+            "{line:?}"
+        );
+        line.verdict
+    }
+
+    #[test]
+    fn on_the_best_of_hosts_all_is_ok() {
+        for line in lines(&best(), ALL) {
+            let expected = if line.name == "btf" {
+                Verdict::Info
+            } else {
+                Verdict::Ok
+            };
+            assert_eq!(line.verdict, expected, "{line:?}");
+        }
+    }
+
+    /// As an ordinary host, or a container without privileges, has it.
+    #[test]
+    fn what_is_off_is_told_and_not_judged() {
+        let mut facts = best();
+        facts.capabilities = Some(CapabilitySet::empty());
+        facts.ring = Err(("forbidden".into(), "allow it".into()));
+        facts.kernel_tls = Err("ENOENT".into());
+        (facts.btf, facts.cgroup2) = (false, None);
+        facts.release = Some("5.15.0".to_owned());
+        for line in lines(&facts, Needs::default()) {
+            let is_judged = ["seccomp", "descriptors", "memory"].contains(&line.name.as_str());
+            let expected = if is_judged {
+                Verdict::Ok
+            } else {
+                Verdict::Info
+            };
+            assert_eq!(line.verdict, expected, "{line:?}");
+            assert_eq!(line.remedy, None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_shows_in_its_own_line_with_a_remedy() {
+        type Change = fn(&mut Facts);
+        let changes: [(&str, Verdict, Change); 18] = [
+            ("kernel", Verdict::Degraded, |f| {
+                f.release = Some("5.15.0".into())
+            }),
+            ("kernel", Verdict::Degraded, |f| f.release = None),
+            ("cgroup2", Verdict::Degraded, |f| f.cgroup2 = None),
+            ("capabilities", Verdict::Degraded, |f| {
+                f.capabilities = Some(CapabilitySet::empty())
+            }),
+            ("capabilities", Verdict::Degraded, |f| {
+                f.capabilities = Some(CapabilitySet::BPF)
+            }),
+            ("capabilities", Verdict::Degraded, |f| f.capabilities = None),
+            // Without CAP_PERFMON.
+            ("capabilities", Verdict::Degraded, |f| {
+                f.release = Some("6.1.0".into());
+                f.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
+            }),
+            ("seccomp", Verdict::Missing, |f| f.seccomp = Some(1)),
+            ("seccomp", Verdict::Degraded, |f| f.seccomp = None),
+            ("io_uring", Verdict::Degraded, |f| {
+                f.ring = Err(("no".into(), "yes".into()))
+            }),
+            ("splice", Verdict::Degraded, |f| {
+                f.pipe_bytes_max = Some(65_536)
+            }),
+            ("splice", Verdict::Degraded, |f| {
+                f.capabilities = Some(CapabilitySet::empty())
+            }),
+            ("splice", Verdict::Degraded, |f| {
+                f.release = Some("6.1.0".into())
+            }),
+            ("splice", Verdict::Degraded, |f| f.pipe_bytes_max = None),
+            ("kernel-tls", Verdict::Degraded, |f| {
+                f.kernel_tls = Err("ENOENT".into())
+            }),
+            ("descriptors", Verdict::Degraded, |f| {
+                f.descriptors = (None, Some(1024))
+            }),
+            ("memory", Verdict::Degraded, |f| f.memory.bytes = 64 << 20),
+            ("memory", Verdict::Degraded, |f| f.memory.file = None),
+        ];
+        for (number, (name, expected, change)) in changes.into_iter().enumerate() {
+            let mut facts = best();
+            change(&mut facts);
+            assert_eq!(verdict(&facts, name), expected, "change {number}: {name}");
+        }
+    }
+
+    #[test]
+    fn what_sockets_of_tunnels_have_is_said_where_it_is_bounded() {
+        let mut facts = best();
+        for (memory, expected) in [
+            (64 << 20, Some("at most 128 KiB each way")),
+            (512 << 20, None),
+        ] {
+            facts.memory.bytes = memory;
+            let text = memory_line(&facts).text;
+            let bound = text
+                .split_once("sockets of tunnels have ")
+                .map(|(_, bound)| bound);
+            let bound = bound.and_then(|bound| bound.split(':').next());
+            assert_eq!(bound, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_is_asked_for_by_name_has_to_be_there() {
+        assert_eq!(relay_engine(Preference::Auto), None);
+        let epoll = relay_engine(Preference::Epoll).unwrap();
+        assert_eq!(epoll.verdict, Verdict::Ok, "{epoll:?}");
+        let forbidden = relay_engine_of(Err(ProbeError {
+            basis: adit_relay::Basis::Forbidden,
+            reason: "forbidden here".to_owned(),
+            remedy: "allow it",
+        }));
+        assert_eq!(forbidden.verdict, Verdict::Missing, "{forbidden:?}");
+        assert!(forbidden.text.contains("forbidden here"), "{forbidden:?}");
+    }
+
+    #[test]
+    fn what_need_not_be_there_is_fine_when_it_is_not() {
+        let mut facts = best();
+        (facts.seccomp, facts.pipe_pages_soft) = (Some(2), Some(0));
+        facts.capabilities = Some(CapabilitySet::BPF | CapabilitySet::NET_ADMIN);
+        facts.descriptors = (None, None);
+        for name in ["seccomp", "splice", "capabilities", "descriptors"] {
+            assert_eq!(verdict(&facts, name), Verdict::Ok, "{name}");
+        }
+    }
+
+    #[test]
+    fn this_host_answers_each_question() {
+        let lines = lines(&Facts::gather(), ALL);
+        assert_eq!(lines.len(), 10);
+        // Wherever tests run there is a /proc.
+        assert!(
+            lines.iter().all(|line| !line.text.contains("mount /proc")),
+            "{lines:?}"
+        );
+    }
+}

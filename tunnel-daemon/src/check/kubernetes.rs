@@ -1,0 +1,96 @@
+//! What a command line needs of the Kubernetes API, as far as that is known without asking it.
+
+use adit_kube::access::{AccessError, Api, Source};
+
+use tokio::runtime::Builder;
+
+use super::{Capability, degraded, missing, ok};
+use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_server::backend::check_deny_list;
+use adit_tls::blocking::start_runtime;
+
+/// Lines about the access of a server to the Kubernetes API, and its deny list.
+///
+/// # Errors
+/// No runtime could be made.
+pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
+    let of_tokens = plan.agents.tokens.as_ref().map(|tokens| &tokens.api);
+    let of_leases = plan.leases.as_ref().map(|leases| &leases.api);
+    let mut lines = Vec::new();
+    if let Some(source) = of_tokens.or(of_leases) {
+        lines.push(api(source)?);
+    }
+    if let Some(path) = &plan.agents.deny {
+        lines.push(match check_deny_list(path) {
+            Ok(()) => ok("agent-deny", format!("{} can be used", path.display())),
+            Err(error) => missing("agent-deny", error.to_string(), "correct the file"),
+        });
+    }
+    Ok(lines)
+}
+
+/// Lines about the access of an agent.
+///
+/// # Errors
+/// No runtime could be made.
+pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Option<Capability>> {
+    plan.leases
+        .as_ref()
+        .map(|leases| api(&leases.api))
+        .transpose()
+}
+
+/// Whether there is a configuration that can be used. The API server itself may come later.
+fn api(source: &Source) -> anyhow::Result<Capability> {
+    const NAME: &str = "kubernetes-api";
+    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
+    let opened = runtime.block_on(async {
+        let api = Api::open(source.clone()).await?;
+        Ok::<_, AccessError>(api.risk().await)
+    });
+    Ok(match opened {
+        Ok(None) => ok(
+            NAME,
+            "its configuration can be used; whether it answers shows later",
+        ),
+        Ok(Some(risk)) => degraded(
+            NAME,
+            risk,
+            "give a kubeconfig with an https:// server and its certificate-authority",
+        ),
+        Err(error) => missing(
+            NAME,
+            error.to_string(),
+            "give a kubeconfig that names a cluster, a user, and files that this user may read",
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::model::Verdict;
+
+    #[test]
+    fn a_kubeconfig_that_cannot_be_used_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        let source = Source::Kubeconfig(file.clone());
+        assert_eq!(api(&source).unwrap().verdict, Verdict::Missing);
+        for (cluster, verdict) in [
+            (r#"{"server":"https://127.0.0.1:1"}"#, Verdict::Ok),
+            (r#"{"server":"http://127.0.0.1:1"}"#, Verdict::Degraded),
+            (
+                r#"{"server":"https://127.0.0.1:1","insecure-skip-tls-verify":true}"#,
+                Verdict::Degraded,
+            ),
+        ] {
+            let content = format!(
+                r#"{{"current-context":"a","contexts":[{{"name":"a","context":{{"cluster":"a"}}}}],
+                "clusters":[{{"name":"a","cluster":{cluster}}}]}}"#
+            );
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(api(&source).unwrap().verdict, verdict, "{cluster}");
+        }
+    }
+}

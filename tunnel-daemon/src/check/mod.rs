@@ -1,0 +1,306 @@
+//! `adit check`: what this host, and the flags that follow, allow; what is missing, and what to do about it.
+//!
+//! Probes gather facts; verdicts are drawn from facts alone, so each of them is tested without the host it is about.
+
+mod certificates;
+mod host;
+mod kernel_paths;
+mod kubernetes;
+mod places;
+mod report;
+mod servers;
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use adit_relay::Preference;
+
+use self::report::Report;
+use crate::run::log_options;
+use crate::status::model::{Capability, Verdict};
+use crate::status::text::show;
+use adit_config::plan::{
+    AccountMode, AccountPlan, AgentPlan, DataPathPlan, LaneSecurity, LogPlan, ServerPlan,
+};
+use adit_config::{CheckGiven, CheckOptions};
+use adit_redirect::caps::{self, HostCaps};
+use adit_telemetry::log;
+
+/// Exit code where something is missing, or nothing could be looked at: no script takes that for a host that will do.
+pub(super) const MISSING: u8 = 2;
+
+/// A clock that says less was never set: no release of this program is as old, 2025-01-01.
+const CLOCK_MIN: Duration = Duration::from_secs(1_735_689_600);
+
+/// Looks, and prints.
+///
+/// # Errors
+/// Something that has nothing to do with what is looked at: no runtime, no resolver.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "whether the clock suits the dates of certificates is what is looked at"
+)]
+pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
+    crate::descriptors::raise_limit();
+    let now = SystemTime::now();
+    let host = HostCaps::probe().with_programs();
+    let needs = match &options.given {
+        CheckGiven::Nothing | CheckGiven::Refused(_) => Needs::default(),
+        CheckGiven::Server(plan, _) => Needs::of_server(plan),
+        CheckGiven::Agent(plan, _) => Needs::of_agent(plan),
+    };
+    let mut lines = lines_of(&host, needs);
+    lines.push(clock(now));
+    match &options.given {
+        CheckGiven::Nothing => (),
+        CheckGiven::Refused(error) => lines.push(missing(
+            "configuration",
+            error.message(),
+            "correct the command line: it would not start like this",
+        )),
+        CheckGiven::Server(plan, warnings) => {
+            lines.extend(configuration(warnings));
+            lines.extend(logging(&plan.log));
+            lines.extend(host::relay_engine(plan.agents.data_path.relay_engine));
+            lines.extend(certificates::of_server(plan, now));
+            lines.extend(kubernetes::of_server(plan)?);
+            lines.extend(places::of_server(plan));
+            lines.extend(kernel_paths::of_server(plan, &host));
+        }
+        CheckGiven::Agent(plan, warnings) => {
+            lines.extend(configuration(warnings));
+            lines.extend(logging(&plan.log));
+            lines.extend(host::relay_engine(plan.data_path.relay_engine));
+            lines.extend(certificates::of_agent(plan, now));
+            lines.extend(kubernetes::of_agent(plan)?);
+            lines.extend(places::of_agent(plan));
+            lines.extend(kernel_paths::of_agent(plan, &host));
+            if options.connect {
+                lines.extend(servers::of_agent(plan)?);
+            }
+        }
+    }
+    if options.connect && !matches!(options.given, CheckGiven::Agent(..)) {
+        lines.push(degraded(
+            "server",
+            "--connect has no effect without the flags of an agent",
+            "add agent and its flags behind it",
+        ));
+    }
+    let report = Report::new(lines);
+    if options.json {
+        show(&format!("{}\n", report.json()?))?;
+    } else {
+        show(&report.text())?;
+    }
+    Ok(report.exit_code())
+}
+
+/// What is needed of the host, and whether the host allows it, as `adit status` shows it.
+pub(super) fn host_lines(needs: Needs) -> Vec<Capability> {
+    let mut lines = lines_of(&HostCaps::probe(), needs);
+    lines.retain(|line| line.verdict != Verdict::Info);
+    lines
+}
+
+fn lines_of(host: &HostCaps, needs: Needs) -> Vec<Capability> {
+    let mut lines = host::lines(&host::Facts::gather(), needs);
+    lines.push(judged(needs.ebpf, ebpf(host)));
+    lines
+}
+
+/// What flags take from the host. What they do not take is told and not judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// Redirect or accounting.
+    ebpf: bool,
+    /// Tunnels without frames.
+    relay: bool,
+    /// The relay's engine is asked for by name.
+    io_uring: bool,
+    /// Lanes on kernel TLS.
+    kernel_tls: bool,
+}
+
+impl Needs {
+    pub(crate) fn of_server(plan: &ServerPlan) -> Self {
+        let redirects = plan.transparent.redirect.is_some();
+        Self::of(&plan.agents.data_path, plan.account, redirects)
+    }
+
+    pub(crate) fn of_agent(plan: &AgentPlan) -> Self {
+        Self::of(&plan.data_path, plan.account, plan.redirect.is_some())
+    }
+
+    fn of(data_path: &DataPathPlan, account: AccountPlan, redirects: bool) -> Self {
+        let relay = data_path.lanes_max > 0 && data_path.lane_security != LaneSecurity::Tls;
+        Self {
+            ebpf: redirects || account.mode != AccountMode::Off,
+            relay,
+            io_uring: data_path.relay_engine == Preference::IoUring,
+            kernel_tls: relay && data_path.lane_security == LaneSecurity::Ktls,
+        }
+    }
+}
+
+/// Whether programs can be loaded: the first thing that is missing, with its remedy.
+fn ebpf(host: &HostCaps) -> Capability {
+    const NAME: &str = "ebpf";
+    // Programs of ours do without type information.
+    let needed = host.rows().into_iter().filter(|(what, _)| *what != "btf");
+    let needed = needed.chain([("bpf", &host.account_program)]);
+    for (what, capability) in needed {
+        if let caps::Capability::Missing(why) = capability {
+            return degraded(
+                NAME,
+                format!("{what}: {why}"),
+                "of use for --redirect and --account only; all else works without",
+            );
+        }
+    }
+    let how = host.bpf.reason();
+    ok(NAME, format!("{how}: --redirect and --account"))
+}
+
+fn configuration(warnings: &[String]) -> Vec<Capability> {
+    const NAME: &str = "configuration";
+    if warnings.is_empty() {
+        return vec![ok(NAME, "the flags fit together")];
+    }
+    let lines = warnings
+        .iter()
+        .map(|warning| degraded(NAME, warning, "change or drop the flag it names"));
+    lines.collect()
+}
+
+/// What keeps the log, and with it all else, from starting; `None`: nothing does.
+fn logging(plan: &LogPlan) -> Option<Capability> {
+    let text = log::check(&log_options(plan)).err()?.to_string();
+    let (what, remedy) = text.rsplit_once("; ").unwrap_or((&text, "correct it"));
+    Some(missing("log", what, remedy))
+}
+
+fn clock(now: SystemTime) -> Capability {
+    const NAME: &str = "clock";
+    let since = now
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    if since < CLOCK_MIN {
+        return missing(
+            NAME,
+            "this host's clock is before 2025: no certificate of today is valid for it",
+            "set the clock; run a time service",
+        );
+    }
+    ok(
+        NAME,
+        "later than this program; certificates are judged by it",
+    )
+}
+
+fn line(
+    name: &str,
+    verdict: Verdict,
+    text: impl Into<String>,
+    remedy: Option<String>,
+) -> Capability {
+    Capability {
+        name: name.to_owned(),
+        verdict,
+        text: text.into(),
+        remedy,
+    }
+}
+
+fn ok(name: &str, text: impl Into<String>) -> Capability {
+    line(name, Verdict::Ok, text, None)
+}
+
+/// The line of something that is judged only where it is needed.
+fn judged(needed: bool, line: Capability) -> Capability {
+    if needed { line } else { info(line) }
+}
+
+/// The same without a verdict, and without a remedy: nothing is to be done.
+fn info(line: Capability) -> Capability {
+    Capability {
+        verdict: Verdict::Info,
+        remedy: None,
+        ..line
+    }
+}
+
+fn degraded(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(name, Verdict::Degraded, text, Some(remedy.into()))
+}
+
+fn missing(name: &str, text: impl Into<String>, remedy: impl Into<String>) -> Capability {
+    line(name, Verdict::Missing, text, Some(remedy.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adit_config::plan::LogDestination;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the clock is what is looked at")]
+    fn a_clock_that_was_never_set_is_found() {
+        assert_eq!(clock(SystemTime::UNIX_EPOCH).verdict, Verdict::Missing);
+        assert_eq!(clock(SystemTime::now()).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_found() {
+        let file = |path: &str| LogPlan {
+            destination: LogDestination::File {
+                path: path.into(),
+                bytes_max: None,
+                also_stderr: None,
+            },
+            ..LogPlan::default()
+        };
+        let line = logging(&file("/nonexistent/adit.log")).unwrap();
+        assert_eq!(line.verdict, Verdict::Missing);
+        assert!(line.text.contains("/nonexistent/adit.log"), "{line:?}");
+        assert!(line.remedy.is_some_and(|to_do| to_do.contains("folder")));
+    }
+
+    fn data_path(lane_security: LaneSecurity, relay_engine: Preference) -> DataPathPlan {
+        DataPathPlan {
+            lanes_max: 4,
+            lane_security,
+            relay_engine,
+        }
+    }
+
+    #[test]
+    fn only_what_the_flags_need_is_judged() {
+        let off = AccountPlan::default();
+        let auto = AccountPlan {
+            mode: AccountMode::Auto,
+            ..off
+        };
+        let tls = data_path(LaneSecurity::Tls, Preference::Auto);
+        assert_eq!(Needs::of(&tls, off, false), Needs::default());
+        assert!(Needs::of(&tls, auto, false).ebpf && Needs::of(&tls, off, true).ebpf);
+        let plaintext = data_path(LaneSecurity::Plaintext, Preference::IoUring);
+        let needs = Needs::of(&plaintext, off, false);
+        assert!(needs.relay && needs.io_uring && !needs.kernel_tls);
+        let ktls = data_path(LaneSecurity::Ktls, Preference::Auto);
+        let needs = Needs::of(&ktls, off, false);
+        assert!(needs.relay && needs.kernel_tls && !needs.io_uring);
+        let bare = DataPathPlan {
+            lanes_max: 0,
+            ..ktls
+        };
+        assert_eq!(Needs::of(&bare, off, false), Needs::default());
+    }
+
+    #[test]
+    fn each_warning_is_a_line() {
+        let lines = configuration(&["one".to_owned(), "two".to_owned()]);
+        assert!(lines.len() == 2 && lines.iter().all(|line| line.verdict == Verdict::Degraded));
+        assert_eq!(configuration(&[])[0].verdict, Verdict::Ok);
+    }
+}

@@ -1,0 +1,320 @@
+//! Where a command line wants to listen: whether it could, now.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use rustix::fs::{Access, access};
+
+use super::{degraded, missing, ok};
+use crate::status::model::Capability;
+use adit_config::address::{BindAddress, BindHost};
+use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan};
+use adit_net::listen::{StaleFile, listen};
+
+/// What a start does where it cannot listen on a port.
+#[derive(Clone, Copy)]
+enum Without {
+    Fails,
+    /// As upstream's programs, it logs that and goes on.
+    GoesOn,
+}
+
+impl Without {
+    fn probes(compat: bool) -> Self {
+        if compat { Self::GoesOn } else { Self::Fails }
+    }
+}
+
+/// The TCP addresses that a start would have by now, each with the name of its line.
+#[derive(Default)]
+struct Ports(Vec<(&'static str, SocketAddr)>);
+
+/// Lines about a server's listeners.
+pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
+    let (mut lines, mut ports) = (Vec::new(), Ports::default());
+    for frontend in &plan.frontends {
+        match &frontend.listen {
+            FrontendListen::Unix {
+                path,
+                delete_existing,
+                ..
+            } => {
+                let stale = StaleFile::of(*delete_existing);
+                lines.push(socket("frontend", path, stale));
+            }
+            FrontendListen::Tcp { bind, .. } => {
+                lines.push(ports.line("frontend", bind, Without::Fails));
+            }
+        }
+    }
+    if let Some(bind) = &plan.transparent.bind {
+        lines.push(ports.line("transparent", bind, Without::Fails));
+    }
+    lines.push(ports.line("agent-port", &plan.agents.bind, Without::Fails));
+    lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
+    lines.extend(admin_socket(plan.admin_socket.as_deref()));
+    lines
+}
+
+/// Lines about an agent's.
+pub(super) fn of_agent(plan: &AgentPlan) -> Vec<Capability> {
+    let (mut lines, mut ports) = (Vec::new(), Ports::default());
+    for target in &plan.target_listeners {
+        lines.push(ports.line("target", &target.bind, Without::Fails));
+    }
+    lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
+    lines.extend(admin_socket(plan.admin_socket.as_deref()));
+    lines
+}
+
+fn admin_socket(path: Option<&Path>) -> Option<Capability> {
+    path.map(|path| socket("admin-socket", path, StaleFile::Remove))
+}
+
+impl Ports {
+    /// Those for health and administration, which a start opens last.
+    fn probes(
+        &mut self,
+        health: &Option<BindAddress>,
+        admin: &Option<BindAddress>,
+        compat: bool,
+    ) -> Vec<Capability> {
+        let health = health.iter().map(|bind| ("health-port", bind));
+        let admin = admin.iter().map(|bind| ("admin-port", bind));
+        let without = Without::probes(compat);
+        health
+            .chain(admin)
+            .map(|(name, bind)| self.line(name, bind, without))
+            .collect()
+    }
+
+    fn line(&mut self, name: &'static str, bind: &BindAddress, without: Without) -> Capability {
+        if bind.port == 0 {
+            return ok(name, format!("{bind}: the kernel chooses a port"));
+        }
+        let (why, remedy) = match self.take(name, bind) {
+            Ok(()) => return ok(name, format!("{bind} is free")),
+            Err(flaw) => flaw,
+        };
+        let text = format!("cannot listen on {bind}: {why}");
+        match without {
+            Without::Fails => missing(name, text, remedy),
+            Without::GoesOn => {
+                degraded(name, format!("{text}; a start goes on without it"), remedy)
+            }
+        }
+    }
+
+    /// # Errors
+    /// Why a start could not have that address, and the remedy.
+    fn take(
+        &mut self,
+        name: &'static str,
+        bind: &BindAddress,
+    ) -> Result<(), (String, &'static str)> {
+        let address = bound(bind).map_err(|error| {
+            let remedy = match error.kind() {
+                io::ErrorKind::AddrInUse => {
+                    "stop whoever uses that port (this very server, perhaps), or give another one"
+                }
+                io::ErrorKind::AddrNotAvailable => "give an address of this host",
+                io::ErrorKind::PermissionDenied => {
+                    "give a port above 1023, or the capability CAP_NET_BIND_SERVICE"
+                }
+                _ => "give another address",
+            };
+            (error.to_string(), remedy)
+        })?;
+        if let Some((other, taken)) = self.0.iter().find(|(_, taken)| overlap(address, *taken)) {
+            let why = format!("{other} of this command line has {taken}, which overlaps");
+            return Err((why, "give one of the two another port"));
+        }
+        self.0.push((name, address));
+        Ok(())
+    }
+}
+
+/// Whether the kernel refuses the second of two listeners at these addresses. The IPv6 address for all interfaces takes IPv4,
+/// too.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let covers = |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    let (a, b) = (one.ip(), other.ip());
+    one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
+}
+
+/// Listens for a moment; where.
+fn bound(bind: &BindAddress) -> io::Result<SocketAddr> {
+    let address: SocketAddr = match &bind.host {
+        BindHost::Ip(ip) => SocketAddr::new(*ip, bind.port),
+        // Both families where there are two.
+        BindHost::Any => {
+            let v6 = listened((Ipv6Addr::UNSPECIFIED, bind.port).into());
+            return match v6 {
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    listened((Ipv4Addr::UNSPECIFIED, bind.port).into())
+                }
+                bound => bound,
+            };
+        }
+        BindHost::Name(name) => (name.as_str(), bind.port)
+            .to_socket_addrs()?
+            .next()
+            .ok_or(io::ErrorKind::AddrNotAvailable)?,
+    };
+    listened(address)
+}
+
+/// As a start would.
+fn listened(address: SocketAddr) -> io::Result<SocketAddr> {
+    listen(address, |_socket| ()).map(|_closed| address)
+}
+
+/// Nothing is made or removed: a running process may be behind that path.
+fn socket(name: &str, path: &Path, stale: StaleFile) -> Capability {
+    let shown = path.display();
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    if let Err(error) = access(dir, Access::WRITE_OK | Access::EXEC_OK) {
+        let remedy = if dir.exists() {
+            "make the directory writable for this user"
+        } else {
+            "create the directory"
+        };
+        return missing(name, format!("{shown}: {}: {error}", dir.display()), remedy);
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(_nothing) => ok(name, format!("{shown} can be made")),
+        Ok(there) if !there.file_type().is_socket() => missing(
+            name,
+            format!("{shown} is there and is no socket"),
+            "remove the file, or give another path",
+        ),
+        Ok(_socket) if stale == StaleFile::Keep => missing(
+            name,
+            format!("{shown} is there, and --delete-existing-uds-file=false leaves it there"),
+            "stop whoever uses it and remove the file, or drop the flag",
+        ),
+        Ok(_socket) if UnixStream::connect(path).is_ok() => degraded(
+            name,
+            format!("{shown}: a process listens there; a start would take the path away from it"),
+            "stop that process first, or give another path",
+        ),
+        Ok(_stale) => ok(
+            name,
+            format!("{shown} was left behind by another process, and is replaced"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::status::model::Verdict;
+
+    fn port(name: &'static str, bind: &BindAddress) -> Capability {
+        Ports::default().line(name, bind, Without::Fails)
+    }
+
+    #[test]
+    fn a_port_in_use_is_missing_and_a_free_one_is_not_kept() {
+        // An address of its own: nobody takes the port while it is free.
+        let listener = TcpListener::bind("127.0.0.5:0").unwrap();
+        let used = listener.local_addr().unwrap().port();
+        let bind = BindAddress::new("127.0.0.5", used).unwrap();
+        let line = port("x", &bind);
+        assert_eq!(line.verdict, Verdict::Missing, "{line:?}");
+        assert!(line.text.contains(&used.to_string()));
+        let any = BindAddress::new("", used).unwrap();
+        assert_eq!(port("x", &any).verdict, Verdict::Missing);
+        drop(listener);
+        for _twice in 0..2 {
+            let line = port("x", &bind);
+            assert_eq!(line.verdict, Verdict::Ok, "{line:?}");
+        }
+        let elsewhere = BindAddress::new("192.0.2.1", 8091).unwrap();
+        assert_eq!(port("x", &elsewhere).verdict, Verdict::Missing);
+    }
+
+    #[test]
+    fn ports_that_a_start_goes_on_without_are_degraded() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let used = listener.local_addr().unwrap().port();
+        let bind = Some(BindAddress::new("127.0.0.1", used).unwrap());
+        for (compat, verdict) in [(true, Verdict::Degraded), (false, Verdict::Missing)] {
+            let lines = Ports::default().probes(&bind, &bind, compat);
+            let found: Vec<_> = lines.iter().map(|line| line.verdict).collect();
+            assert_eq!(found, [verdict; 2], "{lines:?}");
+        }
+    }
+
+    /// What the kernel makes of two addresses, in either order.
+    #[test]
+    fn addresses_that_no_two_listeners_can_have_overlap() {
+        for (one, other, expected) in [
+            ("127.0.0.1:1", "127.0.0.1:1", true),
+            ("127.0.0.1:1", "127.0.0.1:2", false),
+            ("127.0.0.1:1", "127.0.0.2:1", false),
+            ("0.0.0.0:1", "127.0.0.1:1", true),
+            ("[::]:1", "127.0.0.1:1", true),
+            ("[::]:1", "0.0.0.0:1", true),
+            ("[::]:1", "[::1]:1", true),
+            ("0.0.0.0:1", "[::1]:1", false),
+            ("127.0.0.1:1", "[::1]:1", false),
+        ] {
+            let (one, other) = (one.parse().unwrap(), other.parse().unwrap());
+            assert_eq!(overlap(one, other), expected, "{one} {other}");
+            assert_eq!(overlap(other, one), expected, "{other} {one}");
+        }
+    }
+
+    #[test]
+    fn a_listener_that_overlaps_one_of_the_same_command_line_is_found() {
+        // As long as it is there, nobody else gets that port on all addresses.
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        let bind = BindAddress::new("127.0.0.4", port).unwrap();
+        let mut ports = Ports::default();
+        let first = ports.line("one", &bind, Without::Fails);
+        assert_eq!(first.verdict, Verdict::Ok, "{first:?}");
+        for (without, verdict) in [
+            (Without::Fails, Verdict::Missing),
+            (Without::GoesOn, Verdict::Degraded),
+        ] {
+            let second = ports.line("two", &bind, without);
+            assert_eq!(second.verdict, verdict, "{second:?}");
+            assert!(second.text.contains("one of this command line"));
+        }
+    }
+
+    #[test]
+    fn a_socket_is_looked_at_and_left_as_it_is() {
+        use StaleFile::{Keep, Remove};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let verdict = |stale| socket("x", &path, stale).verdict;
+        assert_eq!((verdict(Remove), verdict(Keep)), (Verdict::Ok, Verdict::Ok));
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(verdict(Remove), Verdict::Degraded);
+        assert_eq!(verdict(Keep), Verdict::Missing);
+        drop(listener);
+        assert_eq!(verdict(Remove), Verdict::Ok);
+        let line = socket("x", &path, Keep);
+        assert_eq!(line.verdict, Verdict::Missing, "a start would fail");
+        assert!(line.text.contains("--delete-existing-uds-file"), "{line:?}");
+        assert!(path.exists(), "nothing is removed");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        assert_eq!(verdict(Remove), Verdict::Missing);
+        let nowhere = dir.path().join("missing/s");
+        let line = socket("x", &nowhere, Remove);
+        assert_eq!(line.remedy.as_deref(), Some("create the directory"));
+    }
+}

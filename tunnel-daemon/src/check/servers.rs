@@ -1,0 +1,100 @@
+//! The servers of an agent's command line: whether the agent would get to them. Nothing is registered there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::runtime::Builder;
+
+use super::{missing, ok};
+use crate::status::model::Capability;
+use adit_account::Accounts;
+use adit_agent::reach::{Met, Reach, Reached};
+use adit_config::address::ServerAddress;
+use adit_config::limits;
+use adit_config::plan::AgentPlan;
+use adit_config::tls_policy::TlsPolicy;
+use adit_net::resolve::SystemResolver;
+use adit_redirect::exempt::OwnSockets;
+use adit_tls::blocking::start_runtime;
+use adit_tls::reload::Reloadable;
+use adit_tls::tls::{Alpn, ClientTls};
+
+const NAME: &str = "server";
+/// With TLS 1.3 a server refuses a client certificate behind the handshake: time for that to arrive.
+const REFUSAL: Duration = Duration::from_secs(3);
+
+/// One line for each server.
+///
+/// # Errors
+/// There is no runtime or resolver.
+pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
+    let tls = Reloadable::load(ClientTls {
+        ca: plan.tls.ca_cert.clone(),
+        identity: plan
+            .tls
+            .identity
+            .as_ref()
+            .map(|identity| (identity.cert.clone(), identity.key.clone())),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&plan.tls.alpn),
+    });
+    // What is wrong with the files has its line already.
+    let Ok(tls) = tls else {
+        let untried = "not tried: the certificates above cannot be used";
+        return Ok(vec![missing(NAME, untried, "mend them first")]);
+    };
+    let runtime = start_runtime(&mut Builder::new_current_thread(), |_error| ())?;
+    runtime.block_on(async {
+        let reach = Reach {
+            resolver: Arc::new(SystemResolver::new()?),
+            tls,
+            proxy: plan.forward_proxy.clone(),
+            accounts: Accounts::off(),
+            own_sockets: OwnSockets::off(),
+            agent: plan.agent_id.clone(),
+            met: Met::default(),
+        };
+        let mut lines = Vec::new();
+        for address in &plan.servers {
+            lines.push(server(&reach, address).await);
+        }
+        Ok(lines)
+    })
+}
+
+async fn server(reach: &Reach, address: &ServerAddress) -> Capability {
+    const REMEDY: &str =
+        "check the address, the way there, and the CA and names of both certificates";
+    let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, reach.connect(address));
+    let mut stream = match connecting.await {
+        Ok(Ok(Reached { stream, .. })) => stream,
+        Ok(Err(error)) => return missing(NAME, format!("{address}: {error}"), REMEDY),
+        Err(_elapsed) => {
+            let seconds = limits::LINK_CONNECT_TIMEOUT.as_secs();
+            return missing(
+                NAME,
+                format!("{address}: no answer within {seconds} s"),
+                REMEDY,
+            );
+        }
+    };
+    let mut first = [0];
+    match tokio::time::timeout(REFUSAL, stream.read(&mut first)).await {
+        Ok(Ok(0)) => missing(
+            NAME,
+            format!("{address}: the server closed the connection behind the handshake"),
+            REMEDY,
+        ),
+        Ok(Err(error)) => missing(
+            NAME,
+            format!("{address}: the server refused this agent: {error}"),
+            "give a certificate that the CA of the server's --cluster-ca-cert has signed",
+        ),
+        // It speaks first, or waits for us to.
+        Ok(Ok(_)) | Err(_) => ok(
+            NAME,
+            format!("{address} can be reached, and both ends accept each other"),
+        ),
+    }
+}

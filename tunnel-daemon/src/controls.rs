@@ -1,0 +1,83 @@
+//! What a running server or agent can be asked for by signals: SIGHUP reads files again, SIGUSR1 switches debug logging.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::signals::is_hangup_ignored;
+use adit_telemetry::DebugLog;
+use adit_tls::reread::Reread;
+
+/// Handles of what can be asked for. Clones name the same.
+#[derive(Clone, Default)]
+pub struct Controls {
+    /// Whoever follows files.
+    pub reread: Reread,
+    /// The log's level.
+    pub debug: DebugLog,
+}
+
+/// Signals that ask for something else than an end. They end no process from here on.
+pub(super) struct Requests {
+    /// `None`: the process was started to ignore it, as by `nohup`.
+    hangup: Option<Signal>,
+    user1: Signal,
+    user2: Signal,
+}
+
+impl Requests {
+    /// Takes the signals over from their defaults.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub(super) fn new() -> io::Result<Self> {
+        let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
+        Ok(Self {
+            hangup: hangup.transpose()?,
+            user1: signal(SignalKind::user_defined1())?,
+            user2: signal(SignalKind::user_defined2())?,
+        })
+    }
+
+    /// Does what is asked for, and switches debug logging off when its time is over.
+    pub(super) async fn serve(mut self, controls: &Controls) -> Infallible {
+        let ends = controls.debug.run();
+        tokio::pin!(ends);
+        loop {
+            let hung_up = async {
+                match &mut self.hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                _ = hung_up => {
+                    tracing::info!("SIGHUP received: reading files again");
+                    controls.reread.ask();
+                }
+                _ = self.user1.recv() => {
+                    if let Err(error) = controls.debug.toggle("SIGUSR1") {
+                        tracing::warn!(%error, "debug logging cannot be switched");
+                    }
+                }
+                _ = self.user2.recv() => tracing::info!("SIGUSR2 received: it has no effect"),
+                () = &mut ends => (),
+            }
+        }
+    }
+}
+
+/// Keeps a helper of a server or agent alive when its signals are sent to all processes of the program's name.
+///
+/// # Errors
+/// When the system refuses the handlers.
+pub(super) fn outlive_requests() -> io::Result<()> {
+    // The handlers stay for the life of the process.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let _entered = runtime.enter();
+    Requests::new().map(drop)
+}

@@ -1,0 +1,524 @@
+//! What a server listens on: plan in, accept loops out.
+
+pub(super) mod spelling;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use adit_core::http2::Limits;
+use adit_core::lane;
+use adit_relay::{BufferSizes, SocketBuffers};
+use anyhow::Context as _;
+use rustls_pki_types::UnixTime;
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::{AdminListener, AdminThread};
+use crate::probes::HttpService;
+use adit_account::Accounts;
+use adit_config::address::{BindAddress, BindHost};
+use adit_config::limits;
+use adit_config::plan::{AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
+use adit_config::tls_policy::TlsPolicy;
+use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
+use adit_net::authority::AuthorityIo;
+use adit_net::descriptors::{Descriptors, Use};
+use adit_net::handshakes::{HandshakeLimits, NoTurn};
+use adit_net::listen::{ListenAddr, ListenError, Listener};
+use adit_net::socket;
+use adit_net::tasks::{Overloaded, Tasks};
+use adit_net::unix::StaleFile;
+use adit_redirect::exempt::OwnSockets;
+use adit_server::backend::{AgentAuthorizer, Backend};
+use adit_server::frontend::events::FrontendContext;
+use adit_server::frontend::{grpc, http_connect};
+use adit_server::router::Hub;
+use adit_telemetry::AditMetrics;
+use adit_telemetry::labels::{
+    HandshakeFailure, Label as _, Listener as ListenerLabel, ReloadResult,
+};
+use adit_telemetry::rate::TokenBucket;
+use adit_tls::agent_identity::Certificate;
+use adit_tls::handshake::HandshakeError;
+use adit_tls::reload::{Reload, ReloadEvents, Reloadable, ReloadableServerTls};
+use adit_tls::reread::Reread;
+use adit_tls::stream::{ByteStream, Connection as _, PeerAddr};
+use adit_tls::tls::{Alpn, ServerTls, TlsError};
+
+/// Failed handshakes that a listener logs, each second and at once.
+const HANDSHAKES_LOGGED_PER_SECOND: u32 = 1;
+const HANDSHAKES_LOGGED_BURST: u32 = 10;
+
+/// Errors of one listener, as counters.
+pub(super) struct Counted {
+    pub(super) metrics: AditMetrics,
+    pub(super) listener: ListenerLabel,
+    pub(super) descriptors: Arc<Descriptors>,
+    pub(super) handshakes: HandshakeLog,
+}
+
+/// Failed handshakes in the log: few, since whoever reaches a port can cause them. All are counted.
+pub(super) struct HandshakeLog {
+    bucket: Mutex<TokenBucket>,
+    suppressed: AtomicU64,
+}
+
+impl Default for HandshakeLog {
+    fn default() -> Self {
+        let bucket = TokenBucket::new(
+            HANDSHAKES_LOGGED_PER_SECOND,
+            HANDSHAKES_LOGGED_BURST,
+            Instant::now(),
+        );
+        Self {
+            bucket: Mutex::new(bucket),
+            suppressed: AtomicU64::new(0),
+        }
+    }
+}
+
+impl HandshakeLog {
+    /// Logs this one, or counts it for the next line.
+    fn failed(&self, listener: ListenerLabel, peer: PeerAddr, error: &HandshakeError) {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        if !bucket.try_take(Instant::now()) {
+            self.suppressed.fetch_add(1, Relaxed);
+            return;
+        }
+        drop(bucket);
+        let (listener, cause) = (listener.as_str(), error.cause());
+        match self.suppressed.swap(0, Relaxed) {
+            0 => tracing::warn!(listener, %peer, cause, "TLS handshake failed"),
+            suppressed => {
+                tracing::warn!(listener, %peer, cause, suppressed, "TLS handshake failed, and others before it");
+            }
+        }
+    }
+}
+
+impl AcceptEvents for Counted {
+    fn accept_failed(&self, _error: &io::Error) {
+        self.metrics.accept_error(self.listener);
+    }
+
+    fn handshake_failed(&self, peer: PeerAddr, error: &HandshakeError) {
+        self.handshakes.failed(self.listener, peer, error);
+        self.metrics.accept_error(self.listener);
+        self.metrics.handshake_failed(match error {
+            HandshakeError::TimedOut { .. } => HandshakeFailure::TimedOut,
+            HandshakeError::NoProtocol | HandshakeError::Failed(_) => HandshakeFailure::Failed,
+        });
+    }
+
+    fn no_turn(&self, _peer: PeerAddr, why: NoTurn) {
+        self.metrics.accept_error(self.listener);
+        self.metrics.handshake_failed(match why {
+            NoTurn::Silent => HandshakeFailure::Silent,
+            NoTurn::CrowdedOut => HandshakeFailure::CrowdedOut,
+            NoTurn::Closed => HandshakeFailure::Closed,
+            NoTurn::NoSlot => HandshakeFailure::NoSlot,
+            NoTurn::TooMany => HandshakeFailure::TooMany,
+            NoTurn::Stalled => HandshakeFailure::Stalled,
+        });
+    }
+
+    fn connection_refused(&self, peer: PeerAddr, overloaded: Overloaded) {
+        tracing::warn!(%peer, %overloaded, "connection refused");
+        self.metrics.accept_error(self.listener);
+    }
+
+    fn has_room(&self) -> bool {
+        self.descriptors.has_room(match self.listener {
+            ListenerLabel::Agent => Use::Agent,
+            ListenerLabel::Frontend | ListenerLabel::Admin | ListenerLabel::Node => Use::Client,
+        })
+    }
+
+    fn paused(&self) {
+        let listener = self.listener.as_str();
+        let descriptors = &self.descriptors;
+        tracing::warn!(
+            listener,
+            %descriptors,
+            "no connections are accepted until there are descriptors"
+        );
+        self.metrics.accept_paused(self.listener);
+    }
+
+    fn accepted(&self) {
+        self.descriptors.opened();
+    }
+}
+
+/// Counts and logs what comes of new TLS files.
+pub(super) struct CountedReloads {
+    pub(super) metrics: AditMetrics,
+    /// Judges agents anew when what their listener uses changes.
+    pub(super) authorizer: Option<AgentAuthorizer>,
+}
+
+/// As logs name it.
+const AGENT_LISTENER: &str = "agent listener";
+
+impl ReloadEvents for CountedReloads {
+    fn loaded(&self, name: &'static str) {
+        tracing::info!(files = name, "new TLS files are in use");
+        self.metrics.tls_reload(ReloadResult::Ok);
+        if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
+            authorizer.tls_changed();
+        }
+    }
+
+    fn restored(&self, name: &'static str) {
+        tracing::info!(files = name, "TLS files are again as they were when loaded");
+        self.metrics.tls_reload(ReloadResult::Ok);
+    }
+
+    fn failed(&self, name: &'static str, error: &TlsError) {
+        tracing::error!(files = name, %error, "new TLS files are broken; the old ones stay in use");
+        self.metrics.tls_reload(ReloadResult::Failed);
+    }
+}
+
+/// A listener whose clients show a certificate where there is a CA for them.
+pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> ServerTls {
+    ServerTls {
+        cert: files.cert.clone(),
+        key: files.key.clone(),
+        client_ca: files.client_ca.clone(),
+        client_crl: None,
+        client_may_be_anonymous: false,
+        policy: policy.clone(),
+        alpn,
+    }
+}
+
+/// TLS files to watch, by the name logs use.
+pub(super) type Watched = Vec<(&'static str, Arc<dyn Reload>)>;
+
+/// Where listeners put what outlives the function that made them.
+pub(super) struct Listening<'a> {
+    pub(super) plan: &'a ServerPlan,
+    pub(super) services: &'a Tasks,
+    pub(super) reread: &'a Reread,
+    pub(super) stop: &'a CancellationToken,
+    pub(super) metrics: &'a AditMetrics,
+    pub(super) descriptors: &'a Arc<Descriptors>,
+    pub(super) accounts: &'a Accounts,
+    pub(super) own_sockets: &'a OwnSockets,
+    pub(super) watched: Watched,
+}
+
+impl Listening<'_> {
+    /// What the listener for agents uses.
+    ///
+    /// # Errors
+    /// A TLS file, by name.
+    pub(super) fn agent_tls(&mut self) -> anyhow::Result<Arc<ReloadableServerTls>> {
+        let agents = &self.plan.agents;
+        let may_be_anonymous = agents
+            .tokens
+            .as_ref()
+            .is_some_and(|tokens| tokens.proof == AgentProof::Either);
+        let alpn = Alpn::grpc::<&str>(&[]).with_records(lane::ALPN);
+        let tls = ServerTls {
+            client_crl: agents.crl.clone(),
+            client_may_be_anonymous: may_be_anonymous,
+            ..server_tls(&agents.tls, &self.plan.tls, alpn)
+        };
+        self.tls(AGENT_LISTENER, tls)
+    }
+
+    /// Listens for agents.
+    ///
+    /// # Errors
+    /// The address, by name.
+    pub(super) fn agents(
+        &self,
+        tls: Arc<ReloadableServerTls>,
+        backend: Arc<Backend>,
+        connections: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        let agents = &self.plan.agents;
+        let listener = self
+            .bind(&listen_addr(&agents.bind)?)
+            .context("agent port")?;
+        let local = listener
+            .tcp_addr()
+            .context("the agent listener has no address")?;
+        let serve = move |stream: ByteStream| {
+            let backend = Arc::clone(&backend);
+            async move {
+                if stream.alpn() == Some(lane::ALPN.as_bytes()) {
+                    return backend.serve_lane(stream).await;
+                }
+                tune_link(&stream);
+                let peer = stream.peer();
+                let certificate = stream.principal().map(|principal| {
+                    let now = UnixTime::now();
+                    Certificate::new(Arc::clone(principal), stream.certificates(), now)
+                });
+                let account = stream.tcp().and_then(|tcp| backend.accounts().cookie(tcp));
+                backend.serve(stream, peer, certificate, account).await;
+            }
+        };
+        self.spawn(
+            listener,
+            Some(tls),
+            connections,
+            ListenerLabel::Agent,
+            serve,
+        );
+        Ok(local)
+    }
+
+    /// Listens for the clients of one frontend; the address if it is TCP.
+    ///
+    /// # Errors
+    /// The address, path or a TLS file, by name.
+    pub(super) fn frontend(
+        &mut self,
+        plan: &FrontendPlan,
+        hub: &Arc<Hub>,
+        context: &FrontendContext,
+        clients: &Tasks,
+    ) -> anyhow::Result<Option<SocketAddr>> {
+        let (address, tls) = match &plan.listen {
+            FrontendListen::Unix {
+                path,
+                delete_existing,
+                ..
+            } => {
+                let stale = StaleFile::of(*delete_existing);
+                (ListenAddr::Unix(path.clone(), stale), None)
+            }
+            FrontendListen::Tcp { bind, tls: None } => (listen_addr(bind)?, None),
+            FrontendListen::Tcp {
+                bind,
+                tls: Some(files),
+            } => {
+                let alpn = match plan.dialect {
+                    Dialect::Grpc => Alpn::grpc::<&str>(&[]),
+                    Dialect::HttpConnect => Alpn::http11(),
+                };
+                (
+                    listen_addr(bind)?,
+                    Some(self.tls("frontend", server_tls(files, &self.plan.tls, alpn))?),
+                )
+            }
+        };
+        let listener = self
+            .bind(&address)
+            .with_context(|| format!("{} frontend", plan.dialect.name()))?;
+        let local = listener.tcp_addr();
+        let (hub, context, streams) = (Arc::clone(hub), context.clone(), clients.clone());
+        let leaving = self.stop.clone();
+        let keepalive = self.plan.frontend_keepalive.time;
+        match plan.dialect {
+            Dialect::Grpc => {
+                let serve = move |stream: ByteStream| {
+                    // Here and not with the first tunnel: a connection that has none ends, too.
+                    context.account_grpc(&stream);
+                    fit_grpc_client(&stream, &hub);
+                    let admission = context.admit(stream.principal().map(AsRef::as_ref));
+                    let io = AuthorityIo::new(stream, Limits::default());
+                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    let (streams, leaving) = (streams.clone(), leaving.clone());
+                    grpc::serve(io, hub, context, admission, keepalive, streams, leaving)
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+            Dialect::HttpConnect => {
+                let heads = self.plan.connect;
+                let serve = move |stream: ByteStream| {
+                    let client = stream.peer();
+                    let (hub, context) = (Arc::clone(&hub), context.clone());
+                    http_connect::serve(stream, hub, context, heads, client, leaving.clone())
+                };
+                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+            }
+        }
+        Ok(local)
+    }
+
+    /// Binds; the kernel may account for what is accepted there.
+    pub(super) fn bind(&self, address: &ListenAddr) -> Result<Listener, ListenError> {
+        Listener::bind_with(address, |socket| self.accounts.listening(&socket))
+    }
+
+    fn tls(
+        &mut self,
+        name: &'static str,
+        tls: ServerTls,
+    ) -> anyhow::Result<Arc<ReloadableServerTls>> {
+        let tls = Reloadable::load(tls).context(name)?;
+        self.watched
+            .push((name, Arc::clone(&tls) as Arc<dyn Reload>));
+        Ok(tls)
+    }
+
+    pub(super) fn spawn<H, F>(
+        &self,
+        listener: Listener,
+        tls: Option<Arc<ReloadableServerTls>>,
+        tasks: &Tasks,
+        label: ListenerLabel,
+        serve: H,
+    ) where
+        H: Fn(ByteStream) -> F + Send + Sync + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let deadline = if self.plan.compat {
+            limits::TLS_HANDSHAKE_TIMEOUT_COMPAT
+        } else {
+            limits::TLS_HANDSHAKE_TIMEOUT
+        };
+        let tls = tls.map(|tls| AcceptTls {
+            tls,
+            limits: handshake_limits(self.descriptors.limit()),
+            deadline,
+        });
+        let events = Arc::new(Counted {
+            metrics: self.metrics.clone(),
+            listener: label,
+            descriptors: Arc::clone(self.descriptors),
+            handshakes: HandshakeLog::default(),
+        });
+        let accepting = accept_loop(
+            listener,
+            tls,
+            tasks.clone(),
+            events,
+            self.stop.clone(),
+            serve,
+        );
+        // The listener closes, and its socket file goes, when the loop gives it back.
+        self.services
+            .spawn_always("listener", async move { drop(accepting.await) });
+    }
+}
+
+/// Under this limit of descriptors; `None`: there is none.
+/// Sizes the socket of a gRPC client, which may have many tunnels: for throughput, or by the memory there is.
+fn fit_grpc_client(stream: &ByteStream, hub: &Hub) {
+    let Some(kib) = hub.socket_buffer_kib_max() else {
+        return stream.widen(grpc::SOCKET_BYTES);
+    };
+    if let Some(socket) = stream.descriptor()
+        && let Err(error) = SocketBuffers::default().fit(socket, BufferSizes::AtMost(kib), true)
+    {
+        tracing::debug!(%error, "a client's socket keeps its buffers");
+    }
+}
+
+fn handshake_limits(descriptors: Option<u64>) -> HandshakeLimits {
+    let share = descriptors.map_or(u64::MAX, |limit| {
+        (limit / limits::LISTENER_DESCRIPTORS_DIVISOR).max(1)
+    });
+    let share = usize::try_from(share).unwrap_or(usize::MAX);
+    HandshakeLimits {
+        handshakes_max: limits::HANDSHAKES_MAX,
+        silent_max: limits::SILENT_MAX.min(share),
+        waiting_max: limits::WAITING_MAX.min(share),
+        answers_within: limits::ANSWERS_WITHIN,
+    }
+}
+
+/// Links find dead peers by unacknowledged data.
+pub(super) fn tune_link(stream: &ByteStream) {
+    if let Some(tcp) = stream.tcp()
+        && let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT)
+    {
+        tracing::debug!(%error, "cannot tune a link");
+    }
+}
+
+/// What to listen on for a flag's address.
+///
+/// # Errors
+/// When a host name has no address.
+pub(super) fn listen_addr(bind: &BindAddress) -> anyhow::Result<ListenAddr> {
+    Ok(match &bind.host {
+        BindHost::Any => ListenAddr::AnyTcp(bind.port),
+        BindHost::Ip(ip) => ListenAddr::Tcp(SocketAddr::new(*ip, bind.port)),
+        BindHost::Name(name) => {
+            let mut found = std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), bind.port))
+                .with_context(|| format!("cannot resolve {name}"))?;
+            ListenAddr::Tcp(
+                found
+                    .next()
+                    .with_context(|| format!("{name} has no address"))?,
+            )
+        }
+    })
+}
+
+/// Like [`listen_addr`] for listeners that take a socket address; any interface means both families.
+///
+/// # Errors
+/// When a host name has no address.
+pub(super) fn socket_addr(bind: &BindAddress) -> anyhow::Result<SocketAddr> {
+    Ok(match listen_addr(bind)? {
+        ListenAddr::Tcp(address) => address,
+        ListenAddr::AnyTcp(port) => SocketAddr::from((any_address(), port)),
+        ListenAddr::Unix(..) => anyhow::bail!("{bind} is no TCP address"),
+    })
+}
+
+/// Listens for probes and scrapes; `name` is for messages: `health`, `admin`. As upstream's programs, a `compat` one logs what
+/// fails and goes on without it: none then.
+///
+/// # Errors
+/// The address, or a host without one.
+pub(super) fn serve_probes(
+    thread: &AdminThread,
+    name: &'static str,
+    bind: &BindAddress,
+    service: HttpService,
+    compat: bool,
+) -> anyhow::Result<Option<AdminListener>> {
+    let served = socket_addr(bind)
+        .with_context(|| format!("{name} port"))
+        .and_then(|address| Ok(thread.serve(name, address, service)?));
+    match served {
+        Err(error) if compat => {
+            let error = format!("{error:#}");
+            tracing::error!(error, "listener failed; going on without it");
+            Ok(None)
+        }
+        served => served.map(Some),
+    }
+}
+
+fn any_address() -> std::net::IpAddr {
+    let v6 = std::net::Ipv6Addr::UNSPECIFIED;
+    // Hosts without IPv6 refuse the socket; then there is only one family to listen on.
+    if std::net::TcpListener::bind((v6, 0)).is_ok() {
+        v6.into()
+    } else {
+        std::net::Ipv4Addr::UNSPECIFIED.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_on_the_way_to_a_handshake_are_capped_and_have_an_eighth_of_the_descriptors() {
+        for (descriptors, silent, waiting) in [
+            (None, 1024, 4096),
+            (Some(1 << 20), 1024, 4096),
+            (Some(20_000), 1024, 2500),
+            (Some(1024), 128, 128),
+        ] {
+            let limits = handshake_limits(descriptors);
+            assert_eq!(
+                (limits.handshakes_max, limits.silent_max, limits.waiting_max),
+                (256, silent, waiting)
+            );
+        }
+    }
+}

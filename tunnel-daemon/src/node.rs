@@ -1,0 +1,217 @@
+//! Node to control plane, put together: what a server dials for agents, and what an agent listens on for its node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use adit_core::destination::DestinationList;
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::descriptors;
+use crate::listeners::{Counted, HandshakeLog, listen_addr};
+use crate::node_redirect::{NodeRedirect, NodeRedirectParts, NodeServe};
+use crate::redirect_view::RedirectView;
+use adit_account::Accounts;
+use adit_agent::node::{Fixed, NodeDoor as AgentDoor, NodeListener, TASKS_MAX, Wants};
+use adit_agent::servers::Servers;
+use adit_config::plan::{AgentPlan, DestinationsPlan};
+use adit_net::accept::accept_loop;
+use adit_net::descriptors::Descriptors;
+use adit_net::dial::Dialer;
+use adit_net::listen::Listener;
+use adit_net::own::OwnListeners;
+use adit_net::resolve::SystemResolver;
+use adit_net::tasks::Tasks;
+use adit_redirect::exempt::OwnSockets;
+use adit_server::backend::{DIAL_TIMEOUT, Destinations, NodeDoor, NodeSettings};
+use adit_telemetry::labels::Listener as ListenerLabel;
+use adit_telemetry::{AccessLog, AditMetrics};
+use adit_tls::reread::Reread;
+
+/// What a server's tunnels for agents share with its others.
+pub(super) struct NodeParts {
+    pub(super) access: Arc<AccessLog>,
+    pub(super) metrics: AditMetrics,
+    pub(super) accounts: Accounts,
+    pub(super) own_sockets: OwnSockets,
+    pub(super) reread: Reread,
+    pub(super) tasks: Tasks,
+    pub(super) descriptors: Arc<Descriptors>,
+    pub(super) leaving: CancellationToken,
+}
+
+/// The way for agents to allowed destinations; none without such a list.
+///
+/// # Errors
+/// An entry of the list, or the system's resolver configuration.
+pub(super) fn door(
+    plan: &DestinationsPlan,
+    own: &Arc<OwnListeners>,
+    parts: NodeParts,
+) -> anyhow::Result<Option<Arc<NodeDoor>>> {
+    if plan.allowed.is_empty() {
+        return Ok(None);
+    }
+    tracing::info!(
+        destinations = plan.allowed.join(" "),
+        proxy_header = plan.proxy_header,
+        "agents may open tunnels to these destinations"
+    );
+    let allowed = Arc::new(DestinationList::allowed_destinations(&plan.allowed)?);
+    let permit = Destinations {
+        allowed: Arc::clone(&allowed),
+        own: Arc::clone(own),
+    };
+    let resolver = Arc::new(SystemResolver::spared(
+        parts.own_sockets.clone(),
+        parts.reread,
+    )?);
+    let dialer = Dialer::accounted(
+        resolver,
+        permit,
+        allowed,
+        DIAL_TIMEOUT,
+        parts.accounts,
+        parts.own_sockets,
+        // Each agent has one of its own, with its id.
+        "",
+    );
+    Ok(Some(NodeDoor::new(NodeSettings {
+        dialer,
+        proxy_header: plan.proxy_header,
+        access: parts.access,
+        metrics: parts.metrics,
+        tasks: parts.tasks,
+        descriptors: parts.descriptors,
+        tunnels_max: descriptors::lanes_max(),
+        leaving: parts.leaving,
+    })))
+}
+
+/// What an agent's listeners for its node share with the rest of it.
+pub(super) struct NodeSideParts<'a> {
+    pub(super) servers: &'a Servers,
+    pub(super) metrics: &'a AditMetrics,
+    pub(super) descriptors: &'a Arc<Descriptors>,
+    pub(super) accounts: &'a Accounts,
+    pub(super) own_sockets: &'a OwnSockets,
+    pub(super) reread: &'a Reread,
+    pub(super) services: &'a Tasks,
+    pub(super) view: Arc<RedirectView>,
+}
+
+/// The listeners of an agent for its node.
+pub(super) struct NodeSide {
+    door: Arc<AgentDoor>,
+    /// Where they listen, in the order of the plan.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// Their connections.
+    pub(super) connections: Tasks,
+    redirect: NodeRedirect,
+    stop: CancellationToken,
+}
+
+impl NodeSide {
+    /// Listens; servers need not be there yet.
+    ///
+    /// # Errors
+    /// An address that cannot be listened on, by name.
+    pub(super) fn start(plan: &AgentPlan, parts: NodeSideParts<'_>) -> anyhow::Result<Self> {
+        let NodeSideParts {
+            servers,
+            metrics,
+            descriptors,
+            accounts,
+            own_sockets,
+            reread,
+            services,
+            view,
+        } = parts;
+        let door = AgentDoor::new(
+            servers.lanes(),
+            metrics.clone(),
+            Arc::clone(descriptors),
+            accounts.clone(),
+            plan.agent_id.clone(),
+        );
+        let mut side = Self {
+            door,
+            addresses: Vec::new(),
+            connections: Tasks::new(TASKS_MAX),
+            redirect: NodeRedirect::none(&view),
+            stop: CancellationToken::new(),
+        };
+        let events = Arc::new(Counted {
+            metrics: metrics.clone(),
+            listener: ListenerLabel::Node,
+            descriptors: Arc::clone(descriptors),
+            handshakes: HandshakeLog::default(),
+        });
+        let (lanes, tasks) = (Arc::clone(&side.door), side.connections.clone());
+        let door: NodeServe = Arc::new(move |wants| {
+            let node = NodeListener::new(&lanes, wants);
+            let (tasks, events) = (tasks.clone(), Arc::clone(&events));
+            Arc::new(move |listener, stop| {
+                let node = node.clone();
+                let serve = move |stream| node.clone().serve(stream);
+                let (tasks, events) = (tasks.clone(), Arc::clone(&events));
+                Box::pin(async move {
+                    drop(accept_loop(listener, None, tasks, events, stop, serve).await);
+                })
+            })
+        });
+        let serve = |side: &Self, listener: Listener, wants: Arc<dyn Wants>| {
+            let serving = door(wants)(listener, side.stop.clone());
+            services.spawn_always("node-listener", serving);
+        };
+        if let Some(plan) = &plan.redirect {
+            let parts = NodeRedirectParts {
+                metrics,
+                accounts,
+                own_sockets,
+                services,
+                reread,
+                stop: &side.stop,
+                door: &door,
+                view,
+            };
+            side.redirect = NodeRedirect::start(plan, parts)?;
+        }
+        for target in &plan.target_listeners {
+            let bind = listen_addr(&target.bind)?;
+            let listener = Listener::bind_with(&bind, |socket| accounts.listening(&socket))
+                .with_context(|| format!("--target to {}", target.destination))?;
+            let address = listener.tcp_addr().context("a listener has no address")?;
+            tracing::info!(%address, destination = target.destination, "listening for the control plane");
+            if !address.ip().is_loopback() {
+                tracing::warn!(
+                    %address,
+                    destination = target.destination,
+                    "whoever reaches this address reaches the destination in the control plane"
+                );
+            }
+            side.addresses.push(address);
+            let wants = Arc::new(Fixed(target.destination.as_str().into()));
+            serve(&side, listener, wants);
+        }
+        Ok(side)
+    }
+
+    /// No connection is taken any more; those that are there go on.
+    pub(super) fn close(&self) {
+        self.redirect.detach();
+        self.stop.cancel();
+    }
+
+    /// Lines for `/readyz?verbose`.
+    pub(super) fn detail(&self) -> String {
+        let redirect = self.redirect.detail();
+        if self.addresses.is_empty() && redirect.is_empty() {
+            return String::new();
+        }
+        match self.door.state() {
+            Ok(word) => format!("{redirect}[+]node-to-control-plane {word}\n"),
+            Err(why) => format!("{redirect}[-]node-to-control-plane {why}\n"),
+        }
+    }
+}

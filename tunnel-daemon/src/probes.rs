@@ -1,0 +1,443 @@
+//! What the health and admin ports answer: paths, codes and bodies as upstream's programs have them.
+//!
+//! No sockets here: [`HttpService::answer`] maps a request to a response. Readiness is a question to the data
+//! runtime, because that is what a probe claims to test; no answer in time is an answer too.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue, LOCATION};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use tokio::sync::{mpsc, oneshot};
+
+use adit_telemetry::{Scrape, exposition};
+
+/// How long the data runtime may take to answer a readiness question.
+pub const READINESS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Readiness questions waiting at once; more are answered "not ready" here.
+const QUESTIONS_MAX: usize = 64;
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const NO_PROFILES: &str = "404 no profiles here: this program is not written in Go, so it has no pprof endpoints.\n\
+    For a CPU profile run `perf record -g -p <pid>` on the host; for counters read /metrics.\n";
+
+/// Body of a server that is not ready, when the reason is that no agent is connected.
+pub const NO_AGENT: &str = "no connection to any proxy agent";
+/// Reason of an agent without a server that responds.
+pub const SERVERS_SILENT: &str = "servers are connected, but none of them responds";
+/// Reason of a server without an agent that responds.
+pub const ALL_SILENT: &str = "agents are connected, but none of them responds";
+/// Reason of a process that was told to end.
+pub const SHUTTING_DOWN: &str = "shutting down";
+/// What an agent is that was told to end, and serves its tunnels and new dials until then.
+pub const DRAINING: &str = "ready, draining";
+/// Reason of an agent that is not ready because it has no link.
+pub const NO_SERVER: &str = "no servers connected";
+
+/// Whether this process can do its work.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Readiness {
+    /// It can.
+    Ready,
+    /// It can, and has told its servers to choose others: [`DRAINING`].
+    Draining,
+    /// It cannot, for this reason: [`NO_AGENT`] or [`NO_SERVER`], or our own words.
+    NotReady(Cow<'static, str>),
+}
+
+impl Readiness {
+    /// Of a process one of whose services has ended: that part of its work is not done.
+    #[must_use]
+    pub fn without(services: &[&'static str]) -> Option<Self> {
+        let names = services.join(", ");
+        (!services.is_empty()).then(|| {
+            Self::NotReady(format!("service {names} has ended: restart this process").into())
+        })
+    }
+}
+
+/// A readiness check in flight.
+pub type ReadinessFuture<'a> = Pin<Box<dyn Future<Output = Readiness> + Send + 'a>>;
+
+/// Who is asked for readiness. Closures returning [`Readiness`] are probes too.
+pub trait ReadinessProbe: Send + Sync + 'static {
+    /// Finds out, in bounded time. A cancelled check leaves nothing behind.
+    fn check(&self) -> ReadinessFuture<'_>;
+}
+
+impl<F: Fn() -> Readiness + Send + Sync + 'static> ReadinessProbe for F {
+    fn check(&self) -> ReadinessFuture<'_> {
+        Box::pin(std::future::ready(self()))
+    }
+}
+
+/// The asking end of [`readiness_channel`]: kept by the admin thread.
+#[derive(Clone, Debug)]
+pub struct ReadinessAsker(mpsc::Sender<oneshot::Sender<Readiness>>);
+
+/// The answering end of [`readiness_channel`]: runs on the data runtime.
+#[derive(Debug)]
+pub struct ReadinessQuestions(mpsc::Receiver<oneshot::Sender<Readiness>>);
+
+/// A channel by which the admin thread asks the data runtime.
+#[must_use]
+pub fn readiness_channel() -> (ReadinessAsker, ReadinessQuestions) {
+    let (asker, questions) = mpsc::channel(QUESTIONS_MAX);
+    (ReadinessAsker(asker), ReadinessQuestions(questions))
+}
+
+impl ReadinessQuestions {
+    /// Answers until every asker is gone, and then rests. To be spawned on the data runtime; `state` is called there.
+    pub async fn answer(mut self, mut state: impl FnMut() -> Readiness) {
+        while let Some(asked) = self.0.recv().await {
+            // An asker that gave up is no concern of ours.
+            let _gone = asked.send(state());
+        }
+        std::future::pending().await
+    }
+}
+
+impl ReadinessProbe for ReadinessAsker {
+    fn check(&self) -> ReadinessFuture<'_> {
+        Box::pin(async {
+            let (answer, answered) = oneshot::channel();
+            if self.0.try_send(answer).is_err() {
+                return Readiness::NotReady("the data runtime takes no readiness questions".into());
+            }
+            match tokio::time::timeout(READINESS_TIMEOUT, answered).await {
+                Ok(Ok(readiness)) => readiness,
+                Ok(Err(_dropped)) => Readiness::NotReady(SHUTTING_DOWN.into()),
+                Err(_elapsed) => {
+                    Readiness::NotReady("the data runtime did not answer within 1s".into())
+                }
+            }
+        })
+    }
+}
+
+/// Lines that `/readyz?verbose` adds, as they are now. Called on the admin thread, so it must not wait.
+pub type Detail = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// How readiness is told: upstream's two programs differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadinessStyle {
+    /// 500 and the bare reason; with query `verbose` the lines behind it.
+    Server,
+    /// 503 and a line per check; the lines also on 200 with query `verbose`, and further ones on both.
+    Agent,
+}
+
+#[derive(Clone)]
+enum Route {
+    Alive,
+    /// With the lines that `verbose` adds.
+    Ready(ReadinessStyle, Arc<dyn ReadinessProbe>, Detail),
+    Metrics(Scrape),
+    /// 301 to the same host, path and query on this port.
+    OtherPort(u16),
+    NoProfiles,
+    /// Answers for the admin socket.
+    Json(Arc<dyn JsonSource>),
+    /// Changes on the admin socket, and what came of them.
+    Change(Arc<dyn JsonSource>),
+}
+
+/// Answers with JSON. Called on the admin thread, so it may look, and must not wait for the data path.
+pub trait JsonSource: Send + Sync + 'static {
+    /// The whole answer to a query.
+    ///
+    /// # Errors
+    /// What is wrong with the query, in one line.
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a>;
+}
+
+/// An answer on its way.
+pub type JsonFuture<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, String>> + Send + 'a>>;
+
+/// The paths of one port. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct HttpService {
+    routes: Arc<Vec<(&'static str, Route)>>,
+}
+
+impl HttpService {
+    /// The server's health port. `detail`: lines that `/readyz?verbose` adds.
+    #[must_use]
+    pub fn server_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
+        Self::default()
+            .alive()
+            .ready(ReadinessStyle::Server, &probe, detail)
+            .metrics(scrape)
+    }
+
+    /// The server's admin port.
+    #[must_use]
+    pub fn server_admin(scrape: Scrape) -> Self {
+        Self::default().metrics(scrape).no_profiles()
+    }
+
+    /// The agent's health port. `detail`: lines that `/readyz?verbose` adds.
+    #[must_use]
+    pub fn agent_health(probe: Arc<dyn ReadinessProbe>, scrape: Scrape, detail: Detail) -> Self {
+        Self::default()
+            .alive()
+            .ready(ReadinessStyle::Agent, &probe, detail)
+            .metrics(scrape)
+    }
+
+    /// The agent's admin port; `health_port` is the one its health listener is bound to.
+    #[must_use]
+    pub fn agent_admin(health_port: u16) -> Self {
+        Self::default()
+            .route("/metrics", Route::OtherPort(health_port))
+            .no_profiles()
+    }
+
+    /// Adds `/healthz` and `/livez`: 200 `ok`, always.
+    #[must_use]
+    pub fn alive(self) -> Self {
+        self.route("/healthz", Route::Alive)
+            .route("/livez", Route::Alive)
+    }
+
+    /// Adds `/readyz` and its old name `/ready`.
+    #[must_use]
+    pub fn ready(
+        self,
+        style: ReadinessStyle,
+        probe: &Arc<dyn ReadinessProbe>,
+        detail: Detail,
+    ) -> Self {
+        let route = Route::Ready(style, Arc::clone(probe), detail);
+        self.route("/readyz", route.clone()).route("/ready", route)
+    }
+
+    /// Adds `/metrics`.
+    #[must_use]
+    pub fn metrics(self, scrape: Scrape) -> Self {
+        self.route("/metrics", Route::Metrics(scrape))
+    }
+
+    /// Adds `/debug/pprof` and all below it: 404 with a hint what to use instead.
+    #[must_use]
+    pub fn no_profiles(self) -> Self {
+        self.route("/debug/pprof", Route::NoProfiles)
+    }
+
+    /// Adds a path that answers with JSON.
+    #[must_use]
+    pub fn json(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Json(source))
+    }
+
+    /// Adds a path that changes something, by POST, and answers with JSON.
+    #[must_use]
+    pub fn change(self, path: &'static str, source: Arc<dyn JsonSource>) -> Self {
+        self.route(path, Route::Change(source))
+    }
+
+    fn route(mut self, path: &'static str, route: Route) -> Self {
+        Arc::make_mut(&mut self.routes).push((path, route));
+        self
+    }
+
+    /// The response to one request that came in on `local`. Takes as long as the readiness probe.
+    pub async fn answer<B>(
+        &self,
+        request: &Request<B>,
+        local: SocketAddr,
+    ) -> Response<Full<Bytes>> {
+        let Some(route) = self.find(request.uri().path()) else {
+            return respond(StatusCode::NOT_FOUND, PLAIN, "404 page not found\n");
+        };
+        let changes = matches!(route, Route::Change(_));
+        let (allowed, methods, text) = if changes {
+            (&[Method::POST][..], "POST", "405 only POST here\n")
+        } else {
+            let text = "405 only GET and HEAD here\n";
+            (&[Method::GET, Method::HEAD][..], "GET, HEAD", text)
+        };
+        if !allowed.contains(request.method()) {
+            let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, text);
+            refusal
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static(methods));
+            return refusal;
+        }
+        match route {
+            Route::Alive => respond(StatusCode::OK, PLAIN, "ok"),
+            Route::Ready(style, probe, detail) => {
+                let wanted = wants_detail(request.uri().query());
+                let readiness = probe.check().await;
+                let lines = wanted.then(|| detail());
+                let detail = lines.as_deref();
+                match style {
+                    ReadinessStyle::Server => server_readiness(readiness, detail),
+                    ReadinessStyle::Agent => agent_readiness(readiness, detail),
+                }
+            }
+            Route::Metrics(scrape) => {
+                respond(StatusCode::OK, exposition::CONTENT_TYPE, scrape.answer())
+            }
+            Route::OtherPort(port) => redirect(request, local, *port),
+            Route::NoProfiles => respond(StatusCode::NOT_FOUND, PLAIN, NO_PROFILES),
+            Route::Json(source) | Route::Change(source) => {
+                match source.json(request.uri().query().unwrap_or_default()).await {
+                    Ok(body) => respond(StatusCode::OK, JSON, body),
+                    Err(error) => respond(StatusCode::BAD_REQUEST, PLAIN, format!("400 {error}\n")),
+                }
+            }
+        }
+    }
+
+    fn find(&self, path: &str) -> Option<&Route> {
+        let serves = |known: &str, route: &Route| match path.strip_prefix(known) {
+            Some("") => true,
+            Some(below) => matches!(route, Route::NoProfiles) && below.starts_with('/'),
+            None => false,
+        };
+        self.routes
+            .iter()
+            .find(|(known, route)| serves(known, route))
+            .map(|(_, route)| route)
+    }
+}
+
+impl std::fmt::Debug for HttpService {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list()
+            .entries(self.routes.iter().map(|(path, _)| path))
+            .finish()
+    }
+}
+
+fn respond(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// `detail` is for those who ask for more than upstream's server says.
+fn server_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
+    match (readiness, detail) {
+        (Readiness::Ready | Readiness::Draining, Some(detail)) => {
+            let lines = format!("[+]agent-connected ok\n{detail}check passed\n");
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Ready | Readiness::Draining, None) => respond(StatusCode::OK, PLAIN, "ok"),
+        (Readiness::NotReady(reason), detail) => {
+            let lines = detail.map_or_else(String::new, |detail| format!("\n{detail}"));
+            let text = format!("{reason}{lines}");
+            respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, text)
+        }
+    }
+}
+
+fn agent_readiness(readiness: Readiness, detail: Option<&str>) -> Response<Full<Bytes>> {
+    match (readiness, detail) {
+        (Readiness::Draining, Some(detail)) => {
+            let lines = format!(
+                "[+]ping ok\n[+]server-connected ok\n[+]{DRAINING}\n{detail}check passed\n"
+            );
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Draining, None) => respond(StatusCode::OK, PLAIN, DRAINING),
+        (Readiness::Ready, Some(detail)) => {
+            let lines = format!("[+]ping ok\n[+]server-connected ok\n{detail}check passed\n");
+            respond(StatusCode::OK, PLAIN, lines)
+        }
+        (Readiness::Ready, None) => respond(StatusCode::OK, PLAIN, "ok"),
+        (Readiness::NotReady(reason), detail) => {
+            let detail = detail.unwrap_or_default();
+            let lines = format!("[+]ping ok\n[-]server-connected failed: {reason}\n{detail}");
+            respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
+        }
+    }
+}
+
+/// Whether the query has the key `verbose`, with or without a value.
+fn wants_detail(query: Option<&str>) -> bool {
+    let key = |pair: &str| {
+        pair.split_once('=')
+            .map_or_else(|| pair.to_owned(), |(key, _)| key.to_owned())
+    };
+    query.is_some_and(|query| query.split('&').any(|pair| key(pair) == "verbose"))
+}
+
+/// 301 to the same host, path and query on `port`, without a scheme as upstream writes it.
+fn redirect<B>(request: &Request<B>, local: SocketAddr, port: u16) -> Response<Full<Bytes>> {
+    let header = request
+        .headers()
+        .get(HOST)
+        .and_then(|host| host.to_str().ok());
+    let asked = request
+        .uri()
+        .authority()
+        .map(http::uri::Authority::as_str)
+        .or(header);
+    let host = asked
+        .map(without_port)
+        .filter(|host| is_host(host))
+        .map_or_else(
+            || match local {
+                SocketAddr::V4(v4) => v4.ip().to_string(),
+                SocketAddr::V6(v6) => format!("[{}]", v6.ip()),
+            },
+            ToOwned::to_owned,
+        );
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", http::uri::PathAndQuery::as_str);
+    let Ok(location) = HeaderValue::try_from(format!("//{host}:{port}{path}")) else {
+        return respond(
+            StatusCode::BAD_REQUEST,
+            PLAIN,
+            "400 the host or path cannot be redirected\n",
+        );
+    };
+    let mut response = respond(StatusCode::MOVED_PERMANENTLY, PLAIN, "Moved Permanently\n");
+    response.headers_mut().insert(LOCATION, location);
+    response
+}
+
+/// The host of a Host header; IPv6 keeps its brackets.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port))
+            if port.bytes().all(|b| b.is_ascii_digit())
+                && (name.ends_with(']') || !name.contains(':')) =>
+        {
+            name
+        }
+        _ => host,
+    }
+}
+
+/// Keeps a header from turning the redirect's host into anything else (user info, path).
+fn is_host(host: &str) -> bool {
+    let inner = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(host);
+    !inner.is_empty()
+        && inner
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b".-_:".contains(&b))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! The relay of sockets: which engine, why, and whether there is anything for it to do. It has work where lanes may do
+//! without frames: in clear text, or on kernel TLS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::session::ProcessBudget;
+use adit_relay::{Choice, probe, probe_kernel_tls};
+use anyhow::Context as _;
+
+use crate::privileges::give_up_here;
+use adit_config::plan::{DataPathPlan, LaneSecurity};
+use adit_net::tasks::Tasks;
+use adit_telemetry::AditMetrics;
+use adit_tunnel::{PipeRelay, driver_label, reason_label};
+
+/// What came of the plan on this host.
+pub(super) struct Started {
+    pub(super) engine: Choice,
+    /// `None` when there is nothing to relay.
+    pub(super) relay: Option<Arc<PipeRelay>>,
+    /// The plan, without what this host cannot do.
+    pub(super) data_path: DataPathPlan,
+    /// Lines for `/readyz?verbose`.
+    pub(super) detail: String,
+}
+
+/// Finds the engine and says so in log and metrics. Relay threads run where tunnels may do without frames; there is nothing
+/// for them to move elsewhere.
+///
+/// # Errors
+/// An engine was asked for by name and is impossible here, or a thread could not be started.
+pub(super) fn start(
+    plan: &DataPathPlan,
+    tunnels_max: usize,
+    silence_max: Duration,
+    budget: &Arc<ProcessBudget>,
+    metrics: &AditMetrics,
+    services: &Tasks,
+) -> anyhow::Result<Started> {
+    let engine = probe(plan.relay_engine)?;
+    metrics.relay_engine(driver_label(engine.engine), reason_label(engine.basis));
+    let (data_path, tls_detail) = possible(*plan);
+    let used = data_path.lane_security != LaneSecurity::Tls && plan.lanes_max > 0;
+    tracing::info!(
+        engine = engine.engine.name(),
+        reason = engine.reason,
+        used,
+        "relay engine"
+    );
+    let detail = format!(
+        "[+]relay-engine {}: {}\n{tls_detail}",
+        engine.engine.name(),
+        engine.reason
+    );
+    let mut started = Started {
+        engine,
+        relay: None,
+        data_path,
+        detail,
+    };
+    if !used {
+        return Ok(started);
+    }
+    if data_path.lane_security == LaneSecurity::Plaintext {
+        tracing::warn!(
+            "lanes go on in clear text once both ends know each other: whoever is on the path reads and changes what tunnels carry"
+        );
+        metrics.insecure_flag("lane-security=plaintext");
+    }
+    let choice = started.engine.clone();
+    let relay = PipeRelay::start(
+        choice,
+        tunnels_max,
+        silence_max,
+        Arc::clone(budget),
+        metrics.clone(),
+        give_up_here,
+    )
+    .context("cannot start the relay")?;
+    let watched = Arc::clone(&relay);
+    services.spawn_always("relay-watch", async move { watched.watch().await });
+    started.relay = Some(relay);
+    Ok(started)
+}
+
+/// Kernel TLS, if it is asked for and there; else lanes stay with the TLS of this process. And a line about that.
+fn possible(plan: DataPathPlan) -> (DataPathPlan, String) {
+    if plan.lane_security != LaneSecurity::Ktls {
+        return (plan, String::new());
+    }
+    match probe_kernel_tls() {
+        Ok(()) => {
+            tracing::info!(
+                "tunnels without frames go over kernel TLS, where the other end can, too"
+            );
+            let line = "[+]kernel-tls ready for tunnels without frames\n";
+            (plan, line.to_owned())
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "no kernel TLS on this host: lanes stay with the TLS of this process; load the module tls, if the kernel has it"
+            );
+            let plan = DataPathPlan {
+                lane_security: LaneSecurity::Tls,
+                ..plan
+            };
+            let line = format!("[-]kernel-tls missing ({error}): lanes stay with tls\n");
+            (plan, line)
+        }
+    }
+}

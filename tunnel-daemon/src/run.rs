@@ -1,0 +1,318 @@
+//! One process from its plan to its exit code: logging, runtime, signals, grace.
+
+use std::ffi::OsString;
+use std::future::ready;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::runtime::Builder;
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
+
+use crate::controls::{Controls, Requests, outlive_requests};
+use crate::listeners::spelling::list;
+use crate::signals::Signals;
+use crate::status::text::show;
+use crate::{agent, check, demo, memory, privileges, server, status, top};
+use adit_config::limits;
+use adit_config::plan::{
+    AgentPlan, Drain, LogDestination, LogFormat, LogLevel, LogPlan, ServerPlan, ShutdownPlan,
+};
+use adit_config::{Command, ConfigError, Parsed};
+use adit_redirect::namespaces;
+use adit_telemetry::LogOptions;
+use adit_telemetry::log::{self, FILTER_VARIABLE};
+use adit_telemetry::{COMMIT, VERSION};
+use adit_tls::blocking::{NoThreads, start_runtime};
+use adit_tls::blocks;
+
+/// The demo dials a target that refuses, on purpose, and shows the answer itself.
+const DEMO_FILTER: &str = "warn,adit::dial=error";
+
+/// Polls of tasks after which a busy thread looks for events of sockets. Tokio's default of 61 is meant for short polls: under
+/// bulk each takes up to a millisecond, and whoever asks little waited for a fifth of a second. Measured in
+/// perf/results/history.md, "Echo beside bulk".
+const POLLS_BETWEEN_EVENTS: u32 = 8;
+
+/// Runs a parsed command line to its end.
+pub fn run(parsed: Parsed) -> ExitCode {
+    let log = match &parsed.command {
+        Command::Server(plan) => plan.log.clone(),
+        Command::Agent(plan) => plan.log.clone(),
+        Command::Demo(_) => LogPlan {
+            level: LogLevel::Warn,
+            ..LogPlan::default()
+        },
+        Command::Status(options) => {
+            return status::print::run(options).unwrap_or_else(|error| fail(&error));
+        }
+        Command::Links(options) => {
+            return status::links::run(options).unwrap_or_else(|error| fail(&error));
+        }
+        Command::Top(options) => return top::run(options).unwrap_or_else(|error| fail(&error)),
+        Command::Check(options) => {
+            return check::run(options).unwrap_or_else(|error| {
+                let _degraded = fail(&error);
+                ExitCode::from(check::MISSING)
+            });
+        }
+        Command::NetnsHelper(options) => {
+            if let Err(error) = outlive_requests() {
+                return fail(&anyhow::Error::new(error).context("cannot take signals over"));
+            }
+            return match namespaces::helper::run(options) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(why) => fail(&anyhow::anyhow!(why)),
+            };
+        }
+        Command::Print(text) => {
+            return match show(text) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(&error.into()),
+            };
+        }
+    };
+    let fail = |error: &anyhow::Error| fail_as(log_format(&log), &format!("{error:#}"));
+    match &parsed.command {
+        Command::Server(plan) => privileges::begin(privileges::server_loads(plan)),
+        Command::Agent(plan) => privileges::begin(privileges::agent_loads(plan)),
+        // The demo starts programs of others.
+        _ => (),
+    }
+    let mut options = log_options(&log);
+    if let Command::Demo(_) = &parsed.command {
+        options.filter.get_or_insert_with(|| DEMO_FILTER.to_owned());
+    }
+    let lines = match log::init(&options, privileges::give_up_here) {
+        Ok(guard) => guard,
+        Err(error) => return fail(&error.into()),
+    };
+    for warning in &parsed.warnings {
+        tracing::warn!("{warning}");
+    }
+    crate::descriptors::raise_limit();
+    let memory = memory::limit();
+    if crate::budgets::socket_buffer_kib_max(memory).is_some() {
+        blocks::take_none();
+    } else {
+        blocks::keep_at_most(memory / limits::KEPT_BLOCKS_DIVISOR);
+    }
+    let mut builder = Builder::new_multi_thread();
+    builder
+        .event_interval(POLLS_BETWEEN_EVENTS)
+        .on_thread_start(privileges::give_up_here);
+    let format = log_format(&log);
+    let refused = move |error: &NoThreads| {
+        let _code = fail_as(format, &error.to_string());
+        std::process::exit(1);
+    };
+    let runtime = match start_runtime(&mut builder, refused) {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error.into()),
+    };
+    let controls = Controls {
+        debug: lines.debug_log(),
+        ..Controls::default()
+    };
+    let outcome = runtime.block_on(async {
+        match parsed.command {
+            Command::Server(plan) => {
+                asked_by_signals(&controls, run_server(&plan, &controls)).await
+            }
+            Command::Agent(plan) => asked_by_signals(&controls, run_agent(&plan, &controls)).await,
+            Command::Demo(options) => demo::run(options).await,
+            Command::Print(_)
+            | Command::Status(_)
+            | Command::Top(_)
+            | Command::Links(_)
+            | Command::Check(_)
+            | Command::NetnsHelper(_) => Ok(ExitCode::SUCCESS),
+        }
+    });
+    // Tasks that were told to end get no further say; sockets close with the process.
+    runtime.shutdown_background();
+    // What is logged is written before what is said last.
+    drop(lines);
+    outcome.unwrap_or_else(|error| fail(&error))
+}
+
+/// Says why a command line is refused, as the last line, in the format that it asks for as far as it can be read.
+pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut behind_flag = false;
+    let asks_json = argv.into_iter().any(|arg| {
+        let is_json = arg == "--log-format=json" || (behind_flag && arg == "json");
+        behind_flag = arg == "--log-format";
+        is_json
+    });
+    let format = if asks_json || error.is_json() {
+        log::LogFormat::Json
+    } else {
+        log::LogFormat::Text
+    };
+    let _code = fail_as(format, error.message());
+    ExitCode::from(error.exit_code())
+}
+
+fn fail(error: &anyhow::Error) -> ExitCode {
+    fail_as(log::LogFormat::Text, &format!("{error:#}"))
+}
+
+fn fail_as(format: log::LogFormat, why: &str) -> ExitCode {
+    // Whoever reads that may be gone, which is no reason to panic: the exit code still tells.
+    let _unread = std::io::stderr().write_all(log::fatal(format, why).as_bytes());
+    ExitCode::FAILURE
+}
+
+fn log_format(plan: &LogPlan) -> log::LogFormat {
+    match plan.format {
+        LogFormat::Text => log::LogFormat::Text,
+        LogFormat::Json => log::LogFormat::Json,
+    }
+}
+
+fn severity(level: LogLevel) -> Level {
+    match level {
+        LogLevel::Error => Level::ERROR,
+        LogLevel::Warn => Level::WARN,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Trace => Level::TRACE,
+    }
+}
+
+/// What a plan and the environment say of the log.
+pub(super) fn log_options(plan: &LogPlan) -> LogOptions {
+    LogOptions {
+        format: log_format(plan),
+        level: LevelFilter::from_level(severity(plan.level)),
+        libraries: plan.libraries.clone(),
+        destination: match &plan.destination {
+            LogDestination::Stderr => log::LogDestination::Stderr,
+            LogDestination::File {
+                path,
+                bytes_max,
+                also_stderr,
+            } => log::LogDestination::File {
+                path: path.clone(),
+                bytes_max: bytes_max.unwrap_or(0),
+                also_stderr: also_stderr.map(severity),
+            },
+        },
+        filter: std::env::var(FILTER_VARIABLE)
+            .ok()
+            .filter(|text| !text.is_empty()),
+    }
+}
+
+/// Runs a program to its end, and does what signals ask for meanwhile.
+async fn asked_by_signals(
+    controls: &Controls,
+    program: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let requests = Requests::new().context("cannot take signals over")?;
+    tokio::select! {
+        ended = program => ended,
+        never = requests.serve(controls) => match never {},
+    }
+}
+
+async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let server = server::start_with(plan, controls).await?;
+    privileges::finish().await;
+    let listeners = &server.listeners;
+    tracing::info!(
+        version = VERSION,
+        commit = COMMIT,
+        id = %plan.server_id,
+        agents = %server.agents,
+        frontends = listeners.frontends,
+        transparent = listeners.transparent,
+        health = listeners.health,
+        admin = listeners.admin,
+        admin_socket = listeners.admin_socket,
+        "server is up"
+    );
+    signals.next().await;
+    tracing::info!("signal received: shutting down");
+    let grace = match plan.shutdown.drain {
+        Drain::For(grace) => Some(grace),
+        Drain::UntilSecondSignal => None,
+    };
+    let stopped = async {
+        server.leave(grace).await;
+        server.cut(limits::SHUTDOWN_FLUSH).await;
+    };
+    // Nobody is waited for, but each tunnel that this cuts has its event, and looks cut at both ends.
+    let at_once = async {
+        let cut = server.cut(Duration::ZERO);
+        let _stuck = tokio::time::timeout(limits::SHUTDOWN_FLUSH, cut).await;
+    };
+    Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
+}
+
+async fn run_agent(plan: &AgentPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let agent = agent::start_with(plan, controls).await?;
+    privileges::finish().await;
+    let listeners = &agent.listeners;
+    tracing::info!(
+        version = VERSION,
+        commit = COMMIT,
+        id = %plan.agent_id,
+        servers = list(&plan.servers),
+        target_listeners = listeners.targets,
+        health = listeners.health,
+        admin = listeners.admin,
+        admin_socket = listeners.admin_socket,
+        "agent started"
+    );
+    let up = async {
+        let server = agent.first_server().await;
+        tracing::info!(id = %plan.agent_id, %server, "agent is up");
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = signals.next() => (),
+        () = up => (),
+    }
+    tracing::info!("signal received: draining");
+    agent.drain();
+    let drained = async {
+        match plan.shutdown.drain {
+            Drain::For(grace) => agent.idle(grace).await,
+            Drain::UntilSecondSignal => std::future::pending().await,
+        }
+    };
+    let code = until_second(drained, ready(()), &mut signals, plan.shutdown).await;
+    agent.stop().await;
+    Ok(code)
+}
+
+/// The grace, or the second signal, whichever is first; `at_once` is done for that one.
+async fn until_second(
+    work: impl Future<Output = ()>,
+    at_once: impl Future<Output = ()>,
+    signals: &mut Signals,
+    plan: ShutdownPlan,
+) -> ExitCode {
+    tokio::select! {
+        () = work => ExitCode::SUCCESS,
+        () = signals.next() => {
+            tracing::warn!("second signal: leaving at once");
+            at_once.await;
+            ExitCode::from(plan.second_signal_exit_code)
+        }
+    }
+}
+
+/// Looks at `done` until it holds or `limit` has passed.
+pub(super) async fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) {
+    const LOOK_EVERY: Duration = Duration::from_millis(50);
+    let deadline = tokio::time::Instant::now() + limit;
+    while !done() && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,542 @@
+//! The server: hub, listeners, probes, and the order in which they stop.
+
+mod gauges;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use adit_core::registry::Registry;
+use adit_core::session::ProcessBudget;
+use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
+use futures_util::future::join_all;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::account;
+use crate::admin::{AdminLimits, AdminListener, AdminSocket, AdminThread};
+use crate::budgets::{isolation, isolation_here, process_budget};
+use crate::check::Needs;
+use crate::controls::Controls;
+use crate::descriptors;
+use crate::kubernetes::{admission, kubernetes_api, publish_lease};
+use crate::listeners::spelling::ServerListeners;
+use crate::listeners::{CountedReloads, Listening, serve_probes};
+use crate::memory_pressure;
+use crate::node::{self, NodeParts};
+use crate::probes::{
+    ALL_SILENT, Detail, HttpService, NO_AGENT, Readiness, ReadinessAsker, SHUTTING_DOWN,
+    readiness_channel,
+};
+use crate::redirect::Captured;
+use crate::relay;
+use crate::run::wait_until;
+use crate::status::{self, ServerSource};
+use adit_account::Accounts;
+use adit_config::limits;
+use adit_config::plan::{FrontendListen, IsolationPlan, ServerPlan};
+use adit_net::descriptors::Descriptors;
+use adit_net::own::OwnListeners;
+use adit_net::tasks::Tasks;
+use adit_redirect::exempt::OwnSockets;
+use adit_server::backend::{Admission, AgentAuthorizer, Backend, BackendSettings, LinkSettings};
+use adit_server::frontend::client_limits::ClientLimits;
+use adit_server::frontend::events::FrontendContext;
+use adit_server::router::{DialLimits, Hub, LinkHandle};
+use adit_telemetry::{AccessLog, AditMetrics, ServerMetrics};
+use adit_tls::reload;
+use adit_tunnel::lane::LaneRoom;
+use adit_tunnel::{LanePool, LaneWatch, PipeRelay};
+
+/// Connections and streams of clients at once: far above any descriptor limit.
+const CLIENT_TASKS_MAX: usize = 400_000;
+/// Agent connections and links at once.
+const AGENT_TASKS_MAX: usize = 100_000;
+/// Listeners, watchers and the like.
+const SERVICE_TASKS_MAX: usize = 64;
+
+/// A server that listens.
+pub struct RunningServer {
+    /// Where agents connect.
+    pub agents: SocketAddr,
+    /// Where TCP clients connect, in the order of the plan.
+    pub frontends: Vec<SocketAddr>,
+    /// Where the packet filter's rules lead to.
+    pub transparent: Option<SocketAddr>,
+    /// Where probes and scrapes go.
+    pub health: Option<SocketAddr>,
+    /// Where the admin port is.
+    pub admin: Option<SocketAddr>,
+    /// All of these, as flags spell them.
+    pub(super) listeners: ServerListeners,
+    /// Counters.
+    pub metrics: ServerMetrics,
+    hub: Arc<Hub>,
+    lane_watch: Arc<LaneWatch>,
+    relay: Option<Arc<PipeRelay>>,
+    captured: Captured,
+    tasks: ServerTasks,
+    stop: CancellationToken,
+    stopping: Arc<AtomicBool>,
+    agent_connections: Arc<AtomicUsize>,
+    /// Ends when this server's lease is withdrawn.
+    withdrawn: Mutex<Option<oneshot::Receiver<()>>>,
+    probes: Probes,
+}
+
+struct ServerTasks {
+    clients: Tasks,
+    links: Tasks,
+    services: Tasks,
+}
+
+/// Starts a server on the current runtime.
+///
+/// # Errors
+/// Whatever a listener, certificate or the admin thread says, with its name.
+pub async fn start(plan: &ServerPlan) -> anyhow::Result<RunningServer> {
+    start_with(plan, &Controls::default()).await
+}
+
+/// As [`start`], for a process that is asked for more by `controls`.
+///
+/// # Errors
+/// As there.
+pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<RunningServer> {
+    let here = isolation_here(&plan.isolation);
+    let budget = process_budget(&here);
+    let (metrics, hub) = metrics_and_hub(plan, &budget)?;
+    let tasks = ServerTasks {
+        clients: Tasks::new(CLIENT_TASKS_MAX),
+        links: Tasks::new(AGENT_TASKS_MAX),
+        services: Tasks::new(SERVICE_TASKS_MAX),
+    };
+    let descriptors = Arc::new(Descriptors::of_process());
+    let started = Instant::now();
+    let stop = CancellationToken::new();
+    let adit = metrics.adit().clone();
+    let (accounts, accounting) = account::start(plan.account, &adit, &tasks.services);
+    let own_sockets = match plan.transparent.redirect {
+        Some(_) => OwnSockets::on(),
+        None => OwnSockets::off(),
+    };
+    let mut listening = Listening {
+        plan,
+        services: &tasks.services,
+        reread: &controls.reread,
+        stop: &stop,
+        metrics: &adit,
+        descriptors: &descriptors,
+        accounts: &accounts,
+        own_sockets: &own_sockets,
+        watched: Vec::new(),
+    };
+    say_what_is_open(plan, &adit);
+    let access = Arc::new(AccessLog::new(
+        plan.access_log_limit,
+        adit.access_events_suppressed(),
+    ));
+    let api = kubernetes_api(plan).await?;
+    let admission = admission(plan, api.as_ref(), &metrics);
+    let mut settings = backend_settings(plan, &here, &descriptors, &accounts, admission)?;
+    let (leased, leases) = watch::channel(0);
+    settings.leases = leases;
+    let agent_tls = listening.agent_tls()?;
+    let authorizer = AgentAuthorizer::load(plan.agents.deny.as_deref(), Arc::clone(&agent_tls))?;
+    settings.authorizer = authorizer.clone();
+    let following = authorizer.clone().follow(
+        plan.agents.deny.clone(),
+        Arc::clone(&hub),
+        tasks.links.clone(),
+        adit.clone(),
+        controls.reread.clone(),
+        stop.clone(),
+    );
+    tasks.services.spawn_always("agent-authorizer", following);
+    let own = Arc::new(OwnListeners::default());
+    settings.node = node::door(
+        &plan.destinations,
+        &own,
+        NodeParts {
+            access: Arc::clone(&access),
+            metrics: adit.clone(),
+            accounts: accounts.clone(),
+            own_sockets: own_sockets.clone(),
+            reread: controls.reread.clone(),
+            tasks: tasks.clients.clone(),
+            descriptors: Arc::clone(&descriptors),
+            leaving: stop.clone(),
+        },
+    )?;
+    let started_relay = relay::start(
+        &plan.agents.data_path,
+        settings.lane_room.lanes_max(),
+        plan.isolation.half_closed_timeout,
+        &budget,
+        &adit,
+        &tasks.services,
+    )?;
+    settings.lane_security = started_relay.data_path.lane_security;
+    let relay = started_relay.relay;
+    let lanes_max = settings.lane_room.lanes_max();
+    let lane_watch = Arc::clone(&settings.lane_watch);
+    let watch = Arc::clone(&lane_watch);
+    let services = &tasks.services;
+    services.spawn_always("lane-watch", async move { watch.run().await });
+    let pressure = memory_pressure::watch(Arc::clone(&budget), relay.clone());
+    services.spawn_always("memory", pressure);
+    descriptors::spare(services, &descriptors, &hub);
+    let backend = Backend::new(
+        Arc::clone(&hub),
+        settings,
+        Arc::clone(&budget),
+        metrics.clone(),
+        tasks.links.clone(),
+    );
+    let context = FrontendContext {
+        metrics: metrics.clone(),
+        access,
+        relay: relay.clone(),
+        descriptors: Arc::clone(&descriptors),
+        accounts: accounts.clone(),
+        limits: Arc::new(ClientLimits::new(plan.client_rules.clone())),
+    };
+    // Before agents can connect: those among the captured processes are known by that.
+    let (captured, transparent) = listening.transparent(&hub, &context, &tasks.clients)?;
+    let agent_connections = backend.open_connections();
+    let agents = listening.agents(agent_tls, backend, &tasks.links)?;
+    let each = plan.frontends.iter();
+    let each = each.map(|frontend| listening.frontend(frontend, &hub, &context, &tasks.clients));
+    let each = each.collect::<Result<Vec<_>, _>>()?;
+    let frontends: Vec<SocketAddr> = each.iter().copied().flatten().collect();
+    let watched = std::mem::take(&mut listening.watched);
+    drop(listening);
+    let events = Arc::new(CountedReloads {
+        metrics: adit.clone(),
+        authorizer: Some(authorizer),
+    });
+    let reread = controls.reread.clone();
+    let watching = reload::watch(watched, reload::POLL_PERIOD, events, reread, stop.clone());
+    services.spawn_always("tls-files", watching);
+    let gauges = gauges::update(adit.clone(), Arc::clone(&budget), Arc::clone(&hub));
+    services.spawn_always("gauges", gauges);
+
+    let stopping = Arc::new(AtomicBool::new(false));
+    let asker = readiness(&hub, &stopping, &tasks.services, plan.compat);
+    let (relaying, view) = (started_relay.detail, Arc::clone(captured.view()));
+    let account_line = account::line(&accounting);
+    let silent = Arc::clone(&hub);
+    let detail = Arc::new(move || {
+        let silent = match silent.with_registry(Registry::silent_links) {
+            0 => String::new(),
+            links => format!("[-]links {links} silent: new dials avoid them\n"),
+        };
+        format!("{silent}{relaying}{}{account_line}", view.detail())
+    });
+    let source = ServerSource {
+        common: status::Common {
+            id: plan.server_id.as_str().to_owned(),
+            started,
+            tunnels: Arc::clone(adit.open_tunnels()),
+            budget,
+            link_budget_bytes: here.agent_budget_bytes,
+            descriptors,
+            data_path: started_relay.data_path,
+            lanes_max,
+            engine: started_relay.engine.clone(),
+            relay: relay.as_deref().map(PipeRelay::handle),
+            host: status::Common::host(plan.admin_socket.is_some(), Needs::of_server(plan)),
+            redirect: Arc::clone(captured.view()),
+            account: accounting,
+            debug: controls.debug.clone(),
+        },
+        hub: Arc::clone(&hub),
+        metrics: adit.clone(),
+    };
+    let probes = Probes::start(plan, &metrics, &tasks.services, asker, detail, source)?;
+    let (health, admin) = (probes.address("health"), probes.address("admin"));
+    let listeners = ServerListeners::of(plan, &each, transparent, [health, admin]);
+    let others = [health, admin, transparent].into_iter().flatten();
+    let others: Vec<SocketAddr> = others.chain(frontends.iter().copied()).collect();
+    let all = others.iter().chain(captured.listeners()).copied();
+    own.set(all.chain([agents]).collect());
+    captured.spare(agents, others);
+    // Behind all listeners: a lease tells agents to come.
+    let withdrawn = publish_lease(plan, api, &metrics, &tasks.services, leased, &stop);
+    Ok(RunningServer {
+        agents,
+        frontends,
+        transparent,
+        health,
+        admin,
+        listeners,
+        metrics,
+        hub,
+        lane_watch,
+        relay,
+        captured,
+        tasks,
+        stop,
+        stopping,
+        agent_connections,
+        withdrawn: Mutex::new(Some(withdrawn)),
+        probes,
+    })
+}
+
+fn metrics_and_hub(
+    plan: &ServerPlan,
+    budget: &Arc<ProcessBudget>,
+) -> anyhow::Result<(ServerMetrics, Arc<Hub>)> {
+    let strategies = plan.strategies.iter();
+    let strategies: Vec<&'static str> = strategies.map(|strategy| strategy.name()).collect();
+    let limits = DialLimits {
+        pending_max: usize::try_from(plan.dial.pending_max.get())?,
+        timeout: plan.dial.timeout,
+        dead_after: plan.dial.link_dead_after,
+    };
+    let registry = Registry::new(strategies.join(",").parse()?);
+    let registry = registry.with_granted_identifiers(!plan.agents.grants.is_empty());
+    let registry = registry.with_zone(plan.agents.zone.clone());
+    let hub = Hub::within(registry, limits, Arc::clone(budget));
+    Ok((ServerMetrics::new(&strategies), hub))
+}
+
+/// What anyone could do who should perhaps not.
+fn say_what_is_open(plan: &ServerPlan, metrics: &AditMetrics) {
+    if plan.agents.insecure_unauthenticated {
+        tracing::warn!(
+            "agents are not authenticated: anyone who reaches the agent port can register as an agent"
+        );
+        metrics.insecure_flag("insecure-allow-unauthenticated-agents");
+    }
+    if plan
+        .frontends
+        .iter()
+        .any(|frontend| matches!(frontend.listen, FrontendListen::Tcp { tls: None, .. }))
+    {
+        tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
+        metrics.insecure_flag("insecure-plaintext-frontend");
+    }
+    if plan.agents.grants.is_empty() {
+        tracing::info!(
+            "agents claim their ids and identifiers themselves; --agent-grant says what an agent may claim"
+        );
+    }
+}
+
+fn backend_settings(
+    plan: &ServerPlan,
+    here: &IsolationPlan,
+    descriptors: &Arc<Descriptors>,
+    accounts: &Accounts,
+    admission: Admission,
+) -> anyhow::Result<BackendSettings> {
+    let server = ServerHello {
+        server: plan.server_id.clone(),
+        server_count: plan.server_count,
+        extensions: Extensions::default(),
+        version: PeerVersion::own(),
+        lane_grant: None,
+    };
+    let link = LinkSettings {
+        isolation: isolation(here),
+        dials_max: usize::try_from(plan.dial.pending_per_agent_max.get())?,
+        dial_timeout: plan.dial.timeout,
+    };
+    let lane_room = LaneRoom::new(descriptors::lanes_max(), Arc::clone(descriptors));
+    Ok(BackendSettings {
+        server,
+        keepalive: plan.agents.keepalive.time,
+        admission,
+        authorizer: AgentAuthorizer::default(),
+        leases: watch::channel(0).1,
+        grants: plan.agents.grants.clone(),
+        links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
+        link,
+        // Without room for any, none are offered.
+        lanes_per_link_max: usize::try_from(plan.agents.data_path.lanes_max)?
+            .min(lane_room.lanes_max()),
+        lane_security: plan.agents.data_path.lane_security,
+        lane_room: Arc::new(lane_room),
+        lane_watch: Arc::default(),
+        node: None,
+        accounts: accounts.clone(),
+    })
+}
+
+/// Ready while the first strategy has an agent, all services run and nobody asked to stop. With native flags that agent must have been heard lately;
+/// in compat mode registration counts, as upstream: a server that is not ready hides its own service, and locks its agents out.
+fn readiness(
+    hub: &Arc<Hub>,
+    stopping: &Arc<AtomicBool>,
+    services: &Tasks,
+    compat: bool,
+) -> ReadinessAsker {
+    let (asker, questions) = readiness_channel();
+    let (hub, stopping) = (Arc::clone(hub), Arc::clone(stopping));
+    let watched = services.clone();
+    services.spawn_always("readiness", async move {
+        questions
+            .answer(move || {
+                if stopping.load(Relaxed) {
+                    Readiness::NotReady(SHUTTING_DOWN.into())
+                } else if let Some(ended) = Readiness::without(&watched.ended_services()) {
+                    ended
+                } else if !hub.with_registry(Registry::is_ready) {
+                    Readiness::NotReady(NO_AGENT.into())
+                } else if !compat && !hub.with_registry(Registry::is_heard) {
+                    Readiness::NotReady(ALL_SILENT.into())
+                } else {
+                    Readiness::Ready
+                }
+            })
+            .await;
+    });
+    asker
+}
+
+/// The admin thread and its listeners; dropping it closes them.
+struct Probes {
+    _thread: AdminThread,
+    _socket: Option<AdminSocket>,
+    listeners: Vec<(&'static str, AdminListener)>,
+}
+
+impl Probes {
+    fn start(
+        plan: &ServerPlan,
+        metrics: &ServerMetrics,
+        services: &Tasks,
+        asker: ReadinessAsker,
+        detail: Detail,
+        source: ServerSource,
+    ) -> anyhow::Result<Self> {
+        let thread = AdminThread::start(
+            AdminLimits::default(),
+            metrics.adit().clone(),
+            services.clone(),
+        )?;
+        let socket = plan.admin_socket.as_deref();
+        let socket = socket
+            .map(|path| thread.serve_unix(path, status::service(Arc::new(source), asker.clone())))
+            .transpose()?;
+        let mut listeners = Vec::new();
+        let scrape = metrics.scrape();
+        let health = HttpService::server_health(Arc::new(asker), scrape.clone(), detail);
+        let admin = HttpService::server_admin(scrape);
+        for (name, bind, service) in [
+            ("health", &plan.health, health),
+            ("admin", &plan.admin, admin),
+        ] {
+            let Some(bind) = bind else { continue };
+            let listener = serve_probes(&thread, name, bind, service, plan.compat)?;
+            listeners.extend(listener.map(|listener| (name, listener)));
+        }
+        Ok(Self {
+            _thread: thread,
+            _socket: socket,
+            listeners,
+        })
+    }
+
+    fn address(&self, name: &str) -> Option<SocketAddr> {
+        self.listeners
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, listener)| listener.local_addr())
+    }
+}
+
+impl RunningServer {
+    /// Links now.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.hub.links().len()
+    }
+
+    /// The pools of lanes of links that may have some.
+    #[must_use]
+    pub fn lanes(&self) -> Vec<Arc<LanePool>> {
+        let links = self.hub.links();
+        links.into_iter().filter_map(|link| link.lanes).collect()
+    }
+
+    /// Calls of captured processes that the kernel has redirected so far.
+    #[must_use]
+    pub fn redirected(&self) -> u64 {
+        self.captured.redirected()
+    }
+
+    /// Where the redirect sends captured connections; empty without one.
+    #[must_use]
+    pub fn redirect_listeners(&self) -> &[SocketAddr] {
+        self.captured.listeners()
+    }
+
+    /// Stops in the order that hurts least: as [`Self::leave`], and the rest is told and cut.
+    pub async fn stop(self, grace: Option<Duration>) {
+        self.leave(grace).await;
+        self.cut(limits::SHUTDOWN_FLUSH).await;
+        drop(self.probes);
+    }
+
+    /// Not ready, no new connections and dials; tunnels may finish for `grace` (`None`: without limit). A cancelled call
+    /// leaves the others to [`Self::cut`].
+    pub async fn leave(&self, grace: Option<Duration>) {
+        self.stopping.store(true, Relaxed);
+        self.tasks.services.services_may_end();
+        // New connections go their own way, before anything here refuses them.
+        self.captured.detach();
+        self.hub.refuse_dials();
+        self.stop.cancel();
+        let limit = grace.unwrap_or(Duration::MAX / 4);
+        let (clients, lanes) = (&self.tasks.clients, &self.lane_watch);
+        wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
+            // Clients that are gone may have left bytes that their targets are still to get.
+            clients.running() == 0 && lanes.settling() == 0 && self.hub.is_settled()
+        })
+        .await;
+        let withdrawn = self
+            .withdrawn
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(withdrawn) = withdrawn {
+            // It began with `stop`, and gives up by itself.
+            let _done = withdrawn.await;
+        }
+    }
+
+    /// Tells agents that this server goes away, and waits for at most `limit` until they have closed their connections.
+    async fn end_links(&self, limit: Duration) {
+        let links = self.hub.links();
+        let ends = links.iter().filter_map(LinkHandle::end);
+        let told = join_all(ends);
+        let _busy = tokio::time::timeout(limit, told).await;
+        wait_until(limit, || self.agent_connections.load(Relaxed) == 0).await;
+    }
+
+    /// Ends whatever is left: its clients are told within `flush`, and those that are not are reset.
+    pub async fn cut(&self, flush: Duration) {
+        self.hub.announce_shutdown();
+        self.lane_watch.shut_down();
+        if let Some(relay) = &self.relay {
+            relay.shut_down();
+        }
+        self.end_links(flush).await;
+        // Links first: their tunnels end, and clients get their CLOSE_RSP before the connections go.
+        let left = self.tasks.links.drain(Duration::ZERO).await;
+        let cut = self.tasks.clients.drain(flush).await;
+        let services = self.tasks.services.drain(Duration::ZERO).await;
+        tracing::info!(
+            links = left.cut_off,
+            clients = cut.cut_off,
+            services = services.cut_off,
+            "stopped"
+        );
+    }
+}

@@ -1,0 +1,110 @@
+//! What a server does now and then.
+
+use std::pin::pin;
+
+use adit_core::ids::AgentId;
+use adit_core::lane::{FrameReader, LaneRole};
+use adit_core::session::ProcessBudget;
+use adit_core::wire::identifiers::Identifiers;
+use adit_core::wire::metadata::PeerVersion;
+use bytes::Bytes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::*;
+use adit_server::router::LinkInfo;
+use adit_tls::agent_identity::AgentIdentity;
+use adit_tls::stream::PeerAddr;
+use adit_tunnel::PoolSettings;
+use adit_tunnel::lane::Lane;
+
+/// Lanes of one link, at most one.
+fn pool(metrics: &ServerMetrics, budget: &Arc<ProcessBudget>) -> Arc<LanePool> {
+    LanePool::new(PoolSettings {
+        identity: AgentIdentity::Unverified,
+        rights: None,
+        lanes_max: 1,
+        dials_max: 1,
+        silence_max: Duration::from_secs(1),
+        room: Arc::new(LaneRoom::new(1, Arc::new(Descriptors::unlimited()))),
+        tasks: Tasks::new(1),
+        metrics: metrics.adit().clone(),
+        watch: Arc::default(),
+        budget: Arc::clone(budget),
+        opens: None,
+    })
+}
+
+fn hub() -> Arc<Hub> {
+    let dials = DialLimits {
+        pending_max: 1,
+        timeout: None,
+        dead_after: Duration::from_secs(8),
+    };
+    Hub::new(Registry::new("default".parse().unwrap()), dials)
+}
+
+/// One agent, for all of its links.
+fn agent() -> LinkInfo {
+    LinkInfo {
+        agent: AgentId::new("agent"),
+        identifiers: Identifiers::default(),
+        identity: AgentIdentity::Unverified,
+        credit: true,
+        version: PeerVersion::default(),
+        address: PeerAddr::Unix,
+    }
+}
+
+/// Rule 21. A lane that owes the last answer is closed when the next one is asked for, so that both times are seen.
+#[tokio::test(start_paused = true)]
+async fn idle_lanes_are_asked_for_a_sign_of_life_every_thirty_seconds() {
+    let metrics = ServerMetrics::new(&[]);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    let pool = pool(&metrics, &budget);
+    let hub = hub();
+    let _link = hub.enter(agent(), 1, Some(Arc::clone(&pool))).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let dialed = TcpStream::connect(listener.local_addr().unwrap());
+    let (dialed, accepted) = tokio::join!(dialed, listener.accept());
+    // It never says a word.
+    let _agent = dialed.unwrap();
+    let (socket, frames) = (accepted.unwrap().0, FrameReader::default());
+    let lane = Lane::in_clear(socket, LaneRole::Server, frames, Bytes::new());
+    pool.add(lane, pool.slot().unwrap());
+
+    // The first look is at once, so the thirtieth is after 29 s and the sixtieth after 59 s.
+    let mut looks = pin!(gauges::update(metrics.adit().clone(), budget, hub));
+    let early = timeout(Duration::from_millis(58_500), looks.as_mut()).await;
+    assert!(early.is_err());
+    assert_eq!(pool.idle_lanes(), 1);
+    let late = timeout(Duration::from_secs(1), looks.as_mut()).await;
+    assert!(late.is_err());
+    assert_eq!(pool.idle_lanes(), 0);
+}
+
+/// Ten thousand links would keep all else of their thread waiting for tens of milliseconds.
+#[tokio::test(start_paused = true)]
+async fn a_look_at_the_lanes_of_many_links_lets_others_run() {
+    const LINKS: usize = 65;
+    let metrics = ServerMetrics::new(&[]);
+    let budget = Arc::new(ProcessBudget::new(1 << 30));
+    budget.hold(7);
+    let hub = hub();
+    let mut links = Vec::new();
+    for _link in 0..LINKS {
+        let entered = hub.enter(agent(), LINKS, Some(pool(&metrics, &budget)));
+        links.push(entered.expect("it may have as many"));
+    }
+    // Said behind the last of them.
+    let held = || metrics.adit().held_bytes().get();
+    let mut looks = pin!(gauges::update(
+        metrics.adit().clone(),
+        budget,
+        Arc::clone(&hub)
+    ));
+    assert!(futures_util::poll!(looks.as_mut()).is_pending());
+    assert_eq!(held(), 0, "it is in the middle of them");
+    assert!(futures_util::poll!(looks.as_mut()).is_pending());
+    assert_eq!(held(), 7);
+}

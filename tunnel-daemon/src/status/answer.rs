@@ -1,0 +1,443 @@
+//! The paths of the admin socket: questions in, JSON out, never more than a bounded number of rows.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::model::{API, LinkStatus, Links, Log, LogStatus, Role, Status, TunnelStatus, Tunnels};
+use crate::probes::{
+    HttpService, JsonFuture, JsonSource, Readiness, ReadinessAsker, ReadinessProbe as _,
+};
+use adit_telemetry::labels::Label as _;
+use adit_telemetry::tunnels::TunnelView;
+use adit_telemetry::{DebugLog, LiveTunnel, OpenTunnels, TENANT, TunnelSide};
+
+/// Links in one answer about everything.
+pub const LINKS_MAX: usize = 1000;
+/// Links in one answer about links: about 3 MB.
+pub const LINKS_LISTED_MAX: usize = 10_000;
+/// Tunnels in one answer, unless the question says otherwise.
+pub const TUNNELS: usize = 100;
+/// Most tunnels in one answer: about 3 MB.
+pub const TUNNELS_MAX: usize = 10_000;
+
+/// Who knows the state of a process.
+pub(crate) trait Source: Send + Sync + 'static {
+    /// What runs.
+    fn role(&self) -> Role;
+    /// Its id.
+    fn id(&self) -> &str;
+    /// Everything but readiness, which is asked elsewhere.
+    fn status(&self) -> Status;
+    /// Its log's level.
+    fn debug_log(&self) -> &DebugLog;
+    /// Its open tunnels.
+    fn tunnels(&self) -> &Arc<OpenTunnels>;
+    /// Its links.
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_>;
+    /// Changes links, and says which.
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_>;
+}
+
+/// Links on their way, or why there are none.
+pub(crate) type LinksFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<LinkRows, String>> + Send + 'a>>;
+
+/// Links of an answer, and how many there are in all.
+pub(crate) struct LinkRows {
+    pub(crate) rows: Vec<LinkStatus>,
+    pub(crate) total: u64,
+}
+
+/// What may be done to links of a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LinkChange {
+    /// New tunnels go to other agents while there are any.
+    Drain,
+    /// The link ends, and with it its tunnels.
+    Unlink,
+}
+
+/// Which links are meant.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct LinkQuery {
+    agent: Option<String>,
+    link: Option<u64>,
+}
+
+impl LinkQuery {
+    /// `agent=ID`, `link=N`, both or nothing, in the form of URLs.
+    ///
+    /// # Errors
+    /// Names what is wrong and what may be written.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut asked = Self::default();
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match name.as_ref() {
+                "agent" => asked.agent = Some(value.into_owned()),
+                "link" => {
+                    let number = value.parse();
+                    asked.link = Some(
+                        number.map_err(|_no_number| format!("link {value:?}: write a number"))?,
+                    );
+                }
+                _ => return Err(format!("{name:?}: write agent=ID or link=N")),
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Whether a link is meant; `number` as far as it has one.
+    pub(crate) fn is_about(&self, number: Option<u64>, peer: &str) -> bool {
+        self.agent.as_deref().is_none_or(|agent| agent == peer)
+            && self.link.is_none_or(|link| number == Some(link))
+    }
+}
+
+/// The paths of an admin socket.
+pub(crate) fn service(source: Arc<dyn Source>, asker: ReadinessAsker) -> HttpService {
+    let status = StatusAnswer {
+        source: Arc::clone(&source),
+        asker,
+    };
+    HttpService::default()
+        .json("/v1/status", Arc::new(status))
+        .json("/v1/links", Arc::new(LinksAnswer(Arc::clone(&source))))
+        .change(
+            "/v1/drain",
+            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Drain)),
+        )
+        .change(
+            "/v1/unlink",
+            Arc::new(ChangeAnswer(Arc::clone(&source), LinkChange::Unlink)),
+        )
+        .change("/v1/log", Arc::new(LogAnswer(Arc::clone(&source))))
+        .json("/v1/tunnels", Arc::new(TunnelsAnswer { source }))
+}
+
+struct LinksAnswer(Arc<dyn Source>);
+
+impl JsonSource for LinksAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let asked = LinkQuery::parse(query)?;
+            links(&*self.0, self.0.links(&asked).await?)
+        })
+    }
+}
+
+/// `debug=on` or `debug=off`.
+struct LogAnswer(Arc<dyn Source>);
+
+impl JsonSource for LogAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let on = match query {
+                "debug=on" => true,
+                "debug=off" => false,
+                _ => return Err(format!("{query:?}: write debug=on or debug=off")),
+            };
+            let log = self.0.debug_log();
+            log.set(on, "the admin socket")
+                .map_err(|error| error.to_string())?;
+            let answer = Log {
+                api: API,
+                role: self.0.role(),
+                id: self.0.id().to_owned(),
+                log: LogStatus::of(&log.view()),
+            };
+            serde_json::to_vec(&answer).map_err(|error| error.to_string())
+        })
+    }
+}
+
+struct ChangeAnswer(Arc<dyn Source>, LinkChange);
+
+impl JsonSource for ChangeAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let asked = LinkQuery::parse(query)?;
+            // Never all of them by an oversight.
+            if asked == LinkQuery::default() {
+                return Err("name links by agent=ID or link=N".to_owned());
+            }
+            links(&*self.0, self.0.change(&asked, self.1).await?)
+        })
+    }
+}
+
+fn links(source: &dyn Source, found: LinkRows) -> Result<Vec<u8>, String> {
+    let answer = Links {
+        api: API,
+        role: source.role(),
+        id: source.id().to_owned(),
+        links: found.rows,
+        links_total: found.total,
+    };
+    serde_json::to_vec(&answer).map_err(|error| error.to_string())
+}
+
+struct StatusAnswer {
+    source: Arc<dyn Source>,
+    asker: ReadinessAsker,
+}
+
+impl JsonSource for StatusAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            if !query.is_empty() {
+                return Err(format!("/v1/status takes no query, and {query:?} is one"));
+            }
+            let mut status = self.source.status();
+            status.readiness = match self.asker.check().await {
+                Readiness::Ready => super::model::Readiness {
+                    ready: true,
+                    draining: false,
+                    reason: None,
+                },
+                Readiness::Draining => super::model::Readiness {
+                    ready: true,
+                    draining: true,
+                    reason: None,
+                },
+                Readiness::NotReady(reason) => super::model::Readiness {
+                    ready: false,
+                    draining: false,
+                    reason: Some(reason.into_owned()),
+                },
+            };
+            serde_json::to_vec(&status).map_err(|error| error.to_string())
+        })
+    }
+}
+
+struct TunnelsAnswer {
+    source: Arc<dyn Source>,
+}
+
+impl JsonSource for TunnelsAnswer {
+    fn json<'a>(&'a self, query: &'a str) -> JsonFuture<'a> {
+        Box::pin(async move {
+            let question = Question::parse(query)?;
+            let all = self.source.tunnels().all();
+            let tunnels = Tunnels {
+                api: API,
+                role: self.source.role(),
+                id: self.source.id().to_owned(),
+                pid: std::process::id(),
+                open: all.len() as u64,
+                tunnels: question.answer(all),
+            };
+            serde_json::to_vec(&tunnels).map_err(|error| error.to_string())
+        })
+    }
+}
+
+/// The order of the tunnels of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Those that have moved most first.
+    Bytes,
+    /// The oldest first.
+    Age,
+    /// The newest first.
+    Newest,
+    /// By the id of the peer, then the oldest first.
+    Peer,
+    /// By destination, then the oldest first.
+    Destination,
+}
+
+impl Order {
+    const NAMES: [(&'static str, Self); 6] = [
+        ("bytes", Self::Bytes),
+        ("age", Self::Age),
+        ("newest", Self::Newest),
+        ("peer", Self::Peer),
+        ("agent", Self::Peer),
+        ("destination", Self::Destination),
+    ];
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Question {
+    limit: usize,
+    order: Order,
+}
+
+impl Question {
+    /// # Errors
+    /// Names what is wrong and what may be written.
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut question = Self {
+            limit: TUNNELS,
+            order: Order::Bytes,
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("limit", number)) => {
+                    let limit = number.parse().ok();
+                    question.limit = limit
+                        .filter(|limit| *limit <= TUNNELS_MAX)
+                        .ok_or_else(|| format!("limit {number:?}: write 0 to {TUNNELS_MAX}"))?;
+                }
+                Some(("sort", name)) => {
+                    let known = Order::NAMES.iter().find(|(known, _)| *known == name);
+                    question.order = known
+                        .map(|(_, order)| *order)
+                        .ok_or_else(|| format!("sort {name:?}: write {}", names()))?;
+                }
+                _ => return Err(format!("{pair:?}: write limit=N or sort=NAME")),
+            }
+        }
+        Ok(question)
+    }
+
+    /// Only those that are answered are looked at closely.
+    fn answer(self, mut all: Vec<Arc<LiveTunnel>>) -> Vec<TunnelStatus> {
+        match self.order {
+            Order::Bytes => {
+                // Once each: a tunnel that moves bytes meanwhile must not have two places.
+                let mut keyed: Vec<_> = all.into_iter().map(|live| (moved(&live), live)).collect();
+                keyed.sort_by(|(a, one), (b, other)| b.cmp(a).then(one.id().cmp(&other.id())));
+                all = keyed.into_iter().map(|(_, live)| live).collect();
+            }
+            Order::Age => all.sort_by_key(|live| live.id()),
+            Order::Newest => all.sort_by_key(|live| std::cmp::Reverse(live.id())),
+            Order::Peer => {
+                all.sort_by(|one, other| (one.peer(), one.id()).cmp(&(other.peer(), other.id())));
+            }
+            Order::Destination => all.sort_by(|one, other| {
+                (one.destination(), one.id()).cmp(&(other.destination(), other.id()))
+            }),
+        }
+        let now = Instant::now();
+        let listed = all.into_iter().take(self.limit);
+        listed.map(|live| row(live.view(now))).collect()
+    }
+}
+
+fn names() -> String {
+    let names: Vec<&str> = Order::NAMES.iter().map(|(name, _)| *name).collect();
+    names.join(", ")
+}
+
+fn moved(live: &LiveTunnel) -> u64 {
+    let (to_target, to_client) = live.bytes();
+    to_target.saturating_add(to_client)
+}
+
+fn row(view: TunnelView) -> TunnelStatus {
+    TunnelStatus {
+        id: view.id,
+        client: match view.side {
+            TunnelSide::Client(dialect) => Some(dialect.as_str().to_owned()),
+            TunnelSide::Target => None,
+        },
+        tenant: TENANT.to_owned(),
+        peer: view.peer,
+        destination: view.destination,
+        path: view.path.as_str().to_owned(),
+        engine: view.engine.as_str().to_owned(),
+        driver: view.driver.as_str().to_owned(),
+        age_seconds: view.age.as_secs_f64(),
+        bytes_to_target: view.bytes_to_target,
+        bytes_to_client: view.bytes_to_client,
+        rtt_micros: view
+            .quality
+            .map(|quality| u64::try_from(quality.rtt.as_micros()).unwrap_or(u64::MAX)),
+        retransmits: view.quality.map(|quality| quality.retransmits.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adit_telemetry::TunnelFacts;
+    use adit_telemetry::labels::{ClientDialect, Path};
+
+    fn enter(
+        table: &Arc<OpenTunnels>,
+        peer: &str,
+        destination: &str,
+    ) -> adit_telemetry::TunnelEntry {
+        table.enter(&TunnelFacts {
+            side: TunnelSide::Client(ClientDialect::HttpConnect),
+            peer,
+            link: 1,
+            destination,
+            path: Path::Lane,
+        })
+    }
+
+    fn ids(table: &OpenTunnels, query: &str) -> Vec<u64> {
+        let question = Question::parse(query).unwrap();
+        let rows = question.answer(table.all());
+        rows.into_iter().map(|row| row.id).collect()
+    }
+
+    #[test]
+    fn tunnels_come_in_the_order_that_was_asked_for() {
+        let table = Arc::new(OpenTunnels::default());
+        let entries = [("b", "z:1"), ("a", "y:1"), ("a", "x:1")]
+            .map(|(peer, destination)| enter(&table, peer, destination));
+        entries[1].live().moved(10, 0);
+        entries[2].live().moved(1, 2);
+        for (query, expected) in [
+            ("", [2, 3, 1]),
+            ("sort=bytes", [2, 3, 1]),
+            ("sort=age", [1, 2, 3]),
+            ("sort=newest", [3, 2, 1]),
+            ("sort=agent", [2, 3, 1]),
+            ("sort=destination", [3, 2, 1]),
+        ] {
+            assert_eq!(ids(&table, query), expected, "{query}");
+        }
+        assert_eq!(ids(&table, "limit=1&sort=bytes"), [2]);
+    }
+
+    #[test]
+    fn ten_thousand_tunnels_and_more_are_answered_boundedly() {
+        let table = Arc::new(OpenTunnels::default());
+        let long = "d".repeat(4096);
+        let entries: Vec<_> = (0..12_000).map(|_| enter(&table, &long, &long)).collect();
+        assert_eq!(ids(&table, "").len(), TUNNELS);
+        let question = Question::parse("limit=10000").unwrap();
+        let rows = question.answer(table.all());
+        assert_eq!(rows.len(), TUNNELS_MAX);
+        let bytes = serde_json::to_vec(&rows).unwrap().len();
+        assert!(bytes < 10_000 * 1024, "{bytes} bytes, a KiB a row at most");
+        drop(entries);
+        assert!(table.all().is_empty());
+    }
+
+    #[test]
+    fn links_are_named_by_agent_or_by_number() {
+        let asked = LinkQuery::parse("agent=a%26b%20c").unwrap();
+        assert!(asked.is_about(Some(1), "a&b c") && !asked.is_about(Some(1), "a"));
+        let both = LinkQuery::parse("agent=a&link=7").unwrap();
+        assert!(both.is_about(Some(7), "a"));
+        assert!(!both.is_about(Some(8), "a") && !both.is_about(None, "a"));
+        for (query, part) in [
+            ("link=x", "write a number"),
+            ("agents=a", "agent=ID or link=N"),
+        ] {
+            let error = LinkQuery::parse(query).unwrap_err();
+            assert!(error.contains(part), "{query}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_question_that_makes_no_sense_names_what_does() {
+        for (query, part) in [
+            ("limit=10001", "0 to 10000"),
+            ("limit=-1", "0 to 10000"),
+            ("sort=colour", "bytes, age"),
+            ("colour=red", "limit=N or sort=NAME"),
+            ("limit", "limit=N or sort=NAME"),
+        ] {
+            let error = Question::parse(query).unwrap_err();
+            assert!(error.contains(part), "{query}: {error}");
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The state of a server or an agent, gathered when somebody asks. Nothing secret: no key, no token, no lane secret.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use adit_core::registry::Condition;
+use adit_core::session::ProcessBudget;
+use adit_relay::{Choice, RelayHandle};
+use futures_util::future::join_all;
+
+use super::answer::{
+    LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, LinkRows, LinksFuture, Source,
+};
+use super::model::{
+    API, AccountStatus, Capability, Descriptors, LaneStatus, LinkLanes, LinkStatus, LogStatus,
+    Memory, Readiness, RelayStatus, Role, Status, TunnelCounts,
+};
+use crate::check;
+use crate::privileges::{held_by_any_thread, names};
+use crate::redirect_view::RedirectView;
+use adit_agent::lanes::LaneKeeper;
+use adit_agent::servers::Servers;
+use adit_config::plan::DataPathPlan;
+use adit_net::descriptors::Descriptors as OpenDescriptors;
+use adit_server::router::{Hub, LinkHandle};
+use adit_telemetry::labels::{LinkEnding, Path};
+use adit_telemetry::{AditMetrics, DebugLog, OpenTunnels};
+use adit_tunnel::LanePool;
+
+/// For links that take no more commands at the moment.
+const CHANGE_TIME: Duration = Duration::from_secs(5);
+
+/// What server and agent have in common.
+pub(crate) struct Common {
+    pub(crate) id: String,
+    pub(crate) started: Instant,
+    pub(crate) tunnels: Arc<OpenTunnels>,
+    pub(crate) budget: Arc<ProcessBudget>,
+    /// Of one link.
+    pub(crate) link_budget_bytes: u64,
+    pub(crate) descriptors: Arc<OpenDescriptors>,
+    pub(crate) data_path: DataPathPlan,
+    /// Most lanes of the process.
+    pub(crate) lanes_max: usize,
+    pub(crate) engine: Choice,
+    /// Where there is something to relay.
+    pub(crate) relay: Option<RelayHandle>,
+    /// As it was at the start: later this process may no longer try things out.
+    pub(crate) host: Vec<Capability>,
+    pub(crate) redirect: Arc<RedirectView>,
+    pub(crate) account: AccountStatus,
+    pub(crate) debug: DebugLog,
+}
+
+/// A server.
+pub(crate) struct ServerSource {
+    pub(crate) common: Common,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) metrics: AditMetrics,
+}
+
+/// An agent.
+pub(crate) struct AgentSource {
+    pub(crate) common: Common,
+    pub(crate) servers: Servers,
+}
+
+/// Open tunnels by what they belong to.
+#[derive(Default)]
+struct Tally {
+    counts: TunnelCounts,
+    by_link: HashMap<u64, u64>,
+    by_peer: HashMap<String, u64>,
+}
+
+impl Tally {
+    /// `by_peer`: else by link.
+    fn of(tunnels: &OpenTunnels, by_peer: bool) -> Self {
+        let mut tally = Self::default();
+        for live in tunnels.all() {
+            tally.counts.open += 1;
+            *match live.path() {
+                Path::Link => &mut tally.counts.link,
+                Path::Lane => &mut tally.counts.lane,
+                Path::RawLane | Path::KtlsLane => &mut tally.counts.raw_lane,
+            } += 1;
+            tally.counts.ktls_lane += u64::from(live.path() == Path::KtlsLane);
+            let (to_target, to_client) = live.bytes();
+            tally.counts.bytes_to_target += to_target;
+            tally.counts.bytes_to_client += to_client;
+            if !by_peer {
+                *tally.by_link.entry(live.link()).or_default() += 1;
+            } else if let Some(count) = tally.by_peer.get_mut(live.peer()) {
+                *count += 1;
+            } else {
+                tally.by_peer.insert(live.peer().to_owned(), 1);
+            }
+        }
+        tally
+    }
+}
+
+/// Of all links, those that an answer has no room for included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Totals {
+    links: u64,
+    lanes_idle: u64,
+    lanes_busy: u64,
+}
+
+impl Totals {
+    /// Of links that may have lanes.
+    fn of(links: impl Iterator<Item = Option<LinkLanes>>) -> Self {
+        links.fold(Self::default(), |mut all, lanes| {
+            all.links += 1;
+            all.lanes_idle += lanes.as_ref().map_or(0, |lanes| lanes.idle);
+            all.lanes_busy += lanes.as_ref().map_or(0, |lanes| lanes.busy);
+            all
+        })
+    }
+}
+
+impl Common {
+    /// What of the host is needed and allowed, for a process that answers such questions.
+    pub(crate) fn host(answers: bool, needs: check::Needs) -> Vec<Capability> {
+        if answers {
+            check::host_lines(needs)
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn status(&self, role: Role, tally: &Tally, links: Vec<LinkStatus>, all: Totals) -> Status {
+        Status {
+            api: API,
+            role,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            id: self.id.clone(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            readiness: Readiness {
+                ready: false,
+                draining: false,
+                reason: None,
+            },
+            tunnels: tally.counts,
+            pending_dials: None,
+            lanes: LaneStatus {
+                idle: all.lanes_idle,
+                busy: all.lanes_busy,
+                limit_per_link: self.data_path.lanes_max.into(),
+                limit: self.lanes_max as u64,
+                security: self.data_path.lane_security.name().to_owned(),
+            },
+            links,
+            links_total: all.links,
+            relay: self.relay(),
+            capabilities: self.host.clone(),
+            privileges: held_by_any_thread().ok().map(names),
+            descriptors: Descriptors {
+                in_use: self.descriptors.in_use(),
+                limit: self.descriptors.limit(),
+            },
+            memory: Memory {
+                held_bytes: self.budget.held_bytes(),
+                budget_bytes: self.budget.max_bytes(),
+            },
+            redirect: self.redirect.status(),
+            account: self.account.clone(),
+            log: LogStatus::of(&self.debug.view()),
+        }
+    }
+
+    fn relay(&self) -> RelayStatus {
+        let stats = self.relay.as_ref().map(RelayHandle::stats);
+        let stats = stats.unwrap_or_default();
+        RelayStatus {
+            engine: self.engine.engine.name().to_owned(),
+            reason: self.engine.reason.clone(),
+            used: self.relay.is_some(),
+            tunnels: stats.active_pairs,
+            slots: stats.slots,
+            pipes: stats.pipes_in_use,
+            buffer_bytes: stats.buffer_bytes,
+        }
+    }
+}
+
+impl Source for ServerSource {
+    fn role(&self) -> Role {
+        Role::Server
+    }
+
+    fn id(&self) -> &str {
+        &self.common.id
+    }
+
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
+        let (rows, _handles) = self.chosen(of);
+        Box::pin(std::future::ready(Ok(rows)))
+    }
+
+    fn change(&self, of: &LinkQuery, change: LinkChange) -> LinksFuture<'_> {
+        let (rows, handles) = self.chosen(of);
+        Box::pin(async move {
+            let unlinking = handles.into_iter().filter_map(|link| match change {
+                LinkChange::Drain => {
+                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is drained, as the admin socket was asked to");
+                    self.hub.set_draining(link.id);
+                    None
+                }
+                LinkChange::Unlink => {
+                    tracing::info!(agent = %link.info.agent, link = link.id.0, "a link is ended, as the admin socket was asked to");
+                    if let Some(lanes) = &link.lanes {
+                        lanes.revoke();
+                    }
+                    let end = link.end();
+                    if end.is_some() {
+                        self.metrics.link_ended(LinkEnding::Unlinked);
+                    }
+                    end
+                }
+            });
+            tokio::time::timeout(CHANGE_TIME, join_all(unlinking))
+                .await
+                .map_err(|_elapsed| "a link takes no commands now; ask again".to_owned())?;
+            Ok(rows)
+        })
+    }
+
+    fn status(&self) -> Status {
+        let tally = Tally::of(&self.common.tunnels, false);
+        let mut links = self.hub.links();
+        links.sort_by_key(|link| link.id.0);
+        let all = Totals::of(
+            links
+                .iter()
+                .map(|link| link.lanes.as_deref().map(pool_lanes)),
+        );
+        links.truncate(LINKS_MAX);
+        let links = self.rows(&links, &tally);
+        let mut status = self.common.status(Role::Server, &tally, links, all);
+        status.pending_dials = Some(self.hub.pending_dials() as u64);
+        status
+    }
+
+    fn tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.common.tunnels
+    }
+
+    fn debug_log(&self) -> &DebugLog {
+        &self.common.debug
+    }
+}
+
+impl ServerSource {
+    /// The links that were asked for, as rows and as they are.
+    fn chosen(&self, of: &LinkQuery) -> (LinkRows, Vec<LinkHandle>) {
+        let mut links = self.hub.links();
+        links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));
+        links.sort_by_key(|link| link.id.0);
+        let total = links.len() as u64;
+        links.truncate(LINKS_LISTED_MAX);
+        let rows = self.rows(&links, &Tally::of(&self.common.tunnels, false));
+        (LinkRows { rows, total }, links)
+    }
+
+    fn rows(&self, links: &[LinkHandle], tally: &Tally) -> Vec<LinkStatus> {
+        let conditions = self.hub.with_registry(|registry| {
+            let conditions = links.iter().map(|link| registry.condition(link.id));
+            conditions.collect::<Vec<_>>()
+        });
+        std::iter::zip(links, conditions)
+            .map(|(link, condition)| self.link(link, condition, tally))
+            .collect()
+    }
+
+    fn link(&self, link: &LinkHandle, condition: Option<Condition>, tally: &Tally) -> LinkStatus {
+        let info = &link.info;
+        LinkStatus {
+            link: Some(link.id.0),
+            identifiers: Some(info.identifiers.encode()),
+            peer: info.agent.as_str().to_owned(),
+            address: info.address.to_string(),
+            principal: info.identity.owner().map(ToString::to_string),
+            dialect: dialect(info.credit),
+            version: info.version.as_str().map(str::to_owned),
+            age_seconds: link.since.elapsed().as_secs(),
+            condition: match condition {
+                Some(Condition::Serving) => "serving",
+                Some(Condition::Draining) => "draining",
+                Some(Condition::Suspected) => "silent",
+                Some(Condition::Dead) => "dead",
+                Some(Condition::Retired) => "retired",
+                Some(Condition::Shadowed) => "shadowed",
+                None => "leaving",
+            }
+            .to_owned(),
+            tunnels: tally.by_link.get(&link.id.0).copied().unwrap_or(0),
+            held_bytes: link.mailbox.held_bytes(),
+            budget_bytes: self.common.link_budget_bytes,
+            lanes: link.lanes.as_deref().map(pool_lanes),
+        }
+    }
+}
+
+impl Source for AgentSource {
+    fn role(&self) -> Role {
+        Role::Agent
+    }
+
+    fn id(&self) -> &str {
+        &self.common.id
+    }
+
+    fn status(&self) -> Status {
+        let tally = Tally::of(&self.common.tunnels, true);
+        let mut links = self.rows(&tally);
+        let all = Totals::of(links.iter().map(|link| link.lanes));
+        links.truncate(LINKS_MAX);
+        self.common.status(Role::Agent, &tally, links, all)
+    }
+
+    fn links(&self, of: &LinkQuery) -> LinksFuture<'_> {
+        let mut rows = self.rows(&Tally::of(&self.common.tunnels, true));
+        rows.retain(|link| of.is_about(None, &link.peer));
+        let total = rows.len() as u64;
+        rows.truncate(LINKS_LISTED_MAX);
+        Box::pin(std::future::ready(Ok(LinkRows { rows, total })))
+    }
+
+    fn change(&self, _of: &LinkQuery, _change: LinkChange) -> LinksFuture<'_> {
+        let why = "this is an agent, and a server drains and ends links: ask its server".to_owned();
+        Box::pin(std::future::ready(Err(why)))
+    }
+
+    fn tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.common.tunnels
+    }
+
+    fn debug_log(&self) -> &DebugLog {
+        &self.common.debug
+    }
+}
+
+impl AgentSource {
+    fn rows(&self, tally: &Tally) -> Vec<LinkStatus> {
+        let draining = self.servers.is_draining();
+        let links = self.servers.links();
+        let rows = links.iter().map(|link| LinkStatus {
+            link: None,
+            identifiers: None,
+            peer: link.server.as_str().to_owned(),
+            address: link.address.to_string(),
+            principal: None,
+            dialect: dialect(link.credit),
+            version: link.version.as_str().map(str::to_owned),
+            age_seconds: link.since.elapsed().as_secs(),
+            condition: if draining { "draining" } else { "serving" }.to_owned(),
+            tunnels: tally
+                .by_peer
+                .get(link.server.as_str())
+                .copied()
+                .unwrap_or(0),
+            held_bytes: link.mailbox.held_bytes(),
+            budget_bytes: self.common.link_budget_bytes,
+            lanes: link.lanes.as_ref().map(keeper_lanes),
+        });
+        rows.collect()
+    }
+}
+
+fn pool_lanes(pool: &LanePool) -> LinkLanes {
+    let (all, idle) = (pool.lanes(), pool.idle_lanes());
+    LinkLanes {
+        idle: idle as u64,
+        busy: all.saturating_sub(idle) as u64,
+        wanted: None,
+        limit: pool.lanes_max() as u64,
+    }
+}
+
+fn keeper_lanes(keeper: &LaneKeeper) -> LinkLanes {
+    let lanes = keeper.count();
+    LinkLanes {
+        idle: lanes.idle as u64,
+        busy: lanes.busy as u64,
+        wanted: Some(keeper.wanted() as u64),
+        limit: keeper.lanes_max() as u64,
+    }
+}
+
+fn dialect(credit: bool) -> String {
+    if credit { "adit" } else { "go" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_of_links_that_are_not_listed_count_too() {
+        let lanes = |idle, busy| LinkLanes {
+            idle,
+            busy,
+            wanted: None,
+            limit: 8,
+        };
+        let more_than_listed = (0..=LINKS_MAX).map(|_| Some(lanes(4, 1)));
+        let all = Totals::of(more_than_listed.chain([None]));
+        let links = LINKS_MAX as u64 + 1;
+        let expected = Totals {
+            links: links + 1,
+            lanes_idle: 4 * links,
+            lanes_busy: links,
+        };
+        assert_eq!(all, expected);
+    }
+}

@@ -1,0 +1,174 @@
+//! `adit links`, `adit drain` and `adit unlink`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::client::Socket;
+use super::model::{LinkStatus, Links, Role};
+use super::text::{age, clean, show, wrapped};
+use adit_config::{LinksAction, LinksOptions};
+
+/// Columns of a line.
+const WIDTH: usize = 80;
+const NAME_WIDTH: usize = 12;
+
+/// Asks, or has the server change links, and prints which.
+///
+/// # Errors
+/// No answer, no such link, or standard output is gone.
+pub fn run(options: &LinksOptions) -> anyhow::Result<ExitCode> {
+    let socket = Socket::new(&options.socket);
+    let mut question = form_urlencoded::Serializer::new(String::new());
+    if let Some(agent) = &options.agent {
+        question.append_pair("agent", agent);
+    }
+    if let Some(link) = options.link {
+        question.append_pair("link", &link.to_string());
+    }
+    let question = question.finish();
+    let changed = match options.action {
+        LinksAction::Show => {
+            let path = format!("/v1/links?{question}");
+            if options.json {
+                show(&format!("{}\n", socket.text(&path)?))?;
+            } else {
+                show(&table(&socket.ask(&path)?))?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        LinksAction::Drain => socket.change(&format!("/v1/drain?{question}")),
+        LinksAction::Unlink => socket.change(&format!("/v1/unlink?{question}")),
+    };
+    let changed: Links = changed?;
+    anyhow::ensure!(
+        !changed.links.is_empty(),
+        "no such link; `adit links` shows those that there are"
+    );
+    show(&outcome(&changed, options.action))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn outcome(changed: &Links, action: LinksAction) -> String {
+    let does = if action == LinksAction::Unlink {
+        "ends"
+    } else {
+        "drains"
+    };
+    let mut out = String::new();
+    for link in &changed.links {
+        let number = link.link.unwrap_or_default();
+        let _infallible = writeln!(out, "link {number} of {} {does}", clean(&link.peer, 40));
+    }
+    out += if action == LinksAction::Unlink {
+        "an agent that is not in --agent-deny links again\n"
+    } else {
+        "new tunnels go to others of its kind, if any; `adit unlink` takes it back\n"
+    };
+    out
+}
+
+fn table(links: &Links) -> String {
+    if links.links.is_empty() {
+        return "no links\n".to_owned();
+    }
+    let mut out = String::new();
+    for link in &links.links {
+        for (name, text) in rows(link, links.role) {
+            let text = clean(&text, usize::MAX);
+            for (number, part) in wrapped(&text, WIDTH - NAME_WIDTH - 1).iter().enumerate() {
+                let name = if number == 0 { name } else { "" };
+                let _infallible = writeln!(out, "{name:<NAME_WIDTH$} {part}");
+            }
+        }
+        out.push('\n');
+    }
+    let shown = links.links.len() as u64;
+    if links.links_total > shown {
+        let _infallible = writeln!(out, "and {} more", links.links_total - shown);
+    }
+    out
+}
+
+fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
+    let age = age(Duration::from_secs(link.age_seconds));
+    let program = match &link.version {
+        Some(version) => format!("{} {version}", link.dialect),
+        None => link.dialect.clone(),
+    };
+    let mut rows = vec![
+        match role {
+            Role::Server => ("agent", link.peer.clone()),
+            Role::Agent => ("server", link.peer.clone()),
+        },
+        (
+            "  link",
+            match link.link {
+                Some(number) => format!("{number}, {} for {age}, {program}", link.condition),
+                None => format!("{} for {age}, {program}", link.condition),
+            },
+        ),
+        ("  address", link.address.clone()),
+    ];
+    if role == Role::Server {
+        let proved = link.principal.clone();
+        rows.push((
+            "  has proved",
+            proved.unwrap_or_else(|| "nothing".to_owned()),
+        ));
+        let claims = link.identifiers.clone().filter(|text| !text.is_empty());
+        rows.push((
+            "  claims",
+            claims.unwrap_or_else(|| "no identifiers".to_owned()),
+        ));
+    }
+    let lanes = link.lanes.map_or_else(
+        || "no lanes".to_owned(),
+        |lanes| format!("{} lanes busy, {} idle", lanes.busy, lanes.idle),
+    );
+    rows.push(("  tunnels", format!("{}; {lanes}", link.tunnels)));
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::print::tests::status;
+    use super::*;
+
+    fn links() -> Links {
+        let mut links = status().links;
+        links.truncate(2);
+        links[0].principal = Some(format!("\"CN=\x1b[2J{}\" []", "x".repeat(200)));
+        links[1].principal = None;
+        Links {
+            api: 1,
+            role: Role::Server,
+            id: "s".to_owned(),
+            links,
+            links_total: 7,
+        }
+    }
+
+    #[test]
+    fn no_line_is_wider_than_a_terminal_and_none_moves_its_cursor() {
+        let text = table(&links());
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line:?}");
+            assert!(!line.contains(char::is_control), "{line:?}");
+        }
+        for part in [
+            "  link       7, draining for 12d",
+            "  has proved nothing",
+            "  claims     host=a",
+            "9999 lanes busy, 9999 idle",
+            "and 5 more",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        for action in [LinksAction::Drain, LinksAction::Unlink] {
+            let text = outcome(&links(), action);
+            let fits = text.lines().all(|line| line.chars().count() <= WIDTH);
+            assert!(fits && !text.contains('\x1b'), "{text}");
+        }
+    }
+}

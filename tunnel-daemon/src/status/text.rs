@@ -1,0 +1,165 @@
+//! Numbers and names for people, and nothing that a terminal would obey.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+/// Prints to standard output. Whoever reads it may have seen enough, as `head` has: that is no error.
+///
+/// # Errors
+/// Standard output takes nothing for another reason.
+pub(crate) fn show(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        shown => shown,
+    }
+}
+
+/// `text` without anything that moves a cursor or turns a line around: letters, digits and printable ASCII stay. At most
+/// `width` characters; what is cut ends in `~`.
+pub(crate) fn clean(text: &str, width: usize) -> String {
+    let harmless = |c: char| c.is_ascii_graphic() || c == ' ' || c.is_ascii_alphanumeric();
+    // Others may be wider than a column, or none at all.
+    let shown = |c: char| if harmless(c) { c } else { '?' };
+    let mut characters = text.chars();
+    let mut shortened: String = characters.by_ref().take(width).map(shown).collect();
+    if characters.next().is_some() && shortened.pop().is_some() {
+        shortened.push('~');
+    }
+    shortened
+}
+
+/// As [`clean`], cutting the middle: the ends of addresses and ids tell them apart.
+pub(crate) fn clean_middle(text: &str, width: usize) -> String {
+    let all = clean(text, usize::MAX);
+    let count = all.chars().count();
+    if count <= width || width < 3 {
+        return clean(&all, width);
+    }
+    let head = (width - 1) / 2;
+    let tail = width - 1 - head;
+    let mut short: String = all.chars().take(head).collect();
+    short.push('~');
+    short.extend(all.chars().skip(count - tail));
+    short
+}
+
+/// `17`, `1.5k`, `23M`: at most five characters below a million of the largest unit. 1024 to the next.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
+    if count < 1024 {
+        return count.to_string();
+    }
+    let (mut whole, mut unit) = (count, "");
+    let mut rest = 0;
+    for next in UNITS {
+        if whole < 1024 {
+            break;
+        }
+        (whole, rest, unit) = (whole / 1024, whole % 1024, next);
+    }
+    if whole < 10 {
+        format!("{whole}.{}{unit}", rest * 10 / 1024)
+    } else {
+        format!("{whole}{unit}")
+    }
+}
+
+/// `7s`, `3m12s`, `5h02m`, `12d04h`, `365d`.
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{:02}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{:02}m", minutes % 60),
+        (0..100, _, _) => format!("{days}d{:02}h", hours % 24),
+        _ => format!("{days}d"),
+    }
+}
+
+/// `85us`, `1.2ms`, `340ms`, `2.1s`.
+pub(crate) fn micros(micros: u64) -> String {
+    match micros {
+        0..1_000 => format!("{micros}us"),
+        1_000..10_000 => format!("{}.{}ms", micros / 1_000, micros % 1_000 / 100),
+        10_000..1_000_000 => format!("{}ms", micros / 1_000),
+        _ => format!("{}.{}s", micros / 1_000_000, micros % 1_000_000 / 100_000),
+    }
+}
+
+/// `text` on lines of at most `width` characters, broken at spaces, and inside words that are longer.
+pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => {
+                let letters: Vec<char> = word.chars().collect();
+                lines.extend(
+                    letters
+                        .chunks(width)
+                        .map(|part| part.iter().collect::<String>()),
+                );
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_stranger_moves_the_cursor() {
+        assert_eq!(clean("a\x1b[2Jb\n\u{202e}c\u{9b}", 40), "a?[2Jb??c?");
+        assert_eq!(clean("abcdef", 4), "abc~");
+        assert_eq!(clean("abcd", 4), "abcd");
+        assert_eq!(clean("\u{4e2d}x", 4), "?x");
+        assert_eq!(clean_middle("node-a.example.org:10250", 12), "node-~:10250");
+        assert_eq!(clean_middle("short", 12), "short");
+    }
+
+    #[test]
+    fn numbers_are_short_and_never_wrong_by_a_unit() {
+        for (count, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1536, "1.5K"),
+            (10_240, "10K"),
+            (1_048_575, "1023K"),
+            (1_048_576, "1.0M"),
+            (u64::MAX, "15E"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+        for (seconds, text) in [
+            (7, "7s"),
+            (192, "3m12s"),
+            (18_120, "5h02m"),
+            (1_051_200, "12d04h"),
+            (31_536_000, "365d"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+        for (us, text) in [
+            (85, "85us"),
+            (1_250, "1.2ms"),
+            (340_000, "340ms"),
+            (2_100_000, "2.1s"),
+        ] {
+            assert_eq!(micros(us), text);
+        }
+    }
+
+    #[test]
+    fn lines_break_at_spaces_and_inside_words_that_fit_no_line() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("a bb  cccccc d", 4), ["a bb", "cccc", "cc d"]);
+    }
+}

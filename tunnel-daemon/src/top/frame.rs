@@ -1,0 +1,293 @@
+//! The lines of a picture, for any width from 80 columns on.
+
+use std::time::Duration;
+
+use super::model::{Row, Sample, sort};
+use crate::status::model::Role;
+use crate::status::text::{age, bytes, clean, clean_middle, micros};
+use adit_config::TopSort;
+
+/// A terminal's least width.
+pub(super) const WIDTH_MIN: usize = 80;
+/// Columns of all but tenant, peer and destination, with the spaces between.
+const FIXED: usize = 48;
+/// Of the rest, one part in so many is the peer's.
+const PEER_SHARE: usize = 3;
+/// The column of tenants.
+const TENANT: usize = 8;
+/// Terminals as wide as this have that column; narrower ones only where it decides the order.
+const WIDTH_TENANT: usize = 100;
+
+/// One look, in order.
+pub(super) struct Picture {
+    sample: Sample,
+    order: TopSort,
+    reverse: bool,
+}
+
+impl Picture {
+    pub(super) fn new(mut sample: Sample, order: TopSort, reverse: bool) -> Self {
+        sort(&mut sample.rows, order, reverse);
+        Self {
+            sample,
+            order,
+            reverse,
+        }
+    }
+
+    pub(super) fn sample(&self) -> &Sample {
+        &self.sample
+    }
+
+    pub(super) fn into_sample(self) -> Sample {
+        self.sample
+    }
+
+    /// Rows there are.
+    pub(super) fn rows(&self) -> usize {
+        self.sample.rows.len()
+    }
+
+    /// Head and all rows.
+    pub(super) fn all(&self, width: usize) -> Vec<String> {
+        let mut lines = vec![self.title(width), self.columns(width)];
+        lines.extend(self.body(width, 0, usize::MAX));
+        lines
+    }
+
+    /// Head and all rows, with nothing shortened, however wide that is: for pipes.
+    pub(super) fn whole(&self) -> Vec<String> {
+        let longest = |head: &str, text: fn(&Row) -> &str| {
+            let rows = self.sample.rows.iter();
+            let longest = rows.map(|row| text(row).chars().count()).max();
+            // The head may have a mark.
+            longest.unwrap_or(0).max(head.len() + 1)
+        };
+        let widths = Widths {
+            tenant: Some(longest("TENANT", |row| &row.tunnel.tenant)),
+            peer: longest("SERVER", |row| &row.tunnel.peer),
+            destination: longest("DESTINATION", |row| &row.tunnel.destination),
+        };
+        let mut lines = vec![
+            self.title_of(usize::MAX, usize::MAX),
+            self.columns_of(&widths),
+        ];
+        lines.extend(self.sample.rows.iter().map(|row| line(row, &widths)));
+        lines
+    }
+
+    /// Who is looked at, and the sums.
+    pub(super) fn title(&self, width: usize) -> String {
+        self.title_of(width, 20)
+    }
+
+    fn title_of(&self, width: usize, id_width: usize) -> String {
+        let sum = |rate: fn(&Row) -> u64| {
+            self.sample
+                .rows
+                .iter()
+                .map(rate)
+                .fold(0, u64::saturating_add)
+        };
+        let listed = self.sample.rows.len() as u64;
+        let more = if listed < self.sample.open {
+            format!(", {listed} listed")
+        } else {
+            String::new()
+        };
+        let text = format!(
+            "{} {}  {} tunnels{more}  {}/s to targets  {}/s to clients",
+            self.sample.role.name(),
+            clean_middle(&self.sample.id, id_width),
+            self.sample.open,
+            bytes(sum(|row| row.to_target)),
+            bytes(sum(|row| row.to_client)),
+        );
+        clean(&text, width)
+    }
+
+    /// The heads of the columns; the one that decides the order is marked.
+    pub(super) fn columns(&self, width: usize) -> String {
+        self.columns_of(&self.widths(width))
+    }
+
+    fn columns_of(&self, widths: &Widths) -> String {
+        let peer = match self.sample.role {
+            Role::Server => "AGENT",
+            Role::Agent => "SERVER",
+        };
+        let mark = |name: &str, order: TopSort| {
+            let sign = if self.reverse { '^' } else { '*' };
+            if order == self.order {
+                format!("{name}{sign}")
+            } else {
+                name.to_owned()
+            }
+        };
+        let rate = |name: &str| mark(name, TopSort::Rate);
+        let (peer_width, destination_width) = (widths.peer, widths.destination);
+        format!(
+            "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+            widths.tenant(&mark("TENANT", TopSort::Tenant)),
+            mark(peer, TopSort::Agent),
+            mark("DESTINATION", TopSort::Destination),
+            "PATH",
+            mark("AGE", TopSort::Age),
+            rate("TGT/s"),
+            rate("CLI/s"),
+            mark("BYTES", TopSort::Bytes),
+            mark("RTT", TopSort::Rtt),
+            mark("RE", TopSort::Retransmits),
+        )
+    }
+
+    /// Some rows, from there on.
+    pub(super) fn body(&self, width: usize, from: usize, count: usize) -> Vec<String> {
+        let widths = self.widths(width);
+        let rows = self.sample.rows.iter().skip(from).take(count);
+        rows.map(|row| line(row, &widths)).collect()
+    }
+
+    fn widths(&self, width: usize) -> Widths {
+        let width = width.max(WIDTH_MIN);
+        let has_tenant = width >= WIDTH_TENANT || self.order == TopSort::Tenant;
+        let taken = if has_tenant { TENANT + 1 } else { 0 };
+        let rest = width - FIXED - 2 - taken;
+        let peer = rest / PEER_SHARE;
+        Widths {
+            tenant: has_tenant.then_some(TENANT),
+            peer,
+            destination: rest - peer,
+        }
+    }
+}
+
+/// Of the columns that depend on the terminal.
+struct Widths {
+    /// Of the first column, where there is one.
+    tenant: Option<usize>,
+    peer: usize,
+    destination: usize,
+}
+
+impl Widths {
+    /// The first column and the space behind it, where there is one.
+    fn tenant(&self, text: &str) -> String {
+        self.tenant.map_or_else(String::new, |width| {
+            format!("{:<width$} ", clean_middle(text, width))
+        })
+    }
+}
+
+fn line(row: &Row, widths: &Widths) -> String {
+    let (peer_width, destination_width) = (widths.peer, widths.destination);
+    let tunnel = &row.tunnel;
+    let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    format!(
+        "{}{:<peer_width$} {:<destination_width$} {:<8} {:>6} {:>7} {:>7} {:>6} {:>5} {:>3}",
+        widths.tenant(&tunnel.tenant),
+        clean_middle(&tunnel.peer, peer_width),
+        clean_middle(&tunnel.destination, destination_width),
+        clean(&tunnel.path, 8),
+        age(Duration::from_secs_f64(tunnel.age_seconds.clamp(0.0, 1e9))),
+        bytes(row.to_target),
+        bytes(row.to_client),
+        bytes(row.bytes()),
+        known(tunnel.rtt_micros.map(micros)),
+        known(tunnel.retransmits.map(|count| count.min(999).to_string())),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::super::model::Sampler;
+    use super::super::model::tests::{tunnel, tunnels};
+    use super::*;
+
+    fn picture(order: TopSort) -> Picture {
+        let mut widest = tunnel(1, u64::MAX / 4);
+        widest.tenant = "\x1b[2Ja-tenant-with-a-long-name".to_owned();
+        widest.peer = "agent-with-a-long-name.example.org".to_owned();
+        widest.destination = "\x1b[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535".to_owned();
+        widest.path = "raw-lane".to_owned();
+        widest.age_seconds = 9_999.0 * 86_400.0;
+        widest.rtt_micros = Some(999_999);
+        widest.retransmits = Some(u64::MAX);
+        let seen = tunnels(1, vec![widest, tunnel(2, 10), tunnel(3, 20)]);
+        Picture::new(Sampler::default().take(seen, Instant::now()), order, false)
+    }
+
+    #[test]
+    fn every_line_fits_its_width_and_none_moves_the_cursor() {
+        for (_, order) in TopSort::ALL {
+            for width in [80, 100, 200] {
+                let lines = picture(order).all(width);
+                assert_eq!(lines.len(), 5);
+                for line in &lines {
+                    assert!(line.chars().count() <= width, "{width}: {line:?}");
+                    assert!(!line.contains(char::is_control), "{line:?}");
+                }
+                assert_eq!(lines[1].chars().count(), width, "{:?}", lines[1]);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_shortened_for_a_pipe() {
+        let lines = picture(TopSort::Rate).whole();
+        for part in [
+            "a-tenant-with-a-long-name ",
+            "agent-with-a-long-name.example.org ",
+            "[2J[2001:db8:1234:5678:9abc:def0:1234:5678]:65535 ",
+        ] {
+            assert!(lines.iter().any(|line| line.contains(part)), "{lines:?}");
+        }
+        let ends: Vec<usize> = lines[1..].iter().map(|line| line.chars().count()).collect();
+        assert!(ends.iter().all(|end| *end == ends[0]), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains(char::is_control)));
+    }
+
+    #[test]
+    fn tenants_have_a_column_where_there_is_room_or_where_they_decide_the_order() {
+        for (order, width, rows) in [
+            (TopSort::Rate, 80, 0),
+            (TopSort::Rate, 99, 0),
+            (TopSort::Rate, 100, 2),
+            (TopSort::Tenant, 80, 2),
+        ] {
+            let lines = picture(order).all(width);
+            assert_eq!(lines[1].contains("TENANT"), rows > 0, "{}", lines[1]);
+            // The third one's is a long name.
+            let told = lines.iter().filter(|line| line.starts_with("tenant-"));
+            assert_eq!(told.count(), rows, "{order:?} at {width}: {lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_column_of_the_order_is_marked() {
+        for (order, mark) in [
+            (TopSort::Rate, "TGT/s*"),
+            (TopSort::Bytes, "BYTES*"),
+            (TopSort::Age, "AGE*"),
+            (TopSort::Agent, "AGENT*"),
+            (TopSort::Destination, "DESTINATION*"),
+            (TopSort::Tenant, "TENANT*"),
+            (TopSort::Rtt, "RTT*"),
+            (TopSort::Retransmits, "RE*"),
+        ] {
+            let columns = picture(order).columns(WIDTH_MIN);
+            assert!(columns.contains(mark), "{columns}");
+        }
+    }
+
+    #[test]
+    fn more_tunnels_than_are_listed_are_said() {
+        let mut seen = tunnels(1, vec![tunnel(2, 10)]);
+        seen.open = 23_456;
+        let sample = Sampler::default().take(seen, Instant::now());
+        let title = Picture::new(sample, TopSort::Rate, false).title(WIDTH_MIN);
+        assert!(title.contains("23456 tunnels, 1 listed"), "{title}");
+    }
+}

@@ -1,0 +1,439 @@
+//! The live view: a terminal that is put back as it was on every way out.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::terminal::disable_raw_mode;
+use ratatui::Frame;
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ask;
+use super::frame::Picture;
+use super::model::{Sample, Sampler};
+use crate::status::text::clean;
+use crate::status::{AskError, Socket};
+use adit_config::{TopOptions, TopSort};
+
+/// A signal is noticed within this.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Whoever was told to end has ended by then, or never will.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+/// An answer that was asked for is noticed within this.
+const ANSWER_EVERY: Duration = Duration::from_millis(20);
+/// Lines that are not rows: title, columns, and the keys.
+const FRAME_LINES: usize = 3;
+
+const KEYS: &str = "q quit  s sort  r reverse  p pause  arrows, page, home, end: scroll";
+
+struct View {
+    order: TopSort,
+    reverse: bool,
+    paused: bool,
+    from: usize,
+    sample: Option<Sample>,
+    /// Why the last look saw nothing.
+    trouble: Option<String>,
+}
+
+/// What a key asks for.
+#[derive(PartialEq, Eq, Debug)]
+enum Next {
+    GoOn,
+    Leave,
+}
+
+/// Until somebody presses `q`, or a signal.
+pub(super) fn run(socket: &Socket, options: &TopOptions) -> anyhow::Result<ExitCode> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        bail!("adit top needs a terminal; add --once to print one picture");
+    }
+    let mut sampler = Sampler::default();
+    // Before the terminal is taken: most errors are those of the first question.
+    let first = sampler.take(ask(socket)?, Instant::now());
+    let told_to_end = Arc::new(AtomicBool::new(false));
+    watch_signals(&told_to_end)?;
+    watch_terminal(&told_to_end)?;
+    let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
+    let _restored = Restored;
+    let mut view = View::new(options.sort, first);
+    let whom = socket.clone();
+    let mut asker = Asker::start(move || ask(&whom))?;
+    let mut next_look = Instant::now() + options.interval;
+    loop {
+        terminal.draw(|frame| view.draw(frame))?;
+        loop {
+            if told_to_end.load(Relaxed) {
+                return Ok(ExitCode::SUCCESS);
+            }
+            if let Some(answer) = asker.answer() {
+                view.saw(answer.map(|now| sampler.take(now, Instant::now())));
+                break;
+            }
+            let left = next_look.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                next_look = Instant::now() + options.interval;
+                if !view.paused {
+                    asker.ask();
+                }
+                continue;
+            }
+            let most = if asker.is_asking {
+                ANSWER_EVERY
+            } else {
+                LOOK_EVERY
+            };
+            if !event::poll(left.min(most))? {
+                continue;
+            }
+            let page = usize::from(terminal.size()?.height).saturating_sub(FRAME_LINES);
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    if view.key(key, page) == Next::Leave {
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                    break;
+                }
+                Event::Resize(..) => break,
+                _ => (),
+            }
+        }
+    }
+}
+
+/// Asks on a thread of its own: keys and signals do not wait for a process that does not answer.
+struct Asker<T> {
+    questions: mpsc::SyncSender<()>,
+    answers: mpsc::Receiver<T>,
+    is_asking: bool,
+}
+
+impl<T: Send + 'static> Asker<T> {
+    fn start(ask: impl Fn() -> T + Send + 'static) -> anyhow::Result<Self> {
+        let (questions, asked) = mpsc::sync_channel(1);
+        let (answered, answers) = mpsc::sync_channel(1);
+        // Ends with the process, or when nobody asks any more.
+        std::thread::Builder::new()
+            .name("adit-asks".to_owned())
+            .spawn(move || {
+                while let Ok(()) = asked.recv()
+                    && answered.send(ask()).is_ok()
+                {}
+            })
+            .context("cannot ask in the background")?;
+        Ok(Self {
+            questions,
+            answers,
+            is_asking: false,
+        })
+    }
+
+    /// Asks, unless an answer is still to come.
+    fn ask(&mut self) {
+        if !self.is_asking {
+            self.is_asking = self.questions.try_send(()).is_ok();
+        }
+    }
+
+    /// What has come since.
+    fn answer(&mut self) -> Option<T> {
+        let answer = self.answers.try_recv().ok()?;
+        self.is_asking = false;
+        Some(answer)
+    }
+}
+
+/// Puts the terminal back on every way out of [`run`], panics included (those print first where the panic hook puts it back,
+/// too).
+struct Restored;
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Leaves once SIGTERM, SIGINT or SIGHUP came.
+fn watch_signals(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot watch for signals")?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+        ]
+    };
+    let tell = Arc::clone(told);
+    // Ends with the process.
+    std::thread::Builder::new()
+        .name("adit-signals".to_owned())
+        .spawn(move || {
+            runtime.block_on(async {
+                let [term, int, hup] = &mut signals;
+                tokio::select! {
+                    _told = term.recv() => (),
+                    _told = int.recv() => (),
+                    _told = hup.recv() => (),
+                }
+            });
+            leave(&tell);
+        })
+        .context("cannot watch for signals")?;
+    Ok(())
+}
+
+/// Leaves once the terminal is gone: SIGHUP goes to whoever leads the session, and that may be somebody else.
+fn watch_terminal(told: &Arc<AtomicBool>) -> anyhow::Result<()> {
+    let tell = Arc::clone(told);
+    // Ends with the process.
+    std::thread::Builder::new()
+        .name("adit-terminal".to_owned())
+        .spawn(move || {
+            if has_hung_up() {
+                leave(&tell);
+            }
+        })
+        .context("cannot watch the terminal")?;
+    Ok(())
+}
+
+/// Waits until the terminal is gone; false if that cannot be waited for.
+fn has_hung_up() -> bool {
+    /// Not every way to lose a terminal wakes who waits for no event.
+    const AGAIN: Timespec = Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    let stdin = std::io::stdin();
+    loop {
+        // No event is asked for; of a hang-up the kernel tells all the same.
+        let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+        match poll(&mut watched, Some(&AGAIN)) {
+            Ok(0) | Err(Errno::INTR) => (),
+            Ok(_gone) => return true,
+            Err(_unwatched) => return false,
+        }
+    }
+}
+
+/// Tells the loop to end. Where it does not hear that, the process ends all the same: what reads keys goes round for ever on a
+/// terminal that is gone, and a picture waits for one that takes nothing.
+fn leave(told: &AtomicBool) {
+    told.store(true, Relaxed);
+    std::thread::sleep(LEAVE_WITHIN);
+    // The other screen stays: whoever holds standard output is not waited for.
+    let _gone = disable_raw_mode();
+    std::process::exit(0);
+}
+
+impl View {
+    fn new(order: TopSort, sample: Sample) -> Self {
+        Self {
+            order,
+            reverse: false,
+            paused: false,
+            from: 0,
+            sample: Some(sample),
+            trouble: None,
+        }
+    }
+
+    /// A look that saw nothing leaves the last picture, and says so: the process may come back.
+    fn saw(&mut self, look: Result<Sample, AskError>) {
+        match look {
+            Ok(sample) => {
+                self.sample = Some(sample);
+                self.trouble = None;
+            }
+            Err(error) => self.trouble = Some(error.to_string()),
+        }
+    }
+
+    fn key(&mut self, key: KeyEvent, page: usize) -> Next {
+        let rows = self.sample.as_ref().map_or(0, |sample| sample.rows.len());
+        let last = rows.saturating_sub(page);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return Next::Leave,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                return Next::Leave;
+            }
+            KeyCode::Char('s') => {
+                let names = TopSort::ALL;
+                let at = names.iter().position(|(_, order)| *order == self.order);
+                let next = names.iter().cycle().nth(at.unwrap_or(0) + 1);
+                self.order = next.map_or(TopSort::Rate, |(_, order)| *order);
+            }
+            KeyCode::Char('r') => self.reverse = !self.reverse,
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Down => self.from += 1,
+            KeyCode::Up => self.from = self.from.saturating_sub(1),
+            KeyCode::PageDown => self.from += page,
+            KeyCode::PageUp => self.from = self.from.saturating_sub(page),
+            KeyCode::Home => self.from = 0,
+            KeyCode::End => self.from = last,
+            _ => (),
+        }
+        self.from = self.from.min(last);
+        Next::GoOn
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let area = frame.area();
+        let (width, height) = (usize::from(area.width), usize::from(area.height));
+        let Some(sample) = self.sample.take() else {
+            return;
+        };
+        let picture = Picture::new(sample, self.order, self.reverse);
+        let space = height.saturating_sub(FRAME_LINES);
+        let from = self.from.min(picture.rows().saturating_sub(space));
+        let strong = Style::new().add_modifier(Modifier::BOLD);
+        let mut lines = vec![
+            Line::styled(picture.title(width), strong),
+            Line::styled(
+                picture.columns(width),
+                Style::new().add_modifier(Modifier::REVERSED),
+            ),
+        ];
+        let mut rows = picture.body(width, from, space);
+        rows.resize(space, String::new());
+        lines.extend(rows.into_iter().map(Line::raw));
+        lines.push(Line::styled(clean(&self.footer(), width), strong));
+        frame.render_widget(Paragraph::new(lines), area);
+        self.sample = Some(picture.into_sample());
+    }
+
+    fn footer(&self) -> String {
+        match (&self.trouble, self.paused) {
+            (Some(trouble), _) => format!("no answer: {trouble}"),
+            (None, true) => format!("PAUSED  {KEYS}"),
+            (None, false) => KEYS.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::model::tests::{tunnel, tunnels};
+    use super::*;
+
+    fn view(count: u64) -> View {
+        let seen = tunnels(1, (1..=count).map(|id| tunnel(id, id)).collect());
+        View::new(TopSort::Age, Sampler::default().take(seen, Instant::now()))
+    }
+
+    /// Lines on a terminal of 80 x 24.
+    fn drawn(view: &mut View) -> Vec<String> {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let symbols: Vec<&str> = buffer.content().iter().map(|cell| cell.symbol()).collect();
+        symbols.chunks(80).map(|line| line.concat()).collect()
+    }
+
+    fn press(view: &mut View, code: KeyCode) -> Next {
+        view.key(KeyEvent::new(code, KeyModifiers::NONE), 21)
+    }
+
+    #[test]
+    fn a_small_terminal_has_title_rows_and_keys() {
+        let lines = drawn(&mut view(90));
+        assert!(
+            lines[0].starts_with("server server-1  90 tunnels"),
+            "{}",
+            lines[0]
+        );
+        assert!(lines[1].starts_with("AGENT "), "{}", lines[1]);
+        assert!(lines[2].contains("10.0.0.1:443") && lines[22].contains("10.0.0.21:443"));
+        assert!(lines[23].starts_with("q quit  s sort"), "{}", lines[23]);
+        // Smaller ones draw what fits, and nothing breaks.
+        for (width, height) in [(1, 1), (20, 2), (79, 3)] {
+            let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+            terminal.draw(|frame| view(90).draw(frame)).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_scroll_within_the_rows_sort_and_leave() {
+        let mut view = view(50);
+        press(&mut view, KeyCode::Up);
+        assert!(drawn(&mut view)[2].contains("10.0.0.1:443"));
+        press(&mut view, KeyCode::PageDown);
+        assert!(drawn(&mut view)[2].contains("10.0.0.22:443"));
+        press(&mut view, KeyCode::End);
+        press(&mut view, KeyCode::Down);
+        assert!(drawn(&mut view)[22].contains("10.0.0.50:443"));
+        press(&mut view, KeyCode::Home);
+        press(&mut view, KeyCode::Char('r'));
+        assert!(drawn(&mut view)[2].contains("10.0.0.50:443"));
+        assert_eq!(view.order, TopSort::Age);
+        press(&mut view, KeyCode::Char('s'));
+        assert_eq!(view.order, TopSort::Agent);
+        for _round in 0..TopSort::ALL.len() {
+            press(&mut view, KeyCode::Char('s'));
+        }
+        assert_eq!(view.order, TopSort::Agent);
+        press(&mut view, KeyCode::Char('s'));
+        press(&mut view, KeyCode::Char('s'));
+        assert_eq!(view.order, TopSort::Tenant);
+        let lines = drawn(&mut view);
+        assert!(lines[1].starts_with("TENANT^"), "{}", lines[1]);
+        assert!(lines[2].starts_with("tenant-1"), "{}", lines[2]);
+        press(&mut view, KeyCode::Char('p'));
+        assert!(drawn(&mut view)[23].starts_with("PAUSED"));
+        assert_eq!(press(&mut view, KeyCode::Char('q')), Next::Leave);
+        let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(view.key(interrupt, 21), Next::Leave);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_said_and_may_come_back() {
+        let mut view = view(3);
+        view.saw(Err(AskError::NobodyListens("/run/x".into())));
+        let lines = drawn(&mut view);
+        assert!(lines[23].starts_with("no answer: /run/x"), "{}", lines[23]);
+        assert!(lines[2].contains("10.0.0.1:443"), "the last picture stays");
+        let sample = view.sample.clone().unwrap();
+        view.saw(Ok(sample));
+        assert!(drawn(&mut view)[23].starts_with("q quit"));
+    }
+
+    #[test]
+    fn whoever_does_not_answer_keeps_nobody_waiting() {
+        let (let_go, held) = mpsc::channel::<u32>();
+        let held = std::sync::Mutex::new(held);
+        let mut asker = Asker::start(move || held.lock().unwrap().recv().unwrap()).unwrap();
+        assert_eq!(asker.answer(), None);
+        for _again in 0..3 {
+            asker.ask();
+            assert!(asker.is_asking);
+            assert_eq!(asker.answer(), None);
+        }
+        for number in [7, 8] {
+            let_go.send(number).unwrap();
+            let mut answer = None;
+            while answer.is_none() {
+                std::thread::yield_now();
+                answer = asker.answer();
+            }
+            assert_eq!(answer, Some(number));
+            assert!(!asker.is_asking, "one answer to many questions");
+            asker.ask();
+        }
+    }
+}

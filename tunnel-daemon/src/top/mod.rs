@@ -1,0 +1,53 @@
+//! `adit top`: the open tunnels of a running server or agent, with rates, as one picture or live.
+
+mod frame;
+mod live;
+mod model;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use self::frame::{Picture, WIDTH_MIN};
+use self::model::Sampler;
+use crate::status::Socket;
+use crate::status::model::Tunnels;
+use crate::status::text::show;
+use adit_config::TopOptions;
+
+/// Runs to the end: the one picture, or until somebody has seen enough.
+///
+/// # Errors
+/// No answer at first, or a terminal that cannot be used.
+pub(super) fn run(options: &TopOptions) -> anyhow::Result<ExitCode> {
+    let socket = Socket::new(&options.socket);
+    if !options.once && !options.json {
+        return live::run(&socket, options);
+    }
+    let mut sampler = Sampler::default();
+    sampler.take(ask(&socket)?, std::time::Instant::now());
+    std::thread::sleep(options.interval);
+    let sample = sampler.take(ask(&socket)?, std::time::Instant::now());
+    let picture = Picture::new(sample, options.sort, false);
+    if options.json {
+        let json = serde_json::to_string(picture.sample())?;
+        show(&format!("{json}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let lines = if std::io::stdout().is_terminal() {
+        picture.all(WIDTH_MIN)
+    } else {
+        picture.whole()
+    };
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    show(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ask(socket: &Socket) -> Result<Tunnels, crate::status::AskError> {
+    let max = crate::status::answer::TUNNELS_MAX;
+    socket.ask(&format!("/v1/tunnels?limit={max}&sort=bytes"))
+}

@@ -1,0 +1,237 @@
+//! Rates: what tunnels moved between two looks. Pure; the clock is an argument.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::status::model::{Role, TunnelStatus, Tunnels};
+use adit_config::TopSort;
+
+/// One open tunnel and how fast it is. As JSON it has the fields of `GET /v1/tunnels`, and the rates.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) tunnel: TunnelStatus,
+    /// Bytes a second from client to target.
+    #[serde(rename = "to_target_per_second")]
+    pub(super) to_target: u64,
+    /// Bytes a second from target to client.
+    #[serde(rename = "to_client_per_second")]
+    pub(super) to_client: u64,
+}
+
+impl Row {
+    fn rate(&self) -> u64 {
+        self.to_target.saturating_add(self.to_client)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let tunnel = &self.tunnel;
+        tunnel
+            .bytes_to_target
+            .saturating_add(tunnel.bytes_to_client)
+    }
+}
+
+/// What one look saw.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(super) struct Sample {
+    api: u32,
+    pub(super) role: Role,
+    pub(super) id: String,
+    /// Open tunnels; more than there are rows if the process has very many.
+    pub(super) open: u64,
+    #[serde(rename = "tunnels")]
+    pub(super) rows: Vec<Row>,
+}
+
+/// Remembers the look before.
+#[derive(Default)]
+pub(super) struct Sampler {
+    before: Option<(Instant, u32)>,
+    bytes: HashMap<u64, (u64, u64)>,
+}
+
+impl Sampler {
+    /// Rates since the look before. A tunnel that was not seen then has moved its bytes since it opened.
+    pub(super) fn take(&mut self, now: Tunnels, at: Instant) -> Sample {
+        // Another process on the same path gives the same numbers to other tunnels. In containers it has the same number, too:
+        // there a tunnel that is younger than the look before was not seen then.
+        let before = self.before.filter(|(_, pid)| *pid == now.pid);
+        let since = before.map(|(before, _)| at.saturating_duration_since(before).as_secs_f64());
+        let mut bytes = HashMap::with_capacity(now.tunnels.len());
+        let rows = now.tunnels.into_iter().map(|tunnel| {
+            let seen = (tunnel.bytes_to_target, tunnel.bytes_to_client);
+            bytes.insert(tunnel.id, seen);
+            let was_there = since.is_some_and(|since| tunnel.age_seconds >= since);
+            let known = self.bytes.get(&tunnel.id).copied().filter(|_| was_there);
+            let span = match (since, known) {
+                (Some(since), Some(_)) => since,
+                (since, None) => since.unwrap_or(f64::MAX).min(tunnel.age_seconds),
+                (None, Some(_)) => tunnel.age_seconds,
+            };
+            let (target, client) = known.unwrap_or((0, 0));
+            Row {
+                to_target: per_second(seen.0.saturating_sub(target), span),
+                to_client: per_second(seen.1.saturating_sub(client), span),
+                tunnel,
+            }
+        });
+        let rows = rows.collect();
+        self.bytes = bytes;
+        self.before = Some((at, now.pid));
+        Sample {
+            api: now.api,
+            role: now.role,
+            id: now.id,
+            open: now.open,
+            rows,
+        }
+    }
+}
+
+fn per_second(bytes: u64, seconds: f64) -> u64 {
+    // A tunnel as young as that has no rate worth showing.
+    const SHORTEST: f64 = 0.01;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a rate for people: three digits are shown, and casts of floats saturate"
+    )]
+    let rate = (bytes as f64 / seconds.max(SHORTEST)) as u64;
+    rate
+}
+
+/// Puts rows in order; equals by number, so that they do not change places.
+pub(super) fn sort(rows: &mut [Row], order: TopSort, reverse: bool) {
+    rows.sort_by(|one, other| {
+        let by_order = compare(one, other, order);
+        let directed = if reverse {
+            by_order.reverse()
+        } else {
+            by_order
+        };
+        directed.then_with(|| one.tunnel.id.cmp(&other.tunnel.id))
+    });
+}
+
+fn compare(one: &Row, other: &Row, order: TopSort) -> Ordering {
+    let (a, b) = (&one.tunnel, &other.tunnel);
+    let by_rate = || other.rate().cmp(&one.rate());
+    match order {
+        TopSort::Rate => by_rate(),
+        TopSort::Bytes => other.bytes().cmp(&one.bytes()),
+        TopSort::Age => b.age_seconds.total_cmp(&a.age_seconds),
+        TopSort::Agent => a.peer.cmp(&b.peer).then_with(by_rate),
+        TopSort::Destination => a.destination.cmp(&b.destination).then_with(by_rate),
+        TopSort::Tenant => a.tenant.cmp(&b.tenant).then_with(by_rate),
+        TopSort::Rtt => b.rtt_micros.cmp(&a.rtt_micros),
+        TopSort::Retransmits => b.retransmits.cmp(&a.retransmits),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::status::model::API;
+
+    pub(in crate::top) fn tunnel(id: u64, bytes: u64) -> TunnelStatus {
+        TunnelStatus {
+            id,
+            client: Some("grpc".to_owned()),
+            tenant: format!("tenant-{}", (id + 1) % 2),
+            peer: format!("agent-{}", id % 2),
+            destination: format!("10.0.0.{id}:443"),
+            path: "lane".to_owned(),
+            engine: "copy".to_owned(),
+            driver: "task".to_owned(),
+            age_seconds: 100.0 - id as f64,
+            bytes_to_target: bytes,
+            bytes_to_client: 2 * bytes,
+            rtt_micros: (id > 1).then_some(id * 1000),
+            retransmits: (id > 1).then_some(100 - id),
+        }
+    }
+
+    pub(in crate::top) fn tunnels(pid: u32, tunnels: Vec<TunnelStatus>) -> Tunnels {
+        Tunnels {
+            api: API,
+            role: Role::Server,
+            id: "server-1".to_owned(),
+            pid,
+            open: tunnels.len() as u64,
+            tunnels,
+        }
+    }
+
+    fn rates(sample: &Sample) -> Vec<(u64, u64)> {
+        let rows = sample.rows.iter();
+        rows.map(|row| (row.to_target, row.to_client)).collect()
+    }
+
+    #[test]
+    fn a_rate_is_what_moved_between_two_looks() {
+        let (mut sampler, start) = (Sampler::default(), Instant::now());
+        let first = sampler.take(tunnels(1, vec![tunnel(50, 500)]), start);
+        assert_eq!(rates(&first), [(10, 20)], "since it opened, 50 s ago");
+        let second = start + Duration::from_secs(2);
+        let mut young = tunnel(2, 300);
+        young.age_seconds = 1.0;
+        let seen = sampler.take(tunnels(1, vec![tunnel(50, 700), young]), second);
+        assert_eq!(rates(&seen), [(100, 200), (300, 600)]);
+        let quiet = sampler.take(
+            tunnels(1, vec![tunnel(50, 700)]),
+            second + Duration::from_secs(1),
+        );
+        assert_eq!(rates(&quiet), [(0, 0)]);
+    }
+
+    #[test]
+    fn another_process_on_the_same_path_starts_anew() {
+        let (mut sampler, start) = (Sampler::default(), Instant::now());
+        sampler.take(tunnels(1, vec![tunnel(50, 1000)]), start);
+        let restarted = tunnels(2, vec![tunnel(50, 500)]);
+        let seen = sampler.take(restarted, start + Duration::from_secs(1));
+        assert_eq!(rates(&seen), [(10, 20)]);
+    }
+
+    /// As that of a container, which is process 1 each time.
+    #[test]
+    fn a_restarted_process_of_the_same_number_starts_anew() {
+        let (mut sampler, start) = (Sampler::default(), Instant::now());
+        sampler.take(tunnels(1, vec![tunnel(50, 1_000_000)]), start);
+        let mut young = tunnel(50, 500);
+        young.age_seconds = 5.0;
+        let seen = sampler.take(tunnels(1, vec![young]), start + Duration::from_secs(10));
+        assert_eq!(rates(&seen), [(100, 200)]);
+    }
+
+    #[test]
+    fn rows_come_in_each_order_and_its_reverse() {
+        let mut sampler = Sampler::default();
+        let rows = [(1, 300), (2, 900), (3, 100)].map(|(id, bytes)| tunnel(id, bytes));
+        let mut rows = sampler.take(tunnels(1, rows.to_vec()), Instant::now()).rows;
+        for (order, expected) in [
+            (TopSort::Rate, [2, 1, 3]),
+            (TopSort::Bytes, [2, 1, 3]),
+            (TopSort::Age, [1, 2, 3]),
+            (TopSort::Agent, [2, 1, 3]),
+            (TopSort::Destination, [1, 2, 3]),
+            (TopSort::Tenant, [1, 3, 2]),
+            (TopSort::Rtt, [3, 2, 1]),
+            (TopSort::Retransmits, [2, 3, 1]),
+        ] {
+            let ids = |rows: &[Row]| rows.iter().map(|row| row.tunnel.id).collect::<Vec<_>>();
+            sort(&mut rows, order, false);
+            assert_eq!(ids(&rows), expected, "{order:?}");
+            sort(&mut rows, order, true);
+            let reversed: Vec<u64> = expected.into_iter().rev().collect();
+            assert_eq!(ids(&rows), reversed, "{order:?} reversed");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The access log: one event per tunnel at its end, under a rate limit that says what it swallowed.
+
+use std::time::{Duration, Instant};
+
+use adit_core::text::beginning;
+use prometheus::IntCounter;
+
+use crate::labels::{
+    ClientDialect, Detail, Driver, DriverReason, Engine, Label as _, OpenedBy, Path, TunnelEnd,
+};
+use crate::rate::EventLimit;
+
+/// Target of access events, for filters.
+pub const TARGET: &str = "adit::access";
+/// Events at once, in seconds of the rate.
+const BURST_SECONDS: u32 = 2;
+/// Longest piece of a peer's text in an event, in bytes: a destination may be 4 MiB long.
+const SHOWN_BYTES_MAX: usize = 256;
+
+/// What there is to say about one tunnel, or about a dial that became none.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelRecord<'a> {
+    /// The dialect the client spoke.
+    pub client_dialect: ClientDialect,
+    /// The agent that served it; empty if none did.
+    pub agent: &'a str,
+    /// All agents that were asked, in order and separated by commas, where they are not just that one.
+    pub agents_asked: Option<&'a str>,
+    /// host:port as the client asked for it. A peer's text: cut and escaped here.
+    pub destination: &'a str,
+    /// Payload bytes from client to target.
+    pub bytes_to_target: u64,
+    /// Payload bytes from target to client.
+    pub bytes_to_client: u64,
+    /// From the dial's arrival to its answer.
+    pub dial: Duration,
+    /// From the answer to the end; zero for a dial that failed.
+    pub life: Duration,
+    /// How it ended.
+    pub end: TunnelEnd,
+    /// More about the end: the failed dial's reason, or who is known to have cut the tunnel.
+    pub detail: Option<Detail>,
+    /// What moved the bytes.
+    pub engine: Engine,
+    /// What waited for the client's socket.
+    pub driver: Driver,
+    /// Why that did.
+    pub driver_reason: DriverReason,
+    /// What they travelled on, or the request of a dial that failed; `None` where no agent was asked.
+    pub path: Option<Path>,
+    /// Which end asked for it.
+    pub opened_by: OpenedBy,
+    /// Whom the certificate of an agent that asked for it names.
+    pub principal: Option<&'a str>,
+}
+
+/// Writes records as events, a bounded number a second. One per process, shared by reference.
+#[derive(Debug)]
+pub struct AccessLog {
+    limit: EventLimit,
+}
+
+impl AccessLog {
+    /// At most `per_second` events in the long run and twice as many at once; 0 a second is no limit.
+    /// `suppressed_total` counts what is swallowed
+    /// ([`AditMetrics::access_events_suppressed`](crate::AditMetrics::access_events_suppressed)).
+    #[must_use]
+    pub fn new(per_second: u32, suppressed_total: IntCounter) -> Self {
+        let burst = per_second.saturating_mul(BURST_SECONDS);
+        Self {
+            limit: EventLimit::new(per_second, burst, suppressed_total),
+        }
+    }
+
+    /// Writes `record`, or swallows it if too many came lately; the next event says how many were.
+    pub fn record(&self, record: &TunnelRecord<'_>) {
+        self.record_at(record, Instant::now());
+    }
+
+    fn record_at(&self, record: &TunnelRecord<'_>, now: Instant) {
+        if !tracing::enabled!(target: TARGET, tracing::Level::INFO) {
+            return;
+        }
+        if let Some(suppressed) = self.limit.admit_at(now) {
+            emit(record, suppressed);
+        }
+    }
+}
+
+fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
+    tracing::info!(
+        target: TARGET,
+        client_dialect = record.client_dialect.as_str(),
+        agent = cut(record.agent),
+        agents_asked = record.agents_asked.map(cut),
+        destination = cut(record.destination),
+        bytes_to_target = record.bytes_to_target,
+        bytes_to_client = record.bytes_to_client,
+        dial_seconds = record.dial.as_secs_f64(),
+        life_seconds = record.life.as_secs_f64(),
+        end = record.end.as_str(),
+        detail = record.detail.map(Detail::as_str),
+        engine = record.engine.as_str(),
+        driver = record.driver.as_str(),
+        driver_reason = record.driver_reason.as_str(),
+        path = record.path.map(|path| path.as_str()),
+        opened_by = record.opened_by.as_str(),
+        principal = record.principal.map(cut),
+        suppressed = (suppressed > 0).then_some(suppressed),
+        "tunnel ended"
+    );
+}
+
+/// At most 256 bytes, cut between characters: what an event shows of a peer's text.
+#[must_use]
+pub fn cut(text: &str) -> &str {
+    beginning(text, SHOWN_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::logged;
+    use crate::log::{LogFormat, LogOptions};
+
+    fn log(per_second: u32) -> AccessLog {
+        AccessLog::new(per_second, IntCounter::new("c", "c").unwrap())
+    }
+
+    fn record(destination: &str) -> TunnelRecord<'_> {
+        TunnelRecord {
+            client_dialect: ClientDialect::HttpConnect,
+            agent: "agent-1",
+            agents_asked: None,
+            destination,
+            bytes_to_target: 7,
+            bytes_to_client: 4_000_000_000_000,
+            dial: Duration::from_millis(250),
+            life: Duration::from_secs(2),
+            end: TunnelEnd::LinkLost,
+            detail: None,
+            engine: Engine::Copy,
+            driver: Driver::Task,
+            driver_reason: DriverReason::Framed,
+            path: Some(Path::Lane),
+            opened_by: OpenedBy::Client,
+            principal: None,
+        }
+    }
+
+    fn json() -> LogOptions {
+        LogOptions {
+            format: LogFormat::Json,
+            ..LogOptions::default()
+        }
+    }
+
+    #[test]
+    fn event_holds_every_field_of_the_record() {
+        let text = logged(&json(), || log(1).record(&record("10.0.0.1:443")));
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(event["target"], TARGET);
+        assert_eq!(event["client_dialect"], "http-connect");
+        assert_eq!(event["agent"], "agent-1");
+        assert_eq!(event["destination"], "10.0.0.1:443");
+        assert_eq!(event["bytes_to_target"], 7);
+        assert_eq!(event["bytes_to_client"], 4_000_000_000_000_u64);
+        assert_eq!(event["dial_seconds"], 0.25);
+        assert_eq!(event["life_seconds"], 2.0);
+        assert_eq!(event["end"], "link_lost");
+        assert_eq!(event["engine"], "copy");
+        assert_eq!(event["driver"], "task");
+        assert_eq!(event["driver_reason"], "framed");
+        assert_eq!(event["opened_by"], "client");
+        assert!(
+            ["suppressed", "detail", "principal", "agents_asked"]
+                .iter()
+                .all(|absent| event.get(absent).is_none()),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn event_after_a_flood_says_how_many_were_swallowed() {
+        let log = log(1);
+        let start = Instant::now();
+        let text = logged(&json(), || {
+            (0..10).for_each(|_| log.record_at(&record("a:1"), start));
+            log.record_at(&record("a:1"), start + Duration::from_secs(1));
+        });
+        let events: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(events.len(), 3, "{text}");
+        assert_eq!(events[2]["suppressed"], 8);
+    }
+
+    #[test]
+    fn hostile_destination_stays_one_short_line() {
+        let destination = format!("x\n\u{1b}[2Jfake end=\"clean\" {}", "ä".repeat(3_000));
+        let text = logged(&LogOptions::default(), || {
+            log(1).record(&record(&destination))
+        });
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.len() < 1_024 && !text.contains('\u{1b}'), "{text}");
+        assert!(text.contains("\\\"clean\\\""), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_counted_when_access_events_are_filtered_out() {
+        let suppressed = IntCounter::new("c", "c").unwrap();
+        let log = AccessLog::new(1, suppressed.clone());
+        let options = LogOptions {
+            filter: Some("warn".to_owned()),
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            (0..10).for_each(|_| log.record(&record("a:1")))
+        });
+        assert_eq!((text.as_str(), suppressed.get()), ("", 0));
+    }
+}

@@ -1,0 +1,467 @@
+//! Label values as enums, so that how many series can exist is known at compile time.
+//!
+//! Upstream's spelling lives here and nowhere else. Adding a value is one line in the list it belongs to.
+
+use adit_core::failure::DialFailure;
+
+/// A label whose values are all known: what [`crate::families::Counters`] caches series by.
+pub trait Label: Copy + Eq + 'static {
+    /// Every value, in the order of [`Label::index`].
+    const ALL: &'static [Self];
+    /// Spelling on the wire of a scrape.
+    fn as_str(self) -> &'static str;
+    /// Position in [`Label::ALL`].
+    fn index(self) -> usize;
+    /// What the page of metrics says of it.
+    #[cfg(test)]
+    fn meaning(self) -> &'static str;
+}
+
+/// Declares a label enum with the spelling of each value.
+macro_rules! label {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $value_doc:literal])* $value:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum $name { $($(#[doc = $value_doc])* $value,)+ }
+
+        impl Label for $name {
+            const ALL: &'static [Self] = &[$(Self::$value,)+];
+
+            fn as_str(self) -> &'static str {
+                match self { $(Self::$value => $text,)+ }
+            }
+
+            fn index(self) -> usize {
+                self as usize
+            }
+
+            #[cfg(test)]
+            fn meaning(self) -> &'static str {
+                match self { $(Self::$value => concat!($($value_doc),*),)+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+mod agent;
+mod dial;
+mod kernel;
+mod lane;
+mod offence;
+mod tunnel;
+
+pub use agent::{AgentRefusal, LinkEnding, TokenReview};
+pub use dial::{DialReason, DialStage};
+pub use kernel::{
+    AccountLoss, AccountRole, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState,
+};
+pub use lane::{LaneDial, LaneEnd, LaneRefusal, LaneState};
+pub use offence::Offence;
+pub use tunnel::{Detail, EndReason, TunnelEnd};
+
+label! {
+    /// Which half of the path a packet was seen on, and in which direction.
+    Segment {
+        /// Read from a gRPC client.
+        FromClient = "from_client",
+        /// Written to a gRPC client.
+        ToClient = "to_client",
+        /// Read from an agent by a server, or sent by an agent.
+        FromAgent = "from_agent",
+        /// Written to an agent by a server, or received by an agent.
+        ToAgent = "to_agent",
+    }
+}
+
+label! {
+    /// The gRPC method a stream belongs to.
+    ServiceMethod {
+        /// `ProxyService/Proxy`: a client's tunnel.
+        Proxy = "Proxy",
+        /// `AgentService/Connect`: an agent's link.
+        Connect = "Connect",
+    }
+}
+
+label! {
+    /// Why a dial failed, as `dial_failure_count` says it. One dial may count under several.
+    DialFailureReason {
+        /// No strategy found an agent.
+        NoAgent = "no_agent",
+        /// The agent answered with an error.
+        ErrorResponse = "error_response",
+        /// An answer came for a dial nobody waits for.
+        UnrecognizedResponse = "unrecognized_response",
+        /// The answer could not be written to the client.
+        SendRsp = "send_rsp",
+        /// The agent or its link gave the dial up.
+        BackendClose = "backend_close",
+        /// No answer within the dial deadline.
+        BackendDialTimeout = "backend_dial_timeout",
+        /// The client left before the answer.
+        FrontendClose = "frontend_close",
+        /// A cap or a shutdown refused the dial; upstream has no such case.
+        Refused = "refused",
+        /// No rule of this server allows the target to the client; upstream has no such case.
+        Denied = "denied",
+    }
+}
+
+impl From<&DialFailure> for DialFailureReason {
+    /// The reason [`DialFailure::reason`] names; a name this list lacks counts as a lost backend.
+    fn from(failure: &DialFailure) -> Self {
+        let name = failure.reason();
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|reason| reason.as_str() == name)
+            .unwrap_or(Self::BackendClose)
+    }
+}
+
+label! {
+    /// Why an agent could not reach a target, as upstream's agent distinguishes it.
+    EndpointDialFailure {
+        /// The dial deadline passed.
+        Timeout = "timeout",
+        /// Anything else.
+        Unknown = "unknown",
+    }
+}
+
+label! {
+    /// Direction of a failed send or receive on an agent's link (deprecated upstream, still scraped).
+    LinkDirection {
+        /// Sending to the server failed.
+        ToServer = "to_server",
+        /// Receiving from the server failed.
+        FromServer = "from_server",
+    }
+}
+
+label! {
+    /// Where the bytes of a tunnel go.
+    Direction {
+        /// From the client to the target.
+        ToTarget = "to_target",
+        /// From the target to the client.
+        ToClient = "to_client",
+    }
+}
+
+label! {
+    /// What the far end of a link is: decides credit, half-close and budgets.
+    PeerKind {
+        /// Another Adit, which negotiated `adit-link`.
+        Adit = "adit",
+        /// A Go agent or server.
+        Go = "go",
+    }
+}
+
+label! {
+    /// What a tunnel's bytes travel on between server and agent.
+    Path {
+        /// The link, shared with the agent's other tunnels.
+        Link = "link",
+        /// A lane of its own.
+        Lane = "lane",
+        /// A lane of its own in clear text, without frames.
+        RawLane = "raw-lane",
+        /// A lane of its own on kernel TLS, without frames.
+        KtlsLane = "ktls-lane",
+    }
+}
+
+label! {
+    /// Which cap refused a dial.
+    DialCap {
+        /// Dials in flight of one agent.
+        PerAgent = "per_agent",
+        /// Dials in flight in this process.
+        Process = "process",
+        /// Refused because this process is shutting down.
+        Shutdown = "shutdown",
+        /// File descriptors of this process.
+        Descriptors = "descriptors",
+        /// Memory for tunnels of this process.
+        Memory = "memory",
+    }
+}
+
+label! {
+    /// Why a dial asked another agent.
+    DialRetry {
+        /// The one before was not sent the dial.
+        NotSent = "not_sent",
+        /// The one before is slow to answer: a hedge.
+        Slow = "slow",
+        /// The one before is silent.
+        Silent = "silent",
+    }
+}
+
+label! {
+    /// What came of new TLS files on disk.
+    ReloadResult {
+        /// The new files are in use.
+        Ok = "ok",
+        /// The new files are broken; the old ones stay in use.
+        Failed = "failed",
+    }
+}
+
+label! {
+    /// A listener of ours, for errors of accept(2) and refused connections.
+    Listener {
+        /// Where clients of any dialect come in.
+        Frontend = "frontend",
+        /// Where agents come in.
+        Agent = "agent",
+        /// Health and admin.
+        Admin = "admin",
+        /// Where an agent takes connections to the control plane.
+        Node = "node",
+    }
+}
+
+label! {
+    /// Why a connection to a listener with TLS came to no TLS session.
+    HandshakeFailure {
+        /// Its peer said nothing in time.
+        Silent = "silent",
+        /// Its peer had said nothing yet, for longer than others, and newer connections needed the room.
+        CrowdedOut = "crowded_out",
+        /// Its peer closed it without a byte.
+        Closed = "closed",
+        /// No handshake could begin in time.
+        NoSlot = "no_slot",
+        /// Too many waited for a handshake, most of them of its address.
+        TooMany = "too_many",
+        /// The handshake began, its peer did not go on with it, and others needed its slot.
+        Stalled = "stalled",
+        /// The handshake began and was not finished in time.
+        TimedOut = "timed_out",
+        /// The handshake failed: a certificate, a protocol, or no TLS at all.
+        Failed = "failed",
+    }
+}
+
+label! {
+    /// The dialect a client speaks.
+    ClientDialect {
+        /// `ProxyService/Proxy` packets.
+        Grpc = "grpc",
+        /// HTTP `CONNECT` as kube-apiserver sends it.
+        HttpConnect = "http-connect",
+        /// An ordinary HTTP forward proxy.
+        HttpProxy = "http-proxy",
+        /// SOCKS5.
+        Socks5 = "socks5",
+        /// Redirected connections with a recorded original destination.
+        Transparent = "transparent",
+        /// A listener of an agent's: the agent opens the tunnel.
+        Node = "node",
+    }
+}
+
+label! {
+    /// Which end asked for a tunnel.
+    OpenedBy {
+        /// The server, for a client of one of its frontends.
+        Client = "client",
+        /// An agent, for whoever connected to one of its listeners.
+        Agent = "agent",
+    }
+}
+
+label! {
+    /// Why a tunnel that an agent was to open, or opened, is none.
+    NodeRefusal {
+        /// The server does not allow the destination.
+        NotAllowed = "not_allowed",
+        /// The destination's name has no address.
+        NotFound = "not_found",
+        /// The destination refused the connection.
+        Refused = "refused",
+        /// There is no way to the destination.
+        Unreachable = "unreachable",
+        /// The destination, or the server, did not answer in time.
+        TimedOut = "timed_out",
+        /// The destination failed in another way.
+        Failed = "failed",
+        /// As many connections, dials or tunnels as there may be, or asked for too often.
+        Limit = "limit",
+        /// File descriptors run low.
+        Descriptors = "descriptors",
+        /// The server goes away.
+        Leaving = "leaving",
+        /// Agent: no server is connected.
+        NoServer = "no_server",
+        /// Agent: no connected server takes lanes.
+        NoLanes = "no_lanes",
+        /// Agent: no lane was free in time.
+        NoLane = "no_lane",
+        /// Agent: lanes were lost before the answer, again and again.
+        LaneLost = "lane_lost",
+        /// Agent: it is not known where the connection was to go.
+        NoDestination = "no_destination",
+        /// Whoever had asked for it gave up before the answer.
+        GivenUp = "given_up",
+    }
+}
+
+impl NodeRefusal {
+    /// In words, for a log line.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "the server does not allow the destination",
+            Self::NotFound => "the name of the destination has no address",
+            Self::Refused => "the destination refused the connection",
+            Self::Unreachable => "there is no route to the destination",
+            Self::TimedOut => "the destination or the server did not answer in time",
+            Self::Failed => "the connection to the destination failed",
+            Self::Limit => "a limit on connections, dials or tunnels is reached",
+            Self::Descriptors => "file descriptors run low",
+            Self::Leaving => "the server is stopping",
+            Self::NoServer => "no server is connected",
+            Self::NoLanes => "no connected server takes lanes",
+            Self::NoLane => "no lane was free in time",
+            Self::LaneLost => "lanes were lost before the answer",
+            Self::NoDestination => "the destination of the connection is not known",
+            Self::GivenUp => "the client closed the connection before the answer",
+        }
+    }
+}
+
+label! {
+    /// What moves a tunnel's bytes.
+    Engine {
+        /// Packets re-keyed or bytes copied in user space.
+        Copy = "copy",
+        /// splice(2) between two sockets.
+        Splice = "splice",
+    }
+}
+
+label! {
+    /// What waits for a tunnel's sockets.
+    Driver {
+        /// The task of its client or target.
+        Task = "task",
+        /// A relay thread with epoll.
+        Epoll = "epoll",
+        /// A relay thread with io_uring.
+        IoUring = "io-uring",
+    }
+}
+
+label! {
+    /// Why a tunnel has its driver, and why relay threads have theirs.
+    DriverReason {
+        /// The tunnel is in frames, or became none: no relay thread understands those, its task does.
+        Framed = "framed",
+        /// Asked for by name.
+        Asked = "asked",
+        /// Both engines are possible, and measurements favour this one.
+        Measured = "measured",
+        /// A seccomp profile or a sysctl forbids io_uring.
+        Forbidden = "forbidden",
+        /// The kernel lacks io_uring, or hides it.
+        Kernel = "kernel",
+        /// Memory or descriptors are too short for io_uring.
+        Resources = "resources",
+        /// io_uring failed in another way.
+        Other = "other",
+    }
+}
+
+/// Spelling of a gRPC code as Go prints it: one `l` in `Canceled`, `OK` in capitals.
+#[must_use]
+pub fn go_code(code: tonic::Code) -> &'static str {
+    match code {
+        tonic::Code::Ok => "OK",
+        tonic::Code::Cancelled => "Canceled",
+        tonic::Code::Unknown => "Unknown",
+        tonic::Code::InvalidArgument => "InvalidArgument",
+        tonic::Code::DeadlineExceeded => "DeadlineExceeded",
+        tonic::Code::NotFound => "NotFound",
+        tonic::Code::AlreadyExists => "AlreadyExists",
+        tonic::Code::PermissionDenied => "PermissionDenied",
+        tonic::Code::ResourceExhausted => "ResourceExhausted",
+        tonic::Code::FailedPrecondition => "FailedPrecondition",
+        tonic::Code::Aborted => "Aborted",
+        tonic::Code::OutOfRange => "OutOfRange",
+        tonic::Code::Unimplemented => "Unimplemented",
+        tonic::Code::Internal => "Internal",
+        tonic::Code::Unavailable => "Unavailable",
+        tonic::Code::DataLoss => "DataLoss",
+        tonic::Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_core::grant::ClientRules;
+
+    use super::*;
+
+    fn indexes_match_positions<L: Label>() {
+        for (position, value) in L::ALL.iter().enumerate() {
+            assert_eq!(value.index(), position, "{}", value.as_str());
+        }
+    }
+
+    #[test]
+    fn every_label_is_found_at_its_own_index() {
+        indexes_match_positions::<Segment>();
+        indexes_match_positions::<DialFailureReason>();
+        indexes_match_positions::<DialReason>();
+        indexes_match_positions::<DialStage>();
+        indexes_match_positions::<EndReason>();
+        indexes_match_positions::<TunnelEnd>();
+        indexes_match_positions::<HandshakeFailure>();
+        indexes_match_positions::<ClientDialect>();
+    }
+
+    fn denied() -> DialFailure {
+        let rules = ClientRules::parse(&["10.0.0.1"]).unwrap();
+        let targets = rules.of_client(None).unwrap();
+        let denied = targets.check("tcp", "10.0.0.2:80").unwrap_err();
+        DialFailure::Denied(Box::new(denied))
+    }
+
+    #[test]
+    fn every_dial_failure_has_its_own_reason_in_the_list() {
+        let failures = [
+            DialFailure::NoAgent,
+            DialFailure::Target("x".to_owned()),
+            DialFailure::TimedOut,
+            DialFailure::SendTimedOut,
+            DialFailure::LinkLost,
+            DialFailure::LinkBusy,
+            DialFailure::TooManyPending { per_agent: true },
+            DialFailure::TooLong,
+            DialFailure::Closed,
+            DialFailure::ShuttingDown,
+            DialFailure::NoDescriptors,
+            denied(),
+        ];
+        for failure in &failures {
+            assert_eq!(DialFailureReason::from(failure).as_str(), failure.reason());
+        }
+    }
+
+    #[test]
+    fn codes_are_spelled_as_go_does() {
+        assert_eq!(go_code(tonic::Code::Cancelled), "Canceled");
+        assert_eq!(go_code(tonic::Code::Ok), "OK");
+    }
+}

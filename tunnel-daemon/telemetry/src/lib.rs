@@ -1,0 +1,64 @@
+//! Logs, metrics and per-tunnel guards.
+//!
+//! Owns every series name, label and log format. Knows nothing of sockets, sessions or HTTP: who wants a
+//! scrape answered asks for text and serves it elsewhere.
+#![deny(unsafe_code)]
+
+pub mod access;
+pub mod debug;
+mod dial_counts;
+pub mod exposition;
+mod failed_dials;
+pub mod families;
+#[cfg(test)]
+#[path = "../../generated_page.rs"]
+mod generated_page;
+pub mod guard;
+pub mod labels;
+pub mod log;
+mod logfmt;
+pub mod masked;
+pub mod metrics_account;
+pub mod metrics_adit;
+pub mod metrics_agent;
+pub mod metrics_lease;
+pub mod metrics_redirect;
+pub mod metrics_review;
+pub mod metrics_server;
+pub mod packets;
+pub mod rate;
+#[cfg(test)]
+mod reference;
+mod sink;
+#[cfg(test)]
+mod tests;
+pub mod tunnels;
+mod versions;
+
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The first digits of the commit that it is made of, or `unknown`.
+pub const COMMIT: &str = {
+    let recorded = env!("ADIT_COMMIT");
+    if recorded.is_empty() {
+        "unknown"
+    } else {
+        recorded
+    }
+};
+
+pub use access::{AccessLog, TunnelRecord, cut};
+pub use debug::DebugLog;
+pub use dial_counts::DialCounts;
+pub use exposition::Scrape;
+pub use failed_dials::FailedDial;
+pub use guard::{CountedTunnel, GaugeGuard, OpenTunnel};
+pub use log::{LogError, LogGuard, LogOptions};
+pub use masked::Masked;
+pub use metrics_account::{AccountCounts, AccountMetrics, AccountSeries, OpenRtt, TENANT};
+pub use metrics_adit::AditMetrics;
+pub use metrics_agent::AgentMetrics;
+pub use metrics_redirect::RedirectMetrics;
+pub use metrics_server::ServerMetrics;
+pub use packets::PacketCounter;
+pub use tunnels::{LiveTunnel, OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};

@@ -1,0 +1,512 @@
+//! Log set-up: what the options say becomes the process's one subscriber.
+//!
+//! Options are values from above; the environment is read by `app`, which passes [`FILTER_VARIABLE`] down.
+
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{Access, access};
+use tracing::Level;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::fmt::writer::MakeWriterExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, reload};
+
+use crate::debug::{Apply, DebugLog};
+use crate::logfmt::{Logfmt, pair};
+use crate::sink::{LINES_MAX, Queue, Sink};
+
+/// Environment variable with directives as RUST_LOG has them; it wins over the level.
+pub const FILTER_VARIABLE: &str = "ADIT_LOG";
+/// klog's default of `--log-file-max-size`, in megabytes.
+pub const FILE_MEGABYTES_DEFAULT: u64 = 1_800;
+
+/// How an event is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    /// logfmt: one line for people and for programs.
+    #[default]
+    Text,
+    /// One JSON object a line, fields flattened.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = LogError;
+
+    fn from_str(input: &str) -> Result<Self, LogError> {
+        match input {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogError::BadFormat {
+                input: input.to_owned(),
+            }),
+        }
+    }
+}
+
+/// Where events go.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum LogDestination {
+    /// Standard error.
+    #[default]
+    Stderr,
+    /// A file that is appended to, and emptied when the next line would make it larger than allowed (klog's
+    /// way, so an operator's tooling for upstream still fits).
+    File {
+        /// Created if missing; its folder is not.
+        path: PathBuf,
+        /// Size limit; 0 is none. klog counts in megabytes: [`LogDestination::klog_file`].
+        bytes_max: u64,
+        /// Lines as severe as this, or more, also go to standard error; `None` is none of them.
+        also_stderr: Option<Level>,
+    },
+}
+
+impl LogDestination {
+    /// klog's `--log-file`, with `--log-file-max-size` in megabytes and what `--alsologtostderr` and `--stderrthreshold` mean.
+    #[must_use]
+    pub fn klog_file(path: PathBuf, megabytes_max: u64, also_stderr: Option<Level>) -> Self {
+        Self::File {
+            path,
+            bytes_max: megabytes_max.saturating_mul(1024 * 1024),
+            also_stderr,
+        }
+    }
+}
+
+/// All that [`init`] needs to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogOptions {
+    /// Text or JSON.
+    pub format: LogFormat,
+    /// Least severe level written, for our own modules; libraries are held at warnings.
+    pub level: LevelFilter,
+    /// Directives for libraries that are to say more, such as `h2=debug`, with commas between.
+    pub libraries: String,
+    /// Standard error or a file.
+    pub destination: LogDestination,
+    /// Directives from [`FILTER_VARIABLE`], if set and not empty.
+    pub filter: Option<String>,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self {
+            format: LogFormat::default(),
+            level: LevelFilter::INFO,
+            libraries: String::new(),
+            destination: LogDestination::default(),
+            filter: None,
+        }
+    }
+}
+
+/// The level that klog's `-v N` stands for. Upstream's programs default to 4, which is our `info`; 5 and up
+/// is their per-packet chatter. Below 2 upstream prints little more than failures.
+#[must_use]
+pub fn level_of_verbosity(verbosity: i32) -> LevelFilter {
+    match verbosity {
+        ..=-1 => LevelFilter::ERROR,
+        0 | 1 => LevelFilter::WARN,
+        2..=4 => LevelFilter::INFO,
+        5 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    }
+}
+
+/// Why logging could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// No such format.
+    #[error("log format {input:?} is not known; choose text or json")]
+    BadFormat {
+        /// What was given.
+        input: String,
+    },
+    /// The filter does not parse.
+    #[error(
+        "{FILTER_VARIABLE}: {input:?} is not a list of filters ({cause}); write for example info,adit::hub=debug"
+    )]
+    BadFilter {
+        /// What was given.
+        input: String,
+        /// What is wrong with it.
+        cause: tracing_subscriber::filter::ParseError,
+    },
+    /// The file cannot be opened for appending.
+    #[error("log file {}: {cause}; its folder has to exist and be writable", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        cause: io::Error,
+    },
+    /// The system gives no thread to write with.
+    #[error("cannot start the thread that writes logs: {0}")]
+    Thread(io::Error),
+    /// Something else in this process set a subscriber first.
+    #[error("logging is set up twice in this process")]
+    AlreadySet,
+}
+
+/// Keeps the log's writer going. Dropping it waits a moment for the lines written so far: keep it in `main`,
+/// and drop it before `std::process::exit`, which drops nothing.
+#[must_use = "lines may be lost at the end of the process without it"]
+pub struct LogGuard {
+    queues: Vec<Queue>,
+    debug: DebugLog,
+}
+
+impl LogGuard {
+    /// What changes the level while the process runs.
+    #[must_use]
+    pub fn debug_log(&self) -> DebugLog {
+        self.debug.clone()
+    }
+}
+
+impl Drop for LogGuard {
+    fn drop(&mut self) {
+        self.queues.iter().for_each(Queue::flush);
+    }
+}
+
+/// Sets this process's subscriber, for good. Lines are written by a thread of their own, which calls `begin` first.
+///
+/// # Errors
+/// [`LogError`] names the input at fault; nothing is set up then.
+pub fn init(options: &LogOptions, begin: fn()) -> Result<LogGuard, LogError> {
+    let ansi = options.destination == LogDestination::Stderr && io::stderr().is_terminal();
+    let start =
+        |sink| Queue::start(sink, LINES_MAX, options.format, begin).map_err(LogError::Thread);
+    let queue = start(Sink::open(&options.destination)?)?;
+    let ((subscriber, apply), queues) = match options.destination {
+        LogDestination::File {
+            also_stderr: Some(least),
+            ..
+        } => {
+            // A queue of its own: a reader of standard error who stopped reading does not keep lines from the file.
+            let beside = start(Sink::stderr())?;
+            let both = queue.clone().and(beside.clone().with_max_level(least));
+            (subscriber(options, both, ansi)?, vec![queue, beside])
+        }
+        _ => (subscriber(options, queue.clone(), ansi)?, vec![queue]),
+    };
+    subscriber
+        .try_init()
+        .map_err(|_already_set| LogError::AlreadySet)?;
+    let debug = DebugLog::new(options.clone(), apply);
+    Ok(LogGuard { queues, debug })
+}
+
+/// Whether [`init`] would take these options. Sets up nothing, and makes no file.
+///
+/// # Errors
+/// What it would say.
+pub fn check(options: &LogOptions) -> Result<(), LogError> {
+    filter(options)?;
+    let LogDestination::File { path, .. } = &options.destination else {
+        return Ok(());
+    };
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let opened = match OpenOptions::new().append(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from)
+        }
+        opened => opened.map(drop),
+    };
+    let path = path.clone();
+    opened.map_err(|cause| LogError::File { path, cause })
+}
+
+type BoxedSubscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+/// The subscriber `options` describe, writing to `writer`, which tests set for one thread; and what changes its filter.
+pub(super) fn subscriber<W>(
+    options: &LogOptions,
+    writer: W,
+    ansi: bool,
+) -> Result<(BoxedSubscriber, Apply), LogError>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter(options)?)
+        .with_writer(writer)
+        .with_ansi(ansi)
+        // A report of a failed write would go to standard error by a macro that panics when that is closed.
+        .log_internal_errors(false);
+    Ok(match options.format {
+        LogFormat::Text => {
+            let builder = builder.event_format(Logfmt).with_filter_reloading();
+            let apply = apply_by(builder.reload_handle());
+            (Box::new(builder.finish()), apply)
+        }
+        LogFormat::Json => {
+            let builder = builder
+                .json()
+                .flatten_event(true)
+                .with_current_span(false)
+                .with_span_list(false)
+                .with_filter_reloading();
+            let apply = apply_by(builder.reload_handle());
+            (Box::new(builder.finish()), apply)
+        }
+    })
+}
+
+fn apply_by<S: 'static>(handle: reload::Handle<EnvFilter, S>) -> Apply {
+    Box::new(move |filter| {
+        // It fails only when the subscriber is gone.
+        let _gone = handle.reload(filter);
+    })
+}
+
+/// The line that says why a process ends, newline included: in `format`, so that whoever reads the log can read it, too.
+#[must_use]
+pub fn fatal(format: LogFormat, why: &str) -> String {
+    let why = why.trim();
+    match format {
+        LogFormat::Text => format!("error: {}\n", why.replace(['\n', '\r'], " ")),
+        LogFormat::Json => {
+            let mut timestamp = String::new();
+            let _infallible = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+            let line = serde_json::json!({
+                "timestamp": timestamp,
+                "level": "ERROR",
+                "message": why,
+                "target": "adit",
+            });
+            format!("{line}\n")
+        }
+    }
+}
+
+/// A line of the log itself: what [`Logfmt`] writes, without a time.
+pub(super) fn own_line(level: &str, message: &str, fields: &[(&str, &str)]) -> String {
+    let mut line = format!("level={level} target=adit::log");
+    pair(&mut line, "msg", message);
+    for (key, value) in fields {
+        pair(&mut line, key, value);
+    }
+    line + "\n"
+}
+
+pub(super) fn filter(options: &LogOptions) -> Result<EnvFilter, LogError> {
+    match options
+        .filter
+        .as_deref()
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
+        Some(input) => EnvFilter::builder()
+            .parse(input)
+            .map_err(|cause| LogError::BadFilter {
+                input: input.to_owned(),
+                cause,
+            }),
+        None => {
+            // h2 and hyper log each frame at debug: that is no answer to "what is Adit doing".
+            let libraries = options.level.min(LevelFilter::WARN);
+            let (level, named) = (options.level, &options.libraries);
+            let directives = format!("{libraries},adit={level},{named}");
+            Ok(EnvFilter::builder().parse_lossy(directives))
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Collects what a subscriber writes.
+    #[derive(Clone, Default)]
+    pub(crate) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        pub(crate) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(line);
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Runs `work` under a subscriber made from `options` and returns what it wrote.
+    pub(crate) fn logged(options: &LogOptions, work: impl FnOnce()) -> String {
+        let captured = Captured::default();
+        let writer = captured.clone();
+        let (subscriber, _apply) = subscriber(options, move || writer.clone(), false).unwrap();
+        tracing::subscriber::with_default(subscriber, work);
+        captured.text()
+    }
+
+    #[test]
+    fn json_event_is_one_object_with_its_fields_on_top() {
+        let options = LogOptions {
+            format: LogFormat::Json,
+            ..LogOptions::default()
+        };
+        let text = logged(
+            &options,
+            || tracing::info!(target: "adit::x", answer = 42, "hello \"you\"\nthere"),
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(event["message"], "hello \"you\"\nthere");
+        assert_eq!(event["answer"], 42);
+        assert_eq!(event["level"], "INFO");
+        assert_eq!(event["target"], "adit::x");
+        assert!(event["timestamp"].is_string());
+    }
+
+    #[test]
+    fn library_chatter_stays_out_at_debug() {
+        let options = LogOptions {
+            level: LevelFilter::DEBUG,
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::debug!(target: "adit_core::session", "ours");
+        });
+        assert!(text.contains("ours") && !text.contains("frame"), "{text}");
+    }
+
+    #[test]
+    fn library_that_is_named_is_heard_and_no_other() {
+        for level in [LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE] {
+            let libraries = "h2=debug".to_owned();
+            let options = LogOptions {
+                level,
+                libraries,
+                ..LogOptions::default()
+            };
+            let text = logged(&options, || {
+                tracing::debug!(target: "h2::codec", "frame");
+                tracing::info!(target: "hyper", "chatter");
+                tracing::info!(target: "adit_core::session", "ours");
+            });
+            let heard = ["frame", "chatter", "ours"].map(|word| text.contains(word));
+            assert_eq!(heard, [true, false, true], "{level}: {text}");
+        }
+    }
+
+    #[test]
+    fn fatal_error_is_one_line_in_the_format_of_the_log() {
+        let why = "agent port: cannot listen on\n127.0.0.1:1";
+        let text = fatal(LogFormat::Text, why);
+        assert_eq!(text, "error: agent port: cannot listen on 127.0.0.1:1\n");
+        let json = fatal(LogFormat::Json, why);
+        assert_eq!(json.matches('\n').count(), 1, "{json}");
+        let line: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (&line["level"], &line["message"]),
+            (&"ERROR".into(), &why.into())
+        );
+        assert!(line["timestamp"].is_string(), "{json}");
+    }
+
+    #[test]
+    fn filter_wins_over_the_level() {
+        let filter = Some(" h2=debug ".to_owned());
+        let options = LogOptions {
+            filter,
+            ..LogOptions::default()
+        };
+        let text = logged(&options, || {
+            tracing::debug!(target: "h2::codec", "frame");
+            tracing::error!(target: "adit", "ours");
+        });
+        assert!(text.contains("frame") && !text.contains("ours"), "{text}");
+    }
+
+    #[test]
+    fn bad_filter_is_named_with_its_remedy() {
+        let options = LogOptions {
+            filter: Some("adit=loud".to_owned()),
+            ..LogOptions::default()
+        };
+        let error = subscriber(&options, io::sink, false)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(
+            error.starts_with("ADIT_LOG: \"adit=loud\" ") && error.contains("info,adit::hub=debug"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_would_keep_the_log_from_starting_is_told_without_starting_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adit.log");
+        let to = |path: &Path| LogOptions {
+            destination: LogDestination::klog_file(path.to_owned(), 1, None),
+            ..LogOptions::default()
+        };
+        check(&LogOptions::default()).unwrap();
+        check(&to(&path)).unwrap();
+        assert!(!path.exists(), "no file is made");
+        std::fs::write(&path, "").unwrap();
+        check(&to(&path)).unwrap();
+        for path in [folder.path().join("missing/adit.log"), folder.path().into()] {
+            let error = check(&to(&path)).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("log file {}", path.display())),
+                "{error}"
+            );
+        }
+        let loud = LogOptions {
+            filter: Some("adit=loud".to_owned()),
+            ..LogOptions::default()
+        };
+        assert!(matches!(check(&loud), Err(LogError::BadFilter { .. })));
+    }
+
+    #[test]
+    fn formats_are_known_by_name_and_others_refused() {
+        assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
+        assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
+        let error = "xml".parse::<LogFormat>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "log format \"xml\" is not known; choose text or json"
+        );
+    }
+
+    #[test]
+    fn verbosity_four_is_info_as_upstreams_default() {
+        let levels = [-1, 0, 2, 4, 5, 6, 99].map(level_of_verbosity);
+        let expected = [
+            LevelFilter::ERROR,
+            LevelFilter::WARN,
+            LevelFilter::INFO,
+            LevelFilter::INFO,
+            LevelFilter::DEBUG,
+            LevelFilter::TRACE,
+            LevelFilter::TRACE,
+        ];
+        assert_eq!(levels, expected);
+    }
+}

@@ -1,0 +1,486 @@
+//! Our own families, prefix `adit_`.
+//!
+//! To add one: a field, a line in `register` (of `server` or `agent` if only that one counts in it), a method. Use a label enum from
+//! `labels` wherever the values are known; all of those show zeroes from the start, so that an alert on an increase sees the first one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::wire::metadata::PeerVersion;
+use prometheus::{Histogram, IntCounter, IntGauge, IntGaugeVec, Registry};
+
+use crate::dial_counts::DialCounts;
+use crate::failed_dials::{FailedDial, FailedDials};
+use crate::families::{BUCKETS_SERVER_LATENCY, Counters, Gauges, Registrar};
+use crate::guard::{AmountGuard, GaugeGuard};
+use crate::labels::{
+    AgentRefusal, DialCap, DialRetry, Driver, DriverReason, Engine, HandshakeFailure, Label as _,
+    LaneDial, LaneEnd, LaneRefusal, LaneState, LinkEnding, Listener, NodeRefusal, Offence, Path,
+    PeerKind, ReloadResult, TunnelEnd,
+};
+use crate::metrics_account::AccountMetrics;
+use crate::metrics_redirect::RedirectMetrics;
+use crate::tunnels::{OpenTunnels, TunnelBytes};
+use crate::versions::LinksByVersion;
+
+/// Which program has them: families that only one of the two counts in are not exported by the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Side {
+    /// A server.
+    Server,
+    /// An agent.
+    Agent,
+}
+
+/// Handles of our own families. Cheap to clone; clones share the series.
+#[derive(Clone)]
+pub struct AditMetrics(Arc<Inner>);
+
+struct Inner {
+    account: AccountMetrics,
+    insecure_flags: IntGaugeVec,
+    held_bytes: IntGauge,
+    queued_bytes: IntGauge,
+    kernel_bytes: IntGauge,
+    tunnels_opened: Counters<Path>,
+    tunnels_closed: Counters<TunnelEnd>,
+    offences: Counters<Offence>,
+    dial_retries: Counters<DialRetry>,
+    dials_waited: IntCounter,
+    late_dial_answers: IntCounter,
+    link_suspicions: IntCounter,
+    dials_refused: Counters<DialCap>,
+    failed_dials: FailedDials,
+    tls_reloads: Counters<ReloadResult>,
+    links: Gauges<PeerKind>,
+    links_by_version: LinksByVersion,
+    links_retired: IntGauge,
+    lanes: Gauges<LaneState>,
+    lanes_opened: IntCounter,
+    lanes_closed: Counters<LaneEnd>,
+    lanes_wanted: IntGauge,
+    lane_dials: Counters<LaneDial>,
+    lane_answer: Histogram,
+    lanes_refused: Counters<LaneRefusal>,
+    relay_engine: IntGaugeVec,
+    relay_tunnels: IntGauge,
+    relay_bytes: Counters<Engine>,
+    relay_panics: IntCounter,
+    relay_driver_failures: IntCounter,
+    node_tunnels: IntGauge,
+    node_waiting: IntGauge,
+    node_opened: IntCounter,
+    node_closed: Counters<TunnelEnd>,
+    node_refusals: Counters<NodeRefusal>,
+    accept_errors: Counters<Listener>,
+    accept_pauses: Counters<Listener>,
+    handshakes_failed: Counters<HandshakeFailure>,
+    claimed_identities: IntCounter,
+    claims_unverified: IntGauge,
+    agents_refused: Counters<AgentRefusal>,
+    links_silent: IntGauge,
+    links_ended: Counters<LinkEnding>,
+    access_events_suppressed: IntCounter,
+    open_tunnels: Arc<OpenTunnels>,
+    redirect: RedirectMetrics,
+}
+
+impl AditMetrics {
+    pub(super) fn register(registry: &Registry, side: Side) -> Self {
+        let families = Registrar::new(registry, "adit_");
+        let server = families.exported_if(side == Side::Server);
+        let agent = families.exported_if(side == Side::Agent);
+        families
+            .gauge_vec(
+                "build_info",
+                "Always 1; the label says which version runs",
+                &["version"],
+            )
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1);
+        let bytes = TunnelBytes {
+            of_clients: families.counters_from_zero(
+                "tunnel_bytes_total",
+                "Payload bytes moved through tunnels, by direction; open tunnels included",
+                "direction",
+            ),
+            of_agents: families.counters_from_zero(
+                "node_tunnel_bytes_total",
+                "Payload bytes moved through tunnels that agents asked for, by direction; open tunnels included",
+                "direction",
+            ),
+        };
+        Self(Arc::new(Inner {
+            account: AccountMetrics::register(registry),
+            insecure_flags: families.gauge_vec(
+                "insecure_flags",
+                "1 for each flag in force that gives up a protection",
+                &["flag"],
+            ),
+            held_bytes: families.gauge("held_bytes", "Payload bytes held for clients and targets that read slower than they come"),
+            queued_bytes: families.gauge("queued_bytes", "Payload bytes queued towards links and lanes"),
+            kernel_bytes: families.gauge("kernel_bytes", "Bytes in socket buffers of the kernel for clients and targets that pause"),
+            tunnels_opened: families.counters_from_zero(
+                "tunnels_opened_total",
+                "Tunnels opened, by what they travel on between server and agent",
+                "path",
+            ),
+            tunnels_closed: families.counters_from_zero("tunnels_closed_total", "Tunnels ended, by reason", "reason"),
+            offences: families.counters_from_zero(
+                "protocol_offences_total",
+                "Breaches of the protocol by peers, by kind; each concerns one tunnel unless it ended the link",
+                "kind",
+            ),
+            dial_retries: server.counters_from_zero("dial_retries_total", "Agents asked for a dial after the first, by reason", "reason"),
+            dials_waited: server.counter("dials_waited_total", "Dials that waited for a silent agent to come back"),
+            late_dial_answers: server.counter("late_dial_answers_total", "Answers to dials that had been called off"),
+            link_suspicions: server.counter("link_suspicions_total", "Times that the agent of a link fell silent"),
+            dials_refused: server.counters_from_zero("dials_refused_total", "Dials refused by a cap", "cap"),
+            failed_dials: FailedDials::register(&families),
+            tls_reloads: families.counters_from_zero(
+                "tls_reloads_total",
+                "Times changed TLS files were read again, by result; failed keeps the old ones in use",
+                "result",
+            ),
+            links: server.gauges_from_zero("links", "Open agent links, by what the far end is", "peer"),
+            links_by_version: LinksByVersion::new(&families),
+            links_retired: server.gauge(
+                "links_retired",
+                "Open agent links that get no dials because their agent reads nothing",
+            ),
+            lanes: families.gauges_from_zero("lanes", "Bound lanes, by what they do", "state"),
+            lanes_opened: families.counter("lanes_opened_total", "Lanes that were bound to a link"),
+            lanes_closed: families.counters_from_zero("lanes_closed_total", "Bound lanes that are no more, by reason", "reason"),
+            lanes_wanted: agent.gauge("lanes_wanted", "Idle lanes that this agent means to have, over all its links"),
+            lane_dials: server.counters_from_zero(
+                "lane_dials_total",
+                "Dials to agents with lanes, by whether a lane took them; the others went over the link",
+                "result",
+            ),
+            lane_answer: server.histogram(
+                "lane_answer_seconds",
+                "Time a dial on a lane waited for its answer, the agent's dial of the target included",
+                BUCKETS_SERVER_LATENCY,
+            ),
+            lanes_refused: server.counters_from_zero(
+                "lanes_refused_total",
+                "Connections that wanted to be lanes and were closed, by reason",
+                "reason",
+            ),
+            relay_engine: families.gauge_vec(
+                "relay_engine",
+                "Always 1; the labels say what waits for the sockets of tunnels without frames, and why",
+                &["engine", "reason"],
+            ),
+            relay_tunnels: families.gauge("relay_tunnels", "Tunnels that relay threads move"),
+            relay_bytes: families.counters_from_zero(
+                "relay_bytes_total",
+                "Payload bytes that relay threads moved, both directions, by how; counted when a tunnel ends",
+                "mover",
+            ),
+            relay_panics: families.counter(
+                "relay_thread_panics_total",
+                "Relay threads that failed and were started again; their tunnels were reset",
+            ),
+            relay_driver_failures: families.counter(
+                "relay_driver_failures_total",
+                "Times epoll_wait or io_uring_enter failed in a relay thread; its tunnels were reset and it was started again",
+            ),
+            node_tunnels: families.gauge("node_tunnels", "Open tunnels that agents asked for"),
+            node_waiting: families.gauge(
+                "node_waiting",
+                "Connections to an agent's listeners that have no tunnel yet; at a server: dials for agents",
+            ),
+            node_opened: families.counter("node_tunnels_opened_total", "Tunnels opened that agents asked for"),
+            node_closed: families.counters_from_zero(
+                "node_tunnels_closed_total",
+                "Ends of tunnels that agents asked for, by reason",
+                "reason",
+            ),
+            node_refusals: families.counters_from_zero(
+                "node_refusals_total",
+                "Tunnels that agents were to open, or asked for, and that came to nothing, by reason",
+                "reason",
+            ),
+            accept_errors: families.counters_from_zero(
+                "accept_errors_total",
+                "Connections lost at accept or refused by a connection cap, by listener",
+                "listener",
+            ),
+            accept_pauses: families.counters_from_zero(
+                "accept_pauses_total",
+                "Times a listener stopped accepting because file descriptors were short, by listener",
+                "listener",
+            ),
+            handshakes_failed: server.counters_from_zero(
+                "handshakes_failed_total",
+                "Connections to listeners with TLS that came to no TLS session, by reason",
+                "reason",
+            ),
+            claimed_identities: server.counter(
+                "claimed_identities_total",
+                "Links whose agent id was claimed by the agent and not granted to its certificate",
+            ),
+            claims_unverified: server.gauge(
+                "agent_claims_unverified",
+                "Open links whose agent id and identifiers are the agent's own claim: no grant was configured",
+            ),
+            agents_refused: server.counters_from_zero("agents_refused_total", "Calls of agents refused, by reason", "reason"),
+            links_silent: server.gauge("links_silent", "Links without a byte from their agent for 4 seconds, a PING included"),
+            links_ended: server.counters_from_zero("links_ended_total", "Links that this server has ended, by reason", "reason"),
+            access_events_suppressed: server
+                .counter("access_events_suppressed_total", "Access events not logged because of the rate limit"),
+            open_tunnels: Arc::new(OpenTunnels::counted_in(bytes)),
+            redirect: RedirectMetrics::register(&families),
+        }))
+    }
+
+    /// What the kernel counts of connections.
+    #[must_use]
+    pub fn account(&self) -> &AccountMetrics {
+        &self.0.account
+    }
+
+    /// A flag that gives up a protection is in force: name it without dashes in front.
+    pub fn insecure_flag(&self, flag: &'static str) {
+        self.0.insecure_flags.with_label_values(&[flag]).set(1);
+    }
+
+    /// The process-wide gauge of held payload bytes, for an owner that adds and subtracts itself.
+    #[must_use]
+    pub fn held_bytes(&self) -> &IntGauge {
+        &self.0.held_bytes
+    }
+
+    /// What of the memory for tunnels is in use, bytes: held, queued, in the kernel.
+    pub fn set_memory(&self, held: u64, queued: u64, kernel: u64) {
+        let gauges = [
+            (&self.0.held_bytes, held),
+            (&self.0.queued_bytes, queued),
+            (&self.0.kernel_bytes, kernel),
+        ];
+        for (gauge, bytes) in gauges {
+            gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// A share of the held bytes that is given back by `Drop`.
+    pub fn held_bytes_share(&self) -> AmountGuard {
+        AmountGuard::new(&self.0.held_bytes)
+    }
+
+    /// The tunnels that are open, one by one.
+    #[must_use]
+    pub fn open_tunnels(&self) -> &Arc<OpenTunnels> {
+        &self.0.open_tunnels
+    }
+
+    /// A tunnel is open.
+    pub fn tunnel_opened(&self, path: Path) {
+        self.0.tunnels_opened.of(path).inc();
+    }
+
+    /// A tunnel ended.
+    pub fn tunnel_closed(&self, end: TunnelEnd) {
+        self.0.tunnels_closed.of(end).inc();
+    }
+
+    /// A peer broke the protocol; `kind` is the violation's label, never a peer's text.
+    pub fn protocol_offence(&self, kind: impl Into<Offence>) {
+        self.0.offences.of(kind.into()).inc();
+    }
+
+    /// What became of dials between two looks.
+    pub fn dials(&self, before: &DialCounts, now: &DialCounts) {
+        let retries = &self.0.dial_retries;
+        retries
+            .of(DialRetry::NotSent)
+            .inc_by(now.retries - before.retries);
+        retries
+            .of(DialRetry::Slow)
+            .inc_by(now.hedges - before.hedges);
+        retries
+            .of(DialRetry::Silent)
+            .inc_by(now.failovers - before.failovers);
+        self.0.dials_waited.inc_by(now.waited - before.waited);
+        self.0
+            .link_suspicions
+            .inc_by(now.suspicions - before.suspicions);
+    }
+
+    /// An answer came to a dial that had been called off.
+    pub fn late_dial_answer(&self) {
+        self.0.late_dial_answers.inc();
+    }
+
+    /// A dial was refused.
+    pub fn dial_refused(&self, cap: DialCap) {
+        self.0.dials_refused.of(cap).inc();
+    }
+
+    /// A dial failed: counted, and logged within the rate limit. Once for each dial of a client, however many agents it asked.
+    pub fn dial_failed(&self, dial: &FailedDial<'_>) {
+        self.0.failed_dials.record(dial);
+    }
+
+    /// Changed TLS files were read.
+    pub fn tls_reload(&self, result: ReloadResult) {
+        self.0.tls_reloads.of(result).inc();
+    }
+
+    /// A link is open.
+    pub fn link(&self, peer: PeerKind) -> GaugeGuard {
+        GaugeGuard::new(self.0.links.of(peer))
+    }
+
+    /// A link to a peer of this release is open.
+    pub fn link_of_version(&self, version: PeerVersion) -> GaugeGuard {
+        self.0.links_by_version.link(version)
+    }
+
+    /// A link is retired.
+    pub fn link_retired(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0.links_retired)
+    }
+
+    /// A lane is bound and does this for as long as the guard lives.
+    pub fn lane(&self, state: LaneState) -> GaugeGuard {
+        GaugeGuard::new(self.0.lanes.of(state))
+    }
+
+    /// A lane was bound.
+    pub fn lane_opened(&self) {
+        self.0.lanes_opened.inc();
+    }
+
+    /// A bound lane is no more.
+    pub fn lane_closed(&self, why: LaneEnd) {
+        self.0.lanes_closed.of(why).inc();
+    }
+
+    /// A dial to an agent with lanes went this way.
+    pub fn lane_dial(&self, result: LaneDial) {
+        self.0.lane_dials.of(result).inc();
+    }
+
+    /// A dial on a lane was answered, or given up, after so long.
+    pub fn lane_answered(&self, waited: Duration) {
+        self.0.lane_answer.observe(waited.as_secs_f64());
+    }
+
+    /// A share of the idle lanes that are wanted, given back by `Drop`.
+    pub fn lanes_wanted_share(&self) -> AmountGuard {
+        AmountGuard::new(&self.0.lanes_wanted)
+    }
+
+    /// A connection did not become a lane.
+    pub fn lane_refused(&self, why: LaneRefusal) {
+        self.0.lanes_refused.of(why).inc();
+    }
+
+    /// What waits for the sockets of tunnels without frames, and why.
+    pub fn relay_engine(&self, driver: Driver, reason: DriverReason) {
+        let labels = [driver.as_str(), reason.as_str()];
+        self.0.relay_engine.with_label_values(&labels).set(1);
+    }
+
+    /// Counter of payload bytes moved by relay threads.
+    #[must_use]
+    pub fn relay_bytes(&self, mover: Engine) -> &IntCounter {
+        self.0.relay_bytes.of(mover)
+    }
+
+    /// What the relay counts itself: numbers since its start, but for the tunnels there are.
+    pub fn relay(&self, tunnels: u64, [panics, driver_failures]: [u64; 2]) {
+        let up_to = |counter: &IntCounter, now: u64| {
+            counter.inc_by(now.saturating_sub(counter.get()));
+        };
+        let tunnels = i64::try_from(tunnels).unwrap_or(i64::MAX);
+        self.0.relay_tunnels.set(tunnels);
+        up_to(&self.0.relay_panics, panics);
+        up_to(&self.0.relay_driver_failures, driver_failures);
+    }
+
+    /// A tunnel that an agent asked for is open for as long as the guard lives.
+    pub fn node_tunnel(&self) -> GaugeGuard {
+        self.0.node_opened.inc();
+        GaugeGuard::new(&self.0.node_tunnels)
+    }
+
+    /// One more waits for such a tunnel for as long as the guard lives.
+    pub fn node_waiting(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.0.node_waiting)
+    }
+
+    /// Connections of an agent's listeners, with a tunnel or without one yet.
+    #[must_use]
+    pub fn node_connections(&self) -> i64 {
+        self.0.node_tunnels.get() + self.0.node_waiting.get()
+    }
+
+    /// Such a tunnel ended.
+    pub fn node_tunnel_closed(&self, end: TunnelEnd) {
+        self.0.node_closed.of(end).inc();
+    }
+
+    /// There is no such tunnel.
+    pub fn node_refused(&self, why: NodeRefusal) {
+        self.0.node_refusals.of(why).inc();
+    }
+
+    /// accept(2) failed, or a connection was refused by a cap.
+    pub fn accept_error(&self, listener: Listener) {
+        self.0.accept_errors.of(listener).inc();
+    }
+
+    /// A listener waits for descriptors.
+    pub fn accept_paused(&self, listener: Listener) {
+        self.0.accept_pauses.of(listener).inc();
+    }
+
+    /// A connection to a listener with TLS came to no TLS session.
+    pub fn handshake_failed(&self, why: HandshakeFailure) {
+        self.0.handshakes_failed.of(why).inc();
+    }
+
+    /// An agent's id and identifiers are taken on its word for as long as the guard lives.
+    pub fn claimed_identity(&self) -> GaugeGuard {
+        self.0.claimed_identities.inc();
+        GaugeGuard::new(&self.0.claims_unverified)
+    }
+
+    /// Sets the number of links whose agent is silent.
+    pub fn set_links_silent(&self, links: usize) {
+        self.0
+            .links_silent
+            .set(i64::try_from(links).unwrap_or(i64::MAX));
+    }
+
+    /// The server has ended a link.
+    pub fn link_ended(&self, why: LinkEnding) {
+        self.0.links_ended.of(why).inc();
+    }
+
+    /// An agent's call was refused.
+    pub fn agent_refused(&self, reason: AgentRefusal) {
+        self.0.agents_refused.of(reason).inc();
+    }
+
+    /// Series of the transparent frontend.
+    #[must_use]
+    pub fn redirect(&self) -> &RedirectMetrics {
+        &self.0.redirect
+    }
+
+    /// Counter for [`crate::AccessLog::new`].
+    #[must_use]
+    pub fn access_events_suppressed(&self) -> IntCounter {
+        self.0.access_events_suppressed.clone()
+    }
+}
+
+impl std::fmt::Debug for AditMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AditMetrics")
+    }
+}

@@ -1,0 +1,192 @@
+//! Series of leases, under the names that upstream's server and agent give them.
+
+use std::time::Duration;
+
+use adit_kube::leases::LeaseEvents;
+use prometheus::{HistogramVec, IntCounter, IntCounterVec};
+
+use crate::families::{BUCKETS_AGENT_LATENCY, BUCKETS_DEFAULT, Registrar};
+
+/// Values of the label `reason`: those of Kubernetes' API, and of requests without an answer. Any other is counted as [`OTHER`]: an API
+/// server, or whoever answers in its place, could make series without end.
+const REASONS: &[&str] = &[
+    "",
+    "AlreadyExists",
+    "BadRequest",
+    "Conflict",
+    "Expired",
+    "Forbidden",
+    "Gone",
+    "InternalError",
+    "Invalid",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "NotFound",
+    "RequestEntityTooLarge",
+    "ServerTimeout",
+    "ServiceUnavailable",
+    "StoreReadError",
+    "Timeout",
+    "TooManyRequests",
+    "Unauthorized",
+    "Unknown",
+    "Unreachable",
+    "UnsupportedMediaType",
+];
+/// Every other reason.
+const OTHER: &str = "other";
+
+/// Of a server, which lists leases and deletes those that have expired.
+pub struct ServerLeaseMetrics {
+    culled: IntCounter,
+    deletes: IntCounterVec,
+    delete_seconds: HistogramVec,
+    lists: IntCounterVec,
+    list_seconds: HistogramVec,
+}
+
+/// Of an agent, which lists and watches them.
+pub struct AgentLeaseMetrics {
+    lists: IntCounterVec,
+    watches: IntCounterVec,
+    list_seconds: HistogramVec,
+}
+
+impl ServerLeaseMetrics {
+    pub(super) fn register(families: &Registrar<'_>) -> Self {
+        let by_code = &["http_status_code"];
+        let by_code_and_reason = &["http_status_code", "reason"];
+        Self {
+            culled: families.counter("culled_leases_count", "Number of expired leases deleted"),
+            deletes: families.counter_vec(
+                "lease_delete_total",
+                "Count of lease deletions, by HTTP status code and reason",
+                by_code_and_reason,
+            ),
+            delete_seconds: families.histogram_vec(
+                "lease_delete_latency_seconds",
+                "Latency of lease deletions in seconds, by HTTP status code",
+                BUCKETS_DEFAULT,
+                by_code,
+            ),
+            lists: families.counter_vec(
+                "lease_list_total",
+                "Count of lease lists, by HTTP status code and reason",
+                by_code_and_reason,
+            ),
+            list_seconds: families.histogram_vec(
+                "lease_list_latency_seconds",
+                "Latency of lease lists in seconds, by HTTP status code",
+                BUCKETS_DEFAULT,
+                by_code,
+            ),
+        }
+    }
+}
+
+impl LeaseEvents for ServerLeaseMetrics {
+    fn listed(&self, status: u16, reason: &str, time: Duration) {
+        count(&self.lists, &self.list_seconds, status, reason, time);
+    }
+
+    fn watched(&self, _status: u16, _reason: &str) {
+        // Servers watch none.
+    }
+
+    fn deleted(&self, status: u16, reason: &str, time: Duration) {
+        if status == 200 {
+            self.culled.inc();
+        }
+        count(&self.deletes, &self.delete_seconds, status, reason, time);
+    }
+}
+
+impl AgentLeaseMetrics {
+    pub(super) fn register(families: &Registrar<'_>) -> Self {
+        let by_code_and_reason = &["http_response_code", "reason"];
+        Self {
+            lists: families.counter_vec(
+                "lease_lists_total",
+                "Count of server lease list calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
+                by_code_and_reason,
+            ),
+            watches: families.counter_vec(
+                "lease_watches_total",
+                "Count of server lease watch calls made by the agent to the k8s apiserver, labeled by HTTP response code and reason",
+                by_code_and_reason,
+            ),
+            list_seconds: families.histogram_vec(
+                "lease_list_latency_seconds",
+                "Latency of server lease listing in seconds",
+                BUCKETS_AGENT_LATENCY,
+                &["http_response_code"],
+            ),
+        }
+    }
+}
+
+impl LeaseEvents for AgentLeaseMetrics {
+    fn listed(&self, status: u16, reason: &str, time: Duration) {
+        count(&self.lists, &self.list_seconds, status, reason, time);
+    }
+
+    fn watched(&self, status: u16, reason: &str) {
+        self.watches
+            .with_label_values(&[status.to_string().as_str(), known(reason)])
+            .inc();
+    }
+
+    fn deleted(&self, _status: u16, _reason: &str, _time: Duration) {
+        // Agents delete none.
+    }
+}
+
+/// The label for a reason.
+fn known(reason: &str) -> &'static str {
+    let mut reasons = REASONS.iter().copied();
+    reasons.find(|known| *known == reason).unwrap_or(OTHER)
+}
+
+/// Counts one request, by its answer, and how long it took.
+fn count(
+    requests: &IntCounterVec,
+    seconds: &HistogramVec,
+    status: u16,
+    reason: &str,
+    time: Duration,
+) {
+    let status = status.to_string();
+    requests
+        .with_label_values(&[status.as_str(), known(reason)])
+        .inc();
+    seconds
+        .with_label_values(&[&status])
+        .observe(time.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AgentMetrics, ServerMetrics};
+
+    #[test]
+    fn reasons_that_are_not_known_share_other() {
+        assert!(REASONS.iter().all(|reason| known(reason) == *reason));
+        let (agent, server) = (AgentMetrics::new(), ServerMetrics::new(&["default"]));
+        for number in 0..100 {
+            let reason = format!("made up {number}");
+            agent.leases().listed(403, &reason, Duration::ZERO);
+            agent.leases().watched(403, &reason);
+            server.leases().deleted(403, &reason, Duration::ZERO);
+        }
+        for text in [agent.scrape().text(), server.scrape().text()] {
+            let shared = text
+                .lines()
+                .filter(|line| line.contains("reason=\"other\""));
+            assert!(
+                shared.clone().count() > 0 && !text.contains("made up"),
+                "{text}"
+            );
+        }
+    }
+}

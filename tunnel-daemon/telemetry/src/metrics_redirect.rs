@@ -1,0 +1,115 @@
+//! Series of the transparent frontend: state of the redirect, calls it saw, connections it refused.
+
+use adit_ebpf_abi::CALL_OUTCOMES;
+use prometheus::{IntCounter, IntCounterVec, IntGauge};
+
+use crate::families::{Counters, Gauges, Registrar};
+use crate::labels::{
+    Label as _, NetnsHelperState, NetnsState, RedirectRefusal, RedirectState, ReloadResult,
+};
+
+/// Handles, all at zero from the start.
+pub struct RedirectMetrics {
+    state: Gauges<RedirectState>,
+    rules: IntGauge,
+    set: IntGauge,
+    reloads: Counters<ReloadResult>,
+    helper: Gauges<NetnsHelperState>,
+    namespaces: Gauges<NetnsState>,
+    calls: IntCounterVec,
+    refused: Counters<RedirectRefusal>,
+}
+
+impl RedirectMetrics {
+    pub(super) fn register(families: &Registrar<'_>) -> Self {
+        let metrics = Self {
+            state: families.gauges_from_zero(
+                "redirect_state",
+                "1 for what the redirect by eBPF is: off, active, or missing something; the log and /readyz?verbose say what",
+                "state",
+            ),
+            rules: families.gauge("redirect_rules", "Rules in the kernel, exclusions included"),
+            set: families.gauge(
+                "redirect_rule_set",
+                "The how many-th set of rules since the start is in force",
+            ),
+            reloads: families.counters_from_zero(
+                "redirect_reloads_total",
+                "Changes of the file of rules, by whether they are in force",
+                "result",
+            ),
+            helper: families.gauges_from_zero(
+                "redirect_netns_helper",
+                "1 for how the helper is that opens listeners in other network namespaces: off, running, missing something, or ended",
+                "state",
+            ),
+            namespaces: families.gauges_from_zero(
+                "redirect_namespaces",
+                "Other network namespaces of captured processes, by whether they have a listener",
+                "state",
+            ),
+            calls: families.counter_vec(
+                "redirect_calls_total",
+                "Calls of connect in the captured cgroup, by what became of them: redirected, no_rule, excluded, exempt, no_listener, listener_gone, not_stored, not_tcp or denied",
+                &["outcome"],
+            ),
+            refused: families.counters_from_zero(
+                "redirect_refused_total",
+                "Connections to a transparent listener that were closed, by reason",
+                "reason",
+            ),
+        };
+        for (_, name) in CALL_OUTCOMES {
+            metrics.calls.with_label_values(&[name]).inc_by(0);
+        }
+        metrics.set_state(RedirectState::Off);
+        metrics.set_helper(NetnsHelperState::Off);
+        metrics
+    }
+
+    /// What the redirect is now.
+    pub fn set_state(&self, state: RedirectState) {
+        for other in [
+            RedirectState::Off,
+            RedirectState::Active,
+            RedirectState::Missing,
+        ] {
+            self.state.of(other).set(i64::from(other == state));
+        }
+    }
+
+    /// Rules in force, and the how many-th set they are.
+    pub fn set_rules(&self, count: usize, set: u64) {
+        self.rules.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.set.set(i64::try_from(set).unwrap_or(i64::MAX));
+    }
+
+    /// The file of rules changed.
+    pub fn reloaded(&self, result: ReloadResult) {
+        self.reloads.of(result).inc();
+    }
+
+    /// What the helper is now.
+    pub fn set_helper(&self, state: NetnsHelperState) {
+        for other in NetnsHelperState::ALL {
+            self.helper.of(*other).set(i64::from(*other == state));
+        }
+    }
+
+    /// Other network namespaces in this state.
+    pub fn set_namespaces(&self, state: NetnsState, count: usize) {
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.namespaces.of(state).set(count);
+    }
+
+    /// Calls since the programs were loaded, which is once in the life of this process.
+    pub fn set_calls(&self, outcome: &'static str, calls: u64) {
+        let counter: IntCounter = self.calls.with_label_values(&[outcome]);
+        counter.inc_by(calls.saturating_sub(counter.get()));
+    }
+
+    /// A connection was closed.
+    pub fn refused(&self, why: RedirectRefusal) {
+        self.refused.of(why).inc();
+    }
+}

@@ -1,0 +1,397 @@
+//! Where log lines go: a queue, a thread, and standard error or a file at its end.
+//!
+//! The queue is what keeps a reader of our standard error who stopped reading from stopping the data path:
+//! when it is full, lines are lost, counted, and the loss is said in the log itself.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::log::{LogDestination, LogError, LogFormat, own_line};
+
+/// Lines waiting to be written; at 200 bytes a line about 800 KiB.
+pub(super) const LINES_MAX: usize = 4_096;
+/// Longest line, bytes, so that a full queue has at most 32 MiB: names of certificates and paths may be as long as their protocol
+/// allows. Of a longer line the beginning is written.
+pub(super) const LINE_BYTES_MAX: usize = 8 * 1024;
+/// Of a longer line: its beginning is written as a value, with an escape for each quote.
+const BEGINNING_BYTES_MAX: usize = LINE_BYTES_MAX / 2 - 256;
+const TOO_LONG: &str = "a log line was too long: this is its beginning";
+const LOST: &str = "log lines lost, whoever reads them is too slow";
+/// How long the end of the process waits for the queue, at each of two steps.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+enum Message {
+    Line(Vec<u8>),
+    /// Dropped once all lines before it are written.
+    Flush(Sender<()>),
+}
+
+/// The writing end of the queue. Cheap to clone; never blocks.
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    messages: Sender<Message>,
+    lost: Arc<AtomicU64>,
+    format: LogFormat,
+}
+
+impl Queue {
+    /// Starts the thread that writes to `sink`, after a call of `begin`; it ends with the last clone of the queue.
+    pub(super) fn start(
+        sink: impl Write + Send + 'static,
+        lines_max: usize,
+        format: LogFormat,
+        begin: fn(),
+    ) -> io::Result<Self> {
+        let (messages, received) = bounded(lines_max);
+        let lost = Arc::new(AtomicU64::new(0));
+        let queue = Self {
+            messages,
+            lost: Arc::clone(&lost),
+            format,
+        };
+        std::thread::Builder::new()
+            .name("adit-log".to_owned())
+            .spawn(move || {
+                begin();
+                write_lines(sink, &received, &lost, format);
+            })?;
+        Ok(queue)
+    }
+
+    /// Waits, for a bounded time, until the lines queued so far are written.
+    pub(super) fn flush(&self) {
+        let (done, written) = bounded(1);
+        if self
+            .messages
+            .send_timeout(Message::Flush(done), FLUSH_TIMEOUT)
+            .is_ok()
+        {
+            // Disconnection is the signal; a timeout means the destination hangs, and so would we.
+            let _written = written.recv_timeout(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+impl Write for Queue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self
+            .messages
+            .try_send(Message::Line(bounded_line(line, self.format)))
+            .is_err()
+        {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Queue {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self.clone()
+    }
+}
+
+/// The thread: writes lines in order, and says how many were lost as soon as it can write again.
+fn write_lines(
+    mut sink: impl Write,
+    received: &Receiver<Message>,
+    lost: &AtomicU64,
+    format: LogFormat,
+) {
+    for message in received {
+        match message {
+            Message::Line(line) => {
+                let _unwritable = sink.write_all(&line);
+            }
+            Message::Flush(done) => drop(done),
+        }
+        let missing = lost.swap(0, Ordering::Relaxed);
+        if missing > 0 {
+            let _unwritable = sink.write_all(loss_notice(missing, format).as_bytes());
+        }
+    }
+}
+
+/// The line, or its beginning if it is too long; in either format one line that says so.
+fn bounded_line(line: &[u8], format: LogFormat) -> Vec<u8> {
+    if line.len() <= LINE_BYTES_MAX {
+        return line.to_vec();
+    }
+    let beginning = |most: usize| {
+        let text = String::from_utf8_lossy(line.get(..most).unwrap_or_default());
+        text.trim_end_matches(char::REPLACEMENT_CHARACTER)
+            .to_owned()
+    };
+    let bytes = line.len();
+    let beginning = beginning(BEGINNING_BYTES_MAX);
+    let cut = match format {
+        LogFormat::Text => {
+            let bytes = bytes.to_string();
+            let fields = [("bytes", bytes.as_str()), ("beginning", beginning.as_str())];
+            own_line("warn", TOO_LONG, &fields)
+        }
+        LogFormat::Json => {
+            let line = serde_json::json!({
+                "level": "WARN",
+                "message": TOO_LONG,
+                "beginning": beginning,
+                "bytes": bytes,
+                "target": "adit::log",
+            });
+            format!("{line}\n")
+        }
+    };
+    cut.into_bytes()
+}
+
+fn loss_notice(lines: u64, format: LogFormat) -> String {
+    match format {
+        LogFormat::Text => own_line("warn", LOST, &[("lines", lines.to_string().as_str())]),
+        LogFormat::Json => {
+            let line = serde_json::json!({
+                "level": "WARN",
+                "message": LOST,
+                "lines": lines,
+                "target": "adit::log",
+            });
+            format!("{line}\n")
+        }
+    }
+}
+
+/// Where lines end up. A line that cannot be written is lost: there is nobody to tell.
+#[derive(Debug)]
+pub(super) struct Sink {
+    /// `None`: standard error.
+    file: Option<CappedFile>,
+}
+
+impl Sink {
+    pub(super) fn stderr() -> Self {
+        Self { file: None }
+    }
+
+    pub(super) fn open(destination: &LogDestination) -> Result<Self, LogError> {
+        match destination {
+            LogDestination::Stderr => Ok(Self::stderr()),
+            LogDestination::File {
+                path, bytes_max, ..
+            } => {
+                let file = CappedFile::open(path, *bytes_max).map_err(|cause| LogError::File {
+                    path: path.clone(),
+                    cause,
+                })?;
+                Ok(Self { file: Some(file) })
+            }
+        }
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let _lost = match &mut self.file {
+            Some(file) => file.write_line(line),
+            None => io::stderr().lock().write_all(line),
+        };
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that is emptied rather than grown beyond its limit.
+#[derive(Debug)]
+struct CappedFile {
+    file: File,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl CappedFile {
+    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self {
+            file,
+            bytes,
+            bytes_max,
+        })
+    }
+
+    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
+        let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
+        if self.bytes_max != 0 && self.bytes.saturating_add(length) > self.bytes_max {
+            self.file.set_len(0)?;
+            self.bytes = 0;
+        }
+        self.file.write_all(line)?;
+        self.bytes = self.bytes.saturating_add(length);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::Captured;
+
+    /// A destination that takes nothing until it is let.
+    struct Gate {
+        entered: Sender<()>,
+        open: Receiver<()>,
+        behind: Captured,
+    }
+
+    impl Write for Gate {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            let _nobody_waits = self.entered.try_send(());
+            // Blocks while the gate is shut; an error means it stands open for good.
+            let _opened = self.open.recv();
+            self.behind.write(line)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn gated(format: LogFormat) -> (Queue, Receiver<()>, Sender<()>, Captured) {
+        let (entered, enters) = bounded(1);
+        let (opener, open) = bounded(0);
+        let behind = Captured::default();
+        let gate = Gate {
+            entered,
+            open,
+            behind: behind.clone(),
+        };
+        (
+            Queue::start(gate, 2, format, || ()).unwrap(),
+            enters,
+            opener,
+            behind,
+        )
+    }
+
+    #[test]
+    fn writer_never_waits_for_a_stuck_destination_and_the_loss_is_told() {
+        let (mut queue, enters, opener, behind) = gated(LogFormat::Text);
+        queue.write_all(b"1\n").unwrap();
+        enters.recv().unwrap();
+        for line in ["2\n", "3\n", "4\n", "5\n"] {
+            queue.write_all(line.as_bytes()).unwrap();
+        }
+        drop(opener);
+        queue.flush();
+        let text = behind.text();
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.contains("lines=2"))
+            .collect();
+        assert_eq!(lines, ["1", "2", "3"], "{text}");
+        assert_eq!(text.matches("log lines lost").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn flush_waits_for_every_line_queued_before_it() {
+        let captured = Captured::default();
+        let mut queue = Queue::start(captured.clone(), LINES_MAX, LogFormat::Text, || ()).unwrap();
+        (0..1_000).for_each(|line| writeln!(queue, "{line}").unwrap());
+        queue.flush();
+        assert!(captured.text().ends_with("\n999\n"));
+    }
+
+    #[test]
+    fn loss_notice_is_json_in_a_json_log() {
+        let notice: serde_json::Value =
+            serde_json::from_str(&loss_notice(7, LogFormat::Json)).unwrap();
+        assert_eq!(
+            (&notice["lines"], &notice["level"]),
+            (&7.into(), &"WARN".into())
+        );
+    }
+
+    #[test]
+    fn a_line_longer_than_eight_kibibytes_is_cut() {
+        let longest = vec![b'x'; LINE_BYTES_MAX];
+        for format in [LogFormat::Text, LogFormat::Json] {
+            assert_eq!(bounded_line(&longest, format), longest);
+        }
+        let long = format!("{{\"text\":\"{}\\\"\"}}\n", "\u{e4}\\\"".repeat(10_000));
+        let text = String::from_utf8(bounded_line(long.as_bytes(), LogFormat::Text)).unwrap();
+        assert!(
+            text.len() <= LINE_BYTES_MAX && text.ends_with("\"\n"),
+            "{text}"
+        );
+        let bytes = format!(" bytes={} beginning=\"", long.len());
+        assert!(text.contains(&bytes), "{text}");
+        let json = bounded_line(long.as_bytes(), LogFormat::Json);
+        assert!(json.len() <= LINE_BYTES_MAX, "{}", json.len());
+        let line: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let beginning = line["beginning"].as_str().unwrap();
+        assert!(
+            long.starts_with(beginning) && beginning.len() > 1000,
+            "{line}"
+        );
+        assert_eq!(line["bytes"], long.len());
+    }
+
+    #[test]
+    fn file_is_appended_to_and_emptied_at_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adit.log");
+        std::fs::write(&path, "old 7890\n").unwrap();
+        let destination = LogDestination::File {
+            path: path.clone(),
+            bytes_max: 20,
+            also_stderr: None,
+        };
+        let mut sink = Sink::open(&destination).unwrap();
+        sink.write_all(b"first 890\n").unwrap();
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            "old 7890\nfirst 890\n"
+        );
+        sink.write_all(b"second 90\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second 90\n");
+    }
+
+    #[test]
+    fn megabytes_of_zero_mean_no_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adit.log");
+        let mut sink = Sink::open(&LogDestination::klog_file(path.clone(), 0, None)).unwrap();
+        (0..100).for_each(|_| sink.write_all(b"line\n").unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 500);
+    }
+
+    #[test]
+    fn file_in_a_missing_folder_is_an_error_that_names_it() {
+        let error = Sink::open(&LogDestination::klog_file(
+            "/nonexistent/adit.log".into(),
+            1,
+            None,
+        ))
+        .unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("log file /nonexistent/adit.log: "),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,472 @@
+//! Scrapes of fresh and used metric sets, compared with what upstream's programs export.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::wire::packets::PacketType;
+
+use crate::labels::{
+    AccountRole, ClientDialect, DialCap, Driver, DriverReason, EndpointDialFailure, LinkDirection,
+    LinkEnding, Offence, Path, PeerKind, ReloadResult, Segment, ServiceMethod, TunnelEnd,
+};
+use crate::{AgentMetrics, DialCounts, Scrape, ServerMetrics, TunnelFacts, TunnelSide};
+
+const SERVER: &str = "konnectivity_network_proxy_server_";
+const AGENT: &str = "konnectivity_network_proxy_agent_";
+
+/// Samples by series as written, and types by family: what upstream's test harness extracts.
+fn parse(scrape: &Scrape) -> (BTreeMap<String, f64>, BTreeMap<String, String>) {
+    let mut samples = BTreeMap::new();
+    let mut types = BTreeMap::new();
+    for line in scrape.text().lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = family.split_once(' ').unwrap();
+            assert!(
+                types.insert(name.to_owned(), kind.to_owned()).is_none(),
+                "{name} twice"
+            );
+        } else if !line.starts_with("# HELP ") {
+            let (series, value) = line.rsplit_once(' ').unwrap();
+            assert!(
+                samples
+                    .insert(series.to_owned(), value.parse().unwrap())
+                    .is_none(),
+                "{series} twice"
+            );
+        }
+    }
+    (samples, types)
+}
+
+fn sample(scrape: &Scrape, series: &str) -> Option<f64> {
+    parse(scrape).0.get(series).copied()
+}
+
+fn server_sample(metrics: &ServerMetrics, series: &str) -> Option<f64> {
+    sample(&metrics.scrape(), &format!("{SERVER}{series}"))
+}
+
+fn agent_sample(metrics: &AgentMetrics, series: &str) -> Option<f64> {
+    sample(&metrics.scrape(), &format!("{AGENT}{series}"))
+}
+
+fn upstream_series(scrape: &Scrape, prefix: &str) -> Vec<(String, f64)> {
+    let strip = |(name, value): (String, f64)| {
+        name.strip_prefix(prefix)
+            .map(|name| (name.to_owned(), value))
+    };
+    parse(scrape).0.into_iter().filter_map(strip).collect()
+}
+
+/// Upper bounds of a family's buckets in order, as written.
+fn bounds(scrape: &Scrape, family: &str) -> Vec<String> {
+    let prefix = format!("{family}_bucket{{");
+    let text = scrape.text();
+    let bound = |line: &str| {
+        Some(
+            line.strip_prefix(&prefix)?
+                .split_once("le=\"")?
+                .1
+                .split_once('"')?
+                .0
+                .to_owned(),
+        )
+    };
+    text.lines().filter_map(bound).collect()
+}
+
+fn used_server() -> ServerMetrics {
+    let metrics = ServerMetrics::new(&["destHost", "default"]);
+    metrics
+        .packets(Segment::FromClient)
+        .count(PacketType::DialReq);
+    metrics.packets(Segment::FromAgent).count(999);
+    metrics.stream_error(
+        Segment::ToClient,
+        tonic::Code::Cancelled,
+        Some(PacketType::Data.into()),
+    );
+    metrics.stream_error(Segment::FromAgent, tonic::Code::Unavailable, None);
+    metrics.dial_failure(&DialFailure::NoAgent);
+    metrics.dial_succeeded(Duration::from_millis(3));
+    metrics.frontend_write(Duration::from_micros(5));
+    drop(metrics.open_tunnel());
+    drop(metrics.pending_dial());
+    drop(metrics.grpc_connection(ServiceMethod::Proxy));
+    drop(metrics.full_receive_channel(ServiceMethod::Connect));
+    metrics
+}
+
+#[test]
+fn fresh_server_shows_exactly_the_zero_series_of_upstream() {
+    let scrape = ServerMetrics::new(&["destHost", "default"]).scrape();
+    let expected = [
+        "culled_leases_count",
+        "http_connections",
+        "ready_backend_connections",
+        "ready_backends{proxy_strategy=\"default\"}",
+        "ready_backends{proxy_strategy=\"destHost\"}",
+    ];
+    assert_eq!(
+        upstream_series(&scrape, SERVER),
+        expected.map(|name| (name.to_owned(), 0.0))
+    );
+}
+
+#[test]
+fn fresh_agent_shows_exactly_the_zero_series_of_upstream() {
+    let expected = [
+        "known_server_count",
+        "open_endpoint_connections",
+        "open_server_connections",
+    ];
+    assert_eq!(
+        upstream_series(&AgentMetrics::new().scrape(), AGENT),
+        expected.map(|name| (name.to_owned(), 0.0))
+    );
+}
+
+#[test]
+fn used_server_exports_upstreams_families_with_their_types() {
+    let (_, types) = parse(&used_server().scrape());
+    let ours: BTreeSet<(&str, &str)> = types
+        .iter()
+        .filter_map(|(name, kind)| Some((name.strip_prefix(SERVER)?, kind.as_str())))
+        .collect();
+    let expected = [
+        ("connection_duration_seconds", "histogram"),
+        ("culled_leases_count", "counter"),
+        ("dial_duration_seconds", "histogram"),
+        ("dial_failure_count", "counter"),
+        ("established_connections", "gauge"),
+        ("frontend_write_duration_seconds", "histogram"),
+        ("full_receive_channels", "gauge"),
+        ("grpc_connections", "gauge"),
+        ("http_connections", "gauge"),
+        ("pending_backend_dials", "gauge"),
+        ("ready_backend_connections", "gauge"),
+        ("ready_backends", "gauge"),
+        ("stream_errors_total", "counter"),
+        ("stream_packets_total", "counter"),
+    ];
+    assert_eq!(ours, BTreeSet::from(expected));
+}
+
+#[test]
+fn server_series_are_spelled_as_upstream_spells_them() {
+    let metrics = used_server();
+    let ones = [
+        "stream_packets_total{packet_type=\"DIAL_REQ\",segment=\"from_client\"}",
+        "stream_packets_total{packet_type=\"999\",segment=\"from_agent\"}",
+        "stream_errors_total{code=\"Canceled\",packet_type=\"DATA\",segment=\"to_client\"}",
+        "stream_errors_total{code=\"Unavailable\",packet_type=\"Unknown\",segment=\"from_agent\"}",
+        "dial_failure_count{reason=\"no_agent\"}",
+        "dial_duration_seconds_count",
+        "connection_duration_seconds_count",
+        "frontend_write_duration_seconds_bucket{le=\"1e-05\"}",
+    ];
+    for series in ones {
+        assert_eq!(server_sample(&metrics, series), Some(1.0), "{series}");
+    }
+    let zeroes = [
+        "established_connections",
+        "pending_backend_dials",
+        "grpc_connections{service_method=\"Proxy\"}",
+        "full_receive_channels{service_method=\"Connect\"}",
+        "frontend_write_duration_seconds_bucket{le=\"1e-06\"}",
+    ];
+    for series in zeroes {
+        assert_eq!(server_sample(&metrics, series), Some(0.0), "{series}");
+    }
+    assert_eq!(
+        server_sample(&metrics, "grpc_connections{service_method=\"Connect\"}"),
+        None
+    );
+}
+
+#[test]
+fn buckets_are_upstreams() {
+    let server = used_server().scrape();
+    let latency = [
+        "1e-06", "1e-05", "0.0001", "0.005", "0.025", "0.1", "0.5", "2.5", "12.5", "+Inf",
+    ];
+    assert_eq!(
+        bounds(&server, &format!("{SERVER}dial_duration_seconds")),
+        latency
+    );
+    assert_eq!(
+        bounds(&server, &format!("{SERVER}frontend_write_duration_seconds")),
+        latency
+    );
+    let life = [
+        "1", "5", "15", "30", "60", "300", "900", "1800", "3600", "14400", "43200", "86400", "+Inf",
+    ];
+    assert_eq!(
+        bounds(&server, &format!("{SERVER}connection_duration_seconds")),
+        life
+    );
+    let agent = AgentMetrics::new();
+    agent.dial_succeeded(Duration::from_millis(1));
+    let dial = ["0.005", "0.025", "0.1", "0.5", "2.5", "10", "30", "+Inf"];
+    assert_eq!(
+        bounds(&agent.scrape(), &format!("{AGENT}dial_duration_seconds")),
+        dial
+    );
+}
+
+#[test]
+fn used_agent_exports_upstreams_series_and_compared_help_texts() {
+    let metrics = AgentMetrics::new();
+    metrics
+        .packets(Segment::ToAgent)
+        .count(PacketType::CloseRsp);
+    metrics.stream_error(Segment::FromAgent, tonic::Code::Internal, None);
+    metrics.dial_failure(EndpointDialFailure::Timeout);
+    metrics.server_connection_failure(LinkDirection::FromServer);
+    metrics.set_open_server_connections(2);
+    metrics.set_known_server_count(3);
+    let open = metrics.open_endpoint_connection();
+    let expected = [
+        (
+            "stream_packets_total{packet_type=\"CLOSE_RSP\",segment=\"to_agent\"}",
+            1.0,
+        ),
+        (
+            "stream_errors_total{code=\"Internal\",packet_type=\"Unknown\",segment=\"from_agent\"}",
+            1.0,
+        ),
+        ("endpoint_dial_failure_total{reason=\"timeout\"}", 1.0),
+        (
+            "server_connection_failure_count{direction=\"from_server\"}",
+            1.0,
+        ),
+        ("open_server_connections", 2.0),
+        ("known_server_count", 3.0),
+        ("open_endpoint_connections", 1.0),
+    ];
+    for (series, value) in expected {
+        assert_eq!(agent_sample(&metrics, series), Some(value), "{series}");
+    }
+    drop(open);
+    assert_eq!(
+        agent_sample(&metrics, "open_endpoint_connections"),
+        Some(0.0)
+    );
+    let text = metrics.scrape().text();
+    let helps = [
+        "endpoint_dial_failure_total Number of failures dialing the remote endpoint, by reason (example: timeout).",
+        "open_endpoint_connections Current number of open endpoint connections.",
+    ];
+    for help in helps {
+        assert!(
+            text.contains(&format!("\n# HELP {AGENT}{help}\n")),
+            "{help}"
+        );
+    }
+}
+
+#[test]
+fn process_families_are_there() {
+    let (samples, types) = parse(&AgentMetrics::new().scrape());
+    assert!(samples["process_resident_memory_bytes"] > 0.0 && samples["process_open_fds"] > 0.0);
+    assert!(
+        samples["process_cpu_seconds_total"].fract() > 0.0,
+        "finer than a second"
+    );
+    assert_eq!(types["process_cpu_seconds_total"], "counter");
+    assert_eq!(types["process_start_time_seconds"], "gauge");
+}
+
+#[test]
+fn own_families_start_at_zero_and_count() {
+    let metrics = ServerMetrics::new(&[]);
+    let read = |series: &str| sample(&metrics.scrape(), series);
+    assert_eq!(
+        read("adit_tunnels_closed_total{reason=\"credit_violation\"}"),
+        Some(0.0)
+    );
+    assert_eq!(read("adit_links{peer=\"go\"}"), Some(0.0));
+    let adit = metrics.adit();
+    adit.insecure_flag("insecure-allow-unauthenticated-agents");
+    adit.tunnel_closed(TunnelEnd::Stalled);
+    let table = adit.open_tunnels();
+    let facts = TunnelFacts {
+        side: TunnelSide::Client(ClientDialect::Grpc),
+        peer: "agent",
+        link: 1,
+        destination: "a:1",
+        path: Path::Link,
+    };
+    let (tunnel, node) = (table.enter(&facts), table.enter_node(&facts));
+    tunnel.live().moved(0, 1_000);
+    node.live().moved(3, 0);
+    adit.protocol_offence(Offence::DataWithoutConn);
+    let dials = DialCounts {
+        retries: 3,
+        hedges: 4,
+        failovers: 5,
+        waited: 6,
+        suspicions: 7,
+    };
+    let before = DialCounts {
+        retries: 2,
+        ..DialCounts::default()
+    };
+    adit.dials(&before, &dials);
+    adit.late_dial_answer();
+    adit.dial_refused(DialCap::PerAgent);
+    adit.tls_reload(ReloadResult::Failed);
+    adit.link_ended(LinkEnding::ControlQueue);
+    let link = adit.link(PeerKind::Adit);
+    let expected = [
+        (
+            "adit_insecure_flags{flag=\"insecure-allow-unauthenticated-agents\"}",
+            1.0,
+        ),
+        ("adit_tunnels_closed_total{reason=\"stalled\"}", 1.0),
+        ("adit_tunnel_bytes_total{direction=\"to_client\"}", 1_000.0),
+        ("adit_node_tunnel_bytes_total{direction=\"to_target\"}", 3.0),
+        (
+            "adit_protocol_offences_total{kind=\"data_without_conn\"}",
+            1.0,
+        ),
+        ("adit_dial_retries_total{reason=\"not_sent\"}", 1.0),
+        ("adit_dial_retries_total{reason=\"slow\"}", 4.0),
+        ("adit_dial_retries_total{reason=\"silent\"}", 5.0),
+        ("adit_dials_waited_total", 6.0),
+        ("adit_link_suspicions_total", 7.0),
+        ("adit_late_dial_answers_total", 1.0),
+        ("adit_dials_refused_total{cap=\"per_agent\"}", 1.0),
+        ("adit_tls_reloads_total{result=\"failed\"}", 1.0),
+        ("adit_links_ended_total{reason=\"control_queue\"}", 1.0),
+        ("adit_links{peer=\"adit\"}", 1.0),
+    ];
+    for (series, value) in expected {
+        assert_eq!(read(series), Some(value), "{series}");
+    }
+    drop(link);
+    assert_eq!(read("adit_links{peer=\"adit\"}"), Some(0.0));
+}
+
+#[test]
+fn the_relay_engine_is_one_series_with_its_reason() {
+    let metrics = AgentMetrics::new();
+    let adit = metrics.adit();
+    adit.relay_engine(Driver::Epoll, DriverReason::Forbidden);
+    let (samples, _) = parse(&metrics.scrape());
+    let mut told = samples
+        .iter()
+        .filter(|(series, _)| series.starts_with("adit_relay_engine"));
+    let (series, value) = told.next().unwrap();
+    let expected = "adit_relay_engine{engine=\"epoll\",reason=\"forbidden\"}";
+    assert_eq!((series.as_str(), *value), (expected, 1.0));
+    assert_eq!(told.next(), None);
+}
+
+/// Numbers since its start, told again and again, and the tunnels there are.
+#[test]
+fn what_the_relay_counts_itself_is_taken_over_as_it_is() {
+    let metrics = ServerMetrics::new(&[]);
+    let read = || {
+        ["tunnels", "thread_panics_total", "driver_failures_total"]
+            .map(|family| sample(&metrics.scrape(), &format!("adit_relay_{family}")))
+    };
+    assert_eq!(read(), [0.0; 3].map(Some));
+    for (tunnels, counts) in [(3, [1, 2]), (3, [1, 2]), (2, [1, 4])] {
+        metrics.adit().relay(tunnels, counts);
+        let [panics, failures] = counts.map(|count| count as f64);
+        let told = [tunnels as f64, panics, failures];
+        assert_eq!(read(), told.map(Some));
+    }
+}
+
+#[test]
+fn round_trips_of_open_connections_are_there_only_while_there_are_some() {
+    let metrics = ServerMetrics::new(&[]);
+    let labels = "{agent=\"a\",destination_class=\"\",role=\"link\",tenant=\"default\"}";
+    let read = |family: &str| sample(&metrics.scrape(), &format!("adit_ebpf_{family}{labels}"));
+    let account = metrics.adit().account();
+    let link = account.series(AccountRole::Link, "a", "");
+    let other = account.series(AccountRole::Link, "b", "").open_rtt(4.0);
+    assert_eq!(read("open_rtt_seconds"), None);
+    for _time in 0..2 {
+        let open = link.open_rtt(0.25);
+        assert_eq!(read("open_rtt_seconds"), Some(0.25));
+        open.set(0.5);
+        assert_eq!(read("open_rtt_seconds"), Some(0.5));
+        drop(open);
+        assert_eq!(read("open_rtt_seconds"), None);
+    }
+    // Those of ends count ends alone.
+    assert_eq!(read("rtt_seconds_count"), Some(0.0));
+    let (_, types) = parse(&metrics.scrape());
+    assert_eq!(types["adit_ebpf_open_rtt_seconds"], "gauge");
+    drop(other);
+    let (_, types) = parse(&metrics.scrape());
+    assert!(!types.contains_key("adit_ebpf_open_rtt_seconds"));
+}
+
+#[tokio::test]
+async fn cancelled_tunnel_leaves_its_gauges_and_is_counted_as_ended() {
+    let metrics = ServerMetrics::new(&[]);
+    let tunnel = {
+        let metrics = metrics.clone();
+        async move {
+            let _open = metrics.open_tunnel();
+            let _dial = metrics.pending_dial();
+            let _http = metrics.http_connection();
+            let mut held = metrics.adit().held_bytes_share();
+            held.set(700);
+            held.set(500);
+            std::future::pending::<()>().await;
+        }
+    };
+    let mut tunnel = Box::pin(tunnel);
+    assert!(
+        tokio::time::timeout(Duration::ZERO, &mut tunnel)
+            .await
+            .is_err()
+    );
+    let gauges = [
+        "established_connections",
+        "pending_backend_dials",
+        "http_connections",
+    ];
+    for gauge in gauges {
+        assert_eq!(server_sample(&metrics, gauge), Some(1.0), "{gauge}");
+    }
+    assert_eq!(sample(&metrics.scrape(), "adit_held_bytes"), Some(500.0));
+    assert_eq!(
+        server_sample(&metrics, "connection_duration_seconds_count"),
+        None
+    );
+    drop(tunnel);
+    for gauge in gauges {
+        assert_eq!(server_sample(&metrics, gauge), Some(0.0), "{gauge}");
+    }
+    assert_eq!(sample(&metrics.scrape(), "adit_held_bytes"), Some(0.0));
+    assert_eq!(
+        server_sample(&metrics, "connection_duration_seconds_count"),
+        Some(1.0)
+    );
+}
+
+#[test]
+fn two_sets_in_one_process_share_nothing() {
+    let (one, other) = (
+        ServerMetrics::new(&["default"]),
+        ServerMetrics::new(&["default"]),
+    );
+    one.set_ready_backends("default", 4);
+    one.set_ready_backend_connections(4);
+    assert_eq!(
+        server_sample(&one, "ready_backends{proxy_strategy=\"default\"}"),
+        Some(4.0)
+    );
+    assert_eq!(server_sample(&one, "ready_backend_connections"), Some(4.0));
+    assert_eq!(
+        server_sample(&other, "ready_backends{proxy_strategy=\"default\"}"),
+        Some(0.0)
+    );
+}

@@ -1,0 +1,342 @@
+//! A read buffer to be put *under* TLS. rustls 0.23 reads at most 4 KiB per system call; through this adapter one call
+//! fetches what 32 of them would.
+//!
+//! A buffer is borrowed from a small per-thread pool only while it holds bytes, so a connection that waits costs
+//! nothing here. One that was filled faster than its reader takes keeps [`READ_BUFFER_BYTES`] until it is emptied.
+
+use std::{
+    cell::RefCell,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Size of a read buffer: eight full TLS records.
+pub const READ_BUFFER_BYTES: usize = 128 << 10;
+/// Buffers kept per thread for the next reader (2 MiB). One would do, unless readers stop half-way.
+const POOLED_MAX: usize = 16;
+
+thread_local! {
+    static POOL: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads through a borrowed buffer; writes go straight to `S`.
+#[derive(Debug)]
+pub struct ReadBuffered<S> {
+    inner: S,
+    /// `None` whenever no byte is held.
+    held: Option<Held>,
+    /// Where TLS records end, while nobody may read beyond one before it is dealt with.
+    records: Option<Records>,
+}
+
+/// Bytes read and not yet taken: `from..to` of `buffer`, never empty.
+#[derive(Debug)]
+struct Held {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+/// How far the reader is into a TLS record: type 1, version 2, length 2, then the payload.
+#[derive(Debug, Default)]
+struct Records {
+    header: [u8; 5],
+    header_seen: usize,
+    payload_left: usize,
+}
+
+impl Records {
+    /// How many of the next bytes may be handed out.
+    fn allowed(&self) -> usize {
+        if self.payload_left > 0 {
+            self.payload_left
+        } else {
+            self.header.len() - self.header_seen
+        }
+    }
+
+    /// `bytes`, at most as many as allowed, were handed out.
+    fn note(&mut self, bytes: &[u8]) {
+        if self.payload_left > 0 {
+            self.payload_left -= bytes.len();
+            return;
+        }
+        let end = self.header_seen + bytes.len();
+        if let Some(slots) = self.header.get_mut(self.header_seen..end) {
+            slots.copy_from_slice(bytes);
+        }
+        self.header_seen = end;
+        if end == self.header.len() {
+            let [.., high, low] = self.header;
+            self.payload_left = usize::from(u16::from_be_bytes([high, low]));
+            self.header_seen = 0;
+        }
+    }
+
+    fn at_boundary(&self) -> bool {
+        self.header_seen == 0 && self.payload_left == 0
+    }
+}
+
+impl<S> ReadBuffered<S> {
+    /// Wraps a stream nothing was read ahead from.
+    pub fn new(inner: S) -> Self {
+        Self {
+            inner,
+            held: None,
+            records: None,
+        }
+    }
+
+    /// As [`Self::new`], but no read goes beyond the end of a TLS record, so that a session whose records have all been
+    /// dealt with holds no byte of the next one.
+    pub fn record_by_record(inner: S) -> Self {
+        Self {
+            inner,
+            held: None,
+            records: Some(Records::default()),
+        }
+    }
+
+    /// From now on reads are as long as they may be.
+    pub fn read_freely(&mut self) {
+        self.records = None;
+    }
+
+    /// Whether what was handed out ends with a record. False when nobody kept count.
+    pub fn at_record_end(&self) -> bool {
+        self.records.as_ref().is_some_and(Records::at_boundary)
+    }
+
+    /// The stream below. Reading from it directly would skip what is held here.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Bytes held for the next reads.
+    pub fn held_bytes(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.to - held.from)
+    }
+
+    /// The stream below and what was already read from it, for whoever goes on without TLS.
+    pub fn into_parts(self) -> (S, Vec<u8>) {
+        let left = self.held.map_or_else(Vec::new, |held| {
+            held.buffer
+                .get(held.from..held.to)
+                .unwrap_or_default()
+                .to_vec()
+        });
+        (self.inner, left)
+    }
+
+    /// Hands out held bytes; false when there were none.
+    fn take_held(&mut self, out: &mut ReadBuf<'_>) -> bool {
+        let Some(mut held) = self.held.take() else {
+            return false;
+        };
+        let available = held.buffer.get(held.from..held.to).unwrap_or_default();
+        let allowed = self.records.as_ref().map_or(usize::MAX, Records::allowed);
+        let taken = available.len().min(out.remaining()).min(allowed);
+        let taken_bytes = available.get(..taken).unwrap_or_default();
+        out.put_slice(taken_bytes);
+        if let Some(records) = &mut self.records {
+            records.note(taken_bytes);
+        }
+        held.from += taken;
+        if held.from < held.to {
+            self.held = Some(held);
+        } else {
+            give_back(held.buffer);
+        }
+        true
+    }
+}
+
+pub fn borrow() -> Box<[u8]> {
+    POOL.with_borrow_mut(Vec::pop)
+        .unwrap_or_else(|| vec![0; READ_BUFFER_BYTES].into_boxed_slice())
+}
+
+pub fn give_back(buffer: Box<[u8]>) {
+    POOL.with_borrow_mut(|pool| {
+        if pool.len() < POOLED_MAX {
+            pool.push(buffer);
+        }
+    });
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ReadBuffered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if out.remaining() == 0 || self.take_held(out) {
+            return Poll::Ready(Ok(()));
+        }
+        if out.remaining() >= READ_BUFFER_BYTES && self.records.is_none() {
+            return Pin::new(&mut self.inner).poll_read(cx, out);
+        }
+        let mut buffer = borrow();
+        let mut space = ReadBuf::new(&mut buffer);
+        let polled = Pin::new(&mut self.inner).poll_read(cx, &mut space);
+        let to = space.filled().len();
+        if to == 0 {
+            // Waiting, failed or at the end of the stream: a reader that waits holds no memory.
+            give_back(buffer);
+            return polled;
+        }
+        self.held = Some(Held {
+            buffer,
+            from: 0,
+            to,
+        });
+        ready!(polled)?;
+        self.take_held(out);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ReadBuffered<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::{collections::VecDeque, task::Waker};
+
+    /// Answers reads from a script: a chunk, or `Pending` once.
+    struct Scripted {
+        steps: VecDeque<Option<Vec<u8>>>,
+        reads: usize,
+    }
+
+    impl AsyncRead for Scripted {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+            out: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            self.reads += 1;
+            match self.steps.pop_front() {
+                None => Poll::Ready(Ok(())),
+                Some(None) => Poll::Pending,
+                Some(Some(mut chunk)) => {
+                    let rest = chunk.split_off(chunk.len().min(out.remaining()));
+                    out.put_slice(&chunk);
+                    if !rest.is_empty() {
+                        self.steps.push_front(Some(rest));
+                    }
+                    Poll::Ready(Ok(()))
+                }
+            }
+        }
+    }
+
+    fn scripted(steps: impl IntoIterator<Item = Option<Vec<u8>>>) -> ReadBuffered<Scripted> {
+        ReadBuffered::new(Scripted {
+            steps: steps.into_iter().collect(),
+            reads: 0,
+        })
+    }
+
+    /// One read of at most `size` bytes: the bytes, or `None` when it would wait.
+    fn read(stream: &mut ReadBuffered<Scripted>, size: usize) -> Option<Vec<u8>> {
+        let mut space = vec![0; size];
+        let mut out = ReadBuf::new(&mut space);
+        match Pin::new(stream).poll_read(&mut Context::from_waker(Waker::noop()), &mut out) {
+            Poll::Ready(result) => result.map(|()| Some(out.filled().to_vec())).unwrap(),
+            Poll::Pending => None,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_out_as_they_went_in(
+            steps in proptest::collection::vec(proptest::option::of(1_usize..300_000), 0..8),
+            sizes in proptest::collection::vec(1_usize..200_000, 1..8),
+        ) {
+            let mut next = 0_u8;
+            let chunks: Vec<Option<Vec<u8>>> = steps
+                .iter()
+                .map(|len| len.map(|len| (0..len).map(|_| { next = next.wrapping_mul(5).wrapping_add(1); next }).collect()))
+                .collect();
+            let expected: Vec<u8> = chunks.iter().flatten().flatten().copied().collect();
+            let mut stream = scripted(chunks);
+            let mut got = Vec::new();
+            for size in sizes.iter().cycle() {
+                match read(&mut stream, *size) {
+                    Some(bytes) if bytes.is_empty() => break,
+                    Some(bytes) => got.extend(bytes),
+                    None => prop_assert_eq!(stream.held_bytes(), 0),
+                }
+            }
+            prop_assert_eq!(got, expected);
+            prop_assert!(stream.held.is_none());
+        }
+    }
+
+    #[test]
+    fn many_small_reads_cost_one_read_below() {
+        let mut stream = scripted([Some(vec![7; READ_BUFFER_BYTES])]);
+        for _ in 0..32 {
+            assert_eq!(read(&mut stream, 4096).map(|bytes| bytes.len()), Some(4096));
+        }
+        assert_eq!(stream.inner().reads, 1);
+    }
+
+    #[test]
+    fn waiting_stream_holds_no_buffer() {
+        let mut stream = scripted([Some(vec![1; 10]), None]);
+        assert_eq!(read(&mut stream, 4), Some(vec![1; 4]));
+        assert_eq!(stream.held_bytes(), 6);
+        assert_eq!(read(&mut stream, 100), Some(vec![1; 6]));
+        assert_eq!(read(&mut stream, 100), None);
+        assert!(stream.held.is_none());
+    }
+
+    #[test]
+    fn parts_return_what_was_read_ahead() {
+        let mut stream = scripted([Some(b"hello world".to_vec())]);
+        assert_eq!(read(&mut stream, 6), Some(b"hello ".to_vec()));
+        assert_eq!(stream.into_parts().1, b"world");
+    }
+
+    #[test]
+    fn empty_read_takes_nothing() {
+        let mut stream = scripted([Some(vec![1; 10])]);
+        assert_eq!(read(&mut stream, 0), Some(vec![]));
+        assert_eq!(stream.inner().reads, 0);
+    }
+}

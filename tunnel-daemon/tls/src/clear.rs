@@ -1,0 +1,63 @@
+//! A TCP connection that goes on in clear text after its TLS session: the handshake told both ends who the other is.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+
+use crate::blocks::BlockReader;
+use crate::outbox::Outbox;
+
+/// One end of it.
+#[derive(Debug)]
+pub struct ClearStream {
+    socket: TcpStream,
+    reader: BlockReader,
+    /// Read behind the end of the session.
+    left: Bytes,
+}
+
+impl ClearStream {
+    pub fn new(socket: TcpStream, left: Bytes) -> Self {
+        Self {
+            socket,
+            reader: BlockReader::default(),
+            left,
+        }
+    }
+
+    /// The socket, for its options and state.
+    #[must_use]
+    pub fn tcp(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// The socket, and what was read from it and not given out.
+    #[must_use]
+    pub fn into_parts(self) -> (TcpStream, Bytes) {
+        (self.socket, self.left)
+    }
+
+    /// The next bytes; empty at the end of the stream.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        if !self.left.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.left)));
+        }
+        self.reader.poll_read(cx, &mut self.socket, usize::MAX)
+    }
+
+    /// Writes what waits in `out`. Ready when all of it has left.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
+        while !out.is_empty() {
+            ready!(out.poll_write(cx, &mut self.socket))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,469 @@
+//! Handshakes between our two sides over a loopback connection, with throw-away certificates.
+
+mod protocols;
+
+use super::*;
+use crate::{
+    reload::Reloadable,
+    selfsigned::{ThrowawayFiles, Usage},
+    tls::{Alpn, ClientTls, ServerTls, server_name},
+};
+use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
+use adit_config::tls_policy::TlsPolicy;
+use rustls::time_provider::TimeProvider;
+use rustls_pki_types::UnixTime;
+use std::{net::Ipv4Addr, sync::Arc};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+struct World {
+    files: ThrowawayFiles,
+    server: ServerTls,
+    client: ClientTls,
+}
+
+/// A server that wants client certificates and a client with one, both for gRPC.
+fn world() -> World {
+    let files = ThrowawayFiles::create(&["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let no_extra: [&str; 0] = [];
+    let server = ServerTls {
+        cert: files.cert("server"),
+        key: files.key("server"),
+        client_ca: Some(files.ca_file()),
+        client_crl: None,
+        client_may_be_anonymous: false,
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&no_extra),
+    };
+    let client = ClientTls {
+        ca: files.ca_file(),
+        identity: Some((files.cert("agent"), files.key("agent"))),
+        policy: TlsPolicy::default(),
+        alpn: Alpn::grpc(&no_extra),
+    };
+    World {
+        files,
+        server,
+        client,
+    }
+}
+
+async fn sockets() -> ((Socket, PeerAddr), (Socket, PeerAddr)) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    let (server, peer) = accepted.unwrap();
+    (
+        (Socket::Tcp(client.unwrap()), PeerAddr::Tcp(address)),
+        (Socket::Tcp(server), PeerAddr::Tcp(peer)),
+    )
+}
+
+type Ended = Result<ByteStream, HandshakeError>;
+
+/// Both sides of one handshake against `host`, up to the first byte from the server: with TLS 1.3 a client learns only
+/// then that its certificate was refused.
+async fn shake(world: &World, host: &str) -> (Ended, Ended) {
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    shake_once_more(&server, &client, host).await
+}
+
+/// As [`shake`], between two sides that may know each other.
+async fn shake_once_more(
+    server: &ReloadableServerTls,
+    client: &ReloadableClientTls,
+    host: &str,
+) -> (Ended, Ended) {
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let serve = async {
+        let mut stream =
+            accept_tls(server_socket, client_address, server, TLS_HANDSHAKE_TIMEOUT).await?;
+        stream
+            .write_all(b"!")
+            .await
+            .map_err(HandshakeError::Failed)?;
+        stream.flush().await.map_err(HandshakeError::Failed)?;
+        Ok(stream)
+    };
+    let connect = async {
+        let name = server_name(host).unwrap();
+        let mut stream = connect_tls(
+            client_socket,
+            server_address,
+            client,
+            name,
+            None,
+            TLS_HANDSHAKE_TIMEOUT,
+        )
+        .await?;
+        stream.read_u8().await.map_err(HandshakeError::Failed)?;
+        Ok(stream)
+    };
+    tokio::join!(serve, connect)
+}
+
+#[tokio::test]
+async fn both_sides_with_right_certificates_agree_on_h2_and_know_each_other() {
+    let (server, client) = shake(&world(), "localhost").await;
+    let (server, client) = (server.unwrap(), client.unwrap());
+    assert_eq!(
+        (server.alpn(), client.alpn()),
+        (Some(b"h2".as_slice()), Some(b"h2".as_slice()))
+    );
+    assert_eq!(
+        server.principal().unwrap().common_name.as_deref(),
+        Some("agent")
+    );
+    assert_eq!(
+        client.principal().unwrap().common_name.as_deref(),
+        Some("server")
+    );
+    assert_eq!(server.tls_version(), Some(rustls::ProtocolVersion::TLSv1_3));
+    assert!(server.tcp().is_some() && client.tcp().is_some());
+}
+
+#[tokio::test]
+async fn client_without_certificate_is_refused_when_a_ca_is_given() {
+    let mut world = world();
+    world.client.identity = None;
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn client_of_another_ca_is_refused() {
+    let other = world();
+    let mut world = world();
+    world.client.identity = Some((other.files.cert("agent"), other.files.key("agent")));
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn server_certificate_is_no_client_certificate() {
+    let mut world = world();
+    world.client.identity = Some((world.files.cert("server"), world.files.key("server")));
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(server.is_err() && client.is_err());
+}
+
+#[tokio::test]
+async fn without_a_client_ca_nobody_is_asked_for_a_certificate() {
+    let mut world = world();
+    world.server.client_ca = None;
+    world.client.identity = None;
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().principal(), None);
+    client.unwrap();
+}
+
+#[tokio::test]
+async fn server_of_another_ca_is_refused() {
+    let other = world();
+    let mut world = world();
+    world.client.ca = other.files.ca_file();
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(server.is_err() && client.is_err());
+}
+
+#[tokio::test]
+async fn addresses_are_checked_against_the_ip_names_of_the_certificate() {
+    let world = world();
+    let (server, client) = shake(&world, "127.0.0.1").await;
+    assert!(server.is_ok() && client.is_ok());
+    for foreign in ["127.0.0.2", "example.org"] {
+        let (_server, client) = shake(&world, foreign).await;
+        assert!(client.is_err(), "{foreign}");
+    }
+}
+
+#[tokio::test]
+async fn server_name_is_sent_for_hosts_only() {
+    for (host, sent) in [("localhost", Some("localhost")), ("127.0.0.1", None)] {
+        let (server, _client) = shake(&world(), host).await;
+        let Ok(ByteStream::Tls(tls)) = server else {
+            panic!("the handshake failed")
+        };
+        assert_eq!(tls.sni(), sent);
+    }
+}
+
+#[tokio::test]
+async fn both_ends_export_the_same_keying_material_per_connection() {
+    let world = world();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let (server, client) = shake(&world, "localhost").await;
+        let (mut at_server, mut at_client) = ([0; 32], [0; 32]);
+        let (server, client) = (server.unwrap(), client.unwrap());
+        server
+            .as_tls()
+            .unwrap()
+            .export_keying_material(b"EXPORTER-test", b"", &mut at_server)
+            .unwrap();
+        client
+            .as_tls()
+            .unwrap()
+            .export_keying_material(b"EXPORTER-test", b"", &mut at_client)
+            .unwrap();
+        assert_eq!(at_server, at_client);
+        seen.push(at_server);
+    }
+    assert_ne!(seen.first(), seen.last());
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_peer_is_dropped_at_the_deadline() {
+    let server = Reloadable::load(world().server).unwrap();
+    let ((_silent, _), (socket, peer)) = sockets().await;
+    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            HandshakeError::TimedOut {
+                after: TLS_HANDSHAKE_TIMEOUT
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
+}
+
+#[tokio::test]
+async fn peer_that_speaks_no_tls_is_an_error() {
+    let server = Reloadable::load(world().server).unwrap();
+    let ((mut client, _), (socket, peer)) = sockets().await;
+    client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, HandshakeError::Failed(_)), "{error}");
+}
+
+#[tokio::test]
+async fn megabytes_pass_both_ways_unharmed() {
+    let (server, client) = shake(&world(), "localhost").await;
+    let (mut server, mut client) = (server.unwrap(), client.unwrap());
+    let sent: Vec<u8> = (0..3_000_000_u32)
+        .map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[3])
+        .collect();
+    let echo = async {
+        let mut received = vec![0; sent.len()];
+        server.read_exact(&mut received).await.unwrap();
+        server.write_all(&received).await.unwrap();
+        server.shutdown().await.unwrap();
+    };
+    let ask = async {
+        client.write_all(&sent).await.unwrap();
+        client.flush().await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        received
+    };
+    let ((), received) = tokio::join!(echo, ask);
+    assert!(received == sent, "the bytes differ");
+}
+
+#[tokio::test]
+async fn next_handshake_uses_replaced_files_of_both_sides() {
+    use crate::reload::{Reload, Reloaded};
+    let World {
+        files,
+        server,
+        client,
+    } = world();
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    files
+        .issue("server", Usage::Server, &["renewed.example".to_owned()])
+        .unwrap();
+    files
+        .issue("agent", Usage::Client, &["renewed-agent".to_owned()])
+        .unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    assert_eq!(client.reload_now().unwrap(), Reloaded::Replaced);
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let name = server_name("renewed.example").unwrap();
+    let (accepted, connected) = tokio::join!(
+        accept_tls(
+            server_socket,
+            client_address,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+        connect_tls(
+            client_socket,
+            server_address,
+            &client,
+            name,
+            None,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+    );
+    connected.unwrap();
+    assert_eq!(
+        accepted.unwrap().principal().unwrap().names,
+        ["dns:renewed-agent"]
+    );
+}
+
+/// The system's clock, put forward.
+#[derive(Debug)]
+struct Ahead(Duration);
+
+impl TimeProvider for Ahead {
+    fn current_time(&self) -> Option<UnixTime> {
+        let now = Duration::from_secs(UnixTime::now().as_secs());
+        Some(UnixTime::since_unix_epoch(now + self.0))
+    }
+}
+
+fn is_resumed(stream: &Ended) -> bool {
+    let Ok(ByteStream::Tls(tls)) = stream else {
+        panic!("no TLS connection: {stream:?}")
+    };
+    tls.is_resumed()
+}
+
+#[tokio::test]
+async fn no_session_is_resumed_after_its_certificate_has_expired() {
+    let world = world();
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(!is_resumed(&accepted));
+    connected.unwrap();
+    let at = |ahead| -> Arc<dyn TimeProvider> { Arc::new(Ahead(ahead)) };
+    // Throw-away certificates are valid for a day.
+    server.set_clock(&at(Duration::from_secs(48 * 60 * 60)));
+    for _attempt in 0..2 {
+        let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+        // Nothing is resumed: the certificate itself is looked at.
+        assert!(
+            matches!(accepted, Err(HandshakeError::Failed(_))),
+            "{accepted:?}"
+        );
+        assert!(connected.is_err());
+    }
+    server.set_clock(&at(Duration::ZERO));
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    accepted.unwrap();
+    connected.unwrap();
+}
+
+/// A certificate of a name whose validity ends before that of all others, by some hours.
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn short_lived(world: &World, hours: u64) -> ClientTls {
+    use rcgen::{CertificateParams, KeyPair};
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    let now = std::time::SystemTime::now();
+    params.not_before = (now - Duration::from_secs(60)).into();
+    params.not_after = (now + Duration::from_secs(hours * 3600)).into();
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    let (cert_path, key_path) = (world.files.cert("short"), world.files.key("short"));
+    std::fs::write(&cert_path, certificate.pem()).unwrap();
+    std::fs::write(&key_path, key.serialize_pem()).unwrap();
+    // It is its own CA for the server.
+    let bundle = format!("{}{}", world.files.ca().cert_pem(), certificate.pem());
+    std::fs::write(world.files.ca_file(), bundle).unwrap();
+    ClientTls {
+        identity: Some((cert_path, key_path)),
+        ..world.client.clone()
+    }
+}
+
+#[tokio::test]
+async fn an_expired_session_ends_alone() {
+    let world = world();
+    let short = short_lived(&world, 2);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let expiring = Reloadable::load(short).unwrap();
+    let others: Vec<_> = (0..3)
+        .map(|_agent| Reloadable::load(world.client.clone()).unwrap())
+        .collect();
+    for client in others.iter().chain([&expiring]) {
+        let (accepted, _connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(!is_resumed(&accepted));
+        let (accepted, _connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(is_resumed(&accepted), "each can be resumed while valid");
+    }
+    let later: Arc<dyn TimeProvider> = Arc::new(Ahead(Duration::from_secs(3 * 3600)));
+    server.set_clock(&later);
+    let (accepted, connected) = shake_once_more(&server, &expiring, "localhost").await;
+    assert!(accepted.is_err() && connected.is_err());
+    for client in &others {
+        let (accepted, connected) = shake_once_more(&server, client, "localhost").await;
+        assert!(is_resumed(&accepted));
+        connected.unwrap();
+    }
+}
+
+/// With other CAs each client is judged again; the server's own certificate has nothing to do with its clients'.
+#[tokio::test]
+async fn sessions_outlive_a_renewal_of_the_server_and_no_change_of_its_cas() {
+    use crate::reload::{Reload, Reloaded};
+    let world = world();
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let client = Reloadable::load(world.client.clone()).unwrap();
+    let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(!is_resumed(&accepted));
+    let names = ["localhost".to_owned()];
+    world.files.issue("server", Usage::Server, &names).unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    let (accepted, _connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(is_resumed(&accepted));
+    let other = crate::selfsigned::ThrowawayCa::new("other").unwrap();
+    let bundle = format!("{}{}", world.files.ca().cert_pem(), other.cert_pem());
+    std::fs::write(world.files.ca_file(), bundle).unwrap();
+    assert_eq!(server.reload_now().unwrap(), Reloaded::Replaced);
+    let (accepted, connected) = shake_once_more(&server, &client, "localhost").await;
+    assert!(!is_resumed(&accepted));
+    connected.unwrap();
+}
+
+#[tokio::test]
+async fn tls_works_over_unix_sockets() {
+    let World {
+        files: _files,
+        server,
+        client,
+    } = world();
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+    let name = server_name("localhost").unwrap();
+    let (accepted, connected) = tokio::join!(
+        accept_tls(
+            Socket::Unix(ours),
+            PeerAddr::Unix,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+        connect_tls(
+            Socket::Unix(theirs),
+            PeerAddr::Unix,
+            &client,
+            name,
+            None,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+    );
+    assert_eq!(accepted.unwrap().peer(), PeerAddr::Unix);
+    assert!(connected.unwrap().tcp().is_none());
+}
+
+#[test]
+fn configurations_are_shared_not_copied() {
+    let server = Reloadable::load(world().server).unwrap();
+    assert!(Arc::ptr_eq(&server.current(), &server.current()));
+}

@@ -1,0 +1,166 @@
+//! What both sides agree on: application protocol, version, suite.
+
+use std::sync::Arc;
+
+use tokio_rustls::TlsConnector;
+
+use super::{World, shake, sockets, world};
+use crate::{
+    handshake::{HandshakeError, accept_tls, connect_tls},
+    reload::Reloadable,
+    tls::{Alpn, AlpnRule, server_name},
+};
+use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
+use adit_config::tls_policy::TlsPolicy;
+
+#[tokio::test]
+async fn custom_protocol_is_selected_by_a_listener_that_speaks_no_other() {
+    let mut world = world();
+    world.client.alpn = Alpn::grpc(&["x-konnectivity"]);
+    world.server.alpn.protocols = vec![b"x-konnectivity".to_vec()];
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().alpn(), Some(b"x-konnectivity".as_slice()));
+    assert_eq!(client.unwrap().alpn(), Some(b"x-konnectivity".as_slice()));
+}
+
+#[tokio::test]
+async fn peer_without_alpn_is_refused_by_grpc_and_served_by_http() {
+    let mut world = world();
+    world.client.alpn = Alpn {
+        protocols: vec![],
+        rule: AlpnRule::Optional,
+        records: None,
+    };
+    let (server, _client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::NoProtocol)));
+    world.server.alpn = Alpn::http11();
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(server.unwrap().alpn(), None);
+    client.unwrap();
+}
+
+#[tokio::test]
+async fn client_that_needs_a_protocol_refuses_a_server_without_any() {
+    let mut world = world();
+    world.server.alpn = Alpn {
+        protocols: vec![],
+        rule: AlpnRule::Optional,
+        records: None,
+    };
+    let (_server, client) = shake(&world, "localhost").await;
+    assert!(matches!(client, Err(HandshakeError::NoProtocol)));
+}
+
+#[tokio::test]
+async fn client_with_only_h2_fails_on_an_http11_listener() {
+    let mut world = world();
+    world.server.alpn = Alpn::http11();
+    let (server, client) = shake(&world, "localhost").await;
+    assert!(matches!(server, Err(HandshakeError::Failed(_))) && client.is_err());
+}
+
+#[tokio::test]
+async fn sides_without_a_common_version_refuse_each_other() {
+    let mut world = world();
+    world.server.policy = TlsPolicy::parse("VersionTLS13", &[], &mut Vec::new()).unwrap();
+    let (server, client) = shake(&world, "localhost").await;
+    assert_eq!(
+        server.unwrap().tls_version(),
+        Some(rustls::ProtocolVersion::TLSv1_3)
+    );
+    client.unwrap();
+    let config = old_client(&world);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let ((client_socket, _), (server_socket, peer)) = sockets().await;
+    let connect =
+        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
+        connect
+    );
+    assert!(accepted.is_err() && connected.is_err());
+}
+
+#[tokio::test]
+async fn tls12_uses_the_suite_that_was_chosen() {
+    let mut world = world();
+    let suites = ["TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"].map(str::to_owned);
+    world.server.policy = TlsPolicy::parse("", &suites, &mut Vec::new()).unwrap();
+    world.server.client_ca = None;
+    let config = old_client(&world);
+    let server = Reloadable::load(world.server.clone()).unwrap();
+    let ((client_socket, _), (server_socket, peer)) = sockets().await;
+    let connect =
+        TlsConnector::from(config).connect(server_name("localhost").unwrap(), client_socket);
+    let (accepted, connected) = tokio::join!(
+        accept_tls(server_socket, peer, &server, TLS_HANDSHAKE_TIMEOUT),
+        connect
+    );
+    assert_eq!(
+        accepted.unwrap().tls_version(),
+        Some(rustls::ProtocolVersion::TLSv1_2)
+    );
+    let suite = connected
+        .unwrap()
+        .get_ref()
+        .1
+        .negotiated_cipher_suite()
+        .unwrap()
+        .suite();
+    assert_eq!(
+        suite,
+        rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256
+    );
+}
+
+/// A client that knows nothing newer than TLS 1.2.
+fn old_client(world: &World) -> Arc<rustls::ClientConfig> {
+    use rustls_pki_types::{CertificateDer, pem::PemObject};
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_file(world.files.ca_file()).unwrap())
+        .unwrap();
+    let mut config =
+        rustls::ClientConfig::builder_with_provider(crate::cipher::provider(&TlsPolicy::default()))
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
+#[tokio::test]
+async fn protocols_can_be_replaced_for_one_connection() {
+    let World {
+        files: _files,
+        mut server,
+        client,
+    } = world();
+    server.alpn = Alpn::grpc(&["x-lane"]);
+    let (server, client) = (
+        Reloadable::load(server).unwrap(),
+        Reloadable::load(client).unwrap(),
+    );
+    let ((client_socket, server_address), (server_socket, client_address)) = sockets().await;
+    let name = server_name("localhost").unwrap();
+    let lane = Alpn::grpc::<&str>(&[]).records_beside("x-lane");
+    let (accepted, connected) = tokio::join!(
+        accept_tls(
+            server_socket,
+            client_address,
+            &server,
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+        connect_tls(
+            client_socket,
+            server_address,
+            &client,
+            name,
+            Some(&lane),
+            TLS_HANDSHAKE_TIMEOUT
+        ),
+    );
+    assert_eq!(accepted.unwrap().alpn(), Some(b"x-lane".as_slice()));
+    connected.unwrap();
+}

@@ -1,0 +1,30 @@
+//! Byte streams, in clear text or TLS: configuration from files, reload, identities, record engine, kernel TLS.
+//!
+//! Owns keys, certificates and revocation lists, and the buffers that records are read into. Refuses to know who listens, who
+//! dials and which protocol runs inside a stream.
+#![deny(unsafe_code)]
+
+pub mod agent_identity;
+pub mod blocking;
+pub mod blocks;
+pub mod buffered;
+mod ca;
+mod cipher;
+pub mod clear;
+mod crl;
+pub mod handshake;
+mod identity;
+pub mod inspect;
+pub mod outbox;
+mod pem;
+pub mod principal;
+pub mod records;
+pub mod reload;
+pub mod reread;
+pub mod selfsigned;
+mod sessions;
+pub mod stream;
+pub mod tls;
+mod tls_error;
+mod tls_words;
+mod verifier;

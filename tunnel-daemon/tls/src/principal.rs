@@ -1,0 +1,281 @@
+//! Who a peer is by its certificate, in a form that can be compared, granted and logged.
+
+use std::{fmt, net::IpAddr};
+
+use adit_core::grant::Names;
+use sha2::{Digest, Sha256};
+use x509_parser::{
+    extensions::GeneralName,
+    objects::{oid_registry, oid2abbrev},
+    oid_registry::OID_X509_EXT_SUBJECT_ALT_NAME,
+    prelude::X509Certificate,
+    x509::X509Name,
+};
+
+/// Names taken from one certificate. A certificate with more is no less valid, but nobody needs to read them all.
+const NAMES_MAX: usize = 64;
+
+/// The holder of a verified certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Principal {
+    /// The whole subject in the order of the certificate, `O=system:nodes,CN=system:node:a`, escaped as RFC 4514 section 2.4
+    /// asks: no value can read like another attribute.
+    pub subject: String,
+    /// The first common name of the subject.
+    pub common_name: Option<String>,
+    /// Organisations of the subject: the groups of a Kubernetes user.
+    pub organizations: Vec<String>,
+    /// Subject alternative names, prefixed by their kind and sorted: `dns:`, `ip:`, `uri:`, `email:`.
+    pub names: Vec<String>,
+    /// SHA-256 of what tells this holder from others where names alone do not: of all alternative names as they stand in the
+    /// certificate (DER) if `names` leaves out some; of the public key (DER) if there is no name at all.
+    pub rest_sha256: Option<[u8; 32]>,
+    /// SHA-256 of the certificate (DER). Another one after each renewal.
+    pub certificate_sha256: [u8; 32],
+}
+
+impl Principal {
+    /// Reads an end-entity certificate; `None` when it is none. The caller has verified it.
+    #[must_use]
+    pub fn from_der(der: &[u8]) -> Option<Self> {
+        let (_rest, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
+        let subject = certificate.subject();
+        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+            attribute.as_str().ok().map(str::to_owned)
+        };
+        let names = alternative_names(&certificate);
+        Some(Self {
+            subject: distinguished_name(subject),
+            common_name: subject.iter_common_name().find_map(text),
+            organizations: subject
+                .iter_organization()
+                .filter_map(text)
+                .take(NAMES_MAX)
+                .collect(),
+            rest_sha256: rest_sha256(&certificate, &names),
+            names,
+            certificate_sha256: Sha256::digest(der).into(),
+        })
+    }
+
+    /// Its names, as grants and client rules know them.
+    #[must_use]
+    pub fn names(&self) -> Names<'_> {
+        Names {
+            common_name: self.common_name.as_deref(),
+            alternative: &self.names,
+        }
+    }
+
+    /// Names the holder, to compare and to log: the same for another certificate of the same holder, also across renewals,
+    /// unless it has no name and another key. Quoted, so that no name reads like a list of others.
+    #[must_use]
+    pub fn holder(&self) -> String {
+        let mut text = format!("{:?} {:?}", self.subject, self.names);
+        if let Some(rest) = &self.rest_sha256 {
+            text.push_str(" sha256:");
+            text.extend(rest.iter().map(|byte| format!("{byte:02x}")));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Principal {
+    /// One line for logs: the common name, else the subject, else the alternative names; then the start of the hash.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.common_name {
+            Some(name) => write!(f, "CN={name}")?,
+            None if !self.subject.is_empty() => f.write_str(&self.subject)?,
+            None => f.write_str(&self.names.join(","))?,
+        }
+        f.write_str(" (sha256 ")?;
+        self.certificate_sha256
+            .iter()
+            .take(4)
+            .try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
+    }
+}
+
+fn distinguished_name(name: &X509Name<'_>) -> String {
+    let mut text = String::new();
+    for relative in name.iter() {
+        for (nth, attribute) in relative.iter().enumerate() {
+            match (text.is_empty(), nth) {
+                (true, _) => (),
+                (false, 0) => text.push(','),
+                (false, _) => text.push('+'),
+            }
+            let oid = attribute.attr_type();
+            match oid2abbrev(oid, oid_registry()) {
+                Ok(short) => text.push_str(short),
+                Err(_unnamed) => text.push_str(&oid.to_id_string()),
+            }
+            text.push('=');
+            match attribute.as_str() {
+                Ok(value) => escape(value, &mut text),
+                // Of another type than text: its bytes, which no escaped text can look like.
+                Err(_not_text) => {
+                    text.push('#');
+                    for byte in attribute.as_slice() {
+                        text.push_str(&format!("{byte:02x}"));
+                    }
+                }
+            }
+        }
+    }
+    text
+}
+
+fn escape(value: &str, text: &mut String) {
+    for (at, character) in value.char_indices() {
+        let special = matches!(character, ',' | '+' | '"' | '\\' | '<' | '>' | ';' | '=')
+            || (at == 0 && matches!(character, '#' | ' '));
+        if special {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+}
+
+fn alternative_names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = extension
+        .value
+        .general_names
+        .iter()
+        .filter_map(alternative_name)
+        .take(NAMES_MAX)
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+fn rest_sha256(certificate: &X509Certificate<'_>, names: &[String]) -> Option<[u8; 32]> {
+    let are_all_read = match certificate.subject_alternative_name() {
+        Ok(None) => true,
+        Ok(Some(extension)) => extension.value.general_names.len() == names.len(),
+        Err(_unreadable) => false,
+    };
+    if !are_all_read {
+        let extensions = certificate.iter_extensions();
+        let alternative = extensions.filter(|one| one.oid == OID_X509_EXT_SUBJECT_ALT_NAME);
+        let hash = alternative.fold(Sha256::new(), |hash, one| hash.chain_update(one.value));
+        return Some(hash.finalize().into());
+    }
+    let is_nameless = names.is_empty() && certificate.subject().iter().next().is_none();
+    is_nameless.then(|| Sha256::digest(certificate.public_key().raw).into())
+}
+
+fn alternative_name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
+        GeneralName::DNSName(name) => Some(format!("dns:{name}")),
+        GeneralName::URI(uri) => Some(format!("uri:{uri}")),
+        GeneralName::RFC822Name(address) => Some(format!("email:{address}")),
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            let address = v4
+                .or_else(|_not_v4| <[u8; 16]>::try_from(*bytes).map(IpAddr::from))
+                .ok()?;
+            Some(format!("ip:{address}"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selfsigned::{ThrowawayCa, Usage};
+    use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
+    use rustls_pki_types::{CertificateDer, pem::PemObject};
+
+    fn principal(ca: &ThrowawayCa, common_name: &str, names: &[&str]) -> Principal {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let pair = ca.issue(Usage::Client, common_name, &names).unwrap();
+        Principal::from_der(&CertificateDer::from_pem_slice(pair.cert_pem.as_bytes()).unwrap())
+            .unwrap()
+    }
+
+    #[test]
+    fn subject_and_alternative_names_are_read() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let principal = principal(
+            &ca,
+            "agent-7",
+            &["b.example", "10.0.0.1", "::1", "a.example"],
+        );
+        assert_eq!(principal.common_name.as_deref(), Some("agent-7"));
+        assert_eq!(principal.subject, "CN=agent-7");
+        assert_eq!(
+            principal.names,
+            ["dns:a.example", "dns:b.example", "ip:10.0.0.1", "ip:::1"]
+        );
+        assert!(principal.to_string().starts_with("CN=agent-7 (sha256 "));
+    }
+
+    #[test]
+    fn no_common_name_reads_like_another_attribute() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let tricky = principal(&ca, "a, O=b+C=\"d\"", &[]);
+        assert_eq!(tricky.subject, "CN=a\\, O\\=b\\+C\\=\\\"d\\\"");
+        assert_eq!(principal(&ca, "#0c01", &[]).subject, "CN=\\#0c01");
+    }
+
+    #[test]
+    fn renewed_certificate_has_the_same_holder_and_another_hash() {
+        let ca = ThrowawayCa::new("test").unwrap();
+        let (old, new) = (principal(&ca, "a", &["x"]), principal(&ca, "a", &["x"]));
+        assert_eq!(old.holder(), new.holder());
+        assert_ne!(old.certificate_sha256, new.certificate_sha256);
+        assert_ne!(old.holder(), principal(&ca, "a", &["y"]).holder());
+        assert_ne!(old.holder(), principal(&ca, "b", &["x"]).holder());
+    }
+
+    /// Of a certificate without a subject, with another key each time.
+    fn holder(names: Vec<SanType>) -> String {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.subject_alt_names = names;
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        Principal::from_der(certificate.der()).unwrap().holder()
+    }
+
+    #[test]
+    fn a_certificate_without_a_name_has_a_holder_by_its_key() {
+        assert_ne!(holder(vec![]), holder(vec![]));
+    }
+
+    #[test]
+    fn names_of_other_kinds_tell_holders_apart() {
+        let user = |name: &str| {
+            let user_principal_name = vec![1, 3, 6, 1, 4, 1, 311, 20, 2, 3];
+            holder(vec![SanType::OtherName((user_principal_name, name.into()))])
+        };
+        assert_eq!(user("a"), user("a"));
+        assert_ne!(user("a"), user("b"));
+        assert_ne!(user("a"), holder(vec![]));
+    }
+
+    #[test]
+    fn names_beyond_those_that_are_read_tell_holders_apart() {
+        let many = |last: &str| {
+            let same = (0..NAMES_MAX).map(|number| format!("n{number}.example"));
+            let all = same.chain([last.to_owned()]);
+            holder(
+                all.map(|name| SanType::DnsName(name.try_into().unwrap()))
+                    .collect(),
+            )
+        };
+        assert_eq!(many("a.example"), many("a.example"));
+        assert_ne!(many("a.example"), many("b.example"));
+    }
+
+    #[test]
+    fn garbage_is_no_principal() {
+        assert_eq!(Principal::from_der(b"hello"), None);
+    }
+}

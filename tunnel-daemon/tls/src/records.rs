@@ -1,0 +1,336 @@
+//! TLS 1.3 records (RFC 8446 section 5) over our own buffers, for a connection whose handshake rustls has made.
+//!
+//! rustls copies every received byte three times and keeps some kilobytes for each connection. Here a record is opened
+//! where it was read, and its payload is a slice of that read; a batch of records is sealed into one borrowed buffer and
+//! leaves in one write; a connection that waits holds keys and nothing else. The bytes on the wire are TLS as before, so
+//! the other end may do as it likes.
+
+mod kernel;
+mod keys;
+
+use std::future::poll_fn;
+use std::io::{self, Read as _};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use adit_core::tls13::{
+    ALERT, APPLICATION_DATA, CLOSE_NOTIFY, ContentReader, HANDSHAKE, HEADER_BYTES,
+    KEY_UPDATE_MESSAGE, Meaning, PLAIN_BYTES_MAX, TAG_BYTES, WARNING, sealed_bytes,
+};
+use bytes::{Buf as _, Bytes, BytesMut};
+use rustls::ProtocolVersion;
+use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
+
+pub(super) use self::keys::TrafficSecrets;
+use self::keys::{Half, broken, violated};
+use crate::blocks::Fill;
+use crate::buffered::{borrow, give_back};
+use crate::clear::ClearStream;
+use crate::outbox::Outbox;
+use crate::stream::Socket;
+
+/// What a record adds to its plain text: header, type, tag.
+const RECORD_OVERHEAD: usize = HEADER_BYTES + 1 + TAG_BYTES;
+/// Records sealed with one key: half of what RFC 8446 section 5.5 allows AES-GCM.
+const RECORDS_PER_KEY: u64 = 1 << 23;
+/// Why a connection cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// It is not TLS 1.3.
+    #[error("the connection is not TLS 1.3")]
+    NotTls13,
+    /// rustls does not give the keys away, or holds bytes that we would lose.
+    #[error("the TLS session cannot be taken over: {0}")]
+    Session(&'static str),
+    /// rustls refused.
+    #[error(transparent)]
+    Rustls(#[from] rustls::Error),
+}
+
+/// Sealed records on their way out: `from..to` of a borrowed buffer.
+struct Sealed {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+}
+
+/// One end of a TLS connection after its handshake.
+pub struct RecordStream {
+    socket: Socket,
+    rx: Half,
+    tx: Half,
+    read: Fill,
+    /// Since somebody last asked.
+    read_bytes: usize,
+    /// `None` whenever nothing waits.
+    sealed: Option<Sealed>,
+    contents: ContentReader,
+    /// The kernel would take keys.
+    attached: bool,
+    /// The peer asked for new keys of ours, or ours are used up.
+    update_due: bool,
+    ended: bool,
+}
+
+impl RecordStream {
+    /// Goes on where rustls stopped: `left` are bytes read from the socket that rustls has not seen, and it must have
+    /// seen whole records only.
+    pub(super) fn take_over(
+        socket: Socket,
+        mut session: rustls::Connection,
+        left: &[u8],
+        secrets: &Arc<TrafficSecrets>,
+    ) -> Result<Self, TakeOverError> {
+        if session.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
+            return Err(TakeOverError::NotTls13);
+        }
+        if session.is_handshaking() || session.wants_write() {
+            return Err(TakeOverError::Session("it is still busy"));
+        }
+        // Nothing to read is `WouldBlock` here, the end of the session zero bytes.
+        if session.reader().read(&mut [0]).is_ok() {
+            return Err(TakeOverError::Session("it holds bytes that were not read"));
+        }
+        let (is_client, own, other) = match &session {
+            rustls::Connection::Client(_) => (true, &secrets.client, &secrets.server),
+            rustls::Connection::Server(_) => (false, &secrets.server, &secrets.client),
+        };
+        let extracted = session.dangerous_extract_secrets()?;
+        let rx = Half::new(extracted.rx, other.get())?;
+        let tx = Half::new(extracted.tx, own.get())?;
+        Ok(Self {
+            socket,
+            rx,
+            tx,
+            read: Fill::with(left),
+            read_bytes: left.len(),
+            sealed: None,
+            contents: ContentReader::new(is_client),
+            attached: false,
+            update_due: false,
+            ended: false,
+        })
+    }
+
+    /// The TCP socket below, for its options and state; `None` on a unix socket.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match &self.socket {
+            Socket::Tcp(tcp) => Some(tcp),
+            Socket::Unix(_) => None,
+        }
+    }
+
+    /// The payload of the next record; empty when the peer has said good-bye.
+    ///
+    /// # Errors
+    /// The socket's; a record that does not verify or makes no sense; an end without good-bye.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.poll_next(cx, false)
+    }
+
+    /// As [`Self::poll_read`], but reads nothing that lies behind the record: for a peer that may be on its way to
+    /// [`Self::start_kernel_tls`], when this end has to follow.
+    ///
+    /// # Errors
+    /// As [`Self::poll_read`].
+    pub fn poll_read_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        self.poll_next(cx, true)
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>, alone: bool) -> Poll<io::Result<Bytes>> {
+        loop {
+            if self.ended {
+                return Poll::Ready(Ok(Bytes::new()));
+            }
+            if let Some(record) = self.next_record()? {
+                if let Some(payload) = self.handle(record)? {
+                    return Poll::Ready(Ok(payload));
+                }
+                continue;
+            }
+            let filled = if alone {
+                let missing = self.missing_bytes();
+                self.read.poll_fill_at_most(cx, &mut self.socket, missing)
+            } else {
+                self.read.poll_fill(cx, &mut self.socket)
+            };
+            let filled = ready!(filled)?;
+            if filled == 0 {
+                let end = io::ErrorKind::UnexpectedEof;
+                return Poll::Ready(Err(io::Error::new(end, "the connection was cut off")));
+            }
+            self.read_bytes += filled;
+        }
+    }
+
+    /// Bytes that the record lacks whose beginning is there, or its header.
+    fn missing_bytes(&self) -> usize {
+        let there = self.read.bytes();
+        let wanted = match there.first_chunk() {
+            Some(&[_, _, _, high, low]) => {
+                HEADER_BYTES + usize::from(u16::from_be_bytes([high, low]))
+            }
+            None => HEADER_BYTES,
+        };
+        wanted.saturating_sub(there.len()).max(1)
+    }
+
+    /// A whole record, if one is there.
+    fn next_record(&mut self) -> io::Result<Option<BytesMut>> {
+        let Some(header) = self.read.bytes().first_chunk() else {
+            return Ok(None);
+        };
+        let length = sealed_bytes(*header).map_err(violated)?;
+        Ok(self.read.take(HEADER_BYTES + length))
+    }
+
+    /// The payload, if that is what it is about.
+    fn handle(&mut self, mut record: BytesMut) -> io::Result<Option<Bytes>> {
+        let (kind, length) = self.rx.open(&mut record)?;
+        record.advance(HEADER_BYTES);
+        record.truncate(length);
+        match self.contents.read(kind, &record).map_err(violated)? {
+            Meaning::Payload => return Ok(Some(record.freeze())),
+            Meaning::Nothing => (),
+            Meaning::NewKeys { asks } => {
+                self.rx.update()?;
+                self.update_due |= asks;
+            }
+            Meaning::GoodBye => self.ended = true,
+        }
+        Ok(None)
+    }
+
+    /// Bytes read from the socket since this was last asked, those of records without payload among them.
+    #[must_use]
+    pub fn take_read_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.read_bytes)
+    }
+
+    /// Bytes sealed and not yet taken by the socket.
+    #[must_use]
+    pub fn waiting_bytes(&self) -> usize {
+        self.sealed
+            .as_ref()
+            .map_or(0, |sealed| sealed.to - sealed.from)
+    }
+
+    /// Seals what waits in `out` and writes it. Ready when all of it has left.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>, out: &mut Outbox) -> Poll<io::Result<()>> {
+        loop {
+            if let Some(sealed) = &mut self.sealed {
+                let rest = sealed
+                    .buffer
+                    .get(sealed.from..sealed.to)
+                    .unwrap_or_default();
+                match ready!(Pin::new(&mut self.socket).poll_write(cx, rest))? {
+                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    written => sealed.from += written,
+                }
+                if sealed.from < sealed.to {
+                    continue;
+                }
+            }
+            self.sealed = None;
+            if out.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.sealed = Some(self.seal(out)?);
+        }
+    }
+
+    /// Ends the session at both ends and goes on in clear text. The peer has to do the same: each waits for the other's
+    /// good-bye, behind which nothing is encrypted any more. A cancelled call closes the connection.
+    ///
+    /// # Errors
+    /// The socket's, or something else comes than the good-bye.
+    pub async fn into_clear(mut self) -> io::Result<ClearStream> {
+        let mut buffer = borrow();
+        let to = self.seal_one(&mut buffer, ALERT, |plain| {
+            let good_bye = [WARNING, CLOSE_NOTIFY];
+            let room = plain.get_mut(..good_bye.len()).unwrap_or_default();
+            room.copy_from_slice(&good_bye);
+            good_bye.len()
+        })?;
+        self.sealed = Some(Sealed {
+            buffer,
+            from: 0,
+            to,
+        });
+        poll_fn(|cx| self.poll_flush(cx, &mut Outbox::default())).await?;
+        if !poll_fn(|cx| self.poll_read(cx)).await?.is_empty() {
+            return Err(broken("payload where the session was to end"));
+        }
+        let Socket::Tcp(socket) = self.socket else {
+            return Err(broken("not a TCP connection"));
+        };
+        Ok(ClearStream::new(socket, self.read.into_bytes()))
+    }
+
+    /// As many records as fit into a buffer.
+    fn seal(&mut self, out: &mut Outbox) -> io::Result<Sealed> {
+        let mut buffer = borrow();
+        let mut to = 0;
+        if self.update_due || self.tx.records >= RECORDS_PER_KEY {
+            to += self.seal_one(&mut buffer, HANDSHAKE, |plain| {
+                let room = plain.get_mut(..KEY_UPDATE_MESSAGE.len());
+                room.unwrap_or_default()
+                    .copy_from_slice(&KEY_UPDATE_MESSAGE);
+                KEY_UPDATE_MESSAGE.len()
+            })?;
+            self.tx.update()?;
+            self.update_due = false;
+        }
+        while !out.is_empty() {
+            let room = buffer.get_mut(to..).unwrap_or_default();
+            if room.len() < RECORD_OVERHEAD + PLAIN_BYTES_MAX.min(out.bytes()) {
+                break;
+            }
+            to += self.seal_one(room, APPLICATION_DATA, |plain| out.copy_to(plain))?;
+        }
+        Ok(Sealed {
+            buffer,
+            from: 0,
+            to,
+        })
+    }
+
+    /// Makes one record of what `write` puts into the room it is given; returns its length.
+    fn seal_one(
+        &mut self,
+        room: &mut [u8],
+        kind: u8,
+        write: impl FnOnce(&mut [u8]) -> usize,
+    ) -> io::Result<usize> {
+        let most = PLAIN_BYTES_MAX.min(room.len() - RECORD_OVERHEAD);
+        let plain = room.get_mut(HEADER_BYTES..HEADER_BYTES + most);
+        let written = write(plain.unwrap_or_default());
+        if let Some(byte) = room.get_mut(HEADER_BYTES + written) {
+            *byte = kind;
+        }
+        let record = room.get_mut(..written + RECORD_OVERHEAD);
+        self.tx.seal(record.unwrap_or_default())?;
+        Ok(written + RECORD_OVERHEAD)
+    }
+}
+
+impl std::fmt::Debug for RecordStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RecordStream").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Sealed {
+    fn drop(&mut self) {
+        give_back(std::mem::take(&mut self.buffer));
+    }
+}
+
+#[cfg(test)]
+mod tests;

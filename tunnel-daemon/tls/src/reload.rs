@@ -1,0 +1,245 @@
+//! TLS configurations that follow their files. New files are read and checked completely before they replace anything;
+//! broken ones leave the old configuration in place and are reported. Whoever starts a handshake takes what is current;
+//! connections that exist are not touched.
+
+mod changes;
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use rustls_pki_types::{CertificateDer, UnixTime};
+use tokio_util::sync::CancellationToken;
+
+pub use self::changes::Changes;
+use crate::blocking;
+use crate::reread::Reread;
+#[cfg(test)]
+use crate::tls::ServerSide;
+use crate::tls::{ClientTls, ServerTls, TlsError, TlsFiles, TlsSpec};
+
+/// How often files are read again without any notification: network file systems send none.
+pub const POLL_PERIOD: Duration = Duration::from_secs(30);
+
+/// The TLS side of a listener, current.
+pub type ReloadableServerTls = Reloadable<ServerTls>;
+/// The TLS side of whoever connects, current.
+pub type ReloadableClientTls = Reloadable<ClientTls>;
+
+/// A configuration and the files it follows.
+pub struct Reloadable<S: TlsSpec> {
+    spec: S,
+    current: ArcSwap<S::Config>,
+    /// Which contents `current` was built from. Held during a reload, so that two cannot swap out of order.
+    loaded: Mutex<[u8; 32]>,
+}
+
+/// What a reload did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reloaded {
+    /// The files hold what is in use already.
+    Unchanged,
+    /// The next handshake uses the new files.
+    Replaced,
+}
+
+impl<S: TlsSpec> Reloadable<S> {
+    /// Reads and checks the files for the first time. Blocks on file reads.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the files; a start should fail on it.
+    pub fn load(spec: S) -> Result<Arc<Self>, TlsError> {
+        let (config, fingerprint) = build_settled(&spec, TlsFiles::read(&spec.paths())?)?;
+        Ok(Arc::new(Self {
+            spec,
+            current: ArcSwap::from_pointee(config),
+            loaded: Mutex::new(fingerprint),
+        }))
+    }
+
+    /// What the next handshake should use.
+    #[must_use]
+    pub fn current(&self) -> Arc<S::Config> {
+        self.current.load_full()
+    }
+
+    /// What was configured.
+    #[must_use]
+    pub fn spec(&self) -> &S {
+        &self.spec
+    }
+}
+
+impl Reloadable<ServerTls> {
+    /// Verifies a client's certificate by the files in use now and the time of its handshake: a certificate that has expired since
+    /// is accepted. The chain begins with the client's own certificate.
+    ///
+    /// # Errors
+    /// It would be refused: it is on a revocation list, or no CA of these vouches for it.
+    pub fn verify_client_again(
+        &self,
+        chain: &[CertificateDer<'static>],
+        at: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let current = self.current.load();
+        match (&current.clients, chain) {
+            (Some(verifier), [own, intermediates @ ..]) => verifier
+                .verify_client_cert(own, intermediates, at)
+                .map(|_verified| ()),
+            // None is asked for, or none was shown: others decide.
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts another clock in place of the system's. A reload at the same moment is not lost.
+    #[cfg(test)]
+    pub(super) fn set_clock(&self, clock: &Arc<dyn rustls::time_provider::TimeProvider>) {
+        let _before = self.current.rcu(|side| {
+            let mut config = Arc::clone(&side.config);
+            Arc::make_mut(&mut config).time_provider = Arc::clone(clock);
+            ServerSide {
+                config,
+                clients: side.clients.clone(),
+                trust: side.trust,
+            }
+        });
+    }
+}
+
+/// What [`watch`] needs of a [`Reloadable`], of either side.
+pub trait Reload: Send + Sync + 'static {
+    /// The files to watch.
+    fn paths(&self) -> Vec<&Path>;
+
+    /// Reads the files and, if they changed and are all good, puts them into use. Blocks on file reads.
+    ///
+    /// # Errors
+    /// Something is wrong with the files; what was in use stays in use.
+    fn reload_now(&self) -> Result<Reloaded, TlsError>;
+}
+
+impl<S: TlsSpec> Reload for Reloadable<S> {
+    fn paths(&self) -> Vec<&Path> {
+        self.spec.paths()
+    }
+
+    fn reload_now(&self) -> Result<Reloaded, TlsError> {
+        // The fingerprint is written last, so a panic in between left it true.
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = TlsFiles::read(&self.spec.paths())?;
+        if *loaded == files.fingerprint() {
+            return Ok(Reloaded::Unchanged);
+        }
+        let (mut config, fingerprint) = build_settled(&self.spec, files)?;
+        self.spec.inherit(&mut config, &self.current.load());
+        self.current.store(Arc::new(config));
+        *loaded = fingerprint;
+        Ok(Reloaded::Replaced)
+    }
+}
+
+/// Builds from `files`; if that fails and the files have changed since they were read, once more from what they hold
+/// now: a swap between the reads of a certificate and its key looks like a pair that does not match.
+fn build_settled<S: TlsSpec>(spec: &S, files: TlsFiles) -> Result<(S::Config, [u8; 32]), TlsError> {
+    let fingerprint = files.fingerprint();
+    match spec.build(&files) {
+        Ok(config) => Ok((config, fingerprint)),
+        Err(error) => {
+            let again = TlsFiles::read(&spec.paths())?;
+            if again.fingerprint() == fingerprint {
+                return Err(error);
+            }
+            Ok((spec.build(&again)?, again.fingerprint()))
+        }
+    }
+}
+
+/// Told once per change, not once per poll. `name` is the label given to [`watch`].
+pub trait ReloadEvents: Send + Sync {
+    /// New files are in use.
+    fn loaded(&self, name: &'static str);
+    /// Broken files were put right without a change.
+    fn restored(&self, name: &'static str);
+    /// Files changed but cannot be used; the old ones stay in use.
+    fn failed(&self, name: &'static str, error: &TlsError);
+}
+
+/// Follows the files of `targets` until `stop`. The directories are watched rather than the files, because files are
+/// replaced by rename and, in Kubernetes, by a swapped symbolic link (`..data`) beside them. Where watching is not
+/// possible, polling every `poll` (see [`POLL_PERIOD`]) remains. `reread` asks for a look at once. To be run as a service task.
+pub async fn watch(
+    targets: Vec<(&'static str, Arc<dyn Reload>)>,
+    poll: Duration,
+    events: Arc<dyn ReloadEvents>,
+    reread: Reread,
+    stop: CancellationToken,
+) {
+    let paths: Vec<&Path> = targets
+        .iter()
+        .flat_map(|(_name, target)| target.paths())
+        .collect();
+    let mut changes = Changes::of(&paths, &reread);
+    let mut followed: Vec<Followed> = targets
+        .into_iter()
+        .map(|(name, target)| Followed {
+            name,
+            target,
+            last_error: None,
+        })
+        .collect();
+    // Once at the start: a change between loading and watching would go unnoticed otherwise.
+    loop {
+        for target in &mut followed {
+            target.check(&*events).await;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = changes.next(poll) => (),
+        }
+    }
+}
+
+/// A target and whether its last check failed.
+struct Followed {
+    name: &'static str,
+    target: Arc<dyn Reload>,
+    last_error: Option<String>,
+}
+
+impl Followed {
+    async fn check(&mut self, events: &dyn ReloadEvents) {
+        let target = Arc::clone(&self.target);
+        let outcome = match blocking::run(move || target.reload_now()).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let name = self.name;
+                tracing::warn!(files = name, %error, "cannot look at the TLS files; the old ones stay in use");
+                return;
+            }
+        };
+        match outcome {
+            Ok(Reloaded::Replaced) => {
+                self.last_error = None;
+                events.loaded(self.name);
+            }
+            Ok(Reloaded::Unchanged) => {
+                if self.last_error.take().is_some() {
+                    events.restored(self.name);
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.last_error.as_ref() != Some(&text) {
+                    events.failed(self.name, &error);
+                    self.last_error = Some(text);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

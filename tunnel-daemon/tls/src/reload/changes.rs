@@ -1,0 +1,174 @@
+//! Files that may change, by inotify on their directories. It needs no thread: events are read by the task that waits for them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::pending;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, WatchMask};
+use tokio::sync::Notify;
+
+use crate::reread::Reread;
+
+/// Wait after the first notification, so that a certificate and its key, written one after the other, are read as a
+/// pair. A mismatch read in between would only be reported, never used.
+const SETTLE: Duration = Duration::from_millis(100);
+/// For the events of one read, each of at most 272 bytes.
+const EVENT_BYTES: usize = 4096;
+
+/// Files that may change, by the directories they are in.
+pub struct Changes {
+    names: BTreeSet<PathBuf>,
+    asked: Arc<Notify>,
+    /// `None`: the system watches nothing.
+    watch: Option<Watch>,
+}
+
+struct Watch {
+    events: EventStream<Vec<u8>>,
+    directories: HashMap<WatchDescriptor, PathBuf>,
+}
+
+impl Changes {
+    /// Watches from now on. What `reread` asks for is told as a change. To be called on a runtime.
+    #[must_use]
+    pub fn of(paths: &[impl AsRef<Path>], reread: &Reread) -> Self {
+        let asked = Arc::new(Notify::new());
+        reread.tell(&asked);
+        let names: BTreeSet<PathBuf> = paths
+            .iter()
+            .flat_map(|path| names_of(path.as_ref()))
+            .collect();
+        let watch = Watch::of(&names);
+        let watch = watch
+            .map_err(|error| {
+                tracing::warn!(%error, "cannot watch files for changes; they are polled");
+            })
+            .ok();
+        Self {
+            names,
+            asked,
+            watch,
+        }
+    }
+
+    /// Waits until one may have changed and what was begun is likely written, or for `poll`. A cancelled call loses no change
+    /// but the one it was waiting out.
+    pub async fn next(&mut self, poll: Duration) {
+        let asked = Arc::clone(&self.asked);
+        tokio::select! {
+            () = tokio::time::sleep(poll) => return,
+            () = asked.notified() => tokio::time::sleep(SETTLE).await,
+            () = self.changed() => tokio::time::sleep(SETTLE).await,
+        }
+        // What has changed until now is read by the caller, who need not be told again.
+        while self.watch.is_some() && self.event().now_or_never().is_some() {}
+    }
+
+    async fn changed(&mut self) {
+        while !self.event().await {}
+    }
+
+    /// Whether the next event may be a change.
+    async fn event(&mut self) -> bool {
+        let Some(watch) = &mut self.watch else {
+            return pending().await;
+        };
+        match watch.events.next().await {
+            Some(Ok(event)) => watch.is_change(&event, &self.names),
+            ended => {
+                let error = ended.and_then(Result::err);
+                let error = error.unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into());
+                tracing::warn!(%error, "files are no longer watched for changes; they are polled");
+                self.watch = None;
+                true
+            }
+        }
+    }
+}
+
+impl Watch {
+    fn of(names: &BTreeSet<PathBuf>) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::MODIFY
+            | WatchMask::CLOSE_WRITE
+            | WatchMask::ATTRIB
+            | WatchMask::CREATE
+            | WatchMask::DELETE
+            | WatchMask::MOVE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF;
+        let mut directories = HashMap::new();
+        let parents = names.iter().filter_map(|name| name.parent());
+        for directory in parents.collect::<BTreeSet<&Path>>() {
+            match inotify.watches().add(directory, mask) {
+                Ok(watch) => drop(directories.insert(watch, directory.to_owned())),
+                Err(error) => {
+                    tracing::warn!(%error, directory = %directory.display(), "cannot watch a directory for changes; it is polled");
+                }
+            }
+        }
+        let events = inotify.into_event_stream(vec![0; EVENT_BYTES])?;
+        Ok(Self {
+            events,
+            directories,
+        })
+    }
+
+    /// Whether the files may be others now. What happens inside another file of the directory, such as a log, is no change; a
+    /// link or a name that comes, goes or moves may be. So is a lost event.
+    fn is_change(&self, event: &EventOwned, names: &BTreeSet<PathBuf>) -> bool {
+        let inside_a_file = EventMask::MODIFY | EventMask::CLOSE_WRITE | EventMask::ATTRIB;
+        if !event.mask.intersects(inside_a_file) {
+            return true;
+        }
+        let (directory, name) = (self.directories.get(&event.wd), event.name.as_ref());
+        directory
+            .zip(name)
+            .is_some_and(|(directory, name)| names.contains(&directory.join(name)))
+    }
+}
+
+/// The names under which a change of `path` is told: its own, and that of what its links lead to now.
+fn names_of(path: &Path) -> Vec<PathBuf> {
+    let own = match path.parent() {
+        // As its directory is watched.
+        Some(parent) if parent.as_os_str().is_empty() => Path::new(".").join(path),
+        _ => path.to_owned(),
+    };
+    let real = path.canonicalize().ok();
+    std::iter::once(own).chain(real).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A log beside the files would have them read again with each line.
+    #[tokio::test]
+    async fn other_files_of_the_directory_change_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| directory.path().join(name);
+        let (ours, log) = (file("tls.crt"), file("server.log"));
+        fs::write(&ours, "").unwrap();
+        fs::write(&log, "").unwrap();
+        let mut changes = Changes::of(&[&ours], &Reread::default());
+        // Two events each: it is written, and closed.
+        let mut after = async |path: &Path, text: &str| {
+            fs::write(path, text).unwrap();
+            [changes.event().await, changes.event().await]
+        };
+        assert_eq!(after(&log, "a line").await, [false; 2]);
+        assert_eq!(after(&ours, "garbage").await, [true; 2]);
+        let fresh = file("fresh");
+        assert!(
+            after(&fresh, "").await[0],
+            "another name may be a link's target"
+        );
+    }
+}

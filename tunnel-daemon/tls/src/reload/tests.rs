@@ -1,0 +1,268 @@
+//! Files replaced, broken, put right and swapped by symbolic link; with `reload_now` and with the watcher.
+
+use super::*;
+use crate::{
+    selfsigned::{Issued, ThrowawayCa, Usage},
+    tls::Alpn,
+};
+use adit_config::tls_policy::TlsPolicy;
+use std::{fs, os::unix::fs::symlink};
+use tokio::sync::mpsc;
+
+/// Longer than any of these tests should take: shows that the watcher noticed, not the poll.
+const NEVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn issue() -> Issued {
+    ThrowawayCa::new("test")
+        .unwrap()
+        .issue(Usage::Server, "server", &["localhost".to_owned()])
+        .unwrap()
+}
+
+fn write_pair(directory: &Path, pair: &Issued) {
+    fs::write(directory.join("tls.crt"), &pair.cert_pem).unwrap();
+    fs::write(directory.join("tls.key"), &pair.key_pem).unwrap();
+}
+
+fn load(directory: &Path) -> Arc<ReloadableServerTls> {
+    let (cert, key) = (directory.join("tls.crt"), directory.join("tls.key"));
+    let (policy, alpn) = (TlsPolicy::default(), Alpn::http11());
+    Reloadable::load(ServerTls {
+        cert,
+        key,
+        client_ca: None,
+        client_crl: None,
+        client_may_be_anonymous: false,
+        policy,
+        alpn,
+    })
+    .unwrap()
+}
+
+fn loaded() -> (tempfile::TempDir, Arc<ReloadableServerTls>) {
+    let directory = tempfile::tempdir().unwrap();
+    write_pair(directory.path(), &issue());
+    let tls = load(directory.path());
+    (directory, tls)
+}
+
+#[test]
+fn unchanged_files_keep_the_configuration_and_its_sessions() {
+    let (directory, tls) = loaded();
+    let before = tls.current();
+    let same = fs::read(directory.path().join("tls.crt")).unwrap();
+    fs::write(directory.path().join("tls.crt"), same).unwrap();
+    assert_eq!(tls.reload_now().unwrap(), Reloaded::Unchanged);
+    assert!(Arc::ptr_eq(&before, &tls.current()));
+}
+
+#[test]
+fn replaced_files_are_used() {
+    let (directory, tls) = loaded();
+    let before = tls.current();
+    write_pair(directory.path(), &issue());
+    assert_eq!(tls.reload_now().unwrap(), Reloaded::Replaced);
+    assert!(!Arc::ptr_eq(&before, &tls.current()));
+}
+
+#[test]
+fn broken_mismatched_and_missing_files_keep_the_old_configuration() {
+    let (directory, tls) = loaded();
+    let before = tls.current();
+    let cert = directory.path().join("tls.crt");
+    for content in ["", "garbage", &issue().cert_pem] {
+        fs::write(&cert, content).unwrap();
+        tls.reload_now().unwrap_err();
+        assert!(Arc::ptr_eq(&before, &tls.current()));
+    }
+    fs::remove_file(&cert).unwrap();
+    assert!(matches!(tls.reload_now(), Err(TlsError::Unreadable { .. })));
+    assert!(Arc::ptr_eq(&before, &tls.current()));
+}
+
+#[test]
+fn emptied_client_ca_never_replaces_a_full_one() {
+    let directory = tempfile::tempdir().unwrap();
+    write_pair(directory.path(), &issue());
+    let ca = directory.path().join("ca.crt");
+    fs::write(&ca, ThrowawayCa::new("clients").unwrap().cert_pem()).unwrap();
+    let spec = ServerTls {
+        client_ca: Some(ca.clone()),
+        client_crl: None,
+        client_may_be_anonymous: false,
+        ..load(directory.path()).spec().clone()
+    };
+    let tls = Reloadable::load(spec).unwrap();
+    let before = tls.current();
+    fs::write(&ca, "").unwrap();
+    assert!(matches!(tls.reload_now(), Err(TlsError::NoCertificate { path }) if path == ca));
+    assert!(Arc::ptr_eq(&before, &tls.current()));
+}
+
+/// What the watcher reports, as text.
+struct Reports(mpsc::Sender<String>);
+
+impl ReloadEvents for Reports {
+    fn loaded(&self, name: &'static str) {
+        self.0.try_send(format!("{name} loaded")).unwrap();
+    }
+
+    fn restored(&self, name: &'static str) {
+        self.loaded(name);
+    }
+
+    fn failed(&self, name: &'static str, _error: &TlsError) {
+        self.0.try_send(format!("{name} failed")).unwrap();
+    }
+}
+
+/// A running watcher, which the drop of the guard stops.
+struct Watching {
+    reports: mpsc::Receiver<String>,
+    tasks: adit_net::tasks::Tasks,
+}
+
+impl Watching {
+    fn start(tls: &Arc<ReloadableServerTls>, poll: Duration) -> Self {
+        let (sender, reports) = mpsc::channel(64);
+        let target: Arc<dyn Reload> = Arc::<ReloadableServerTls>::clone(tls);
+        let tasks = adit_net::tasks::Tasks::new(1);
+        tasks.spawn_always(
+            "watch",
+            watch(
+                vec![("server", target)],
+                poll,
+                Arc::new(Reports(sender)),
+                Reread::default(),
+                tasks.stopping(),
+            ),
+        );
+        Self { reports, tasks }
+    }
+
+    /// The next report; the deadline only turns a hang into a failure.
+    async fn next(&mut self) -> String {
+        let deadline = Duration::from_secs(60);
+        tokio::time::timeout(deadline, self.reports.recv())
+            .await
+            .expect("a report in time")
+            .expect("a watcher")
+    }
+
+    /// Skips failures: files that are written one after the other may be seen half-way.
+    async fn until_loaded(&mut self) {
+        while self.next().await != "server loaded" {}
+    }
+}
+
+/// Counts how often it is read.
+struct Counted(mpsc::Sender<()>);
+
+impl Reload for Counted {
+    fn paths(&self) -> Vec<&Path> {
+        Vec::new()
+    }
+
+    fn reload_now(&self) -> Result<Reloaded, TlsError> {
+        self.0.try_send(()).unwrap();
+        Ok(Reloaded::Unchanged)
+    }
+}
+
+#[tokio::test]
+async fn files_are_read_at_once_when_that_is_asked_for() {
+    let (sender, mut reads) = mpsc::channel(64);
+    let (reports, _none) = mpsc::channel(1);
+    let reread = Reread::default();
+    let tasks = adit_net::tasks::Tasks::new(1);
+    let watching = watch(
+        vec![("server", Arc::new(Counted(sender)) as Arc<dyn Reload>)],
+        NEVER,
+        Arc::new(Reports(reports)),
+        reread.clone(),
+        tasks.stopping(),
+    );
+    tasks.spawn_always("watch", watching);
+    let mut read = async || {
+        let deadline = Duration::from_secs(60);
+        tokio::time::timeout(deadline, reads.recv()).await.unwrap();
+    };
+    read().await;
+    for _ in 0..2 {
+        reread.ask();
+        read().await;
+    }
+}
+
+#[tokio::test]
+async fn watcher_reports_broken_files_once_and_their_repair() {
+    let (directory, tls) = loaded();
+    let cert = directory.path().join("tls.crt");
+    let good = fs::read(&cert).unwrap();
+    let mut watching = Watching::start(&tls, Duration::from_millis(20));
+    fs::write(&cert, "garbage").unwrap();
+    assert_eq!(watching.next().await, "server failed");
+    // Polls go on every 20 ms meanwhile, and none of them may report the same thing again.
+    fs::write(&cert, good).unwrap();
+    assert_eq!(watching.next().await, "server loaded");
+    let drained = watching.tasks.drain(Duration::from_secs(60)).await;
+    assert_eq!(drained.cut_off, 0);
+}
+
+#[tokio::test]
+async fn watcher_notices_files_replaced_by_rename() {
+    let (directory, tls) = loaded();
+    let before = tls.current();
+    let mut watching = Watching::start(&tls, NEVER);
+    let fresh = tempfile::tempdir_in(directory.path()).unwrap();
+    write_pair(fresh.path(), &issue());
+    for name in ["tls.crt", "tls.key"] {
+        fs::rename(fresh.path().join(name), directory.path().join(name)).unwrap();
+    }
+    watching.until_loaded().await;
+    assert!(!Arc::ptr_eq(&before, &tls.current()));
+}
+
+#[tokio::test]
+async fn watcher_notices_a_kubernetes_style_symlink_swap() {
+    let mount = tempfile::tempdir().unwrap();
+    let path = |name: &str| mount.path().join(name);
+    fs::create_dir(path("..v1")).unwrap();
+    write_pair(&path("..v1"), &issue());
+    symlink("..v1", path("..data")).unwrap();
+    for name in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(name), path(name)).unwrap();
+    }
+    let tls = load(mount.path());
+    let before = tls.current();
+    let mut watching = Watching::start(&tls, NEVER);
+    for version in ["..v2", "..v3"] {
+        fs::create_dir(path(version)).unwrap();
+        write_pair(&path(version), &issue());
+        symlink(version, path("..data_tmp")).unwrap();
+        fs::rename(path("..data_tmp"), path("..data")).unwrap();
+        // One swap is one consistent pair: no failure in between.
+        assert_eq!(watching.next().await, "server loaded");
+    }
+    assert!(!Arc::ptr_eq(&before, &tls.current()));
+}
+
+#[tokio::test]
+async fn polling_alone_notices_a_change_too() {
+    let (directory, tls) = loaded();
+    let before = tls.current();
+    let mut watching = Watching::start(&tls, Duration::from_millis(20));
+    // A file that is a link to another directory, made after the watch began: nothing watches that directory.
+    let elsewhere = tempfile::tempdir().unwrap();
+    write_pair(elsewhere.path(), &issue());
+    for name in ["tls.crt", "tls.key"] {
+        fs::remove_file(directory.path().join(name)).unwrap();
+        symlink(elsewhere.path().join(name), directory.path().join(name)).unwrap();
+    }
+    watching.until_loaded().await;
+    let linked = tls.current();
+    assert!(!Arc::ptr_eq(&before, &linked));
+    write_pair(elsewhere.path(), &issue());
+    watching.until_loaded().await;
+    assert!(!Arc::ptr_eq(&linked, &tls.current()));
+}

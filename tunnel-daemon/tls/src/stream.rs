@@ -1,0 +1,509 @@
+//! Byte streams of all kinds behind one type with static dispatch: TCP, unix, or TLS over either. `tokio::io::split`
+//! works on all of them; the plain variants can be taken out where `into_split` or a raw descriptor is wanted.
+
+use std::{
+    fmt,
+    io::{self, Read as _},
+    net::{Shutdown, SocketAddr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use rustls::ProtocolVersion;
+use rustls_pki_types::CertificateDer;
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+};
+use tokio_rustls::TlsStream;
+
+use crate::{
+    buffered::ReadBuffered,
+    principal::Principal,
+    records::{RecordStream, TakeOverError, TrafficSecrets},
+    tls_words,
+};
+
+/// Where a peer is, for logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PeerAddr {
+    /// Address and port.
+    Tcp(SocketAddr),
+    /// The other end of a unix socket has no address worth naming.
+    Unix,
+}
+
+impl fmt::Display for PeerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+/// A plain socket.
+#[derive(Debug)]
+pub enum Socket {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix, stream type.
+    Unix(UnixStream),
+}
+
+/// A connection as frontends, links and lanes see it.
+#[derive(Debug)]
+pub enum ByteStream {
+    /// TCP in clear text, with the address it had when accepted: a reset socket no longer knows.
+    Tcp(TcpStream, SocketAddr),
+    /// A unix socket in clear text.
+    Unix(UnixStream),
+    /// TLS over either. Boxed: the session is a kilobyte, and the other variants are moved around.
+    Tls(Box<TlsConnection>),
+}
+
+/// A finished TLS handshake and what it told about the peer.
+#[derive(Debug)]
+pub struct TlsConnection {
+    io: TlsStream<ReadBuffered<Socket>>,
+    peer: PeerAddr,
+    principal: Option<Arc<Principal>>,
+    /// Of a connection whose records may be taken over.
+    secrets: Option<Arc<TrafficSecrets>>,
+}
+
+impl Socket {
+    /// Waits for the peer's first byte and leaves it there; false if there will be none. On a unix socket, where nobody can
+    /// look without taking, the end of the stream counts as a byte.
+    pub async fn speaks(&self) -> bool {
+        match self {
+            Self::Tcp(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),
+            Self::Unix(socket) => socket.readable().await.is_ok(),
+        }
+    }
+}
+
+impl ByteStream {
+    /// A clear-text stream.
+    #[must_use]
+    pub fn plain(socket: Socket, peer: PeerAddr) -> Self {
+        match (socket, peer) {
+            (Socket::Tcp(socket), PeerAddr::Tcp(address)) => Self::Tcp(socket, address),
+            (Socket::Tcp(socket), PeerAddr::Unix) => {
+                let address = socket.peer_addr();
+                Self::Tcp(
+                    socket,
+                    address.unwrap_or_else(|_reset| SocketAddr::from(([0, 0, 0, 0], 0))),
+                )
+            }
+            (Socket::Unix(socket), _) => Self::Unix(socket),
+        }
+    }
+
+    /// A finished handshake.
+    pub(super) fn tls(
+        io: TlsStream<ReadBuffered<Socket>>,
+        peer: PeerAddr,
+        secrets: Option<Arc<TrafficSecrets>>,
+    ) -> Self {
+        let certificate = io
+            .get_ref()
+            .1
+            .peer_certificates()
+            .and_then(|chain| chain.first());
+        let principal = certificate
+            .and_then(|der| Principal::from_der(der))
+            .map(Arc::new);
+        Self::Tls(Box::new(TlsConnection {
+            io,
+            peer,
+            principal,
+            secrets,
+        }))
+    }
+
+    /// Lets more bytes wait for a peer on a unix socket than the kernel's usual 208 KiB, as many as it allows (twice
+    /// `net.core.wmem_max` at most): it asks for `bytes` and books twice as many, for its own structures. Where
+    /// `net.core.wmem_default` gives as many or more it stays so. TCP sees to itself.
+    pub fn widen(&self, bytes: usize) {
+        let socket = match self {
+            Self::Unix(socket) => SockRef::from(socket),
+            Self::Tls(tls) => match &tls.io.get_ref().0.inner() {
+                Socket::Unix(socket) => SockRef::from(socket),
+                Socket::Tcp(_) => return,
+            },
+            Self::Tcp(..) => return,
+        };
+        let wanted = bytes.saturating_mul(2);
+        if socket.send_buffer_size().is_ok_and(|has| has >= wanted) {
+            return;
+        }
+        if let Err(error) = socket.set_send_buffer_size(bytes) {
+            tracing::debug!(%error, "a client's socket keeps its send buffer");
+        }
+    }
+
+    /// Where the peer is.
+    #[must_use]
+    pub fn peer(&self) -> PeerAddr {
+        match self {
+            Self::Tcp(_, address) => PeerAddr::Tcp(*address),
+            Self::Unix(_) => PeerAddr::Unix,
+            Self::Tls(tls) => tls.peer,
+        }
+    }
+
+    /// Who the peer is by its verified certificate. On a server: `None` without TLS or without a client CA.
+    #[must_use]
+    pub fn principal(&self) -> Option<&Arc<Principal>> {
+        match self {
+            Self::Tcp(..) | Self::Unix(_) => None,
+            Self::Tls(tls) => tls.principal.as_ref(),
+        }
+    }
+
+    /// The certificates that the peer has shown, its own first; empty without TLS.
+    #[must_use]
+    pub fn certificates(&self) -> &[CertificateDer<'static>] {
+        let session = self.as_tls().map(|tls| tls.io.get_ref().1);
+        session
+            .and_then(|session| session.peer_certificates())
+            .unwrap_or_default()
+    }
+
+    /// The application protocol agreed upon.
+    #[must_use]
+    pub fn alpn(&self) -> Option<&[u8]> {
+        self.as_tls()?.io.get_ref().1.alpn_protocol()
+    }
+
+    /// The TLS version, for logs.
+    #[must_use]
+    pub fn tls_version(&self) -> Option<ProtocolVersion> {
+        self.as_tls()?.io.get_ref().1.protocol_version()
+    }
+
+    /// The TLS part, when there is one.
+    #[must_use]
+    pub fn as_tls(&self) -> Option<&TlsConnection> {
+        match self {
+            Self::Tcp(..) | Self::Unix(_) => None,
+            Self::Tls(tls) => Some(tls),
+        }
+    }
+
+    /// The TCP socket at the bottom, for socket options; `None` on unix sockets.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Tcp(socket, _) => Some(socket),
+            Self::Unix(_) => None,
+            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
+                Socket::Tcp(socket) => Some(socket),
+                Socket::Unix(_) => None,
+            },
+        }
+    }
+}
+
+impl TlsConnection {
+    /// Nobody will take over this connection's records: it may read beyond them.
+    pub(super) fn keep_session(&mut self) {
+        self.secrets = None;
+        self.io.get_mut().0.read_freely();
+    }
+
+    /// A server that renews its keys and asks the client to do the same.
+    #[cfg(test)]
+    pub(super) fn with_new_keys(mut self) -> Self {
+        if let TlsStream::Server(io) = &mut self.io {
+            io.get_mut().1.refresh_traffic_keys().unwrap();
+        }
+        self
+    }
+
+    /// The session of the TLS library, without its connection.
+    #[cfg(test)]
+    pub(super) fn into_session(self) -> rustls::Connection {
+        match self.io {
+            TlsStream::Client(io) => rustls::Connection::Client(io.into_inner().1),
+            TlsStream::Server(io) => rustls::Connection::Server(io.into_inner().1),
+        }
+    }
+
+    /// Whether its handshake has gone on with an earlier session.
+    #[cfg(test)]
+    pub(super) fn is_resumed(&self) -> bool {
+        self.io.get_ref().1.handshake_kind() == Some(rustls::HandshakeKind::Resumed)
+    }
+
+    /// Whether its cipher is AES-GCM, of TLS 1.3 by its name: the one that kernel TLS gets keys for.
+    #[must_use]
+    pub fn is_aes_gcm(&self) -> bool {
+        use rustls::CipherSuite::{TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384};
+        let suite = self.io.get_ref().1.negotiated_cipher_suite();
+        suite.is_some_and(|suite| {
+            matches!(
+                suite.suite(),
+                TLS13_AES_128_GCM_SHA256 | TLS13_AES_256_GCM_SHA384
+            )
+        })
+    }
+
+    /// What rustls has decrypted and nobody has read yet. Reads nothing from the socket: whether the next record is whole
+    /// there is not known.
+    pub fn take_decrypted(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // It ends with `WouldBlock`, or with what ended the session, which the next read finds again.
+        let _end = match &mut self.io {
+            TlsStream::Client(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
+            TlsStream::Server(io) => io.get_mut().1.reader().read_to_end(&mut bytes),
+        };
+        bytes
+    }
+
+    /// Leaves rustls behind. Everything decrypted so far must have been read.
+    ///
+    /// # Errors
+    /// See [`TakeOverError`]; the connection is closed then.
+    pub fn into_records(self) -> Result<RecordStream, TakeOverError> {
+        let secrets = self
+            .secrets
+            .ok_or(TakeOverError::Session("its secrets were not kept"))?;
+        let (io, session) = match self.io {
+            TlsStream::Client(io) => {
+                let (io, session) = io.into_inner();
+                (io, rustls::Connection::Client(session))
+            }
+            TlsStream::Server(io) => {
+                let (io, session) = io.into_inner();
+                (io, rustls::Connection::Server(session))
+            }
+        };
+        if !io.at_record_end() {
+            return Err(TakeOverError::Session("it holds part of a record"));
+        }
+        let (socket, left) = io.into_parts();
+        RecordStream::take_over(socket, session, &left, &secrets)
+    }
+
+    /// On a server: the host name the client asked for (SNI), if any. `None` on a client.
+    #[must_use]
+    pub fn sni(&self) -> Option<&str> {
+        match &self.io {
+            TlsStream::Client(_) => None,
+            TlsStream::Server(tls) => tls.get_ref().1.server_name(),
+        }
+    }
+
+    /// Fills `out` with keying material of this session (RFC 5705), the same at both ends and on no other connection.
+    ///
+    /// # Errors
+    /// `out` is empty or absurdly long.
+    pub fn export_keying_material(
+        &self,
+        label: &[u8],
+        context: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), rustls::Error> {
+        match &self.io {
+            TlsStream::Client(tls) => tls
+                .get_ref()
+                .1
+                .export_keying_material(out, label, Some(context))
+                .map(|_out| ()),
+            TlsStream::Server(tls) => tls
+                .get_ref()
+                .1
+                .export_keying_material(out, label, Some(context))
+                .map(|_out| ()),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// A connection that may turn out to be a plain socket.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin {
+    /// Whether its bytes are those of a socket, so that [`Self::into_descriptor`] has one.
+    fn is_plain(&self) -> bool;
+
+    /// Who the peer is by its verified certificate, if it has shown one.
+    fn principal(&self) -> Option<&Principal> {
+        None
+    }
+
+    /// The TCP socket at the bottom, if there is one.
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    /// The socket at the bottom, of whatever kind, to ask about its peer.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Has its peer told that nothing more is read. Whether the end of the stream is certain to follow what the peer has
+    /// sent before, which only a unix socket can promise.
+    fn refuse_input(&self) -> bool {
+        false
+    }
+
+    /// The socket itself, out of the runtime's hands. `None` when something is between it and the bytes, or the runtime
+    /// does not let go of it; the connection is closed then.
+    fn into_descriptor(self) -> Option<OwnedFd>;
+}
+
+impl Connection for ByteStream {
+    fn is_plain(&self) -> bool {
+        self.as_tls().is_none()
+    }
+
+    fn principal(&self) -> Option<&Principal> {
+        Self::principal(self).map(AsRef::as_ref)
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        Self::tcp(self)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(match self {
+            Self::Tcp(socket, _) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+            Self::Tls(tls) => tls.io.get_ref().0.inner().as_fd(),
+        })
+    }
+
+    fn refuse_input(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(..) => return false,
+            Self::Unix(socket) => socket,
+            Self::Tls(tls) => match tls.io.get_ref().0.inner() {
+                Socket::Tcp(_) => return false,
+                Socket::Unix(socket) => socket,
+            },
+        };
+        SockRef::from(socket).shutdown(Shutdown::Read).is_ok()
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        match self {
+            Self::Tcp(socket, _) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Unix(socket) => socket.into_std().ok().map(OwnedFd::from),
+            Self::Tls(_) => None,
+        }
+    }
+}
+
+impl Connection for TcpStream {
+    fn is_plain(&self) -> bool {
+        true
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        self.into_std().ok().map(OwnedFd::from)
+    }
+}
+
+/// In memory: tests of the packages above tunnel through it.
+impl Connection for tokio::io::DuplexStream {
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        None
+    }
+}
+
+/// Its buffer stands between the socket and the bytes.
+impl<S: Connection> Connection for tokio::io::BufWriter<S> {
+    fn is_plain(&self) -> bool {
+        false
+    }
+
+    fn into_descriptor(self) -> Option<OwnedFd> {
+        None
+    }
+}
+
+/// Hands each method of `AsyncRead` and `AsyncWrite` to the variant's stream. Errors of reads go through the second parameter.
+macro_rules! delegate_io {
+    ($type:ty, $words:expr, { $($pattern:pat => $io:expr),+ $(,)? }) => {
+        impl AsyncRead for $type {
+            fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_read(cx, out).map_err($words)),+ }
+            }
+        }
+
+        impl AsyncWrite for $type {
+            fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_write(cx, bytes)),+ }
+            }
+
+            fn poll_write_vectored(
+                self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+                slices: &[io::IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_write_vectored(cx, slices)),+ }
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                match self { $($pattern => $io.is_write_vectored()),+ }
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_flush(cx)),+ }
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                match self.get_mut() { $($pattern => Pin::new($io).poll_shutdown(cx)),+ }
+            }
+        }
+    };
+}
+
+delegate_io!(Socket, std::convert::identity, { Self::Tcp(io) => io, Self::Unix(io) => io });
+delegate_io!(ByteStream, std::convert::identity, { Self::Tcp(io, _) => io, Self::Unix(io) => io, Self::Tls(tls) => tls });
+delegate_io!(TlsConnection, tls_words::of_stream, { Self { io, .. } => io });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_unix_socket_is_widened_and_never_made_narrower() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let small = SockRef::from(&near).set_send_buffer_size(32 * 1024);
+        small.unwrap();
+        let stream = ByteStream::plain(Socket::Unix(near), PeerAddr::Unix);
+        let booked = || match &stream {
+            ByteStream::Unix(socket) => SockRef::from(socket).send_buffer_size().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        for (bytes, expected) in [(64, 128), (16, 128), (96, 192)] {
+            stream.widen(bytes * 1024);
+            assert_eq!(booked(), expected * 1024, "{bytes} KiB");
+        }
+    }
+}

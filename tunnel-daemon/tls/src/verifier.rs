@@ -1,0 +1,309 @@
+//! Verification of peers' certificates: rustls', which also takes `anyExtendedKeyUsage` for the usage that is needed.
+//!
+//! RFC 5280 section 4.2.1.12 leaves it to the application whether that value will do. Go takes it, so peers of upstream
+//! have such certificates. Everything else stays as it is: chain, dates, names, revocation, no CA as a peer.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
+    SignatureScheme,
+};
+use rustls_pki_types::{
+    CertificateDer, CertificateRevocationListDer, ServerName, SignatureVerificationAlgorithm,
+    UnixTime,
+};
+use webpki::{
+    CertRevocationList, EndEntityCert, ExtendedKeyUsageValidator, KeyPurposeId, KeyPurposeIdIter,
+    KeyUsage, OwnedCertRevocationList, RequiredEkuNotFoundContext, RevocationOptionsBuilder,
+};
+
+use crate::tls_error::TlsError;
+
+/// `anyExtendedKeyUsage`, 2.5.29.37.0, as it stands in a certificate: tag, length, content.
+const ANY_DER: [u8; 6] = [6, 4, 0x55, 0x1d, 0x25, 0];
+const ANY: KeyPurposeId<'static> = KeyPurposeId::new(&[0x55, 0x1d, 0x25, 0]);
+/// `id-kp-serverAuth`, 1.3.6.1.5.5.7.3.1.
+const SERVER_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 1]);
+/// `id-kp-clientAuth`, 1.3.6.1.5.5.7.3.2.
+const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
+
+/// What verifies servers: by the CAs of `roots`.
+///
+/// # Errors
+/// The library refused, which `roots` without a CA make it do.
+pub(super) fn of_servers(
+    roots: RootCertStore,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
+    let roots = Arc::new(roots);
+    let strict =
+        WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
+            .build()
+            .map_err(refused)?;
+    let any = AnyUsage {
+        needed: (SERVER_AUTH, KeyUsage::server_auth()),
+        algorithms: provider.signature_verification_algorithms.all,
+        roots,
+        lists: Vec::new(),
+    };
+    Ok(Arc::new(Servers { strict, any }))
+}
+
+/// What verifies clients: by the CAs of `roots`. With revocation `lists`, every certificate of a chain needs one that does not
+/// name it.
+///
+/// # Errors
+/// A list cannot be read, or `roots` has no CA.
+pub(super) fn of_clients(
+    roots: RootCertStore,
+    lists: Vec<CertificateRevocationListDer<'static>>,
+    may_be_anonymous: bool,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let roots = Arc::new(roots);
+    let parsed = lists
+        .iter()
+        .map(|list| OwnedCertRevocationList::from_der(list).map(CertRevocationList::from))
+        .collect::<Result<_, _>>()
+        .map_err(refused)?;
+    let mut strict =
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
+            .with_crls(lists);
+    if may_be_anonymous {
+        strict = strict.allow_unauthenticated();
+    }
+    let any = AnyUsage {
+        needed: (CLIENT_AUTH, KeyUsage::client_auth()),
+        algorithms: provider.signature_verification_algorithms.all,
+        roots,
+        lists: parsed,
+    };
+    let strict = strict.build().map_err(refused)?;
+    Ok(Arc::new(Clients { strict, any }))
+}
+
+fn refused(error: impl fmt::Display) -> TlsError {
+    TlsError::Refused {
+        reason: error.to_string(),
+    }
+}
+
+/// The second verification, of chains that rustls has refused for their usage.
+struct AnyUsage {
+    needed: (KeyPurposeId<'static>, KeyUsage),
+    algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
+    roots: Arc<RootCertStore>,
+    lists: Vec<CertRevocationList<'static>>,
+}
+
+impl AnyUsage {
+    /// Verifies a chain that was refused with `error`, if a certificate of it may have the usage that rustls does not know.
+    ///
+    /// # Errors
+    /// `error`, or what is wrong with the chain besides.
+    fn verify(
+        &self,
+        error: Error,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        if !std::iter::once(own).chain(intermediates).any(names_any) {
+            return Err(error);
+        }
+        let lists: Vec<&CertRevocationList<'_>> = self.lists.iter().collect();
+        // Without a list there is nothing to check. What this begins with is what rustls takes: all of the chain, and what
+        // has no list is refused.
+        let revocation = RevocationOptionsBuilder::new(&lists).ok();
+        let revocation = revocation.map(RevocationOptionsBuilder::build);
+        let Ok(certificate) = EndEntityCert::try_from(own) else {
+            return Err(error);
+        };
+        certificate
+            .verify_for_usage(
+                self.algorithms,
+                &self.roots.roots,
+                intermediates,
+                now,
+                self,
+                revocation,
+                None,
+            )
+            .map(|_path| ())
+            .map_err(|besides| more_telling(error, besides))
+    }
+}
+
+/// Whether `anyExtendedKeyUsage` may stand in a certificate. Other bytes may look like it: that costs a verification.
+fn names_any(certificate: &CertificateDer<'_>) -> bool {
+    certificate
+        .windows(ANY_DER.len())
+        .any(|window| window == ANY_DER)
+}
+
+/// Of a refusal for the usage and one for something else, the latter.
+fn more_telling(refusal: Error, besides: webpki::Error) -> Error {
+    use CertificateError as Certificate;
+    let Error::InvalidCertificate(
+        Certificate::InvalidPurpose | Certificate::InvalidPurposeContext { .. },
+    ) = refusal
+    else {
+        return refusal;
+    };
+    match besides {
+        webpki::Error::RequiredEkuNotFoundContext(_) => refusal,
+        webpki::Error::UnknownIssuer => Certificate::UnknownIssuer.into(),
+        webpki::Error::CertRevoked => Certificate::Revoked.into(),
+        webpki::Error::UnknownRevocationStatus => Certificate::UnknownRevocationStatus.into(),
+        other => Certificate::Other(OtherError(Arc::new(other))).into(),
+    }
+}
+
+impl ExtendedKeyUsageValidator for AnyUsage {
+    /// No usage at all stands for each, as with rustls.
+    fn validate(&self, usages: KeyPurposeIdIter<'_, '_>) -> Result<(), webpki::Error> {
+        let (needed, required) = self.needed;
+        let mut present = Vec::new();
+        for usage in usages {
+            let usage = usage?;
+            if usage == needed || usage == ANY {
+                return Ok(());
+            }
+            present.push(usage.to_decoded_oid());
+        }
+        if present.is_empty() {
+            return Ok(());
+        }
+        let missing = RequiredEkuNotFoundContext { required, present };
+        Err(webpki::Error::RequiredEkuNotFoundContext(missing))
+    }
+}
+
+struct Servers {
+    strict: Arc<WebPkiServerVerifier>,
+    any: AnyUsage,
+}
+
+impl fmt::Debug for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Servers").finish_non_exhaustive()
+    }
+}
+
+impl ServerCertVerifier for Servers {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let strict = self
+            .strict
+            .verify_server_cert(own, intermediates, name, ocsp, now);
+        let Err(error) = strict else {
+            return strict;
+        };
+        self.any.verify(error, own, intermediates, now)?;
+        verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.strict
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.strict
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.strict.supported_verify_schemes()
+    }
+}
+
+struct Clients {
+    strict: Arc<dyn ClientCertVerifier>,
+    any: AnyUsage,
+}
+
+impl fmt::Debug for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Clients").finish_non_exhaustive()
+    }
+}
+
+impl ClientCertVerifier for Clients {
+    fn offer_client_auth(&self) -> bool {
+        self.strict.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.strict.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.strict.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let strict = self.strict.verify_client_cert(own, intermediates, now);
+        let Err(error) = strict else {
+            return strict;
+        };
+        self.any.verify(error, own, intermediates, now)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.strict
+            .verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.strict
+            .verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.strict.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests;

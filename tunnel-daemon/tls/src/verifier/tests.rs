@@ -1,0 +1,253 @@
+//! Chains of every usage, for both roles: one usage more than rustls is accepted, and nothing else that it refuses.
+
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, CertificateRevocationListParams,
+    CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose as Usage, IsCa,
+    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+};
+
+use super::*;
+use crate::cipher::provider;
+use adit_config::tls_policy::TlsPolicy;
+
+type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// For `server.example`, valid from yesterday until tomorrow.
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn params(name: &str, usages: &[Usage]) -> CertificateParams {
+    let mut params = CertificateParams::new(["server.example".to_owned()]).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.extended_key_usages = usages.to_vec();
+    let now = SystemTime::now();
+    (params.not_before, params.not_after) = ((now - DAY).into(), (now + DAY).into());
+    params
+}
+
+fn ca_params(name: &str, usages: &[Usage]) -> CertificateParams {
+    let mut params = params(name, usages);
+    params.subject_alt_names.clear();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn key() -> KeyPair {
+    KeyPair::generate().unwrap()
+}
+
+fn root() -> Issuer {
+    Issuer::self_signed(ca_params("root", &[]), key()).unwrap()
+}
+
+fn issued(issuer: &Issuer, usages: &[Usage]) -> Certificate {
+    params("leaf", usages).signed_by(&key(), issuer).unwrap()
+}
+
+fn store(anchor: &CertificateDer<'static>) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(anchor.clone()).unwrap();
+    roots
+}
+
+/// Whether both sides of TLS accept a chain, its own certificate first: as a server's of this name, and as a client's.
+fn judged(
+    anchor: &CertificateDer<'static>,
+    chain: &[&CertificateDer<'static>],
+    name: &'static str,
+) -> [Result<(), Error>; 2] {
+    let provider = provider(&TlsPolicy::default());
+    let (own, intermediates) = chain.split_first().unwrap();
+    let intermediates: Vec<_> = intermediates.iter().map(|one| (*one).clone()).collect();
+    let name = ServerName::try_from(name).unwrap();
+    let now = UnixTime::now();
+    let servers = of_servers(store(anchor), &provider).unwrap();
+    let clients = of_clients(store(anchor), Vec::new(), false, &provider).unwrap();
+    [
+        servers
+            .verify_server_cert(own, &intermediates, &name, &[], now)
+            .map(|_verified| ()),
+        clients
+            .verify_client_cert(own, &intermediates, now)
+            .map(|_verified| ()),
+    ]
+}
+
+fn accepted(anchor: &CertificateDer<'static>, chain: &[&CertificateDer<'static>]) -> (bool, bool) {
+    let [server, client] = judged(anchor, chain, "server.example");
+    (server.is_ok(), client.is_ok())
+}
+
+fn refusals(judged: [Result<(), Error>; 2]) -> [CertificateError; 2] {
+    judged.map(|judged| match judged {
+        Err(Error::InvalidCertificate(why)) => why,
+        other => panic!("not refused for its certificate: {other:?}"),
+    })
+}
+
+#[test]
+fn any_usage_is_every_usage() {
+    let root = root();
+    let both = [Usage::ServerAuth, Usage::ClientAuth];
+    for (usages, expected) in [
+        (&[][..], (true, true)),
+        (&both[..1], (true, false)),
+        (&both[1..], (false, true)),
+        (&both, (true, true)),
+        (&[Usage::Any], (true, true)),
+        (&[Usage::CodeSigning, Usage::Any], (true, true)),
+        (&[Usage::CodeSigning], (false, false)),
+    ] {
+        let leaf = issued(&root, usages);
+        assert_eq!(accepted(root.der(), &[leaf.der()]), expected, "{usages:?}");
+    }
+}
+
+/// Usages of an intermediate CA bound those of what it signs.
+#[test]
+fn a_ca_for_any_usage_may_sign_for_every_usage() {
+    let root = root();
+    for (of_ca, of_leaf, expected) in [
+        (Usage::Any, Usage::ServerAuth, (true, false)),
+        (Usage::Any, Usage::ClientAuth, (false, true)),
+        (Usage::Any, Usage::Any, (true, true)),
+        (Usage::ServerAuth, Usage::Any, (true, false)),
+        (Usage::CodeSigning, Usage::Any, (false, false)),
+    ] {
+        let of_ca = [of_ca];
+        let ca = Issuer::signed_by(ca_params("ca", &of_ca), key(), &root).unwrap();
+        let leaf = issued(&ca, std::slice::from_ref(&of_leaf));
+        let found = accepted(root.der(), &[leaf.der(), ca.der()]);
+        assert_eq!(found, expected, "{of_ca:?} {of_leaf:?}");
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "certificates have dates")]
+fn any_usage_excuses_nothing_else() {
+    let root = root();
+    let leaf = issued(&root, &[Usage::Any]);
+    // Of another CA, and of one that is not there.
+    let other = Issuer::self_signed(ca_params("root", &[]), key()).unwrap();
+    for anchor in [other.der(), self::root().der()] {
+        let [server, client] = refusals(judged(anchor, &[leaf.der()], "server.example"));
+        let unsigned = [
+            CertificateError::UnknownIssuer,
+            CertificateError::BadSignature,
+        ];
+        let others = |why: &CertificateError| matches!(why, CertificateError::Other(_));
+        assert!(unsigned.contains(&server) || others(&server), "{server:?}");
+        assert!(unsigned.contains(&client) || others(&client), "{client:?}");
+    }
+    // Another name: a client has none to be checked.
+    let [server, client] = judged(root.der(), &[leaf.der()], "other.example");
+    assert!(
+        matches!(
+            server,
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForNameContext { .. }
+            ))
+        ),
+        "{server:?}"
+    );
+    assert_eq!(client, Ok(()));
+    // Dates.
+    let now = SystemTime::now();
+    let mut expired = params("leaf", &[Usage::Any]);
+    expired.not_after = (now - DAY / 2).into();
+    let expired = expired.signed_by(&key(), &root).unwrap();
+    for why in refusals(judged(root.der(), &[expired.der()], "server.example")) {
+        assert!(
+            matches!(why, CertificateError::ExpiredContext { .. }),
+            "{why:?}"
+        );
+    }
+    // A CA in place of a peer.
+    let ca = Issuer::signed_by(ca_params("ca", &[Usage::Any]), key(), &root).unwrap();
+    assert_eq!(accepted(root.der(), &[ca.der()]), (false, false));
+    // A leaf that signs.
+    let signing = Issuer::signed_by(params("leaf", &[Usage::Any]), key(), &root).unwrap();
+    let below = issued(&signing, &[Usage::Any]);
+    assert_eq!(
+        accepted(root.der(), &[below.der(), signing.der()]),
+        (false, false)
+    );
+}
+
+/// As `openssl req -x509 -addext basicConstraints=CA:FALSE` makes them, put into the CA file of the peer.
+#[test]
+fn a_certificate_that_signs_itself_is_accepted_unless_it_is_a_ca() {
+    for usages in [&[][..], &[Usage::Any]] {
+        let own = params("self", usages).self_signed(&key()).unwrap();
+        assert_eq!(accepted(own.der(), &[own.der()]), (true, true));
+        let ca = ca_params("self", usages).self_signed(&key()).unwrap();
+        assert_eq!(accepted(ca.der(), &[ca.der()]), (false, false));
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "revocation lists have dates")]
+fn a_revoked_certificate_for_any_usage_is_refused() {
+    let root = root();
+    let now = SystemTime::now();
+    let certificate = |serial: u64| {
+        let mut params = params("leaf", &[Usage::Any]);
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.signed_by(&key(), &root).unwrap()
+    };
+    let (revoked, sound) = (certificate(7), certificate(8));
+    let list = CertificateRevocationListParams {
+        this_update: (now - DAY).into(),
+        next_update: (now + DAY).into(),
+        crl_number: SerialNumber::from(1_u64),
+        issuing_distribution_point: None,
+        revoked_certs: vec![RevokedCertParams {
+            serial_number: SerialNumber::from(7_u64),
+            revocation_time: (now - DAY).into(),
+            reason_code: None,
+            invalidity_date: None,
+        }],
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = list.signed_by(&root).unwrap();
+    let provider = provider(&TlsPolicy::default());
+    let clients = of_clients(
+        store(root.der()),
+        vec![list.der().clone()],
+        false,
+        &provider,
+    )
+    .unwrap();
+    let judge = |leaf: &Certificate| {
+        clients
+            .verify_client_cert(leaf.der(), &[], UnixTime::now())
+            .map(|_verified| ())
+    };
+    assert_eq!(judge(&sound), Ok(()));
+    assert_eq!(judge(&revoked), Err(CertificateError::Revoked.into()));
+    // No list of the CA that signed: its state is not known.
+    let ca = Issuer::signed_by(ca_params("ca", &[]), key(), &root).unwrap();
+    let below = issued(&ca, &[Usage::Any]);
+    let judged = clients.verify_client_cert(below.der(), &[ca.der().clone()], UnixTime::now());
+    assert_eq!(
+        judged.map(|_verified| ()),
+        Err(CertificateError::UnknownRevocationStatus.into())
+    );
+}
+
+#[test]
+fn what_clients_are_asked_for_is_as_configured() {
+    let root = root();
+    let provider = provider(&TlsPolicy::default());
+    for may_be_anonymous in [false, true] {
+        let clients = of_clients(store(root.der()), Vec::new(), may_be_anonymous, &provider);
+        let clients = clients.unwrap();
+        assert!(clients.offer_client_auth());
+        assert_eq!(clients.client_auth_mandatory(), !may_be_anonymous);
+        assert_eq!(clients.root_hint_subjects().len(), 1);
+    }
+}

@@ -1,0 +1,176 @@
+//! Last bytes on their way to peers that go on speaking, or do not listen.
+
+use std::io::ErrorKind;
+use std::pin::pin;
+use std::sync::Arc;
+
+use adit_core::session::TunnelEnd;
+use bytes::Bytes;
+use futures_util::poll;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use super::*;
+use crate::conduit::LEG_FIN;
+use crate::{Leg, Mailbox, PumpEnd, pump};
+use adit_tls::stream::ByteStream;
+
+/// More than a peer's kernel takes unless its program reads, and less than ours does.
+const BYTES: usize = 1_300_000;
+/// Nothing here takes longer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn pattern() -> Vec<u8> {
+    (0..=250).cycle().take(BYTES).collect()
+}
+
+/// Ours and its peer.
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let dial = TcpStream::connect(listener.local_addr().unwrap());
+    let (ours, theirs) = tokio::join!(dial, listener.accept());
+    (ours.unwrap(), theirs.unwrap().0)
+}
+
+#[tokio::test]
+async fn last_bytes_reach_a_peer_that_goes_on_speaking_and_then_it_learns_how_it_ended() {
+    for closing in [Closing::InOrder, Closing::CutOff] {
+        let (mut ours, mut peer) = pair().await;
+        let speech = vec![7; 30_000];
+        timeout(PATIENCE, ours.write_all(&pattern()))
+            .await
+            .expect("the kernel takes it")
+            .unwrap();
+        peer.write_all(&speech).await.unwrap();
+        let mut got = vec![0; BYTES];
+        {
+            let mut parting = pin!(part(&mut ours, closing));
+            assert!(poll!(parting.as_mut()).is_pending(), "nothing is read yet");
+            peer.write_all(&speech).await.unwrap();
+            // The peer itself closes nothing.
+            let both = async { tokio::join!(parting, peer.read_exact(&mut got)) };
+            let ((), read) = timeout(PATIENCE, both).await.expect("all is delivered");
+            read.unwrap();
+        }
+        drop(ours);
+        assert!(got == pattern(), "{closing:?}");
+        let end = timeout(PATIENCE, peer.read(&mut got))
+            .await
+            .expect("an end");
+        let end = end.map_err(|error| error.kind());
+        match closing {
+            Closing::InOrder => assert_eq!(end, Ok(0)),
+            _ => assert_eq!(end, Err(ErrorKind::ConnectionReset)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_socket_whose_bytes_are_delivered_is_closed_at_once() {
+    let (mut ours, mut peer) = pair().await;
+    // As whoever moved the bytes has left it.
+    reset_on_close(&ours);
+    assert!(poll!(pin!(part(&mut ours, Closing::InOrder))).is_ready());
+    drop(ours);
+    assert_eq!(peer.read(&mut [0; 1]).await.unwrap(), 0);
+}
+
+/// Bytes that are lost with a reset, so that half of a stream is not taken for the whole.
+#[tokio::test]
+async fn a_reset_waits_for_nothing() {
+    let (mut ours, mut peer) = pair().await;
+    timeout(PATIENCE, ours.write_all(&pattern()))
+        .await
+        .expect("the kernel takes it")
+        .unwrap();
+    assert!(poll!(pin!(part(&mut ours, Closing::Reset))).is_ready());
+    drop(ours);
+    let mut got = Vec::new();
+    let read = timeout(PATIENCE, peer.read_to_end(&mut got)).await;
+    let error = read.expect("an end").expect_err("no clean one");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_unix_peer_that_was_not_heard_sees_an_end_if_it_is_one_and_else_a_reset() {
+    let reset = Some(ErrorKind::ConnectionReset);
+    for (closing, end) in [
+        (Closing::InOrder, None),
+        (Closing::CutOff, reset),
+        (Closing::Reset, reset),
+    ] {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let mut ours = ByteStream::Unix(ours);
+        ours.write_all(b"last").await.unwrap();
+        peer.write_all(&[7; 100_000]).await.unwrap();
+        timeout(PATIENCE, part(&mut ours, closing))
+            .await
+            .expect("nothing to wait for");
+        drop(ours);
+        let mut got = Vec::new();
+        let read = timeout(PATIENCE, peer.read_to_end(&mut got)).await;
+        let seen = read.expect("an end").map_err(|error| error.kind()).err();
+        assert_eq!((seen, &got[..]), (end, &b"last"[..]), "{closing:?}");
+    }
+}
+
+/// Rule 1.
+#[tokio::test(start_paused = true)]
+async fn bytes_that_a_peer_does_not_take_are_given_up_after_thirty_seconds() {
+    let (mut ours, _deaf) = pair().await;
+    ours.write_all(&pattern()).await.unwrap();
+    let begun = Instant::now();
+    part(&mut ours, Closing::InOrder).await;
+    let waited = begun.elapsed();
+    // Its kernel may have taken some at first.
+    let patience = limits::LINGER_TIMEOUT..=limits::LINGER_TIMEOUT * 2;
+    assert!(patience.contains(&waited), "{waited:?}");
+}
+
+/// Or whoever reads half of a stream at the other end of the tunnel takes it for the whole.
+#[tokio::test]
+async fn a_connection_that_is_reset_under_a_write_has_not_ended_its_half() {
+    let (mut ours, peer) = pair().await;
+    reset_on_close(&peer);
+    drop(peer);
+    let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    conduit.deliver(Bytes::from_static(b"more"));
+    let pumped = timeout(PATIENCE, pump(&mut ours, &mut leg, Bytes::new())).await;
+    let outcome = pumped.expect("it is over");
+    assert!(
+        matches!(&outcome.end, PumpEnd::WriteFailed(error) if error.kind() == ErrorKind::ConnectionReset),
+        "{outcome:?}"
+    );
+    assert_eq!(conduit.leg_flags() & LEG_FIN, 0);
+}
+
+/// It closes nothing and reads on only when its answer is taken, which is for nobody any more.
+#[tokio::test]
+async fn a_target_that_answers_as_it_reads_gets_the_rest_of_a_closed_tunnel() {
+    let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+    conduit.deliver(Bytes::from(pattern()));
+    conduit.finish(TunnelEnd::PeerClosing);
+    let (mut ours, target) = duplex(1024);
+    let pumped = async move {
+        let outcome = pump(&mut ours, &mut leg, Bytes::new()).await;
+        drop(ours);
+        outcome
+    };
+    let (mut read, mut write) = tokio::io::split(target);
+    let echo = async {
+        let (mut heard, mut block) = (Vec::new(), [0; 512]);
+        loop {
+            match read.read(&mut block).await.unwrap() {
+                0 => return heard,
+                count => heard.extend_from_slice(&block[..count]),
+            }
+            // Nobody hears the last of it.
+            let _gone = write.write_all(&block).await;
+        }
+    };
+    let both = async { tokio::join!(pumped, echo) };
+    let (outcome, heard) = timeout(PATIENCE, both).await.expect("neither waits");
+    assert_eq!(outcome.closing(), Some(Closing::InOrder), "{outcome:?}");
+    assert!(heard == pattern(), "{} bytes", heard.len());
+}

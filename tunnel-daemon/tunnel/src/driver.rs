@@ -1,0 +1,486 @@
+//! One link as one task: its session machine, its HTTP/2 stream, and the conduits of its tunnels.
+//!
+//! The task never waits for a leg. It parses whatever the peer sent, gives HTTP/2 capacity back at once,
+//! looks at the legs that have something, and sends while the stream takes more.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::TunnelKey;
+use adit_core::session::{Action, CancelledDial, DialRequest, Link, Moment, Transmit};
+use adit_core::wire::decode::Decoder;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::Received;
+use http::HeaderMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Sleep, sleep_until};
+
+use crate::clock::Clock;
+use crate::conduit::{Conduit, LEG_CLOSE, LEG_END_WAITS, LEG_FIN, LEG_GONE, Mailbox};
+use crate::leg::Leg;
+use crate::pace::{LOOK_AGAIN, Pace};
+use crate::seat::Seat;
+use crate::task::{Command, DialOutcome, Dialed, LinkHooks, LinkOver, LinkStreams};
+
+/// HTTP/2 frames handled before other work of the link gets its turn.
+const FRAMES_PER_TURN: usize = 32;
+/// Turns before the task lets others run.
+const TURNS_PER_POLL: usize = 8;
+/// A dial may be on its way to a link that has just been replaced.
+const FINISH_AFTER: Duration = Duration::from_secs(2);
+/// Capacity asked for ahead, so that a packet rarely waits for one more grant.
+const RESERVE_BYTES: usize = 64 * 1024;
+
+/// The future that is the link task. It completes when the link is over; dropping it resets all tunnels.
+pub struct LinkDriver<H: LinkHooks> {
+    link: Link,
+    streams: LinkStreams,
+    decoder: Decoder,
+    commands: mpsc::Receiver<Command>,
+    mailbox: Arc<Mailbox>,
+    seats: Vec<Option<Seat>>,
+    hooks: H,
+    clock: Clock,
+    sleep: Pin<Box<Sleep>>,
+    sleep_at: Option<Moment>,
+    synced_at: Moment,
+    pace: Pace,
+    paced: bool,
+    /// From then on it ends as soon as it has no tunnel.
+    finish_at: Option<Moment>,
+}
+
+impl<H: LinkHooks> LinkDriver<H> {
+    /// Joins a machine to its stream.
+    #[must_use]
+    pub fn new(
+        link: Link,
+        streams: LinkStreams,
+        commands: mpsc::Receiver<Command>,
+        mailbox: Arc<Mailbox>,
+        hooks: H,
+    ) -> Self {
+        let clock = Clock::default();
+        mailbox.count_in(link.budget());
+        Self {
+            link,
+            streams,
+            decoder: Decoder::default(),
+            commands,
+            mailbox,
+            seats: Vec::new(),
+            hooks,
+            clock,
+            sleep: Box::pin(sleep_until(clock.instant(Moment::default()))),
+            sleep_at: None,
+            synced_at: Moment::default(),
+            pace: Pace::default(),
+            paced: false,
+            finish_at: None,
+        }
+    }
+
+    /// `Ok`: nothing to do until woken.
+    fn run(&mut self, cx: &mut Context<'_>) -> Result<(), LinkOver> {
+        self.mailbox.register(cx.waker());
+        let news = self.mailbox.news();
+        for _turn in 0..TURNS_PER_POLL {
+            let now = self.clock.now();
+            let mut busy = self.poll_peer(cx, now)?;
+            busy |= self.poll_commands(cx, now)?;
+            busy |= self.visit_legs(now);
+            self.link.handle_tick(now);
+            self.apply(now)?;
+            busy |= self.poll_send(cx, now)?;
+            self.apply(now)?;
+            if !busy && self.mailbox.is_empty() {
+                let is_due = self.finish_at.is_some_and(|at| at <= now);
+                if is_due && self.link.tunnels() == 0 {
+                    return Err(LinkOver::Replaced);
+                }
+                self.tell(news);
+                self.arm(cx);
+                return Ok(());
+            }
+        }
+        self.tell(news);
+        cx.waker().wake_by_ref();
+        Ok(())
+    }
+
+    fn tell(&self, news: u64) {
+        let (held, lingering) = (self.link.held_bytes(), self.link.lingering());
+        self.mailbox.tell(held, lingering, news);
+    }
+
+    /// Reads frames until the stream is empty or the turn is over.
+    fn poll_peer(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+        for frame in 0..FRAMES_PER_TURN {
+            self.paced = self.pace.holds(&self.link, now);
+            if self.paced {
+                self.sync_drained(now);
+                return Ok(frame > 0);
+            }
+            let Poll::Ready(polled) = self.streams.recv.poll_data(cx) else {
+                return Ok(frame > 0);
+            };
+            let Some(data) = polled else {
+                self.decoder.finish()?;
+                return Err(LinkOver::Finished);
+            };
+            let data = data?;
+            // Credit and budgets hold bytes. The window of a shared stream does so only while the link is paced.
+            let kept = data.len().min(self.streams.withhold_bytes);
+            self.streams.withhold_bytes -= kept;
+            self.streams
+                .recv
+                .flow_control()
+                .release_capacity(data.len() - kept)?;
+            self.decoder.push(data);
+            while let Some(received) = self.decoder.next()? {
+                match &received {
+                    Received::Packet(packet) if !self.decoder.is_inside_data() => {
+                        self.hooks.packet_in(Ok(packet.kind()));
+                    }
+                    Received::Unknown(number) => self.hooks.packet_in(Err(*number)),
+                    Received::Packet(_) | Received::Violation(_) => (),
+                }
+                self.link.handle_packet(received, now);
+                self.apply(now)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn poll_commands(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+        let mut busy = false;
+        while let Poll::Ready(command) = self.commands.poll_recv(cx) {
+            busy = true;
+            match command {
+                Some(Command::Dial {
+                    request,
+                    conduit,
+                    reply,
+                }) => self.start_dial(request, conduit, reply, now),
+                Some(Command::Dialed(dialed)) => self.finish_dial(dialed, now),
+                Some(Command::Drain) => self.link.drain(),
+                Some(Command::Finish) => {
+                    self.link.drain();
+                    self.finish_at
+                        .get_or_insert_with(|| now.after(FINISH_AFTER));
+                }
+                Some(Command::Stop) | None => return Err(LinkOver::Stopped),
+            }
+        }
+        Ok(busy)
+    }
+
+    fn start_dial(
+        &mut self,
+        request: DialRequest,
+        conduit: Arc<Conduit>,
+        reply: oneshot::Sender<DialOutcome>,
+        now: Moment,
+    ) {
+        if conduit.leg_flags() & LEG_GONE != 0 {
+            return;
+        }
+        match self.link.dial(request, now) {
+            Ok(key) => {
+                conduit.bind(key);
+                self.seat(Seat::new(key, conduit, Some(reply)));
+            }
+            Err(failure) => {
+                // Whoever asked may have left; nothing is lost then.
+                let _left = reply.send(Err(CancelledDial {
+                    failure,
+                    written: false,
+                }));
+            }
+        }
+    }
+
+    fn finish_dial(&mut self, dialed: Dialed, now: Moment) {
+        let Dialed { key, outcome, leg } = dialed;
+        self.hooks.dial_finished(key);
+        if !self.link.dialed(key, outcome, now) {
+            return;
+        }
+        let (end, conduit) = Leg::new(&self.mailbox);
+        conduit.bind(key);
+        self.seat(Seat::new(key, conduit, None));
+        self.hooks.opened(key);
+        // A dial task that is gone drops the leg, which closes the tunnel again.
+        let _left = leg.send(end);
+    }
+
+    fn seat(&mut self, seat: Seat) {
+        let slot = seat.key.slot as usize;
+        if self.seats.len() <= slot {
+            self.seats.resize_with(slot + 1, || None);
+        }
+        if let Some(place) = self.seats.get_mut(slot) {
+            *place = Some(seat);
+        }
+    }
+
+    fn seat_of(&mut self, key: TunnelKey) -> Option<&mut Seat> {
+        self.seats
+            .get_mut(key.slot as usize)?
+            .as_mut()
+            .filter(|seat| seat.key == key)
+    }
+
+    fn vacate(&mut self, key: TunnelKey) -> Option<Seat> {
+        let place = self.seats.get_mut(key.slot as usize)?;
+        if place.as_ref().is_some_and(|seat| seat.key == key) {
+            place.take()
+        } else {
+            None
+        }
+    }
+
+    fn visit_legs(&mut self, now: Moment) -> bool {
+        let mut busy = false;
+        while let Some(conduit) = self.mailbox.take() {
+            busy = true;
+            conduit.begin_visit();
+            let Some(key) = conduit.key() else { continue };
+            // Flags before data: data that was queued before a flag was raised is then found.
+            let flags = conduit.leg_flags();
+            while let Some(bytes) = conduit.take_up() {
+                let length = bytes.len();
+                if !self.link.leg_data(key, bytes) {
+                    conduit.release_up(length, 1);
+                }
+            }
+            self.link.leg_drained(key, conduit.drained(), now);
+            if let Some(seat) = self.seat_of(key) {
+                seat.visited();
+            }
+            if flags & LEG_END_WAITS != 0 {
+                self.link.leg_end_waits(key, now);
+            }
+            if flags & LEG_FIN != 0 {
+                self.link.leg_fin(key, now);
+            }
+            if flags & LEG_CLOSE != 0 {
+                self.link.leg_close(key, conduit.close_text(), now);
+            }
+            if flags & LEG_GONE != 0 {
+                self.link.leg_gone(key, now);
+                self.vacate(key);
+            }
+        }
+        busy
+    }
+
+    /// Legs report small amounts late; before the budgets judge anybody, ask them all.
+    fn sync_drained(&mut self, now: Moment) {
+        if !self.link.is_near_budget() || now.since(self.synced_at).as_millis() < 5 {
+            return;
+        }
+        self.synced_at = now;
+        for seat in self.seats.iter().flatten() {
+            self.link.leg_drained(seat.key, seat.conduit.drained(), now);
+        }
+    }
+
+    fn apply(&mut self, now: Moment) -> Result<(), LinkOver> {
+        while let Some(action) = self.link.poll_action() {
+            match action {
+                Action::Deliver { key, bytes } => {
+                    if let Some(seat) = self.seat_of(key) {
+                        seat.deliver(bytes);
+                    }
+                    self.sync_drained(now);
+                }
+                Action::StartDial {
+                    key,
+                    protocol,
+                    address,
+                } => {
+                    // Answered here: a burst brings more of them than a queue of answers may hold.
+                    if let Err(text) = self.hooks.start_dial(key, protocol, address) {
+                        self.link.dialed(key, Err(text), now);
+                    }
+                }
+                Action::CancelDial { key } => self.hooks.cancel_dial(key),
+                Action::DialDone { key, conn } => {
+                    self.hooks.opened(key);
+                    if let Some(reply) = self.seat_of(key).and_then(|seat| seat.reply.take()) {
+                        // A client that has left drops its leg, which closes the tunnel again.
+                        let _left = reply.send(Ok(conn));
+                    }
+                }
+                Action::DialFailed { key, outcome } => {
+                    if let Some(reply) = self.vacate(key).and_then(|seat| seat.reply) {
+                        let _left = reply.send(Err(outcome));
+                    }
+                }
+                Action::PeerFin { key } => {
+                    if let Some(seat) = self.seat_of(key) {
+                        seat.peer_fin();
+                    }
+                }
+                Action::Ended { key, end } => {
+                    if let Some(seat) = self.seat_of(key) {
+                        seat.finish(end);
+                    }
+                }
+                Action::Abort { key, end } => {
+                    if let Some(seat) = self.seat_of(key) {
+                        seat.conduit.abort(&end);
+                    }
+                }
+                Action::PeerDraining => self.hooks.peer_draining(),
+                Action::Retired => self.hooks.retired(),
+                Action::Revived => self.hooks.revived(),
+                Action::Failed(failure) => return Err(failure.into()),
+                Action::Count(event) => self.hooks.count(event),
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkOver> {
+        let mut busy = false;
+        while self.link.wants_transmit() {
+            if self.streams.send.capacity() == 0 {
+                self.streams.send.reserve_capacity(RESERVE_BYTES);
+                match self.streams.send.poll_capacity(cx) {
+                    Poll::Ready(Some(granted)) => {
+                        granted.map_err(|error| LinkOver::Send { error, kind: None })?;
+                        if self.streams.send.capacity() == 0 {
+                            continue;
+                        }
+                    }
+                    Poll::Ready(None) => return Err(LinkOver::Finished),
+                    Poll::Pending => return Ok(busy),
+                }
+            }
+            let Some(transmit) = self.link.poll_transmit(now) else {
+                break;
+            };
+            busy = true;
+            let kind = transmit.kind();
+            self.hooks.packet_out(kind);
+            let message = match transmit {
+                Transmit::Control(packet) => MessageBuf::packet(packet),
+                Transmit::Data {
+                    key,
+                    conn,
+                    parts,
+                    bytes,
+                    pieces,
+                } => {
+                    if let Some(seat) = self.seat_of(key) {
+                        seat.conduit.release_up(bytes, pieces);
+                    }
+                    MessageBuf::data(conn, parts)
+                }
+            };
+            self.streams
+                .send
+                .send_data(message, false)
+                .map_err(|error| LinkOver::Send {
+                    error,
+                    kind: Some(kind),
+                })?;
+        }
+        Ok(busy)
+    }
+
+    /// Ends our side of the stream, after a [`LinkOver::Stopped`]: the peer learns that nothing was cut off.
+    pub fn finish(&mut self) {
+        // A stream that is gone needs no end.
+        let _gone = self.streams.send.send_data(MessageBuf::empty(), true);
+    }
+
+    /// As [`Self::finish`], with a status for those who called.
+    pub fn finish_with(&mut self, trailers: HeaderMap) {
+        let _gone = self.streams.send.send_trailers(trailers);
+    }
+
+    /// Waits until the peer has ended its side, too; what it still sends is dropped.
+    pub fn poll_finished(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while let Some(Ok(data)) = ready!(self.streams.recv.poll_data(cx)) {
+            let _gone = self
+                .streams
+                .recv
+                .flow_control()
+                .release_capacity(data.len());
+        }
+        Poll::Ready(())
+    }
+
+    fn arm(&mut self, cx: &mut Context<'_>) {
+        let look = self.paced.then(|| self.clock.now().after(LOOK_AGAIN));
+        let finish = self.finish_at.filter(|at| *at > self.clock.now());
+        let times = [self.link.next_deadline(), look, finish];
+        let next = times.into_iter().flatten().min();
+        let Some(at) = next else {
+            self.sleep_at = None;
+            return;
+        };
+        if self.sleep_at != Some(at) {
+            self.sleep_at = Some(at);
+            let instant = self.clock.instant(at);
+            self.sleep.as_mut().reset(instant);
+        }
+        if self.sleep.as_mut().poll(cx).is_ready() {
+            self.sleep_at = None;
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Fails what is pending and ends every tunnel; the same on every way out.
+    fn wind_up(&mut self) {
+        let now = self.clock.now();
+        if self.hooks.shutting_down() {
+            self.link.shut_down(now);
+        } else {
+            self.link.lost(now);
+        }
+        // Nothing after the end of a link can fail it again.
+        let _over = self.apply(now);
+        self.commands.close();
+        while let Ok(command) = self.commands.try_recv() {
+            if let Command::Dial { reply, .. } = command {
+                let outcome = CancelledDial {
+                    failure: DialFailure::LinkLost,
+                    written: false,
+                };
+                let _left = reply.send(Err(outcome));
+            }
+        }
+    }
+}
+
+impl<H: LinkHooks> Future for LinkDriver<H> {
+    type Output = LinkOver;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LinkOver> {
+        let this = self.get_mut();
+        match this.run(cx) {
+            Ok(()) => Poll::Pending,
+            Err(over) => {
+                this.wind_up();
+                Poll::Ready(over)
+            }
+        }
+    }
+}
+
+impl<H: LinkHooks> Unpin for LinkDriver<H> {}
+
+impl<H: LinkHooks> Drop for LinkDriver<H> {
+    fn drop(&mut self) {
+        self.wind_up();
+        self.mailbox.close();
+    }
+}

@@ -1,0 +1,524 @@
+//! The end of a conduit that a frontend or a target holds.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::session::{Moment, ProcessBudget, TunnelEnd};
+use adit_relay::BufferSizes;
+use bytes::Bytes;
+
+use crate::clock::moment;
+use crate::conduit::{Conduit, Mailbox};
+use crate::lane::{Lane, Pipe};
+use crate::lane_way::{LaneHome, LaneWay};
+use crate::link_way::LinkWay;
+use adit_telemetry::labels::{Path, ServiceMethod};
+use adit_telemetry::tunnels::PathQuality;
+use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
+
+/// What a leg may receive, in this order per tunnel: data, at most one `PeerFin`, one `Ended`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Incoming {
+    /// Bytes for this side. Report them with [`Leg::drained`] once they have left.
+    Data(Bytes),
+    /// The other side sends no more; this side may.
+    PeerFin,
+    /// The tunnel is over. Repeats on every later call.
+    Ended(TunnelEnd),
+}
+
+/// How large the buffers of tunnels' sockets are to be now.
+pub(super) fn buffer_sizes(budget: &ProcessBudget) -> BufferSizes {
+    if budget.is_half_full() {
+        BufferSizes::Small
+    } else {
+        buffer_sizes_at_rest(budget)
+    }
+}
+
+/// The same of a socket that has no tunnel.
+pub(super) fn buffer_sizes_at_rest(budget: &ProcessBudget) -> BufferSizes {
+    let max = budget.socket_buffer_kib_max();
+    max.map_or(BufferSizes::Kernel, BufferSizes::AtMost)
+}
+
+/// Who learns that a leg's socket or stream takes its bytes slower than they come.
+#[derive(Clone, Debug)]
+pub enum LegWatch {
+    /// A client's writes are measured.
+    Client(ServerMetrics),
+    /// A target, by its address, is named in the log, once.
+    Target(Arc<str>),
+}
+
+/// A write that waits.
+struct Stalled {
+    since: Moment,
+    _counted: GaugeGuard,
+}
+
+/// What carries a tunnel, for a side that can do without frames.
+pub enum Carrier {
+    /// Its bytes go through this process.
+    Leg(Leg),
+    /// A connection of its own, to be relayed by the kernel or a relay thread.
+    Pipe(Pipe),
+}
+
+impl Carrier {
+    /// What the tunnel travels on.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        match self {
+            Self::Leg(leg) => leg.path(),
+            Self::Pipe(pipe) => pipe.path(),
+        }
+    }
+}
+
+/// One side of a tunnel, whatever carries it. Dropping it without [`Leg::close`] resets the tunnel.
+pub struct Leg {
+    way: Way,
+    sent_bytes: u64,
+    delivered_bytes: u64,
+    watch: Option<LegWatch>,
+    stalled: Option<Stalled>,
+    /// Bytes in the kernel for a reader that pauses, as the budget knows them.
+    kernel_bytes: u32,
+    live: Option<Arc<LiveTunnel>>,
+}
+
+enum Way {
+    Link(LinkWay),
+    Lane(Box<LaneWay>),
+}
+
+impl Leg {
+    /// A leg towards the link that owns `mailbox`, and what that link needs of it.
+    #[must_use]
+    pub fn new(mailbox: &Arc<Mailbox>) -> (Self, Arc<Conduit>) {
+        let conduit = Conduit::new(Arc::clone(mailbox));
+        let way = Way::Link(LinkWay::new(Arc::clone(&conduit)));
+        (Self::over(way), conduit)
+    }
+
+    /// A leg on a lane whose tunnel is open. `home` gets the lane back.
+    #[must_use]
+    pub fn on_lane(lane: Lane, home: Arc<dyn LaneHome>) -> Self {
+        Self::over(Way::Lane(Box::new(LaneWay::new(lane, home))))
+    }
+
+    fn over(way: Way) -> Self {
+        Self {
+            way,
+            sent_bytes: 0,
+            delivered_bytes: 0,
+            watch: None,
+            stalled: None,
+            kernel_bytes: 0,
+            live: None,
+        }
+    }
+
+    /// What carries the tunnel.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        match &self.way {
+            Way::Link(_) => Path::Link,
+            Way::Lane(_) => Path::Lane,
+        }
+    }
+
+    /// Ready when more bytes of this leg are taken. An ended tunnel is always ready.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.way {
+            Way::Link(link) => link.poll_ready(cx),
+            Way::Lane(lane) => lane.poll_ready(cx),
+        }
+    }
+
+    /// Bytes that may be read for this leg at once; bounded only while the budget is short.
+    #[must_use]
+    pub fn read_max(&self) -> usize {
+        if !self.is_short_of_memory() {
+            return usize::MAX;
+        }
+        match &self.way {
+            Way::Link(link) => link.room(),
+            Way::Lane(lane) => lane.room(),
+        }
+    }
+
+    /// To be asked while [`Self::poll_ready`] is pending, by who reads a socket. Ready every few seconds, when that is to be
+    /// looked at; says whether something was taken since the last time.
+    pub fn poll_look(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
+        match &mut self.way {
+            Way::Link(link) => link.poll_look(cx),
+            Way::Lane(lane) => lane.poll_look(),
+        }
+    }
+
+    /// This side sends no more than waits already for being taken: from here on the tunnel counts as half-closed.
+    pub fn end_waits(&mut self) {
+        match &mut self.way {
+            Way::Link(link) => link.end_waits(),
+            Way::Lane(lane) => lane.end_waits(),
+        }
+    }
+
+    /// Hands bytes over. Ask [`Self::poll_ready`] first; it is a bound, not a lock. Call [`Self::poll_flush`] before
+    /// the task sleeps.
+    pub fn send(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.sent_bytes += bytes.len() as u64;
+            self.tell_bytes();
+            match &mut self.way {
+                Way::Link(link) => link.send(bytes),
+                Way::Lane(lane) => lane.send(bytes),
+            }
+        }
+    }
+
+    /// Gets on its way what was handed over, as far as it goes now, and looks after the tunnel's timers. To be called
+    /// whenever the task that owns the leg has been polled.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        match &mut self.way {
+            // The link's task looks after all of that.
+            Way::Link(_) => (),
+            Way::Lane(lane) => lane.poll_flush(cx),
+        }
+        if let Some(live) = &self.live
+            && live.is_asked()
+            && let Some(quality) = self.quality()
+        {
+            live.tell_quality(quality);
+        }
+    }
+
+    /// Tells those who look at open tunnels of its bytes as they move, and of the way they take whenever [`Self::poll_flush`] is
+    /// called and somebody has asked.
+    pub fn tell(&mut self, live: Arc<LiveTunnel>) {
+        self.live = Some(live);
+        self.tell_bytes();
+    }
+
+    /// Two plain stores: nobody else writes them.
+    #[inline]
+    fn tell_bytes(&self) {
+        if let Some(live) = &self.live {
+            live.moved(self.sent_bytes, self.delivered_bytes);
+        }
+    }
+
+    /// How the way to the other end does, if this tunnel has a connection of its own.
+    fn quality(&self) -> Option<PathQuality> {
+        match &self.way {
+            Way::Link(_) => None,
+            Way::Lane(lane) => lane.quality(),
+        }
+    }
+
+    /// This side sends no more bytes.
+    pub fn fin(&mut self) {
+        match &mut self.way {
+            Way::Link(link) => link.fin(),
+            Way::Lane(lane) => lane.fin(),
+        }
+    }
+
+    /// Closes the tunnel once everything sent so far has reached the peer.
+    pub fn close(&mut self) {
+        self.close_with("");
+    }
+
+    /// Like [`Self::close`], with a text for the other end where the protocol carries one.
+    pub fn close_with(&mut self, text: &str) {
+        match &mut self.way {
+            Way::Link(link) => link.close(text),
+            Way::Lane(lane) => lane.close(text),
+        }
+    }
+
+    /// The next event for this side.
+    pub fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        match &mut self.way {
+            Way::Link(link) => link.poll_recv(cx),
+            Way::Lane(lane) => lane.poll_recv(cx),
+        }
+    }
+
+    /// Whether this side is to give up what it still holds. The task is woken when that changes.
+    pub fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        match &mut self.way {
+            Way::Link(link) => link.poll_aborted(cx),
+            Way::Lane(lane) => lane.poll_aborted(cx),
+        }
+    }
+
+    /// How the tunnel ended, if it has; an abort makes a clean end one that was not.
+    #[must_use]
+    pub fn last_end(&self) -> Option<TunnelEnd> {
+        match &self.way {
+            Way::Link(link) => link.last_end(),
+            Way::Lane(lane) => lane.last_end(),
+        }
+    }
+
+    /// Tells who wants to know of stalls from now on.
+    pub fn watch(&mut self, watch: LegWatch) {
+        self.watch = Some(watch);
+    }
+
+    fn budget(&self) -> Option<&ProcessBudget> {
+        match &self.way {
+            Way::Link(link) => link.budget(),
+            Way::Lane(lane) => Some(lane.budget()),
+        }
+    }
+
+    /// Whether memory is short, so that tunnels have small buffers.
+    #[must_use]
+    pub fn is_short_of_memory(&self) -> bool {
+        self.budget().is_some_and(ProcessBudget::is_half_full)
+    }
+
+    /// How large the buffers of this tunnel's sockets are to be now.
+    #[must_use]
+    pub fn buffer_sizes(&self) -> BufferSizes {
+        self.budget().map_or(BufferSizes::Kernel, buffer_sizes)
+    }
+
+    /// So many bytes wait in the kernel.
+    fn count_kernel(&mut self, bytes: u32) {
+        let before = std::mem::replace(&mut self.kernel_bytes, bytes);
+        if bytes != before
+            && let Some(budget) = self.budget()
+        {
+            budget.enter_kernel(bytes.into());
+            budget.leave_kernel(before.into());
+        }
+    }
+
+    /// Bytes received earlier wait for this side's socket or stream, until [`Self::drained`] is called; `kernel_bytes` more that the
+    /// socket has taken wait in the kernel.
+    pub fn stalled(&mut self, kernel_bytes: usize) {
+        self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
+        if let Way::Lane(lane) = &self.way {
+            lane.stalled();
+        }
+        match &self.watch {
+            Some(LegWatch::Client(metrics)) if self.stalled.is_none() => {
+                // The client is what would hold up upstream's reader of the agent's stream.
+                self.stalled = Some(Stalled {
+                    since: moment(),
+                    _counted: metrics.full_receive_channel(ServiceMethod::Connect),
+                });
+            }
+            Some(LegWatch::Target(address)) => {
+                tracing::warn!(
+                    target_address = &**address,
+                    "queue towards a target is full: it takes bytes slower than they come"
+                );
+                self.watch = None;
+            }
+            Some(LegWatch::Client(_)) | None => (),
+        }
+    }
+
+    /// How long bytes for this side's client have waited without any being taken; zero if none wait, or nobody watches.
+    #[must_use]
+    pub fn stalled_for(&self) -> Duration {
+        let stalled = self.stalled.as_ref();
+        stalled.map_or(Duration::ZERO, |stalled| moment().since(stalled.since))
+    }
+
+    /// `bytes` received earlier have left this side (its socket or stream took them).
+    pub fn drained(&mut self, bytes: usize) {
+        if let Some(LegWatch::Client(metrics)) = &self.watch
+            && bytes > 0
+        {
+            // No clock is read for a write that did not wait.
+            let waited = self.stalled.take();
+            let waited = waited.map_or(Duration::ZERO, |stalled| moment().since(stalled.since));
+            metrics.frontend_write(waited);
+        }
+        if bytes > 0 {
+            self.delivered(bytes);
+            self.count_kernel(0);
+        }
+        self.discarded(bytes);
+    }
+
+    /// Counts `bytes` received earlier as delivered, and nothing else: of a tunnel that is over nobody waits for room.
+    pub fn delivered(&mut self, bytes: usize) {
+        self.delivered_bytes += bytes as u64;
+        self.tell_bytes();
+    }
+
+    /// `bytes` received earlier will not be delivered: this side's socket takes no more.
+    pub fn discarded(&mut self, bytes: usize) {
+        match &mut self.way {
+            Way::Link(link) => link.drained(bytes),
+            Way::Lane(lane) => lane.drained(bytes),
+        }
+    }
+
+    /// Completes when [`Self::poll_recv`] has something. Takes nothing.
+    pub async fn readable(&mut self) {
+        std::future::poll_fn(|cx| match &mut self.way {
+            Way::Link(link) => link.poll_readable(cx),
+            Way::Lane(lane) => lane.poll_readable(cx),
+        })
+        .await;
+    }
+
+    /// Whether nothing is waiting for this side now.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        match &self.way {
+            Way::Link(link) => link.is_idle(),
+            Way::Lane(lane) => lane.is_idle(),
+        }
+    }
+
+    /// Bytes handed over, and bytes that have left this side, so far.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.sent_bytes, self.delivered_bytes)
+    }
+
+    /// Waits for the next event.
+    pub async fn recv(&mut self) -> Incoming {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// Waits until more bytes are taken.
+    pub async fn ready(&mut self) {
+        std::future::poll_fn(|cx| self.poll_ready(cx)).await;
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.count_kernel(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+
+    use super::*;
+    use adit_telemetry::tunnels::{OpenTunnels, TunnelFacts, TunnelSide};
+
+    /// A turn may move a mebibyte, and be followed by the next.
+    #[tokio::test]
+    async fn bytes_are_told_as_they_move_not_at_the_end_of_a_turn() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        leg.send(Bytes::from_static(b"early"));
+        let entry = Arc::new(OpenTunnels::default()).enter(&TunnelFacts {
+            side: TunnelSide::Target,
+            peer: "server",
+            link: 0,
+            destination: "a:1",
+            path: leg.path(),
+        });
+        let live = entry.live();
+        leg.tell(Arc::clone(&live));
+        assert_eq!(live.bytes(), (0, 5));
+        leg.send(Bytes::from_static(b"more"));
+        assert_eq!(live.bytes(), (0, 9));
+        conduit.deliver(Bytes::from_static(b"down"));
+        assert!(matches!(leg.recv().await, Incoming::Data(_)));
+        assert_eq!(live.bytes(), (0, 9), "the socket has taken none yet");
+        leg.drained(3);
+        assert_eq!(live.bytes(), (3, 9));
+        leg.discarded(1);
+        assert_eq!(live.bytes(), (3, 9));
+    }
+
+    #[tokio::test]
+    async fn a_leg_may_be_256_kibibytes_ahead_of_its_link() {
+        let mailbox = Arc::new(Mailbox::default());
+        let (mut leg, conduit) = Leg::new(&mailbox);
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready() {
+            leg.send(Bytes::from(vec![0; 4096]));
+            ahead += 4096;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 256 * 1024);
+        let sent = conduit.take_up().expect("queued").len();
+        conduit.release_up(sent, 1);
+        let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+
+    #[tokio::test]
+    async fn a_leg_may_be_16_kibibytes_ahead_while_memory_is_short() {
+        let budget = Arc::new(ProcessBudget::new(1 << 20));
+        let mailbox = Arc::new(Mailbox::default());
+        mailbox.count_in(&budget);
+        let (mut leg, conduit) = Leg::new(&mailbox);
+        let ready =
+            async |leg: &mut Leg| poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready();
+        assert!(!leg.is_short_of_memory() && leg.read_max() == usize::MAX);
+        budget.hold((1 << 19) + 1);
+        assert!(leg.is_short_of_memory());
+        assert_eq!(leg.read_max(), 16 * 1024);
+        leg.send(Bytes::from(vec![0; 16 * 1024]));
+        assert!(!ready(&mut leg).await);
+        assert_eq!(budget.queued_bytes(), 16 * 1024);
+        budget.release((1 << 19) + 1);
+        assert!(ready(&mut leg).await, "there is room again");
+        leg.send(Bytes::from_static(b"more"));
+        let sent = conduit.take_up().expect("queued").len();
+        conduit.release_up(sent, 1);
+        // The link's to count until its stream has it.
+        assert_eq!(budget.queued_bytes(), 16 * 1024 + 4);
+        budget.dequeue(sent as u64);
+        leg.stalled(1000);
+        leg.stalled(3000);
+        assert_eq!(budget.kernel_bytes(), 3000);
+        leg.drained(1);
+        assert_eq!(budget.kernel_bytes(), 0);
+        leg.stalled(1000);
+        drop((leg, conduit));
+        mailbox.close();
+        assert_eq!(budget.used_bytes(), 0, "all is given back");
+    }
+
+    /// A byte in a piece of its own takes as much memory as seventy.
+    #[tokio::test]
+    async fn a_leg_may_be_4096_pieces_ahead_of_its_link_however_small_they_are() {
+        let (mut leg, conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        let mut ahead = 0;
+        while poll!(std::future::poll_fn(|cx| leg.poll_ready(cx))).is_ready() {
+            leg.send(Bytes::from_static(b"x"));
+            ahead += 1;
+            assert!(ahead <= 1 << 20, "no end of it");
+        }
+        assert_eq!(ahead, 4096);
+        conduit.release_up(1, 1);
+        let ready = poll!(std::future::poll_fn(|cx| leg.poll_ready(cx)));
+        assert!(ready.is_ready(), "what the link sent makes room");
+    }
+
+    /// From the first write that waits until one does not, whatever happens in between.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_a_client_takes_nothing_is_known() {
+        let (mut leg, _conduit) = Leg::new(&Arc::new(Mailbox::default()));
+        leg.stalled(0);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(leg.stalled_for(), Duration::ZERO, "nobody watches");
+        leg.watch(LegWatch::Client(ServerMetrics::new(&["default"])));
+        leg.stalled(0);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        leg.stalled(0);
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(leg.stalled_for(), Duration::from_secs(7));
+        leg.drained(1);
+        assert_eq!(leg.stalled_for(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,493 @@
+//! Tunnels whose two ends are sockets, in clear text or on kernel TLS: relay threads move their bytes, and a watch ends those that would not
+//! end by themselves.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use adit_core::session::ProcessBudget;
+use adit_relay::{
+    BufferSizes, Choice, Done, Flow, Outcome, Pair, PairEnd, Relay, RelayConfig, RelayHandle, Side,
+    SocketBuffers, Submitted, Why,
+};
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+mod outcome;
+
+pub use outcome::{PipeEnd, PipeOutcome, driver_label, reason_label};
+
+use self::outcome::{Cut, conclude};
+use crate::lane::{LaneRights, Pipe};
+use crate::leg::buffer_sizes;
+use adit_net::socket;
+use adit_telemetry::labels::{Driver, Engine};
+use adit_telemetry::tunnels::{PathQuality, Relayed};
+use adit_telemetry::{AditMetrics, LiveTunnel};
+
+/// How often tunnels are looked at.
+const EVERY: Duration = Duration::from_secs(5);
+/// Most tunnels; descriptors run out long before.
+const TUNNELS_MAX: usize = 1 << 20;
+/// As many tunnels, of those there may be, share a pipe for splicing in bulk: a sixteenth of the descriptors at most.
+const TUNNELS_PER_PIPE: usize = 10;
+/// Tunnels looked at in one go: some microseconds each.
+const LOOK_TUNNELS: usize = 64;
+/// Tunnels that may wait for a relay thread to notice them.
+const QUEUE_TUNNELS: usize = 4096;
+/// The side of a pair that is the client's or target's socket.
+const SOCKET: Side = Side::A;
+/// The side that is the lane.
+const LANE: Side = Side::B;
+
+/// Relays tunnels on pipes. Dropping it resets those that are left.
+pub struct PipeRelay {
+    handle: RelayHandle,
+    metrics: AditMetrics,
+    silence_max: Duration,
+    watched: Mutex<Vec<Watched>>,
+    shutting_down: CancellationToken,
+    budget: Arc<ProcessBudget>,
+    /// To which the sockets of all tunnels are fitted.
+    fitted: Mutex<BufferSizes>,
+    tunnels_max: usize,
+    /// Of which the log has told.
+    driver_failures: AtomicU64,
+    _threads: Relay,
+}
+
+/// Why a tunnel is cut; set once, before it is cancelled.
+type Cause = OnceLock<Cut>;
+
+/// A tunnel as the watch sees it.
+struct Watched {
+    submitted: Submitted,
+    /// Gone when the tunnel is over.
+    cause: Weak<Cause>,
+    /// Whether the agent may still have it.
+    rights: Option<Arc<dyn LaneRights>>,
+    /// What was there at the last look, and since when.
+    seen: [u64; 4],
+    since: Instant,
+    /// Of the socket and of the lane.
+    buffers: [SocketBuffers; 2],
+}
+
+impl PipeRelay {
+    /// Starts the threads, each with a call of `on_thread_start`, for at most `tunnels_max` tunnels. A half-closed one may be
+    /// silent for `silence_max`. Their sockets are as large as `budget` has room for.
+    ///
+    /// # Errors
+    /// A thread or a descriptor could not be made.
+    pub fn start(
+        choice: Choice,
+        tunnels_max: usize,
+        silence_max: Duration,
+        budget: Arc<ProcessBudget>,
+        metrics: AditMetrics,
+        on_thread_start: fn(),
+    ) -> io::Result<Arc<Self>> {
+        let mut config = RelayConfig::new(choice);
+        config.on_thread_start = on_thread_start;
+        let release = rustix::system::uname();
+        config.thresholds.splice_into_tls =
+            adit_relay::splices_into_kernel_tls(&release.release().to_string_lossy());
+        // None that holds a lane is refused, unless thousands came between two turns of a thread.
+        config.pairs_max = tunnels_max.clamp(1, TUNNELS_MAX);
+        config.queue_pairs = config.pairs_max.min(QUEUE_TUNNELS);
+        // Two descriptors each, which the budget of descriptors does not see coming.
+        let pipes = (config.pairs_max / TUNNELS_PER_PIPE).max(1);
+        config.pipe_budget_bytes = config.pipe_budget_bytes.min(pipes * config.pipe_bytes);
+        let threads = Relay::start(&config)?;
+        Ok(Arc::new(Self {
+            handle: threads.handle(),
+            metrics,
+            silence_max,
+            watched: Mutex::default(),
+            shutting_down: CancellationToken::new(),
+            fitted: Mutex::new(buffer_sizes(&budget)),
+            budget,
+            tunnels_max: config.pairs_max,
+            driver_failures: AtomicU64::new(0),
+            _threads: threads,
+        }))
+    }
+
+    /// Moves bytes between `socket` and `pipe` until the tunnel is over. `early` was read from the socket before. A
+    /// cancelled call resets both.
+    pub async fn run(
+        &self,
+        socket: OwnedFd,
+        early: Bytes,
+        pipe: Pipe,
+        live: &LiveTunnel,
+    ) -> PipeOutcome {
+        /// Ends the tunnel with its task.
+        struct CutOnDrop(Submitted, Weak<Cause>);
+        impl Drop for CutOnDrop {
+            fn drop(&mut self) {
+                cut(&self.0, &self.1, Cut::Shutdown);
+            }
+        }
+        let (tell, told) = oneshot::channel();
+        let submitted = self.submit(socket, early, pipe, live, move |outcome| {
+            // Nobody listens when this call was cancelled.
+            let _cancelled = tell.send(outcome);
+        });
+        let _cut = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
+        told.await.unwrap_or_else(|_dropped| PipeOutcome {
+            from_socket: live.bytes().0,
+            to_socket: live.bytes().1,
+            end: PipeEnd::RelayFailed,
+            engine: Engine::Copy,
+            driver: driver_label(self.handle.choice().engine),
+            driver_reason: reason_label(self.handle.choice().basis),
+        })
+    }
+
+    /// As [`Self::run`] without waiting: `done` hears how it went, on a relay thread, and must not block.
+    pub fn hand_over(
+        &self,
+        socket: OwnedFd,
+        pipe: Pipe,
+        live: &LiveTunnel,
+        done: impl FnOnce(PipeOutcome) + Send + 'static,
+    ) {
+        self.submit(socket, Bytes::new(), pipe, live, done);
+    }
+
+    fn submit(
+        &self,
+        socket: OwnedFd,
+        early: Bytes,
+        pipe: Pipe,
+        live: &LiveTunnel,
+        done: impl FnOnce(PipeOutcome) + Send + 'static,
+    ) -> Option<(Submitted, Weak<Cause>)> {
+        let Pipe {
+            socket: lane,
+            unsent,
+            received,
+            tls,
+            mut kept,
+        } = pipe;
+        let rights = kept.rights().cloned();
+        let cause = Arc::new(Cause::new());
+        let metrics = self.metrics.clone();
+        let reason = reason_label(self.handle.choice().basis);
+        // Not the tunnel's own bytes.
+        let overhead = unsent.len() as u64;
+        let watch = Arc::downgrade(&cause);
+        let over: Done = Box::new(move |outcome| {
+            let outcome = conclude(outcome, reason, overhead, cause.get().copied(), &metrics);
+            drop(cause);
+            if matches!(
+                outcome.end,
+                PipeEnd::LaneLost | PipeEnd::RelayFailed | PipeEnd::RelayWithoutEvents(_)
+            ) {
+                kept.lost();
+            }
+            drop(kept);
+            done(outcome);
+        });
+        let lane = match lane.into_std() {
+            Ok(lane) => lane,
+            Err(error) => {
+                let _reset = socket::set_reset_on_close(&socket);
+                over(self.never_begun(error, PairEnd::Panicked));
+                return None;
+            }
+        };
+        let pair = Pair {
+            a: socket,
+            b: lane.into(),
+            to_a: received,
+            to_b: if unsent.is_empty() {
+                early
+            } else {
+                [unsent, early].concat().into()
+            },
+            tls,
+        };
+        let sizes = buffer_sizes(&self.budget);
+        let mut buffers = [SocketBuffers::default(), SocketBuffers::default()];
+        for (buffers, (socket, is_new)) in
+            buffers.iter_mut().zip([(&pair.a, true), (&pair.b, false)])
+        {
+            // Of a socket that its peer has closed it fails, or changes nothing.
+            let _closed = buffers.fit(socket, sizes, is_new);
+        }
+        match self.handle.submit(pair, over) {
+            Ok(submitted) => {
+                self.enter(submitted.clone(), watch.clone(), rights, buffers);
+                live.relayed_by(Box::new(Piped {
+                    submitted: submitted.clone(),
+                    overhead,
+                    driver: driver_label(self.handle.choice().engine),
+                }));
+                Some((submitted, watch))
+            }
+            Err(refused) => {
+                for fd in [&refused.pair.a, &refused.pair.b] {
+                    // What was not relayed must not look like the whole of it. Fails on a socket that is reset already.
+                    let _reset = socket::set_reset_on_close(fd);
+                }
+                let end = match refused.why {
+                    Why::Stopping => PairEnd::Stopped,
+                    Why::Full => PairEnd::Panicked,
+                    Why::Suspended => PairEnd::DriverFailed {
+                        error: io::Error::from_raw_os_error(self.handle.stats().driver_errno),
+                    },
+                };
+                let error = io::Error::other(refused.why);
+                (refused.done)(self.never_begun(error, end));
+                None
+            }
+        }
+    }
+
+    /// Whether one more tunnel finds room, to be asked before it is opened.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let here = self.handle.stats().active_pairs;
+        self.handle.is_able() && usize::try_from(here).is_ok_and(|here| here < self.tunnels_max)
+    }
+
+    /// For whoever counts what the threads have in use.
+    #[must_use]
+    pub fn handle(&self) -> RelayHandle {
+        self.handle.clone()
+    }
+
+    /// Completes when this process ends its tunnels. For those that have not begun.
+    pub async fn stopped(&self) {
+        self.shutting_down.cancelled().await;
+    }
+
+    /// What becomes of a tunnel that no thread took; `end` as if one had.
+    fn never_begun(&self, error: io::Error, end: PairEnd) -> Outcome {
+        tracing::warn!(%error, "a tunnel could not be relayed");
+        Outcome {
+            to_b: Flow::default(),
+            to_a: Flow::default(),
+            end,
+            engine: self.handle.choice().engine,
+        }
+    }
+
+    /// Fits the sockets' buffers to the budget. To be asked often: it does nothing while the sizes are the same.
+    pub fn fit_buffers(&self) {
+        let sizes = buffer_sizes(&self.budget);
+        let before = {
+            let mut fitted = self.fitted.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *fitted, sizes)
+        };
+        if before != sizes {
+            // Those that are out of the list to be looked at are fitted there, or in seconds.
+            for tunnel in &mut *self.lock() {
+                tunnel.fit_buffers(sizes);
+            }
+        }
+    }
+
+    fn enter(
+        &self,
+        submitted: Submitted,
+        cause: Weak<Cause>,
+        rights: Option<Arc<dyn LaneRights>>,
+        buffers: [SocketBuffers; 2],
+    ) {
+        let mut watched = self.lock();
+        if watched.len() == watched.capacity() {
+            // As often as the list would grow, so that it holds at most twice as many as there are.
+            watched.retain(|tunnel| tunnel.cause.strong_count() > 0);
+        }
+        watched.push(Watched {
+            submitted,
+            cause,
+            rights,
+            seen: [0; 4],
+            since: Instant::now(),
+            buffers,
+        });
+        drop(watched);
+        if self.shutting_down.is_cancelled() {
+            self.look();
+        }
+    }
+
+    /// Looks after the tunnels until dropped.
+    pub async fn watch(&self) {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            // Out of the list while they are looked at, or new tunnels would have to wait.
+            let mut left = std::mem::take(&mut *self.lock());
+            let mut kept = Vec::with_capacity(left.len());
+            while !left.is_empty() {
+                let some = left.split_off(left.len().saturating_sub(LOOK_TUNNELS));
+                kept.extend(some.into_iter().filter_map(|tunnel| self.looked_at(tunnel)));
+                tokio::task::yield_now().await;
+            }
+            self.lock().append(&mut kept);
+            if self.shutting_down.is_cancelled() {
+                self.look();
+            }
+            self.publish();
+        }
+    }
+
+    /// Brings the metrics up to date.
+    fn publish(&self) {
+        let stats = self.handle.stats();
+        let counts = [stats.thread_panics, stats.driver_failures];
+        self.metrics.relay(stats.active_pairs, counts);
+        let told = self
+            .driver_failures
+            .swap(stats.driver_failures, Ordering::Relaxed);
+        if stats.driver_failures > told {
+            tracing::error!(
+                error = %io::Error::from_raw_os_error(stats.driver_errno),
+                failures = stats.driver_failures - told,
+                suspended_threads = stats.suspended_threads,
+                "relay threads got no events from the kernel: their tunnels were reset and they start again, with epoll"
+            );
+        }
+    }
+
+    /// Ends all tunnels: this process does.
+    pub fn shut_down(&self) {
+        self.shutting_down.cancel();
+        self.look();
+    }
+
+    fn look(&self) {
+        let mut watched = self.lock();
+        let all = std::mem::take(&mut *watched);
+        *watched = all
+            .into_iter()
+            .filter_map(|tunnel| self.looked_at(tunnel))
+            .collect();
+    }
+
+    /// The tunnel, if it goes on.
+    fn looked_at(&self, mut tunnel: Watched) -> Option<Watched> {
+        if tunnel.cause.strong_count() == 0 {
+            return None;
+        }
+        tunnel.fit_buffers(buffer_sizes(&self.budget));
+        let why = if self.shutting_down.is_cancelled() {
+            Some(Cut::Shutdown)
+        } else {
+            tunnel.trouble(Instant::now(), self.silence_max)
+        };
+        match why {
+            None => Some(tunnel),
+            Some(why) => {
+                cut(&tunnel.submitted, &tunnel.cause, why);
+                None
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watched {
+    fn fit_buffers(&mut self, sizes: BufferSizes) {
+        for (buffers, side) in self.buffers.iter_mut().zip([SOCKET, LANE]) {
+            self.submitted.fit_buffers(side, buffers, sizes);
+        }
+    }
+
+    /// Why the tunnel has to end, if it has to.
+    fn trouble(&mut self, now: Instant, silence_max: Duration) -> Option<Cut> {
+        if self
+            .rights
+            .as_ref()
+            .is_some_and(|rights| rights.are_revoked())
+        {
+            return Some(Cut::LaneLost);
+        }
+        let lane = self.submitted.tcp_state(LANE);
+        if lane.is_some_and(|lane| lane.is_unanswered && lane.silent_for > socket::LANE_SILENCE_MAX)
+        {
+            return Some(Cut::LaneLost);
+        }
+        let progress = self.submitted.progress();
+        if !progress.is_half_closed {
+            self.since = now;
+            return None;
+        }
+        // What the peer's kernel takes moves, too, for a reader whose buffers hold minutes of its pace.
+        let waiting = |side| {
+            let state = self.submitted.tcp_state(side);
+            state.map_or(0, |state| state.unacknowledged_bytes as u64)
+        };
+        let seen = [
+            progress.to_a,
+            progress.to_b,
+            waiting(SOCKET),
+            lane.map_or(0, |lane| lane.unacknowledged_bytes as u64),
+        ];
+        if seen != self.seen {
+            (self.seen, self.since) = (seen, now);
+        }
+        (now.duration_since(self.since) >= silence_max).then_some(Cut::HalfClosedIdle)
+    }
+}
+
+/// A tunnel as those see it who look at open tunnels.
+struct Piped {
+    submitted: Submitted,
+    /// Bytes that are not the tunnel's own.
+    overhead: u64,
+    driver: Driver,
+}
+
+impl Relayed for Piped {
+    fn bytes(&self) -> (u64, u64) {
+        let progress = self.submitted.progress();
+        (progress.to_b.saturating_sub(self.overhead), progress.to_a)
+    }
+
+    fn mover(&self) -> (Engine, Driver) {
+        let engine = if self.submitted.progress().has_spliced {
+            Engine::Splice
+        } else {
+            Engine::Copy
+        };
+        (engine, self.driver)
+    }
+
+    fn quality(&self) -> Option<PathQuality> {
+        let lane = self.submitted.tcp_state(LANE)?;
+        Some(PathQuality {
+            rtt: lane.rtt,
+            retransmits: lane.retransmits,
+        })
+    }
+}
+
+/// Ends a tunnel unless it is over; the first cause counts.
+fn cut(submitted: &Submitted, cause: &Weak<Cause>, why: Cut) {
+    if let Some(cause) = cause.upgrade() {
+        let _another_first = cause.set(why);
+        submitted.cancel();
+    }
+}
+
+impl fmt::Debug for PipeRelay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PipeRelay").field(&self.handle).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

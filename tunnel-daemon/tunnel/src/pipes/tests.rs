@@ -1,0 +1,412 @@
+//! The hand-over of a lane from frames to bytes, from both ends and with both drivers: whatever a read ends with and however
+//! much was read early, each byte arrives once and in its place.
+
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+
+use adit_core::lane::{FrameReader, LaneEnd, LaneEvent, LaneRole, OpenRequest, Piece};
+use adit_core::session::MemoryPressure;
+use adit_relay::{Preference, probe};
+use rustix::net::sockopt::socket_send_buffer_size;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+use super::*;
+use crate::lane::Lane;
+use adit_telemetry::ServerMetrics;
+use adit_telemetry::labels::EndReason;
+use adit_telemetry::labels::Path;
+use adit_telemetry::tunnels::{OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};
+
+/// For one tunnel.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes that either side says once the relay has both sockets.
+const LATE_BYTES: usize = 300;
+/// Every length up to this one, and [`BOUNDARIES`].
+const LENGTH_MAX: usize = 300;
+/// Sizes of what reads and writes have room for: blocks of a socket's reader, pieces that are joined, buffers of a relay.
+const BOUNDARIES: [usize; 8] = [512, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
+
+/// What both ends say in frames on a lane's first tunnel.
+struct Said {
+    /// The server's.
+    open: Vec<u8>,
+    /// The agent's. In front of the answer stands another frame.
+    opened: Vec<u8>,
+}
+
+impl Said {
+    fn new() -> Self {
+        let (mut server, mut agent) = (
+            LaneEnd::new(LaneRole::Server),
+            LaneEnd::new(LaneRole::Agent),
+        );
+        server.open(&request(), 0).unwrap();
+        let mut open = Vec::new();
+        while let Some(frame) = server.poll_frame() {
+            open.extend_from_slice(&frame.to_bytes());
+            agent
+                .handle(Piece::Frame(frame.header, frame.payload))
+                .unwrap();
+        }
+        agent.ping(1);
+        agent.accept();
+        let frames = std::iter::from_fn(|| agent.poll_frame());
+        let opened = frames.flat_map(|frame| frame.to_bytes()).collect();
+        Self { open, opened }
+    }
+}
+
+fn request() -> OpenRequest {
+    OpenRequest {
+        protocol: "tcp".to_owned(),
+        address: "target:80".to_owned(),
+        raw: true,
+        origin: None,
+    }
+}
+
+/// Bytes of a stream from a place in it on. No block size hides a shift: 251 is prime.
+fn pattern(from: usize, count: usize) -> Vec<u8> {
+    (0..=250).cycle().skip(from % 251).take(count).collect()
+}
+
+fn lengths() -> impl Iterator<Item = usize> {
+    let around = |size: usize| [size - 1, size, size + 1];
+    (0..=LENGTH_MAX).chain(BOUNDARIES.into_iter().flat_map(around))
+}
+
+/// A relay, and what tunnels on it need.
+struct World {
+    relay: Arc<PipeRelay>,
+    metrics: ServerMetrics,
+    listener: TcpListener,
+    entry: TunnelEntry,
+    said: Said,
+}
+
+impl World {
+    /// One for each driver.
+    async fn both() -> Vec<Self> {
+        let mut worlds = Vec::new();
+        for preference in [Preference::Epoll, Preference::IoUring] {
+            match probe(preference) {
+                Ok(choice) => worlds.push(Self::new(choice).await),
+                Err(why) => {
+                    // Other users may have no ring.
+                    let root = rustix::process::geteuid().is_root();
+                    assert!(!root || std::env::var_os("CI").is_none(), "{why}");
+                    // Past the harness, which keeps what tests print.
+                    writeln!(io::stderr(), "SKIPPED pipes by {preference:?}: {why}").ok();
+                }
+            }
+        }
+        worlds
+    }
+
+    async fn new(choice: Choice) -> Self {
+        Self::within(choice, None).await
+    }
+
+    /// Whose sockets have at most so many KiB each way.
+    async fn within(choice: Choice, socket_kib: Option<u16>) -> Self {
+        let metrics = ServerMetrics::new(&[]);
+        let facts = TunnelFacts {
+            side: TunnelSide::Target,
+            peer: "",
+            link: 0,
+            destination: "",
+            path: Path::RawLane,
+        };
+        let adit = metrics.adit().clone();
+        let budget = Arc::new(ProcessBudget::new(1 << 30).with_socket_buffers(socket_kib));
+        Self {
+            relay: PipeRelay::start(choice, 16, PATIENCE, budget, adit, || ()).unwrap(),
+            metrics,
+            listener: TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            entry: Arc::new(OpenTunnels::default()).enter(&facts),
+            said: Said::new(),
+        }
+    }
+
+    /// The two ends of a lane's connection.
+    async fn connection(&self) -> (TcpStream, TcpStream) {
+        let address = self.listener.local_addr().unwrap();
+        let (one, other) = tokio::join!(TcpStream::connect(address), self.listener.accept());
+        (one.unwrap(), other.unwrap().0)
+    }
+
+    /// A lane that has read the first bytes of what its peer says with its greeting, and up to the second cut with the end of
+    /// its TLS session; the rest is on the connection.
+    fn lane(socket: TcpStream, role: LaneRole, said: &[u8], cuts: [usize; 2]) -> Lane {
+        let mut frames = FrameReader::default();
+        frames.push(Bytes::copy_from_slice(&said[..cuts[0]]));
+        let left = Bytes::copy_from_slice(&said[cuts[0]..cuts[1]]);
+        Lane::in_clear(socket, role, frames, left)
+    }
+
+    /// Relays a tunnel whose `near` socket sends and gets this much.
+    async fn carry(&self, near: UnixStream, early: Vec<u8>, pipe: Pipe, bytes: [usize; 2]) {
+        let near = near.into_std().unwrap().into();
+        let live = self.entry.live();
+        let outcome = self.relay.run(near, early.into(), pipe, &live).await;
+        assert!(matches!(outcome.end, PipeEnd::Finished), "{outcome:?}");
+        let counted = [outcome.from_socket, outcome.to_socket];
+        assert_eq!(counted, bytes.map(|bytes| bytes as u64));
+    }
+
+    /// The server's end: `early` bytes of its client came before the answer, and behind that `spoken` bytes of the target.
+    async fn server_end(&self, early: usize, spoken: usize, cuts: [usize; 2]) {
+        let (socket, agent) = self.connection().await;
+        let (near, client) = UnixStream::pair().unwrap();
+        let said = [&self.said.opened[..], &pattern(0, spoken)].concat();
+        let serving = async {
+            let mut lane = Self::lane(socket, LaneRole::Server, &said, cuts);
+            lane.end().open(&request(), 0).unwrap();
+            assert!(lane.prepare_pipe());
+            std::future::poll_fn(|cx| lane.poll_flush(cx))
+                .await
+                .unwrap();
+            assert_eq!(lane.event().await.unwrap(), LaneEvent::Opened);
+            let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+            let bytes = [early + LATE_BYTES, spoken + LATE_BYTES];
+            self.carry(near, pattern(0, early), pipe, bytes).await;
+        };
+        let agent_says = [&said[cuts[1]..], &pattern(spoken, LATE_BYTES)].concat();
+        let agent_hears = [&self.said.open[..], &pattern(0, early + LATE_BYTES)].concat();
+        let agent = exchange(agent, agent_says, agent_hears);
+        let client_hears = pattern(0, spoken + LATE_BYTES);
+        let client = exchange(client, pattern(early, LATE_BYTES), client_hears);
+        tokio::join!(serving, agent, client);
+    }
+
+    /// The agent's end: its target has said `spoken` bytes before the relay takes over, and the server sends `early` ones as
+    /// soon as it has the answer.
+    async fn agent_end(&self, early: usize, spoken: usize, cuts: [usize; 2]) {
+        let (socket, mut server) = self.connection().await;
+        let (near, mut target) = UnixStream::pair().unwrap();
+        let Said { open, opened } = &self.said;
+        let serving = async {
+            let mut lane = Self::lane(socket, LaneRole::Agent, open, cuts);
+            assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
+            near.readable().await.unwrap();
+            lane.end().ping(1);
+            assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
+            let pipe = lane.into_pipe(self.metrics.adit()).unwrap();
+            let bytes = [spoken + LATE_BYTES, early + LATE_BYTES];
+            self.carry(near, Vec::new(), pipe, bytes).await;
+        };
+        let server = async {
+            server.write_all(&open[cuts[1]..]).await.unwrap();
+            let mut answer = vec![0; opened.len()];
+            server.read_exact(&mut answer).await.unwrap();
+            assert!(answer == *opened, "{answer:?}");
+            let hears = pattern(0, spoken + LATE_BYTES);
+            exchange(server, pattern(0, early + LATE_BYTES), hears).await;
+        };
+        let target = async {
+            // At least one of them is there when the lane goes over.
+            target.write_all(&pattern(0, spoken.max(1))).await.unwrap();
+            let late = spoken + LATE_BYTES - spoken.max(1);
+            let hears = pattern(0, early + LATE_BYTES);
+            exchange(target, pattern(spoken.max(1), late), hears).await;
+        };
+        tokio::join!(serving, server, target);
+    }
+
+    /// What the metrics say of the relay: its tunnels, and panics of its threads.
+    fn counted(&self) -> [f64; 2] {
+        self.relay.publish();
+        let text = self.metrics.scrape().text();
+        ["tunnels", "thread_panics_total"].map(|family| {
+            let series = format!("adit_relay_{family} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&series));
+            value.unwrap().parse().unwrap()
+        })
+    }
+
+    /// A lane that its agent gives away for the tunnel that the server asks for.
+    async fn agent_pipe(&self, socket: TcpStream) -> Pipe {
+        let open = &self.said.open;
+        let mut lane = Self::lane(socket, LaneRole::Agent, open, [open.len(); 2]);
+        assert_eq!(lane.event().await.unwrap(), LaneEvent::Open(request()));
+        assert!(lane.may_be_pipe() && lane.accept_pipe().unwrap());
+        lane.into_pipe(self.metrics.adit()).unwrap()
+    }
+
+    /// The agent's end of an open tunnel whose sockets are fitted to the memory there is, and to what is bounded `from_birth`.
+    async fn buffers_fit(&self, from_birth: Option<u16>) {
+        let (socket, mut server) = self.connection().await;
+        let (near, mut target) = UnixStream::pair().unwrap();
+        let seen = [
+            socket.as_fd().try_clone_to_owned().unwrap(),
+            near.as_fd().try_clone_to_owned().unwrap(),
+        ];
+        let sizes = || {
+            seen.each_ref()
+                .map(|fd| socket_send_buffer_size(fd).unwrap())
+        };
+        let before = sizes();
+        let pipe = self.agent_pipe(socket).await;
+        let near = near.into_std().unwrap().into();
+        let live = self.entry.live();
+        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let changing = async {
+            server.write_all(b"before").await.unwrap();
+            target.read_exact(&mut [0; 6]).await.unwrap();
+            let small = [32 * 1024; 2];
+            let bound = from_birth.map_or(usize::MAX, |kib| usize::from(kib) * 1024);
+            for (pressure, is_small) in [
+                (MemoryPressure::None, false),
+                (MemoryPressure::High, true),
+                (MemoryPressure::None, false),
+            ] {
+                self.relay.budget.set_pressure(pressure);
+                self.relay.fit_buffers();
+                let sizes = sizes();
+                if is_small {
+                    assert_eq!(sizes, small);
+                } else {
+                    // A host may allow less than it gives by itself.
+                    assert!(
+                        sizes
+                            .iter()
+                            .all(|bytes| (small[0] + 1..=bound).contains(bytes)),
+                        "{sizes:?}"
+                    );
+                    assert!(from_birth.is_none() || sizes[1] <= before[1], "{sizes:?}");
+                }
+            }
+            drop((server, target));
+        };
+        let (_outcome, ()) = tokio::join!(running, changing);
+    }
+
+    /// The agent's end of a tunnel that is open when the threads of its relay fail.
+    async fn lost_with_its_thread(&self) {
+        let (socket, mut server) = self.connection().await;
+        let (near, mut target) = UnixStream::pair().unwrap();
+        let pipe = self.agent_pipe(socket).await;
+        let near = near.into_std().unwrap().into();
+        let live = self.entry.live();
+        let running = self.relay.run(near, Bytes::new(), pipe, &live);
+        let failing = async {
+            server.write_all(b"before").await.unwrap();
+            let mut heard = [0; 6];
+            target.read_exact(&mut heard).await.unwrap();
+            assert_eq!(self.counted(), [1.0, 0.0]);
+            self.relay.handle.plant_fault();
+        };
+        let (outcome, ()) = tokio::join!(running, failing);
+        assert!(matches!(outcome.end, PipeEnd::RelayFailed), "{outcome:?}");
+        let told = (outcome.end.reason(), outcome.to_socket);
+        assert_eq!(told, (EndReason::RelayFailed, 6));
+        let end = server.read_to_end(&mut Vec::new()).await.unwrap_err();
+        assert_eq!(end.kind(), io::ErrorKind::ConnectionReset);
+        // All threads, or the next tunnel might come to one that is about to fail.
+        let choice = self.relay.handle.choice().clone();
+        let threads = RelayConfig::new(choice).threads as f64;
+        while self.counted()[1] < threads {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(self.counted(), [0.0, threads]);
+    }
+}
+
+/// Says all of it and ends, and has to hear this and then the end.
+async fn exchange(stream: impl AsyncRead + AsyncWrite, says: Vec<u8>, hears: Vec<u8>) {
+    let (mut read, mut write) = tokio::io::split(stream);
+    let saying = async {
+        write.write_all(&says).await.unwrap();
+        write.shutdown().await.unwrap();
+    };
+    let mut heard = Vec::new();
+    let ((), end) = tokio::join!(saying, read.read_to_end(&mut heard));
+    end.unwrap();
+    let same = heard
+        .iter()
+        .zip(&hears)
+        .take_while(|(one, other)| one == other);
+    let same = same.count();
+    assert!(
+        heard == hears,
+        "{} bytes instead of {}, and right are the first {same}",
+        heard.len(),
+        hears.len()
+    );
+}
+
+/// Every pair of places up to this one, the second not before the first.
+fn cuts(max: usize) -> impl Iterator<Item = [usize; 2]> {
+    (0..=max).flat_map(move |first| (first..=max).map(move |second| [first, second]))
+}
+
+async fn within(what: &str, tunnel: impl Future<Output = ()>) {
+    let over = tokio::time::timeout(PATIENCE, tunnel).await;
+    assert!(over.is_ok(), "not in time: {what}");
+}
+
+#[tokio::test]
+async fn a_server_loses_no_byte_at_the_switch_wherever_its_reads_end() {
+    const SPOKEN: usize = 9;
+    for world in World::both().await {
+        for cuts in cuts(world.said.opened.len() + SPOKEN) {
+            let tunnel = world.server_end(5, SPOKEN, cuts);
+            within(&format!("reads that end at {cuts:?}"), tunnel).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_agent_loses_no_byte_at_the_switch_wherever_its_reads_end() {
+    for world in World::both().await {
+        for cuts in cuts(world.said.open.len()) {
+            let tunnel = world.agent_end(5, 9, cuts);
+            within(&format!("reads that end at {cuts:?}"), tunnel).await;
+        }
+    }
+}
+
+/// However much of it the server has read behind the answer: nothing, half of it, all.
+#[tokio::test]
+async fn a_server_loses_no_early_byte_however_many_there_are() {
+    for world in World::both().await {
+        let answer = world.said.opened.len();
+        for length in lengths() {
+            for read in [0, length / 2, length] {
+                let tunnel = world.server_end(length, length, [0, answer + read]);
+                within(&format!("{length} bytes, {read} read"), tunnel).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn sockets_of_open_tunnels_are_as_large_as_memory_allows() {
+    for world in World::both().await {
+        within("a tunnel", world.buffers_fit(None)).await;
+        let choice = world.relay.handle.choice().clone();
+        let bounded = World::within(choice, Some(256)).await;
+        within("a bounded one", bounded.buffers_fit(Some(256))).await;
+    }
+}
+
+/// A tunnel says why it was lost, its peer sees a reset, and the threads go on with others. All of that is counted.
+#[tokio::test]
+async fn a_thread_that_fails_takes_its_tunnels_along_and_goes_on() {
+    for world in World::both().await {
+        let lost = world.lost_with_its_thread();
+        within("a tunnel whose thread fails", lost).await;
+        within("the next one", world.agent_end(5, 9, [0, 0])).await;
+    }
+}
+
+#[tokio::test]
+async fn an_agent_loses_no_early_byte_however_many_there_are() {
+    for world in World::both().await {
+        for length in lengths() {
+            let tunnel = world.agent_end(length, length, [0, 0]);
+            within(&format!("{length} bytes"), tunnel).await;
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Lanes of one link at the server: idle ones wait here, a dial takes one, and it comes back when its tunnel is over.
+
+mod opening;
+mod opens;
+mod spare;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::lane::{FrameType, LaneEvent, LaneViolation, OpenRequest, RefusalCode};
+use adit_core::session::{ProcessBudget, Queued};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::lane::{Lane, LaneFailure, LaneRights, LaneRoom, LinkSecret, Slot};
+use crate::lane_way::LaneHome;
+use crate::leg::Carrier;
+use crate::settle::{Unsettled, settle};
+use crate::watch::LaneWatch;
+use adit_net::tasks::Tasks;
+use adit_telemetry::AditMetrics;
+use adit_telemetry::labels::{LaneDial, LaneEnd, LaneState};
+use adit_telemetry::rate::TokenBucket;
+use adit_tls::agent_identity::AgentIdentity;
+
+use opening::Opening;
+use opens::Waiting;
+pub use opens::{AgentOpen, AgentOpens};
+
+/// With fewer idle lanes left the agent is asked for more.
+const IDLE_MIN: usize = 2;
+
+/// Pipes that one link may begin in the long run: each takes a lane with it, and a new one costs both ends about a
+/// millisecond of TLS handshake.
+const PIPES_PER_SECOND: u32 = 50;
+/// And at once.
+const PIPES_BURST: u32 = 100;
+
+/// Lanes looked at in one go: some microseconds each, during which dials do not find them.
+const SWEEP_LANES: usize = 16;
+
+/// OPENs that one look at a lane refuses. An agent by the rules waits for the answer to each; one that does not would be
+/// refused for as long as it likes, by a task that looks after the lanes of all.
+const REFUSALS_PER_LOOK: usize = 64;
+
+/// What a pool is made of.
+pub struct PoolSettings {
+    /// What the agent has proved to be: only the same agent may bind lanes.
+    pub identity: AgentIdentity,
+    /// Whether the agent may still have tunnels; absent: it may for as long as lanes live.
+    pub rights: Option<Arc<dyn LaneRights>>,
+    /// Most lanes of this link.
+    pub lanes_max: usize,
+    /// Most dials without an answer.
+    pub dials_max: usize,
+    /// How long a half-closed tunnel may be silent.
+    pub silence_max: Duration,
+    /// Room for lanes in the whole process.
+    pub room: Arc<LaneRoom>,
+    /// Where lanes settle.
+    pub tasks: Tasks,
+    /// Counters.
+    pub metrics: AditMetrics,
+    /// Looks after lanes in trouble.
+    pub watch: Arc<LaneWatch>,
+    /// Bytes held in the whole process.
+    pub budget: Arc<ProcessBudget>,
+    /// Decides over tunnels that the agent opens; absent: it may open none.
+    pub opens: Option<Arc<dyn AgentOpens>>,
+}
+
+/// The lanes of one link.
+pub struct LanePool {
+    settings: PoolSettings,
+    secret: LinkSecret,
+    slots: Arc<Semaphore>,
+    dials: Semaphore,
+    idle: Mutex<Idle>,
+    /// Some idle lane's bell rang.
+    rang: Arc<Notify>,
+    /// The link is gone: no lane comes back.
+    gone: CancellationToken,
+}
+
+struct Idle {
+    lanes: Vec<Waiting>,
+    pings: u64,
+    /// Tunnels that may still become pipes at the moment.
+    pipes: TokenBucket,
+}
+
+/// How an attempt to open a tunnel on a lane went.
+pub enum OnLane {
+    Open(Carrier),
+    /// The agent has not seen it: the link may carry it.
+    NotSeen,
+    Failed(DialFailure),
+}
+
+impl LanePool {
+    /// A pool without lanes, and a new secret.
+    #[must_use]
+    pub fn new(settings: PoolSettings) -> Arc<Self> {
+        Arc::new(Self {
+            secret: LinkSecret::random(),
+            slots: Arc::new(Semaphore::new(settings.lanes_max)),
+            dials: Semaphore::new(settings.dials_max),
+            idle: Mutex::new(Idle {
+                lanes: Vec::new(),
+                pings: 0,
+                pipes: TokenBucket::new(PIPES_PER_SECOND, PIPES_BURST, Instant::now().into_std()),
+            }),
+            rang: Arc::default(),
+            gone: CancellationToken::new(),
+            settings,
+        })
+    }
+
+    /// What a lane proves itself with.
+    #[must_use]
+    pub fn secret(&self) -> &LinkSecret {
+        &self.secret
+    }
+
+    /// What the agent has proved to be.
+    #[must_use]
+    pub fn identity(&self) -> &AgentIdentity {
+        &self.settings.identity
+    }
+
+    /// Ends the tunnels on its lanes, those that outlive their link included, within seconds.
+    pub fn revoke(&self) {
+        if let Some(rights) = &self.settings.rights {
+            rights.revoke();
+        }
+    }
+
+    /// Most lanes at once.
+    #[must_use]
+    pub fn lanes_max(&self) -> usize {
+        self.settings.lanes_max
+    }
+
+    /// Room for one more lane; `None` when the link or the process has as many as it may.
+    #[must_use]
+    pub fn slot(&self) -> Option<Slot> {
+        self.settings.room.take(&self.slots)
+    }
+
+    /// Takes a lane that was just bound.
+    pub fn add(self: &Arc<Self>, mut lane: Lane, slot: Slot) {
+        lane.hold(slot);
+        if let Some(rights) = &self.settings.rights {
+            lane.depend_on(Arc::clone(rights));
+        }
+        self.settings.metrics.lane_opened();
+        self.keep(lane);
+    }
+
+    /// No lane is used any more; tunnels that are open live on.
+    pub fn close(&self) {
+        let mut idle = self.lock();
+        self.gone.cancel();
+        let lanes = std::mem::take(&mut idle.lanes);
+        drop(idle);
+        for _lane in lanes {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+        }
+    }
+
+    /// Looks after idle lanes: drops dead ones, asks the others for a sign of life. Call it every 30 s.
+    pub async fn sweep(self: &Arc<Self>) {
+        let (number, mut left) = {
+            let mut idle = self.lock();
+            idle.pings += 1;
+            (idle.pings, idle.lanes.len())
+        };
+        while left > 0 {
+            // The oldest first; those put back are behind them. Without the budget of a task, which would make lanes look as
+            // if they had nothing to read once some others have been read.
+            let looked = tokio::task::unconstrained(async { self.look(number, left) }).await;
+            left -= looked.max(1).min(left);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Looks after some of the `left` oldest lanes; returns how many it took.
+    fn look(self: &Arc<Self>, number: u64, left: usize) -> usize {
+        let mut idle = self.lock();
+        let count = left.min(SWEEP_LANES).min(idle.lanes.len());
+        let lanes: Vec<Waiting> = idle.lanes.drain(..count).collect();
+        drop(idle);
+        let alive: Vec<Waiting> = lanes
+            .into_iter()
+            .filter_map(|waiting| self.usable(waiting))
+            .filter_map(|waiting| self.pinged(waiting, number))
+            .collect();
+        self.put_back(alive);
+        count
+    }
+
+    /// The lane, asked for a sign of life, unless it owes one.
+    fn pinged(&self, mut waiting: Waiting, number: u64) -> Option<Waiting> {
+        if !waiting.lane.ping(number) {
+            // A process that was stopped for a while looks after its lanes before it hears what came meanwhile.
+            if waiting.lane.has_unread() {
+                return Some(waiting);
+            }
+            self.settings.metrics.lane_closed(LaneEnd::Silent);
+            return None;
+        }
+        // What the socket does not take now goes with the next frame.
+        let cx = &mut Context::from_waker(Waker::noop());
+        if let Poll::Ready(Err(error)) = waiting.lane.poll_flush(cx) {
+            self.lost(&error.into());
+            return None;
+        }
+        Some(waiting)
+    }
+
+    fn put_back(&self, lanes: Vec<Waiting>) {
+        let mut idle = self.lock();
+        if !self.gone.is_cancelled() {
+            if lanes.iter().any(Waiting::has_rung) {
+                // Whoever answers bells may have looked before they were here.
+                self.rang.notify_one();
+            }
+            return idle.lanes.extend(lanes);
+        }
+        drop(idle);
+        for _lane in lanes {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+        }
+    }
+
+    /// Opens a tunnel on an idle lane. Dropping the call gives the dial up. `pipe`: the client's end is a socket in clear
+    /// text, so the lane may become a pipe if it is in clear text, too.
+    pub async fn open(
+        self: &Arc<Self>,
+        protocol: &str,
+        address: &str,
+        timeout: Option<Duration>,
+        pipe: bool,
+    ) -> OnLane {
+        let metrics = &self.settings.metrics;
+        let Some(Taken { lane, left, pipe }) = self.take(pipe) else {
+            metrics.lane_dial(LaneDial::Miss);
+            return OnLane::NotSeen;
+        };
+        let Ok(_permit) = self.dials.try_acquire() else {
+            self.keep(lane);
+            return OnLane::Failed(DialFailure::TooManyPending { per_agent: true });
+        };
+        let mut opening = Opening {
+            pool: self,
+            lane: Some(lane),
+        };
+        let request = OpenRequest {
+            protocol: protocol.to_owned(),
+            address: address.to_owned(),
+            raw: pipe,
+            origin: None,
+        };
+        let asked = Instant::now();
+        let attempt = opening.run(&request, u32::from(left < IDLE_MIN));
+        let outcome = match timeout {
+            None => attempt.await,
+            Some(timeout) => tokio::time::timeout(timeout, attempt)
+                .await
+                .unwrap_or(OnLane::Failed(DialFailure::TimedOut)),
+        };
+        metrics.lane_answered(asked.elapsed());
+        metrics.lane_dial(match outcome {
+            OnLane::NotSeen => LaneDial::Unacknowledged,
+            OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,
+        });
+        outcome
+    }
+
+    /// An idle lane. `pipe`: it may become a pipe, if both ends can do that and others are left: it is not used again, and
+    /// dials in quick succession are better off with lanes that are.
+    fn take(self: &Arc<Self>, pipe: bool) -> Option<Taken> {
+        loop {
+            let mut idle = self.lock();
+            let waiting = idle.lanes.pop()?;
+            let left = idle.lanes.len();
+            drop(idle);
+            let Some(Waiting { lane, .. }) = self.usable(waiting) else {
+                continue;
+            };
+            let mut lane = *lane;
+            let now = Instant::now().into_std();
+            let pipe =
+                pipe && lane.may_be_pipe() && left >= IDLE_MIN && self.lock().pipes.try_take(now);
+            let pipe = pipe && lane.prepare_pipe();
+            lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+            return Some(Taken { lane, left, pipe });
+        }
+    }
+
+    /// The lane, if a tunnel may be opened on it.
+    fn usable(self: &Arc<Self>, mut waiting: Waiting) -> Option<Waiting> {
+        if self.gone.is_cancelled() {
+            self.settings.metrics.lane_closed(LaneEnd::LinkGone);
+            return None;
+        }
+        let waker = waiting.waker();
+        let cx = &mut Context::from_waker(&waker);
+        let mut refusals = 0;
+        loop {
+            match waiting.lane.poll_event(cx) {
+                Poll::Ready(Ok(LaneEvent::Open(request))) => match &self.settings.opens {
+                    Some(opens) => {
+                        let opens = Arc::clone(opens);
+                        opens.asked(self.asked(*waiting.lane, request));
+                        return None;
+                    }
+                    // In place: an agent may have sent some of them, each in time for the last one's answer.
+                    None => {
+                        refusals += 1;
+                        if refusals > REFUSALS_PER_LOOK {
+                            self.lost(&LaneViolation::OutOfTurn(FrameType::Open).into());
+                            return None;
+                        }
+                        let text = "this server opens no connections for agents";
+                        waiting.lane.end().refuse(RefusalCode::Denied, text);
+                    }
+                },
+                Poll::Ready(Ok(_)) => (),
+                Poll::Ready(Err(failure)) => {
+                    self.lost(&failure);
+                    return None;
+                }
+                Poll::Pending => break,
+            }
+        }
+        if waiting.lane.state().can_open() {
+            return Some(waiting);
+        }
+        // The agent needs it no more.
+        self.settings.metrics.lane_closed(LaneEnd::Drained);
+        None
+    }
+
+    /// Puts a lane that carries nothing where dials find it.
+    fn keep(self: &Arc<Self>, lane: Lane) {
+        if let Some(waiting) = self.usable(self.waiting(lane)) {
+            self.put_back(vec![waiting]);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LanePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LanePool")
+    }
+}
+
+/// The home of a pool's lanes, as their legs know it.
+#[derive(Clone)]
+struct Home(Arc<LanePool>);
+
+impl LaneHome for Home {
+    fn gone(&self) -> &CancellationToken {
+        &self.0.gone
+    }
+
+    fn watch(&self) -> &LaneWatch {
+        &self.0.settings.watch
+    }
+
+    fn silence_max(&self) -> Duration {
+        self.0.settings.silence_max
+    }
+
+    fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.0.settings.budget
+    }
+
+    fn take_back(&self, mut lane: Lane, queued: Queued) {
+        if lane.state().is_raw() {
+            // Given up: the agent may read whatever we say as bytes for the target.
+            self.0.settings.metrics.lane_closed(LaneEnd::Used);
+            return lane.reset_connection();
+        }
+        let flushed = lane.poll_flush(&mut Context::from_waker(Waker::noop()));
+        let is_clean = lane.state().is_idle() && lane.is_proven();
+        if is_clean && matches!(flushed, Poll::Ready(Ok(()))) {
+            return self.0.keep(lane);
+        }
+        let home = Arc::clone(&self.0);
+        let settles = self.watch().settles();
+        let settling = async move {
+            let settled = settle(&mut lane).await;
+            drop(queued);
+            match settled {
+                Ok(()) => home.keep(lane),
+                Err(unsettled) => home.unsettled(lane, &unsettled),
+            }
+            drop(settles);
+        };
+        if self
+            .0
+            .settings
+            .tasks
+            .spawn("lane-settles", settling)
+            .is_err()
+        {
+            self.0.settings.metrics.lane_closed(LaneEnd::Lost);
+        }
+    }
+
+    fn lost(&self, failure: &LaneFailure) {
+        self.0.lost(failure);
+    }
+}
+
+impl LanePool {
+    fn lost(&self, failure: &LaneFailure) {
+        tracing::debug!(%failure, "a lane is lost");
+        self.settings.metrics.lane_closed(failure.into());
+    }
+
+    fn unsettled(&self, lane: Lane, why: &Unsettled) {
+        match why {
+            Unsettled::Failed(failure) => self.lost(failure),
+            Unsettled::Silent => {
+                tracing::debug!("an agent does not let go of a lane: it is cut");
+                self.settings.metrics.lane_closed(LaneEnd::Silent);
+                lane.reset_connection();
+            }
+            Unsettled::Unread => self.settings.metrics.lane_closed(LaneEnd::Silent),
+        }
+    }
+}
+
+/// A lane taken for a dial.
+struct Taken {
+    lane: Lane,
+    /// Idle lanes that are left.
+    left: usize,
+    /// It may become a pipe.
+    pipe: bool,
+}

@@ -1,0 +1,112 @@
+//! A dial on a lane: what is asked, how long an answer is waited for, and what it means.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::lane::{LaneEvent, OpenRequest, RefusalCode};
+use adit_core::session::Queued;
+
+use super::{Home, LanePool, OnLane};
+use crate::lane::{Lane, LaneFailure};
+use crate::lane_way::LaneHome as _;
+use crate::leg::{Carrier, Leg};
+use adit_telemetry::labels::LaneEnd;
+
+/// An OPEN that the agent's kernel has not acknowledged by then goes to the link instead.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A dial on a lane. Dropping it gives the dial up and the lane back.
+pub(super) struct Opening<'a> {
+    pub(super) pool: &'a Arc<LanePool>,
+    pub(super) lane: Option<Lane>,
+}
+
+enum Answer {
+    Opened,
+    Refused(RefusalCode, String),
+    NotSeen,
+}
+
+impl Opening<'_> {
+    /// Asks for the tunnel, and for so many lanes more. Cancelling it gives the dial up.
+    pub(super) async fn run(&mut self, request: &OpenRequest, want: u32) -> OnLane {
+        let Some(lane) = &mut self.lane else {
+            return OnLane::NotSeen;
+        };
+        if lane.end().open(request, want).is_err() {
+            return OnLane::NotSeen;
+        }
+        let soon = tokio::time::timeout(ACKNOWLEDGED_WITHIN, answer(lane)).await;
+        let answer = match soon {
+            Ok(answer) => answer,
+            Err(_elapsed) if lane.unacknowledged_bytes() > 0 => {
+                // Cut off, so that the agent does not dial when the path comes back.
+                if let Some(lane) = self.lane.take() {
+                    lane.reset_connection();
+                    self.pool.settings.metrics.lane_closed(LaneEnd::Silent);
+                }
+                return OnLane::NotSeen;
+            }
+            Err(_elapsed) => answer(lane).await,
+        };
+        self.conclude(answer)
+    }
+
+    fn conclude(&mut self, answer: Result<Answer, LaneFailure>) -> OnLane {
+        match answer {
+            Ok(Answer::Opened) => match self.lane.take() {
+                Some(lane) if lane.state().is_raw() => {
+                    match lane.into_pipe(&self.pool.settings.metrics) {
+                        Ok(pipe) => OnLane::Open(Carrier::Pipe(pipe)),
+                        Err(failure) => self.fail(&failure),
+                    }
+                }
+                Some(lane) => {
+                    let home = Arc::new(Home(Arc::clone(self.pool)));
+                    OnLane::Open(Carrier::Leg(Leg::on_lane(lane, home)))
+                }
+                None => OnLane::NotSeen,
+            },
+            Ok(Answer::Refused(RefusalCode::Busy, _) | Answer::NotSeen) => OnLane::NotSeen,
+            Ok(Answer::Refused(_, text)) => OnLane::Failed(DialFailure::Target(text)),
+            Err(failure) => {
+                self.lane = None;
+                self.fail(&failure)
+            }
+        }
+    }
+
+    fn fail(&self, failure: &LaneFailure) -> OnLane {
+        self.pool.lost(failure);
+        OnLane::Failed(DialFailure::LinkLost)
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(mut lane) = self.lane.take() {
+            lane.end().reset("the client gave up");
+            let home = Home(Arc::clone(self.pool));
+            home.take_back(lane, Queued::none(home.budget()));
+        }
+    }
+}
+
+/// Waits for the answer to an OPEN.
+async fn answer(lane: &mut Lane) -> Result<Answer, LaneFailure> {
+    loop {
+        match lane.event().await? {
+            LaneEvent::Opened => return Ok(Answer::Opened),
+            LaneEvent::Failed { code, text } => return Ok(Answer::Refused(code, text)),
+            // The agent had opened a tunnel of its own and given it up; it never heard of this one.
+            LaneEvent::PeerReset { .. } if lane.state().has_crossed() => {
+                return Ok(Answer::NotSeen);
+            }
+            LaneEvent::PeerReset { text } => {
+                return Ok(Answer::Refused(RefusalCode::Failed, text));
+            }
+            _ => (),
+        }
+    }
+}

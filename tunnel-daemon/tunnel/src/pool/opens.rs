@@ -1,0 +1,282 @@
+//! Tunnels that agents open: how an OPEN on an idle lane is noticed, and who answers it.
+//!
+//! No task waits for an idle lane. Where agents may open tunnels, each has a bell, which its socket rings when there is
+//! something to read, and one task for the whole pool answers them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Wake, Waker};
+
+use adit_core::lane::{OpenRequest, RefusalCode};
+use adit_core::session::Queued;
+use tokio::sync::Notify;
+
+use super::{Home, LanePool, SWEEP_LANES};
+use crate::asked::until_answered;
+use crate::lane::Lane;
+use crate::lane_way::LaneHome as _;
+use crate::leg::Leg;
+use adit_telemetry::labels::{LaneEnd, LaneState};
+
+/// Decides over tunnels that one agent asks for.
+pub trait AgentOpens: Send + Sync {
+    /// The agent has asked for a tunnel. Must not block.
+    fn asked(&self, open: AgentOpen);
+}
+
+/// A tunnel that an agent has asked for. Dropping it without an answer refuses it.
+pub struct AgentOpen {
+    lane: Option<Lane>,
+    request: OpenRequest,
+    pool: Arc<LanePool>,
+}
+
+impl AgentOpen {
+    /// What it asks for.
+    #[must_use]
+    pub fn request(&self) -> &OpenRequest {
+        &self.request
+    }
+
+    /// Waits for `work`; `None` when the agent has given up, or its lane is lost.
+    pub async fn until<T>(&mut self, work: impl Future<Output = T> + Unpin) -> Option<T> {
+        let lane = self.lane.as_mut()?;
+        match until_answered(lane, work, || ()).await {
+            Ok(outcome) => outcome,
+            Err(failure) => {
+                self.lane = None;
+                self.pool.lost(&failure);
+                None
+            }
+        }
+    }
+
+    /// Tells the agent that its tunnel is open; `None` when its lane is lost.
+    #[must_use]
+    pub fn accept(mut self) -> Option<Leg> {
+        let mut lane = self.lane.take()?;
+        lane.end().accept();
+        let home = Arc::new(Home(Arc::clone(&self.pool)));
+        Some(Leg::on_lane(lane, home))
+    }
+
+    /// Tells the agent that there is no tunnel, and why.
+    pub fn refuse(mut self, code: RefusalCode, text: &str) {
+        self.answer(code, text);
+    }
+
+    fn answer(&mut self, code: RefusalCode, text: &str) {
+        let Some(mut lane) = self.lane.take() else {
+            return;
+        };
+        lane.end().refuse(code, text);
+        let home = Home(Arc::clone(&self.pool));
+        // In a task of its own: an agent may have sent the next OPEN already, and many behind that.
+        let back = async move {
+            let queued = Queued::none(home.budget());
+            home.take_back(lane, queued);
+        };
+        if self
+            .pool
+            .settings
+            .tasks
+            .spawn("lane-settles", back)
+            .is_err()
+        {
+            self.pool.settings.metrics.lane_closed(LaneEnd::Lost);
+        }
+    }
+}
+
+impl Drop for AgentOpen {
+    fn drop(&mut self) {
+        self.answer(RefusalCode::Limit, "this server has no room for it");
+    }
+}
+
+/// Rung by an idle lane's socket.
+pub(super) struct Bell {
+    rung: AtomicBool,
+    rang: Arc<Notify>,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.rung.store(true, Relaxed);
+        self.rang.notify_one();
+    }
+}
+
+/// A lane that waits for a tunnel.
+pub(super) struct Waiting {
+    /// Boxed: of thousands in a row those behind one that leaves are moved, under the pool's lock.
+    pub(super) lane: Box<Lane>,
+    bell: Option<Arc<Bell>>,
+}
+
+impl Waiting {
+    /// The waker to poll it with: nobody's, or its bell's. What rang it before is forgotten.
+    pub(super) fn waker(&self) -> Waker {
+        self.bell.as_ref().map_or_else(
+            || Waker::noop().clone(),
+            |bell| {
+                bell.rung.store(false, Relaxed);
+                Waker::from(Arc::clone(bell))
+            },
+        )
+    }
+
+    pub(super) fn has_rung(&self) -> bool {
+        let rung = |bell: &Arc<Bell>| bell.rung.load(Relaxed);
+        self.bell.as_ref().is_some_and(rung)
+    }
+}
+
+impl LanePool {
+    /// A lane that is to wait.
+    pub(super) fn waiting(&self, mut lane: Lane) -> Waiting {
+        lane.count_as(self.settings.metrics.lane(LaneState::Idle));
+        let bell = self.settings.opens.as_ref().map(|_| {
+            Arc::new(Bell {
+                rung: AtomicBool::new(false),
+                rang: Arc::clone(&self.rang),
+            })
+        });
+        let lane = Box::new(lane);
+        Waiting { lane, bell }
+    }
+
+    /// The agent has opened a tunnel on a lane that was idle.
+    pub(super) fn asked(self: &Arc<Self>, mut lane: Lane, request: OpenRequest) -> AgentOpen {
+        lane.count_as(self.settings.metrics.lane(LaneState::Busy));
+        AgentOpen {
+            lane: Some(lane),
+            request,
+            pool: Arc::clone(self),
+        }
+    }
+
+    /// Answers bells until the link is gone. Of use only where agents may open tunnels.
+    pub async fn answer_bells(self: Arc<Self>) {
+        let gone = self.gone.clone();
+        while gone
+            .run_until_cancelled(self.rang.notified())
+            .await
+            .is_some()
+        {
+            // Without the budget of a task, which would make lanes look as if they had nothing to say.
+            tokio::task::unconstrained(async { self.answer_rung() }).await;
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Of as many lanes as are looked at in one go: an agent may have thousands, and much to say on each.
+    fn answer_rung(self: &Arc<Self>) {
+        let mut idle = self.lock();
+        let rung: Vec<Waiting> = idle
+            .lanes
+            .extract_if(.., |waiting| waiting.has_rung())
+            .take(SWEEP_LANES)
+            .collect();
+        drop(idle);
+        if rung.len() == SWEEP_LANES {
+            // There may be more of them.
+            self.rang.notify_one();
+        }
+        let usable = rung
+            .into_iter()
+            .filter_map(|waiting| self.usable(waiting))
+            .collect();
+        self.put_back(usable);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use adit_core::lane::{FrameReader, LaneRole};
+    use adit_core::session::ProcessBudget;
+    use bytes::Bytes;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::super::PoolSettings;
+    use super::*;
+    use crate::lane::LaneRoom;
+    use adit_net::descriptors::Descriptors;
+    use adit_net::tasks::Tasks;
+    use adit_telemetry::ServerMetrics;
+    use adit_tls::agent_identity::AgentIdentity;
+
+    const LANES: usize = 3 * SWEEP_LANES;
+
+    /// Opens none.
+    struct Nobody;
+
+    impl AgentOpens for Nobody {
+        fn asked(&self, _open: AgentOpen) {}
+    }
+
+    fn pool() -> Arc<LanePool> {
+        LanePool::new(PoolSettings {
+            identity: AgentIdentity::Unverified,
+            rights: None,
+            lanes_max: LANES,
+            dials_max: 1,
+            silence_max: Duration::from_secs(60),
+            room: Arc::new(LaneRoom::new(LANES, Arc::new(Descriptors::unlimited()))),
+            tasks: Tasks::new(1),
+            metrics: ServerMetrics::new(&["default"]).adit().clone(),
+            watch: Arc::default(),
+            budget: Arc::new(ProcessBudget::new(1 << 30)),
+            opens: Some(Arc::new(Nobody)),
+        })
+    }
+
+    fn rung(pool: &LanePool) -> usize {
+        let idle = pool.lock();
+        idle.lanes.iter().filter(|lane| lane.has_rung()).count()
+    }
+
+    /// Others have their turn between two goes, whatever an agent says on all its lanes at once.
+    #[tokio::test]
+    async fn few_bells_are_answered_in_one_go_and_all_in_the_end() {
+        let pool = pool();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let mut agents = Vec::new();
+        for _lane in 0..LANES {
+            let agent = TcpStream::connect(listener.local_addr().unwrap());
+            let (agent, accepted) = tokio::join!(agent, listener.accept());
+            agents.push(agent.unwrap());
+            let (socket, frames) = (accepted.unwrap().0, FrameReader::default());
+            let lane = Lane::in_clear(socket, LaneRole::Server, frames, Bytes::new());
+            let slot = pool.slot().unwrap();
+            pool.add(lane, slot);
+        }
+        for waiting in &pool.lock().lanes {
+            waiting.bell.as_ref().unwrap().wake_by_ref();
+        }
+        assert_eq!(rung(&pool), LANES);
+        pool.answer_rung();
+        assert_eq!(rung(&pool), LANES - SWEEP_LANES);
+
+        let all = async {
+            while rung(&pool) > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let answering = async {
+            tokio::select! {
+                () = all => (),
+                () = Arc::clone(&pool).answer_bells() => panic!("its link lives"),
+            }
+        };
+        let answered = tokio::time::timeout(Duration::from_secs(10), answering);
+        answered.await.expect("all are answered");
+        assert_eq!(pool.idle_lanes(), LANES);
+    }
+}

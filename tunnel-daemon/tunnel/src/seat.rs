@@ -1,0 +1,192 @@
+//! A tunnel's place at its link: the way to its leg, and what is not worth handing over yet.
+//!
+//! Small pieces for a leg that is far behind are joined: each takes dozens of times the memory that a budget counts, and a peer
+//! decides how small they are.
+
+use std::sync::Arc;
+
+use adit_core::ids::TunnelKey;
+use adit_core::session::TunnelEnd;
+use bytes::{Bytes, BytesMut};
+use tokio::sync::oneshot;
+
+use crate::conduit::Conduit;
+use crate::task::DialOutcome;
+
+/// A leg with so many pieces waiting is far behind.
+const BEHIND_PIECES: usize = 64;
+/// For such a leg pieces below this are joined.
+const CRUMB_BYTES: usize = 512;
+/// What is joined is handed over from so many bytes on.
+const JOINED_BYTES: usize = 16 * 1024;
+
+pub(super) struct Seat {
+    pub(super) key: TunnelKey,
+    pub(super) conduit: Arc<Conduit>,
+    /// Until the dial has an outcome.
+    pub(super) reply: Option<oneshot::Sender<DialOutcome>>,
+    /// Behind all that the leg has.
+    crumbs: BytesMut,
+}
+
+impl Seat {
+    pub(super) fn new(
+        key: TunnelKey,
+        conduit: Arc<Conduit>,
+        reply: Option<oneshot::Sender<DialOutcome>>,
+    ) -> Self {
+        Self {
+            key,
+            conduit,
+            reply,
+            crumbs: BytesMut::new(),
+        }
+    }
+
+    /// Bytes for the leg.
+    pub(super) fn deliver(&mut self, bytes: Bytes) {
+        let behind = || !self.crumbs.is_empty() || self.conduit.down_pieces() >= BEHIND_PIECES;
+        if bytes.len() >= CRUMB_BYTES || !behind() {
+            self.give_crumbs();
+            return self.conduit.deliver(bytes);
+        }
+        self.crumbs.extend_from_slice(&bytes);
+        if self.crumbs.len() >= JOINED_BYTES {
+            self.give_crumbs();
+        } else {
+            self.conduit.keep_back();
+        }
+    }
+
+    /// The leg has had something to say: perhaps that it has taken all it had.
+    pub(super) fn visited(&mut self) {
+        if !self.crumbs.is_empty() && self.conduit.down_is_empty() {
+            self.give_crumbs();
+        }
+    }
+
+    /// The peer sends no more.
+    pub(super) fn peer_fin(&mut self) {
+        self.give_crumbs();
+        self.conduit.peer_fin();
+    }
+
+    /// The tunnel is over.
+    pub(super) fn finish(&mut self, end: TunnelEnd) {
+        self.give_crumbs();
+        self.conduit.finish(end);
+    }
+
+    fn give_crumbs(&mut self) {
+        if !self.crumbs.is_empty() {
+            self.conduit.keep_no_more();
+            let joined = std::mem::take(&mut self.crumbs).freeze();
+            self.conduit.deliver(joined);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use futures_util::poll;
+    use futures_util::stream::{FuturesUnordered, StreamExt as _};
+
+    use super::*;
+    use crate::{Incoming, Leg, Mailbox};
+
+    /// What a link has for a leg, and where the leg reports.
+    fn seat() -> (Seat, Leg, Arc<Mailbox>) {
+        let mailbox = Arc::new(Mailbox::default());
+        let (leg, conduit) = Leg::new(&mailbox);
+        let key = TunnelKey {
+            slot: 0,
+            generation: 0,
+        };
+        (Seat::new(key, conduit, None), leg, mailbox)
+    }
+
+    /// What waits for the leg, piece by piece, and what comes behind.
+    async fn taken(leg: &mut Leg) -> (Vec<Bytes>, Option<Incoming>) {
+        let mut pieces = Vec::new();
+        loop {
+            match poll!(pin!(leg.recv())) {
+                Poll::Ready(Incoming::Data(bytes)) => pieces.push(bytes),
+                Poll::Ready(other) => return (pieces, Some(other)),
+                Poll::Pending => return (pieces, None),
+            }
+        }
+    }
+
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..=250).cycle().take(length).collect()
+    }
+
+    #[tokio::test]
+    async fn crumbs_for_a_leg_that_is_far_behind_are_joined_and_it_asks_for_the_last_ones() {
+        let (mut seat, mut leg, mailbox) = seat();
+        let sent = pattern(40_000);
+        for crumb in sent.chunks(1) {
+            seat.deliver(Bytes::copy_from_slice(crumb));
+        }
+        let (mut pieces, end) = taken(&mut leg).await;
+        assert_eq!((pieces.len(), end), (BEHIND_PIECES + 2, None));
+        let asks = mailbox.take().expect("the leg asks for the rest");
+        assert!(Arc::ptr_eq(&asks, &seat.conduit));
+        seat.visited();
+        pieces.extend(taken(&mut leg).await.0);
+        assert_eq!(pieces.len(), BEHIND_PIECES + 3);
+        let got: Vec<u8> = pieces.concat();
+        assert!(got == sent);
+        let one = Bytes::from_static(b"y");
+        seat.deliver(one.clone());
+        assert_eq!(taken(&mut leg).await, (vec![one], None));
+    }
+
+    /// Between the look at what a leg has and the word that there is more, it may take all of it and wait.
+    #[tokio::test]
+    async fn a_leg_that_waits_already_asks_for_what_is_kept_back() {
+        let (seat, mut leg, mailbox) = seat();
+        // Polls the leg only when somebody has woken it.
+        let mut waiting = FuturesUnordered::from_iter([leg.recv()]);
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(mailbox.take().is_none());
+        seat.conduit.keep_back();
+        assert!(poll!(waiting.next()).is_pending());
+        assert!(mailbox.take().is_some());
+    }
+
+    #[tokio::test]
+    async fn what_comes_behind_crumbs_stays_behind_them() {
+        for ends in [false, true] {
+            let (mut seat, mut leg, _mailbox) = seat();
+            let sent = pattern(1000);
+            for crumb in sent.chunks(2) {
+                seat.deliver(Bytes::copy_from_slice(crumb));
+            }
+            let behind = if ends {
+                seat.finish(TunnelEnd::PeerClosing);
+                Incoming::Ended(TunnelEnd::PeerClosing)
+            } else {
+                seat.peer_fin();
+                Incoming::PeerFin
+            };
+            let (pieces, end) = taken(&mut leg).await;
+            let got: Vec<u8> = pieces.concat();
+            assert!(got == sent);
+            assert_eq!((pieces.len(), end), (BEHIND_PIECES + 1, Some(behind)));
+        }
+        let (mut seat, mut leg, _mailbox) = seat();
+        let sent = pattern(10_000);
+        let (crumbs, large) = sent.split_at(200);
+        for crumb in crumbs.chunks(2) {
+            seat.deliver(Bytes::copy_from_slice(crumb));
+        }
+        seat.deliver(Bytes::copy_from_slice(large));
+        let (pieces, _none) = taken(&mut leg).await;
+        let got: Vec<u8> = pieces.concat();
+        assert!(got == sent && pieces.len() == BEHIND_PIECES + 2);
+    }
+}

@@ -1,0 +1,164 @@
+//! What others say to a link task, and what it says to them.
+
+use std::sync::Arc;
+
+use adit_core::ids::{ConnId, TunnelKey};
+use adit_core::session::{CancelledDial, DialRequest, Event, LinkFailure};
+use adit_core::wire::decode::StreamError;
+use adit_core::wire::encode::MessageBuf;
+use adit_core::wire::packet::PacketType;
+use h2::{Reason, RecvStream, SendStream};
+use tokio::sync::oneshot;
+
+use crate::conduit::Conduit;
+use crate::leg::Leg;
+use adit_net::grpc::code_of;
+use adit_telemetry::labels::Segment;
+
+/// Answer to a dial: the tunnel's connection id, or why not and whether another link may be tried.
+pub type DialOutcome = Result<ConnId, CancelledDial>;
+
+/// An agent's answer to [`LinkHooks::start_dial`]; `leg` comes back when the socket is still wanted.
+pub struct Dialed {
+    /// The tunnel that asked.
+    pub key: TunnelKey,
+    /// Connected, or the text for the client.
+    pub outcome: Result<(), String>,
+    /// Receives the leg for the socket, or is dropped.
+    pub leg: oneshot::Sender<Leg>,
+}
+
+/// What others ask of a link task.
+pub enum Command {
+    /// Server: dial for this conduit's leg.
+    Dial {
+        /// What to dial.
+        request: DialRequest,
+        /// The link's end of the leg.
+        conduit: Arc<Conduit>,
+        /// Where the outcome goes.
+        reply: oneshot::Sender<DialOutcome>,
+    },
+    /// Agent: a dial has ended.
+    Dialed(Dialed),
+    /// Agent: announce that this agent is going away.
+    Drain,
+    /// Agent: a newer link has taken the place of this one. It takes no more dials in the long run, and ends once it has no tunnel.
+    Finish,
+    /// End the link: all tunnels are reset.
+    Stop,
+}
+
+/// What a link tells its owner while it runs. Called inside the link task: must not block.
+pub trait LinkHooks: Send + 'static {
+    /// Agent: dial a target and send [`Command::Dialed`].
+    ///
+    /// # Errors
+    /// The text for the client of a dial that was not started, and of which nothing more will be heard.
+    fn start_dial(
+        &mut self,
+        key: TunnelKey,
+        protocol: String,
+        address: String,
+    ) -> Result<(), String>;
+    /// Agent: nobody waits for this dial any more.
+    fn cancel_dial(&mut self, key: TunnelKey);
+    /// Agent: the outcome of a dial has arrived here.
+    fn dial_finished(&mut self, key: TunnelKey);
+    /// Server: the agent prefers to be left alone.
+    fn peer_draining(&mut self);
+    /// Server: the peer took nothing for as long as a dial may take.
+    fn retired(&mut self) {}
+    /// Server: the stream of a retired link takes packets again.
+    fn revived(&mut self) {}
+    /// A packet came, all of it (`Err`: a type of this number that is not known).
+    fn packet_in(&mut self, kind: Result<PacketType, i32>);
+    /// A packet left.
+    fn packet_out(&mut self, kind: PacketType);
+    /// Whether a link that ends now does so because this process ends.
+    fn shutting_down(&self) -> bool {
+        false
+    }
+    /// Something countable.
+    fn count(&mut self, event: Event);
+    /// A tunnel opened.
+    fn opened(&mut self, key: TunnelKey);
+}
+
+/// How a link ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkOver {
+    /// The peer finished its stream.
+    #[error("the peer ended the stream")]
+    Finished,
+    /// The transport failed while the stream was read.
+    #[error("stream failed: {0}")]
+    Transport(#[from] h2::Error),
+    /// The stream failed while it was written.
+    #[error("stream failed: {error}")]
+    Send {
+        /// Why.
+        error: h2::Error,
+        /// The packet that did not leave, if any was at hand.
+        kind: Option<PacketType>,
+    },
+    /// The peer sent what cannot be read on.
+    #[error("protocol: {0}")]
+    Stream(#[from] StreamError),
+    /// The session machine gave up.
+    #[error("{0}")]
+    Failed(#[from] LinkFailure),
+    /// A newer link has taken its place, and its last tunnel is over.
+    #[error("replaced by a newer link")]
+    Replaced,
+    /// Asked to by [`Command::Stop`], or every handle is gone.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl LinkOver {
+    /// Whether the peer ended the link on purpose: by the end of its stream, or, as Go does, by a reset without an error.
+    #[must_use]
+    pub fn is_orderly(&self) -> bool {
+        match self {
+            Self::Finished => true,
+            Self::Transport(error) | Self::Send { error, .. } => {
+                let reason = error.reason();
+                let meant = matches!(reason, Some(Reason::CANCEL | Reason::NO_ERROR));
+                error.is_remote() && meant
+            }
+            _ => false,
+        }
+    }
+
+    /// What `stream_errors_total` counts of it: direction, code and packet. A clean end is no error. `gone` is how the
+    /// loss of the connection is called at this end.
+    #[must_use]
+    pub fn stream_error(
+        &self,
+        received: Segment,
+        sent: Segment,
+        gone: tonic::Code,
+    ) -> Option<(Segment, tonic::Code, Option<PacketType>)> {
+        match self {
+            Self::Finished | Self::Replaced | Self::Stopped => None,
+            Self::Transport(error) => Some((received, code_of(error, gone), None)),
+            Self::Send { error, kind } => Some((sent, code_of(error, gone), *kind)),
+            Self::Stream(_) => Some((received, tonic::Code::Internal, None)),
+            Self::Failed(LinkFailure::ControlOverflow) => {
+                Some((sent, tonic::Code::ResourceExhausted, None))
+            }
+        }
+    }
+}
+
+/// The two directions of a link's stream.
+pub struct LinkStreams {
+    /// To the peer.
+    pub send: SendStream<MessageBuf>,
+    /// From the peer.
+    pub recv: RecvStream,
+    /// Bytes of the stream's window that are never given back, so that a peer without credit has less on the
+    /// way when its link is paced.
+    pub withhold_bytes: usize,
+}
