@@ -11,7 +11,7 @@ const WRITE: &str = "ADIT_WRITE_REFERENCE";
 /// # Panics
 /// The page is another one, or cannot be written.
 pub(crate) fn is_current(page: &str, text: &str) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference");
     let path = folder.join(page);
     if env::var_os(WRITE).is_some() {
         fs::create_dir_all(folder).expect("a folder can be made");
