@@ -69,6 +69,7 @@ fn repeated(stack: &Stack) -> f64 {
     of("slow") + of("silent")
 }
 
+/// Limit (times): Hedge of an unanswered dial
 fn no_dial_fails_while_one_of_two_agents_is_stopped(combo: Combo) {
     let stack = Stack::with(combo, 2, &[]);
     let dead = &stack.agents[0].process;

@@ -1,4 +1,4 @@
-//! Section 2.3, 2.4 and D-4: a Go agent drops all its tunnels on a GOAWAY, so it gets none while it holds any: not under load,
+//! 2.4 and D-4: a Go agent drops all its tunnels on a GOAWAY, so it gets none while it holds any: not under load,
 //! not for pings, not from a server that is told to stop.
 //!
 //! A tap between the two sees the frames. Rows with upstream's server show what it does in the same place, and so that the tap

@@ -1,4 +1,4 @@
-//! Checklist 1, 2, 5, 9, 17, 22 and 41 with client libraries of older releases, as in the kube-apiserver of an older control plane.
+//! 22 and 41 with client libraries of older releases, as in the kube-apiserver of an older control plane.
 //!
 //! Only the gRPC dialect has such a library; behind HTTP CONNECT older agents and servers are rows of the other tests.
 
@@ -61,7 +61,7 @@ fn clients_of_v0_30_3_are_served(combo: Combo) {
 }
 rows!(clients_of_v0_30_3_are_served: go_go adit_go adit_adit adit_aditlink);
 
-/// Checklist 2 and 41: a target that refuses, and no agent at all.
+/// A target that refuses, and no agent at all.
 fn assert_tells_clients_of(combo: Combo, release: Release) {
     let mut stack = Stack::with(combo, 0, &[]);
     let report = stack
@@ -90,7 +90,7 @@ fn clients_of_v0_30_3_are_told_why_a_dial_failed(combo: Combo) {
 }
 rows!(clients_of_v0_30_3_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 
-/// Checklist 5: their cancel is taken, too, and leaves nothing.
+/// Their cancel is taken, too, and leaves nothing.
 fn an_older_client_that_gives_up_is_counted_once(combo: Combo) {
     let stack = Stack::with(combo, 0, &[]);
     let stub = stack.stub_agent("silent").start();

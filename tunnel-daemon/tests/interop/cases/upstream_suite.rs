@@ -1,4 +1,4 @@
-//! Checklist 18.7: upstream's own integration suite, unchanged, with the agent as an external program.
+//! Upstream's own integration suite, unchanged, with the agent as an external program.
 //!
 //! Its server is always its own, in its own process. It runs in a namespace because it needs what a host may not have:
 //! an address that swallows a dial, a name server that says no, and nobody at port 8080.

@@ -149,7 +149,7 @@ async fn without_a_ca_and_without_the_flag_no_server_starts_and_both_flags_are_n
     }
 }
 
-/// Rule 10. Under upstream's name the flag is ours, and does the same.
+/// Under upstream's name the flag is ours, and does the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upstreams_name_takes_the_insecure_flag_and_says_the_same() {
     let (port, _target) = targets::echo().await;
