@@ -125,8 +125,7 @@ fn the_class_of_a_destination_is_the_identifier_that_its_link_answers_by() {
     assert_eq!(world.0.class(&Host::parse("node1"), LinkId(1)), None);
 }
 
-/// Upstream (choice): `destHost` matches hosts, IPv4 and IPv6 addresses, without the port; agents without identifiers
-/// never match.
+/// Upstream (choice): `destHost` matches host or address without the port, never agents without identifiers.
 #[test]
 fn dest_host_matches_host_and_address_without_port_and_by_value() {
     let mut world = World::new("destHost");
@@ -154,8 +153,7 @@ fn dest_host_matches_host_and_address_without_port_and_by_value() {
     }
 }
 
-/// Upstream (choice): `destHost` matches hosts, IPv4 and IPv6 addresses, without the port; agents without identifiers
-/// never match.
+/// Upstream (choice): `destHost` matches host or address without the port, never agents without identifiers.
 #[test]
 fn dest_host_matches_a_name_with_and_without_its_final_dot() {
     let mut world = World::new("destHost");
@@ -207,6 +205,7 @@ fn strategies_are_asked_in_order() {
     assert_eq!(world.choices("node1:1"), []);
 }
 
+/// Upstream (choice): `destCIDR` picks an agent with the longest `cidr` identifier around the destination.
 #[test]
 fn dest_cidr_takes_the_longest_prefix_and_falls_back_to_shorter_ones() {
     let mut world = World::new("destCIDR,default");
@@ -265,11 +264,8 @@ fn a_draining_agent_is_chosen_when_its_key_has_no_other() {
     world.drain(1);
     assert_eq!(world.choices("h:1"), [2]);
     world.drain(2);
-    assert_eq!(
-        world.choices("h:1"),
-        [1, 2],
-        "not the next strategy, as upstream (D-33)"
-    );
+    // As upstream, the next strategy is not asked.
+    assert_eq!(world.choices("h:1"), [1, 2]);
     assert_eq!(world.choices("other:1"), [3]);
     world.drain(3);
     assert_eq!(world.choices("other:1"), [1, 2, 3]);
@@ -325,9 +321,7 @@ fn a_dead_link_gets_no_dials_counts_still_and_keeps_its_key() {
     assert_eq!(world.choices("h:1"), [2]);
 }
 
-/// Limit (times): A key whose last link ended in silence | remembered for 60 s
-/// Limit (isolation): Agents of other keys, while the agents of a key are silent | not asked, nor for 60 s after the
-/// last link of the key ended in silence
+/// Limit (isolation): Agents of other keys | not asked while a key is silent, nor for 60 s after its last link ended
 #[test]
 fn a_key_whose_last_link_ended_in_silence_is_remembered_for_a_minute() {
     let minute = Moment(Duration::from_secs(60));
@@ -358,7 +352,7 @@ fn a_key_whose_last_link_ended_in_silence_is_remembered_for_a_minute() {
     }
 }
 
-/// Limit (isolation): Agents of other keys, while the agents of a key are silent
+/// Limit (isolation): Agents of other keys
 #[test]
 fn another_attempt_asks_no_agent_that_merely_claims_the_key() {
     let claim = |granted| {
@@ -441,8 +435,7 @@ fn a_shadowed_link_that_drained_inherits_as_draining() {
 
 /// It takes no part in any choice, and is back in its old place.
 ///
-/// Upstream (dials): A dial request that cannot be sent within 500 ms gets status 504, and the link gets no more dials
-/// until it reads again.
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
 fn a_retired_link_is_not_chosen_until_it_is_revived() {
     let mut world = World::new("destHost,default");

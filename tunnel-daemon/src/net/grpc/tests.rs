@@ -90,6 +90,8 @@ async fn a_watched_peer_is_suspected_when_it_answers_nothing_and_heard_again_at_
 }
 
 /// As a server in Go, which ends a connection that brings more than one PING in 30 s.
+///
+/// Limit (times): A silent server
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_takes_pings_rarely_gets_none_for_thirty_seconds_and_is_suspected_after_31() {
     const EVERY: Duration = Duration::from_secs(30);

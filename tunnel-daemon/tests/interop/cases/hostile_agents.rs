@@ -20,7 +20,7 @@ fn two_links(stack: &Stack, mode: &str) -> Process {
     stub
 }
 
-/// Upstream takes an answer from anybody (D-8).
+/// Upstream takes an answer from anybody.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn another_agents_answer_to_a_dial_is_refused(combo: Combo) {
@@ -72,7 +72,7 @@ fn another_links_data_does_not_reach_the_tunnel_under_the_same_id(combo: Combo) 
 }
 rows!(another_links_data_does_not_reach_the_tunnel_under_the_same_id: adit_go);
 
-/// Malformed ones crash upstream's server (D-1).
+/// Malformed ones crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_an_agent_hurt_nobody_else(combo: Combo) {
@@ -136,7 +136,7 @@ fn oversized_packet_of_an_agent_spares_the_other_agent(combo: Combo) {
 }
 rows!(oversized_packet_of_an_agent_spares_the_other_agent: go_go adit_go);
 
-/// Upstream leaves a gRPC dial waiting when its agent goes (D-11).
+/// Upstream leaves a gRPC dial waiting when its agent goes.
 ///
 /// Upstream (dials): A dial fails at once when its agent is lost.
 fn dial_fails_at_once_when_its_agent_goes(combo: Combo) {

@@ -148,7 +148,7 @@ fn harmless_packets_have_no_effect(combo: Combo) {
 }
 rows!(harmless_packets_have_no_effect: grpc);
 
-/// They crash upstream's server (D-1).
+/// They crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_hurt_nobody_else(combo: Combo) {
@@ -217,7 +217,7 @@ fn ten_thousand_tiny_messages_are_echoed(combo: Combo) {
 }
 rows!(ten_thousand_tiny_messages_are_echoed: grpc);
 
-/// Upstream lets any stream write into any tunnel (D-8).
+/// Upstream lets any stream write into any tunnel.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 fn client_cannot_touch_tunnels_of_others(combo: Combo) {

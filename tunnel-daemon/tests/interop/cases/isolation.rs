@@ -41,7 +41,7 @@ fn ratio_beside(stack: &Stack, mut disturb: impl FnMut() -> Process) -> f64 {
     ratios[ROUNDS / 2]
 }
 
-/// Upstream stalls everybody (D-41), so its server is no baseline.
+/// Upstream stalls everybody, so its server is no baseline.
 ///
 /// Limit (isolation): Echo p50 beside 4 stalled clients, with a Go agent | at most 3 times that without them
 /// Upstream (tunnels): Stalled clients and targets do not slow other tunnels of their agent.
@@ -104,7 +104,7 @@ fn stalled_target_does_not_slow_an_echo(combo: Combo) {
 }
 rows!(stalled_target_does_not_slow_an_echo: adit_adit adit_adit_connect adit_aditlink adit_aditlink_connect go_adit go_adit_connect);
 
-/// Upstream's agent may lose them (D-14).
+/// Upstream's agent may lose them.
 ///
 /// Upstream (tunnels): An upload before an immediate close reaches the target completely.
 fn upload_then_close_delivers_every_byte(combo: Combo) {

@@ -144,7 +144,7 @@ fn bad_greetings_are_refused_and_tried_again(combo: Combo) {
 }
 rows!(bad_greetings_are_refused_and_tried_again: go_go go_adit);
 
-/// D-21: upstream waits for ever.
+/// Upstream waits for ever.
 ///
 /// Limit (times): Response headers of a link
 fn missing_greeting_is_not_waited_for_without_limit(combo: Combo) {
@@ -153,7 +153,7 @@ fn missing_greeting_is_not_waited_for_without_limit(combo: Combo) {
 }
 rows!(missing_greeting_is_not_waited_for_without_limit: go_adit);
 
-/// They crash upstream's agent (D-1).
+/// They crash upstream's agent.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 fn malformed_packets_of_a_server_do_not_hurt_the_agent(combo: Combo) {

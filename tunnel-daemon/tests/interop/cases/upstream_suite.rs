@@ -55,6 +55,7 @@ const SUITE_LIMIT_SECS: u64 = 180;
 /// Lines shown of one test that did not pass.
 const LINES_SHOWN: usize = 300;
 
+/// Upstream (tunnels): All integration tests of upstream pass with our agent.
 fn every_upstream_test_passes(combo: Combo) {
     let dir = TempDir::new().expect("a temporary directory can be made");
     if let Some(why) = namespace::missing(dir.path()) {

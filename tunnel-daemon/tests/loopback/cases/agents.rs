@@ -15,7 +15,7 @@ use crate::support::{connect, targets};
 /// "At once" on a busy machine, and far below any deadline of a dial.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Upstream leaves a gRPC dial waiting (D-11).
+/// Upstream leaves a gRPC dial waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_fails_at_once_when_its_agent_is_lost() {
     let world = World::start(&[]).await;
@@ -247,8 +247,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
 /// The agent's HTTP/2 window is closed, so the dial request cannot be sent.
 ///
 /// Limit (times): A link that accepts no dial request | gets no more after the dial timeout
-/// Upstream (dials): A dial request that cannot be sent within 500 ms gets status 504, and the link gets no more dials
-/// until it reads again.
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     let (port, _target) = targets::echo().await;
@@ -298,8 +297,7 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
 
 /// What waited behind a dial that could not be sent was not sent either, so another agent gets it.
 ///
-/// Upstream (dials): A dial request that cannot be sent within 500 ms gets status 504, and the link gets no more dials
-/// until it reads again.
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dials_behind_one_that_cannot_be_sent_go_to_another_agent() {
     let (port, _target) = targets::echo().await;

@@ -106,7 +106,7 @@ async fn metric_of(processes: &Processes, series: &str) -> f64 {
 
 /// The same address may be another machine behind an agent of the next strategy.
 ///
-/// Limit (isolation): Agents of other keys, while the agents of a key are silent
+/// Limit (isolation): Agents of other keys
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_strategy() {
     let (port, _target) = targets::echo().await;

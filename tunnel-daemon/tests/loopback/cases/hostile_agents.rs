@@ -45,7 +45,7 @@ async fn foreign(world: &World) {
     .await;
 }
 
-/// Upstream takes an answer from anybody (D-8).
+/// Upstream takes an answer from anybody.
 ///
 /// Upstream (packets): An answer or data of an agent for a tunnel of another one is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -119,7 +119,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
     );
 }
 
-/// Malformed packets crash upstream's server (D-1).
+/// Malformed packets crash upstream's server.
 ///
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

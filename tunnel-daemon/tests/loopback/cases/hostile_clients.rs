@@ -235,7 +235,7 @@ async fn packets_out_of_order_get_upstreams_answers() {
     .await;
 }
 
-/// A client that leaves in the middle of everything leaves nothing behind (D-10, D-12, D-18).
+/// A client that leaves in the middle of everything leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
     let (port, _target) = targets::echo().await;

@@ -9,7 +9,7 @@ use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
 
-/// Upstream's agent loses its link over it (D-3).
+/// Upstream's agent loses its link over it.
 ///
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -421,7 +421,7 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     assert_eq!(seen, expected.map(|row| row.map(str::to_owned)));
 }
 
-/// Compat D-9: the Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
+/// The Go client library gives up a tunnel that nobody reads. Whoever looks at the log must not look for it here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_after_it_took_nothing_for_ten_seconds_is_named() {
     let (port, _target) = targets::source(1 << 30).await;

@@ -86,8 +86,7 @@ fn a_dial_that_never_left_leaves_no_packet_behind() {
 
 /// A link that takes no dial in a dial's whole time is retired until its stream takes packets again.
 ///
-/// Upstream (dials): A dial request that cannot be sent within 500 ms gets status 504, and the link gets no more dials
-/// until it reads again.
+/// Upstream (dials): After 500 ms an unsent dial gets status 504. Its link gets no dials until it reads again.
 #[test]
 fn a_link_that_takes_no_dial_in_time_is_retired_until_it_takes_packets() {
     let mut rig = Rig::server(false);
