@@ -22,8 +22,7 @@ fn ends(rig: &mut Rig) -> Vec<(TunnelKey, TunnelEnd)> {
 }
 
 /// Limit (memory): Memory of the cgroup, without pages of files | from 60 % tunnels get small buffers, from 80 % dials
-/// are refused. Sockets are bounded below 512 MiB of memory ([ADR
-/// 0054](../adr/0054-sockets-are-bounded-where-memory-is-small.md))
+/// are refused. Below 512 MiB sockets are bounded (ADR 0054)
 #[test]
 fn most_of_the_memory_in_use_counts_as_a_budget_that_fills() {
     let budget = ProcessBudget::new(MIB);

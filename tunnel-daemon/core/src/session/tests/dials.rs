@@ -19,7 +19,7 @@ fn a_dial_is_passed_on_as_it_is_and_its_answer_opens_the_tunnel() {
     assert_eq!(rig.link.pending_dials(), 0);
 }
 
-/// What of it is a link's: the packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
+/// The packets of a tunnel that is open in their order, then `DIAL_CLS` for a dial whose client goes
 /// before the answer. What a client sends before that, its frontend keeps back.
 ///
 /// Upstream (dials): A dial reaches the agent unchanged, and so does its cancellation. Data and close before the answer
